@@ -1,0 +1,170 @@
+"""What every command of this project does alike: exit status, one-line errors, progress, JSON.
+
+A failure ends a command with one line on stderr: status 1 when the world is at fault (a missing input, a full disk), 2
+when the command line or the recipe is. A traceback appears only under ``--debug``. ``mtnlg_data`` and ``mtnlg_model``
+must not import one another, so this file stands in both, and a test keeps the two byte-equal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+INTERRUPTED = 130
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Failure(Exception):  # noqa: N818  (an end of a run that is told to a person, seldom a bug)
+    """Ends the command with this one line and exit status 1: the message names the value, the place and the way out."""
+
+    exit_status = 1
+
+
+class UsageFailure(Failure):
+    """The command line or a recipe is wrong: nothing was started, exit status 2."""
+
+    exit_status = 2
+
+
+@dataclass
+class _Flags:
+    debug: bool = False
+    quiet: bool = False
+
+
+_flags = _Flags()
+
+
+def application(package: str, summary: str) -> typer.Typer:
+    """A typer application with the options that all commands share: --version, --debug, --quiet."""
+    app = typer.Typer(
+        name=package,
+        help=summary,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"{package} {version(package)}")
+            raise typer.Exit
+
+    @app.callback()
+    def _shared(
+        _version: Annotated[
+            bool, typer.Option("--version", help="Print the version and stop.", callback=show_version, is_eager=True)
+        ] = False,
+        _debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+        _quiet: Annotated[bool, typer.Option("--quiet", help="Print errors and results only.")] = False,
+    ) -> None:
+        pass
+
+    return app
+
+
+def run(app: typer.Typer) -> NoReturn:
+    """Run the application on ``sys.argv`` and leave with its exit status. --debug and --quiet may stand anywhere."""
+    arguments = sys.argv[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    _flags.debug, _flags.quiet = "--debug" in arguments[:end], "--quiet" in arguments[:end]
+    kept = [a for a in arguments[:end] if a not in {"--debug", "--quiet"}] + arguments[end:]
+    sys.exit(_guarded(lambda: app(args=kept, prog_name=app.info.name)))
+
+
+def _guarded(command: Callable[[], object]) -> int:
+    name = sys.argv[0].rsplit("/", 1)[-1]
+    try:
+        command()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted; the same command goes on from here\n")
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  (the outermost door: a person sees one line)
+        if _flags.debug:
+            traceback.print_exc()
+        sys.stderr.write(f"{name}: {_line(error)}\n")
+        return error.exit_status if isinstance(error, Failure) else 1
+    return 0
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, Failure):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+
+
+def say(message: str) -> None:
+    """Print one line for a person on stderr, unless --quiet."""
+    if not _flags.quiet:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(message, markup=False)
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401  (any JSON value)
+    """Print a value as JSON on stdout, for ``--json``."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+class Advance(Protocol):
+    """``advance(n, note)``: n more are done; the note, such as a loss, is shown beside the rate."""
+
+    def __call__(self, n: int, note: str = "") -> None:
+        """Report ``n`` more done."""
+
+
+@contextmanager
+def progress(label: str, total: int, unit: str = "") -> Iterator[Advance]:
+    """Show ``label``, done, rate and time left: a bar on a terminal, a plain line every ten seconds in a log."""
+    if _flags.quiet:
+        yield _silent
+    elif sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+        times = (TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        with Progress(*columns, *times, console=Console(stderr=True)) as bars:
+            task = bars.add_task(label, total=total, note="")
+
+            def advance(n: int, note: str = "") -> None:
+                bars.update(task, advance=n, note=note)
+
+            yield advance
+    else:
+        yield _plain_lines(label, total, unit)
+
+
+def _silent(n: int, note: str = "") -> None:
+    del n, note
+
+
+def _plain_lines(label: str, total: int, unit: str) -> Advance:
+    started = shown = time.monotonic()
+    done = 0
+
+    def advance(n: int, note: str = "") -> None:
+        nonlocal done, shown
+        done += n
+        now = time.monotonic()
+        if done >= total or now - shown >= SECONDS_BETWEEN_LINES:
+            shown = now
+            rate = done / max(now - started, 1e-9)
+            left = (total - done) / rate if rate else 0.0
+            say(f"{label}: {done}/{total} {unit} {rate:.1f}/s, {left:.0f} s left {note}".rstrip())
+
+    return advance

@@ -1,0 +1,114 @@
+"""TOML recipes read into frozen pydantic models; every mistake is one line: file, key, value, what would be right.
+
+``mtnlg_data`` and ``mtnlg_model`` must not import one another, so this file stands in both, and a test keeps the two
+byte-equal.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .console import Failure, UsageFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+class Settings(BaseModel):
+    """Base of every typed recipe section: immutable, strict, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()) -> S:
+    """Read ``recipe`` (a TOML file, or a folder that holds ``name``) with ``key=value`` overrides into ``schema``.
+
+    Raises ``Failure`` where no such file is, ``UsageFailure`` with one line a mistake where the content is wrong.
+    """
+    path = recipe / name if recipe.is_dir() else recipe
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Failure(f"{path}: no such recipe") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageFailure(f"{path}: not TOML: {error}") from None
+    for override in overrides:
+        _override(content, override)
+    return validate(content, schema, str(path))
+
+
+def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
+    """Validate ``content``; raises ``UsageFailure`` with one line a mistake, each beginning with ``place``."""
+    try:
+        # Through JSON mode, so that a TOML array may fill a tuple and a TOML string a path or an enumeration.
+        return schema.model_validate_json(_as_json(content))
+    except ValidationError as error:
+        lines = [_explain(detail, schema, place) for detail in error.errors(include_url=False)]
+        raise UsageFailure("\n".join(lines)) from None
+
+
+def dump(settings: Settings) -> str:
+    """The settings as TOML, every default written out; ``load`` reads it back to an equal object."""
+    return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True))
+
+
+def _as_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, default=str)
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not all(parts := key.strip().split(".")):
+        raise UsageFailure(f"--set {override}: expected key=value, such as train.lr=1e-4")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table = content
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise UsageFailure(f"--set {override}: {part} is no table")
+    table[parts[-1]] = value
+
+
+def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
+    where = [part for part in detail["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    key = ".".join(str(part) for part in where)
+    if detail["type"] == "extra_forbidden":
+        valid = sorted(_fields(schema, where[:-1]))
+        near = get_close_matches(str(where[-1]), valid, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"{place}: {key} = {detail['input']!r}: unknown key; {hint}valid keys: {', '.join(valid)}"
+    if detail["type"] == "missing":
+        return f"{place}: {key}: required key is missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(detail["input"], dict) else f" = {detail['input']!r}"
+    return f"{place}: {key}{shown}: {message}" if key else f"{place}: {message}"
+
+
+def _fields(schema: type[BaseModel], where: Sequence[int | str]) -> set[str]:
+    """Names of the keys that the table at ``where`` may hold."""
+    models: list[Any] = [schema]
+    for part in where:
+        if isinstance(part, int):
+            continue
+        inner = [m.model_fields[part].annotation for m in models if part in getattr(m, "model_fields", {})]
+        models = [leaf for annotation in inner for leaf in _models_within(annotation)] or models
+    return {name for m in models for name in m.model_fields}
+
+
+def _models_within(annotation: Any) -> list[type[BaseModel]]:  # noqa: ANN401  (any annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [leaf for argument in getattr(annotation, "__args__", ()) for leaf in _models_within(argument)]
