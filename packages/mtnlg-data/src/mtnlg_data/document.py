@@ -1,0 +1,43 @@
+"""A document and how it lies on disk: Parquet, zstd-3, one schema through every stage that handles text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .files import aside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+#: ``id`` names a document for good: source, file and place in it, so that no draw or tie depends on order or shards.
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("text", pa.large_string(), nullable=False),
+        pa.field("url", pa.string()),
+        pa.field("language", pa.string()),
+        pa.field("score", pa.float32()),
+    ]
+)
+ROWS_A_GROUP = 4096
+
+
+def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
+    """Replace ``path`` by these documents (of ``SCHEMA``), streaming; returns how many."""
+    count = 0
+    with aside(path) as partial, pq.ParquetWriter(partial, SCHEMA, compression="zstd", compression_level=3) as writer:
+        for batch in batches:
+            writer.write(batch, row_group_size=ROWS_A_GROUP)
+            count += batch.num_rows
+    return count
+
+
+def read_documents(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The documents of one shard in order, a row group at a time."""
+    with pq.ParquetFile(path) as file:
+        yield from file.iter_batches(batch_size=ROWS_A_GROUP, columns=columns)
