@@ -60,15 +60,10 @@ def application(package: str, summary: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    def show_version(wanted: bool) -> None:
-        if wanted:
-            typer.echo(f"{package} {version(package)}")
-            raise typer.Exit
-
     @app.callback()
     def _shared(
         _version: Annotated[
-            bool, typer.Option("--version", help="Print the version and stop.", callback=show_version, is_eager=True)
+            bool, typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True)
         ] = False,
         _debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
         _quiet: Annotated[bool, typer.Option("--quiet", help="Print errors and results only.")] = False,
@@ -76,6 +71,13 @@ def application(package: str, summary: str) -> typer.Typer:
         pass
 
     return app
+
+
+def _show_version(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        package = str(context.find_root().info_name)
+        typer.echo(f"{package} {version(package)}")
+        raise typer.Exit
 
 
 def run(app: typer.Typer) -> NoReturn:

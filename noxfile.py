@@ -1,0 +1,213 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox>=2025.5.1"]
+# ///
+"""The sessions that compose the four packages into whole runs, and those that check them.
+
+One environment, ``.nox/house``, serves every session but ``lint``, ``alone`` and ``wheels``: with CUDA wheels each
+environment costs gigabytes. It is installed once, and again when a pyproject.toml changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.sessions = ["quickstart"]
+
+ROOT = Path(__file__).parent
+HOUSE = ROOT / ".nox" / "house"
+DIST = ROOT / "dist"
+PACKAGES = ("data", "model", "parallel", "eval")
+SIBLINGS = {"data": (), "model": (), "parallel": ("data", "model"), "eval": ("model",)}
+TORCH = "torch==2.13.0"
+RUFF = "ruff==0.17.6"
+CHECKERS = ("mypy==2.4.1", "nox>=2025.5.1", "types-docutils")
+
+
+@nox.session(venv_backend="none")
+def quickstart(session: nox.Session) -> None:
+    """Raw pages → tokens → a decoder trained at tp 2 x pp 2 → the nine-task table and a report, on this machine."""
+    house(session)
+    whole_run(session, ROOT / "recipes" / "quickstart", ROOT / "runs" / "quickstart")
+
+
+@nox.session(venv_backend="none", default=False)
+def run(session: nox.Session) -> None:
+    """Curate, train, evaluate and report a recipe: nox -s run -- recipes/NAME [--out DIR]."""
+    recipe, out, _ = recipe_of(session)
+    house(session)
+    whole_run(session, recipe, out)
+
+
+@nox.session(venv_backend="none", default=False)
+def curate(session: nox.Session) -> None:
+    """Turn a recipe's sources into tokens: nox -s curate -- recipes/NAME [--out DIR] [options of mtnlg-data run]."""
+    recipe, out, options = recipe_of(session)
+    house(session)
+    curated(session, recipe, out, options)
+
+
+@nox.session(venv_backend="none", default=False)
+def train(session: nox.Session) -> None:
+    """Train a recipe's decoder on its tokens: nox -s train -- recipes/NAME [--out DIR] [options of mtnlg-parallel]."""
+    recipe, out, options = recipe_of(session)
+    house(session)
+    trained(session, recipe, out, options)
+
+
+@nox.session(venv_backend="none", default=False)
+def evaluate(session: nox.Session) -> None:
+    """Score a run's newest checkpoint: nox -s evaluate -- recipes/NAME [--out DIR] [options of mtnlg-eval run]."""
+    recipe, out, options = recipe_of(session)
+    house(session)
+    evaluated(session, recipe, out, options)
+
+
+def whole_run(session: nox.Session, recipe: Path, out: Path) -> None:
+    """Every stage of a run in the order in which data flows; each goes on from what a killed run had finished."""
+    curated(session, recipe, out, [])
+    trained(session, recipe, out, [])
+    evaluated(session, recipe, out, [])
+    session.run("mtnlg-eval", "report", str(out))
+
+
+def curated(session: nox.Session, recipe: Path, out: Path, options: list[str]) -> None:
+    """Make the recipe's own corpus where it has one, export the task texts, then run mtnlg-data."""
+    if (recipe / "corpus.py").exists():
+        session.run("python", str(recipe / "corpus.py"), str(out))
+    session.run("mtnlg-eval", "texts", *rows_of(recipe), "--out", str(out / "texts.jsonl"))
+    session.run("mtnlg-data", "run", str(recipe), "--out", str(out / "data"), "--set", f"input={out}", *options)
+
+
+def trained(session: nox.Session, recipe: Path, out: Path, options: list[str]) -> None:
+    """Run mtnlg-parallel on the tokens of ``out``."""
+    folders = ("--data", str(out / "data"), "--out", str(out / "train"))
+    session.run("mtnlg-parallel", "train", str(recipe), *folders, *options)
+
+
+def evaluated(session: nox.Session, recipe: Path, out: Path, options: list[str]) -> None:
+    """Run mtnlg-eval on the newest checkpoint of ``out``."""
+    checkpoints = str(out / "train" / "checkpoints")
+    session.run("mtnlg-eval", "run", checkpoints, *rows_of(recipe), "--out", str(out / "eval"), *options)
+
+
+def rows_of(recipe: Path) -> list[str]:
+    """Where the nine tasks' rows come from: the recipe's own folder, or the hub where it has none."""
+    return ["--data", str(recipe / "rows")] if (recipe / "rows").is_dir() else []
+
+
+def recipe_of(session: nox.Session) -> tuple[Path, Path, list[str]]:
+    """Read the words behind ``--``: the recipe, where its run lies, and options that go on to the command."""
+    parser = argparse.ArgumentParser(prog=f"nox -s {session.name} --", allow_abbrev=False)
+    parser.add_argument("recipe", type=Path, help="a folder under recipes/")
+    parser.add_argument("--out", type=Path, help="where the run lies (default runs/NAME)")
+    try:
+        known, options = parser.parse_known_args(session.posargs)
+    except SystemExit:
+        session.error(f"usage: nox -s {session.name} -- recipes/NAME [--out DIR] [options]")
+    if not known.recipe.is_dir():
+        names = ", ".join(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "recipes").iterdir()))
+        session.error(f"{known.recipe}: no such recipe; there are {names}")
+    if session.name == "run" and options:
+        session.error(f"{' '.join(options)}: run takes --out only; curate, train and evaluate take options")
+    return known.recipe, known.out or ROOT / "runs" / known.recipe.resolve().name, options
+
+
+@nox.session(venv_backend="none", default=False)
+def tests(session: nox.Session) -> None:
+    """All suites in one environment; words behind -- go to pytest."""
+    house(session)
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over every line of Python."""
+    house(session)
+    session.run("mypy", "packages", "tests", "recipes", "benchmarks", "noxfile.py")
+
+
+@nox.session(default=False)
+def lint(session: nox.Session) -> None:
+    """Ruff: every rule but a short commented list, and the format."""
+    session.install(RUFF)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(venv_backend="none", default=False)
+def wheels(session: nox.Session) -> None:
+    """Build the four wheels; each by itself in a bare environment imports and its command answers."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    for package in PACKAGES:
+        pip(session, sys.executable, "wheel", "--no-deps", "--wheel-dir", str(DIST), f"packages/mtnlg-{package}")
+    for package in PACKAGES:
+        bare = bare_environment(package)
+        session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(bare))
+        install_wheel(session, package)
+        session.run(str(bare / "bin" / "python"), "-c", f"import mtnlg_{package}")
+        for option in ("--version", "--help"):
+            session.run(str(bare / "bin" / f"mtnlg-{package}"), option)
+
+
+@nox.session(venv_backend="none", default=False, requires=["wheels"])
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def alone(session: nox.Session, package: str) -> None:
+    """Each package's tests against its wheel, with nothing installed but what it declares."""
+    install_wheel(session, package, "[test]")
+    python = bare_environment(package) / "bin" / "python"
+    session.run(str(python), "-m", "pytest", f"packages/mtnlg-{package}/tests", *session.posargs)
+
+
+def bare_environment(package: str) -> Path:
+    """Where the environment that holds one package alone lies."""
+    return ROOT / ".nox" / f"bare-{package}"
+
+
+def install_wheel(session: nox.Session, package: str, extra: str = "") -> None:
+    """Install the package's wheel and what it declares; its siblings are named as files, never looked up."""
+    python = str(bare_environment(package) / "bin" / "python")
+    if package != "data":
+        pip(session, python, "install", TORCH)
+    siblings = [str(wheel_of(sibling)) for sibling in SIBLINGS[package]]
+    pip(session, python, "install", *siblings, f"{wheel_of(package)}{extra}")
+
+
+def wheel_of(package: str) -> Path:
+    """The wheel that this run has built for a package."""
+    return next(DIST.glob(f"mtnlg_{package}-*.whl"))
+
+
+def house(session: nox.Session) -> None:
+    """Put the shared environment on the path of this session, installing it where a pyproject.toml changed."""
+    declared = [(ROOT / "packages" / f"mtnlg-{package}" / "pyproject.toml").read_bytes() for package in PACKAGES]
+    state = hashlib.sha256(b"".join([Path(__file__).read_bytes(), *declared])).hexdigest()
+    stamp = HOUSE / "installed.sha256"
+    python = str(HOUSE / "bin" / "python")
+    if not stamp.exists() or stamp.read_text() != state:
+        if not Path(python).exists():
+            session.run(sys.executable, "-m", "virtualenv", "--quiet", str(HOUSE))
+        # torch first and by itself: another package's request for it could bring another build.
+        pip(session, python, "install", TORCH)
+        editable = [word for package in PACKAGES for word in ("-e", f"packages/mtnlg-{package}[test]")]
+        pip(session, python, "install", *editable, *CHECKERS)
+        stamp.write_text(state)
+    session.env.update(PATH=f"{HOUSE / 'bin'}{os.pathsep}{os.environ['PATH']}", VIRTUAL_ENV=str(HOUSE))
+
+
+def pip(session: nox.Session, python: str, verb: str, *words: str) -> None:
+    """Run pip quietly: what it prints is shown only where it fails."""
+    session.log(f"pip {verb} {' '.join(words)}")
+    session.run(python, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *words, silent=True, log=False)
+
+
+if __name__ == "__main__":
+    nox.main()

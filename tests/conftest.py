@@ -1,0 +1,23 @@
+"""Options by which another implementation of a contract runs the same conformance tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("contracts")
+    group.addoption(
+        "--token-stream",
+        metavar="MODULE:FUNCTION",
+        help="function(folder, seq_length, seed) -> TokenStream, tested instead of mtnlg_data's",
+    )
+    group.addoption(
+        "--checkpoint",
+        metavar="MODULE",
+        default="mtnlg_model.checkpoint",
+        help="module with Checkpoint, CheckpointWriter, publish and latest, tested instead of mtnlg_model's",
+    )
