@@ -94,10 +94,10 @@ def _guarded(command: Callable[[], object]) -> int:
     try:
         command()
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{name}: interrupted; the same command goes on from here\n")
-        return INTERRUPTED
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if status == INTERRUPTED:  # typer's own answer to Ctrl-C
+            sys.stderr.write(f"{name}: interrupted; the same command goes on from here\n")
+        return status
     except Exception as error:  # noqa: BLE001  (the outermost door: a person sees one line)
         if _flags.debug:
             traceback.print_exc()
