@@ -1,0 +1,106 @@
+"""The eager operations that a fused kernel may replace. Shapes: S sequence, B batch, H hidden, N heads, D head size.
+
+    bias_gelu          gelu(x + b),  gelu(x) = x/2 (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))
+    bias_dropout_add   r + dropout(x + b)
+    layer_norm         (x - mean) / sqrt(variance + eps) · w + b
+    attention          softmax(scale · Q Kᵀ + mask) V
+    cross_entropy      logsumexp(z) - z[target]
+
+A dropout rate of 0, like evaluation, leaves no trace: no operation and no random number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+    """Normalise the last axis, then scale and shift."""
+    return F.layer_norm(x_H, weight_H.shape, weight_H, bias_H, eps)
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """Tanh-approximated GeLU of ``x + bias``."""
+    return F.gelu(x + bias, approximate="tanh")
+
+
+def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Dropout that is ``x`` itself at rate 0 or outside training."""
+    return F.dropout(x, rate) if training and rate else x
+
+
+def bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor, rate: float, training: bool) -> Tensor:
+    """``residual + dropout(x + bias)``."""
+    return residual + dropout(x + bias, rate, training)
+
+
+def attention(  # noqa: PLR0917  (the signature of a kernel)
+    q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Tensor | None, scale: float, rate: float
+) -> Tensor:
+    """Scaled dot-product attention of S queries over T keys, [B, N, S, D]; ``rate`` is that of dropout now.
+
+    ``mask`` is true where a query may look, of any shape that broadcasts to [B, N, S, T], and is the whole rule.
+    Without it attention is causal, the last query standing at the last key.
+    """
+    s, t = q_BNSD.shape[-2], k_BNTD.shape[-2]
+    if mask is None and 1 < s < t:
+        mask = causal_mask(s, t, q_BNSD.device)
+    return F.scaled_dot_product_attention(
+        q_BNSD, k_BNTD, v_BNTD, attn_mask=mask, dropout_p=rate, is_causal=mask is None and s > 1, scale=scale
+    )
+
+
+def cross_entropy(logits_V: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy in nats of every token, in fp32, with the shape of ``targets``; logits are [..., V]."""
+    flat = F.cross_entropy(logits_V.float().flatten(0, -2), targets.flatten(), reduction="none")
+    return flat.view(targets.shape)
+
+
+def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """Boolean [queries, keys], true where a key is no later than the query; the last query is at the last key."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def packed_mask(documents_BS: Tensor) -> Tensor:
+    """Boolean [B, 1, S, S] that keeps rows of several documents apart: causal, and only within one's own document.
+
+    ``documents_BS`` numbers the document that each token belongs to.
+    """
+    same_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
+    length = documents_BS.shape[1]
+    return (same_BSS & causal_mask(length, length, documents_BS.device))[:, None]
+
+
+def packed_positions(documents_BS: Tensor) -> Tensor:
+    """Position ids [B, S] that begin at 0 again where the document number changes."""
+    place_BS = torch.arange(documents_BS.shape[1], device=documents_BS.device).expand_as(documents_BS)
+    starts_BS = torch.ones_like(documents_BS, dtype=torch.bool)
+    starts_BS[:, 1:] = documents_BS[:, 1:] != documents_BS[:, :-1]
+    return place_BS - torch.where(starts_BS, place_BS, 0).cummax(dim=1).values
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The operations that a decoder uses, each replaceable by a kernel of the same signature."""
+
+    layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = layer_norm
+    bias_gelu: Callable[[Tensor, Tensor], Tensor] = bias_gelu
+    bias_dropout_add: Callable[[Tensor, Tensor, Tensor, float, bool], Tensor] = bias_dropout_add
+    attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor] = attention
+
+
+EAGER = Ops()
+
+
+def attention_scale(head_size: int) -> float:
+    """1 / sqrt(D)."""
+    return 1 / math.sqrt(head_size)

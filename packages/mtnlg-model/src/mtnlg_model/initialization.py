@@ -1,0 +1,77 @@
+"""The initial weights as a pure function of (seed, name): any layout starts from the same ones.
+
+    weights and embeddings                N(0, std²),                std = config.std
+    attention.out.weight, mlp.down.weight N(0, std² / 2l)            (Radford et al. 2019; paper.md section 1)
+    norms 1 and 0, biases 0
+
+A tensor is drawn in blocks of `ROWS` rows, each from a generator of its own, so that a process makes only the blocks
+that hold its rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .config import ModelConfig
+
+ROWS = 64
+
+
+def initial(config: ModelConfig, name: str, seed: int, index: tuple[slice, ...] | None = None) -> Tensor:
+    """Initial value, fp32, of the box ``index`` (half-open, step 1; all of it when None) of the global tensor ``name``.
+
+    The same (seed, name) gives the same whole tensor however it is cut into boxes.
+    """
+    shape = _shape(config, name)
+    box = [range(*cut.indices(size)) for cut, size in zip(_padded(index, len(shape)), shape, strict=True)]
+    if name.endswith(".bias"):
+        return torch.zeros([len(axis) for axis in box], device="cpu")
+    if len(shape) == 1:
+        return torch.ones([len(axis) for axis in box], device="cpu")
+    std = config.std
+    if name.endswith(("attention.out.weight", "mlp.down.weight")):
+        std /= math.sqrt(2 * config.layers)
+    return _normal(shape, (box[0], box[1]), f"{seed}/{name}") * std
+
+
+def fill(module: nn.Module, config: ModelConfig, seed: int, prefix: str = "") -> None:
+    """Set every parameter of ``module`` to its initial value; ``prefix`` such as ``layers.3.`` completes the names."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(initial(config, prefix + name, seed))
+
+
+def _shape(config: ModelConfig, name: str) -> tuple[int, ...]:
+    kind, _, rest = name.partition(".")
+    shapes = config.layer_shapes() if kind == "layers" else config.outer_shapes()
+    key = rest.partition(".")[2] if kind == "layers" else name
+    if key not in shapes:
+        raise KeyError(f"{name}: the decoder has no such tensor")
+    return shapes[key]
+
+
+def _padded(index: tuple[slice, ...] | None, axes: int) -> tuple[slice, ...]:
+    index = index or ()
+    return index + (slice(None),) * (axes - len(index))
+
+
+def _normal(shape: tuple[int, ...], box: tuple[range, range], key: str) -> Tensor:
+    rows, columns = box
+    out = torch.empty(len(rows), len(columns), device="cpu")
+    generator = torch.Generator()
+    for first in range(rows.start // ROWS * ROWS, rows.stop, ROWS):
+        generator.manual_seed(_seed(f"{key}/{first}"))
+        block = torch.randn(min(ROWS, shape[0] - first), shape[1], generator=generator, device="cpu")
+        top, bottom = max(first, rows.start), min(first + len(block), rows.stop)
+        out[top - rows.start : bottom - rows.start] = block[top - first : bottom - first, columns.start : columns.stop]
+    return out
+
+
+def _seed(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little", signed=True)
