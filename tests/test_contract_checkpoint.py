@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import torch
+
 from mtnlg_model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def test_any_box_of_any_tensor_reads_back_however_it_was_cut(
 
 
 def test_what_was_recorded_reads_back(
-    implementation: ModuleType, tensors: Tensors, write: Write, tmp_path: Path
+    implementation: ModuleType, tensors: Tensors, write: Write, tokenizer: Path, tmp_path: Path
 ) -> None:
     checkpoint = implementation.Checkpoint.open(write(tmp_path, tensors))
     progress = checkpoint.progress

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from contract_streams import read_samples, resolve
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from contract_streams import Make
     from mtnlg_data.stream import TokenStream
-
-    Make = Callable[[Path, int, int], TokenStream]
 
 OURS = "contract_streams:blend"
 SEQ_LENGTH = 16
@@ -43,17 +42,6 @@ def make(entry: str) -> Make:
 @pytest.fixture(scope="module")
 def stream(make: Make, folder: Path) -> TokenStream:
     return make(folder, SEQ_LENGTH, 1)
-
-
-def resolve(entry: str) -> Make:
-    module, _, function = entry.partition(":")
-    found: Make = getattr(import_module(module), function)
-    return found
-
-
-def samples_in_another_process(entry: str, folder: Path, numbers: list[int]) -> tuple[str, list[list[int]]]:
-    stream = resolve(entry)(folder, SEQ_LENGTH, 1)
-    return stream.fingerprint, [stream[number].tolist() for number in numbers]
 
 
 def numbers_of(stream: TokenStream) -> list[int]:
@@ -83,7 +71,7 @@ def test_the_same_number_gives_the_same_sample_in_any_order_of_reading(make: Mak
 def test_another_process_reads_the_same_samples(entry: str, stream: TokenStream, folder: Path) -> None:
     numbers = numbers_of(stream)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        fingerprint, samples = pool.submit(samples_in_another_process, entry, folder, numbers).result()
+        fingerprint, samples = pool.submit(read_samples, entry, folder, SEQ_LENGTH, numbers).result()
     assert fingerprint == stream.fingerprint
     assert samples == [stream[number].tolist() for number in numbers]
 

@@ -1,0 +1,59 @@
+"""mtnlg_data's TokenStream, made as the first contract's tests ask for it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mtnlg_data.files import write_json
+from mtnlg_data.store import TokenStore, writing_store
+from mtnlg_data.stream import open_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mtnlg_data.stream import TokenStream
+
+    Make = Callable[[Path, int, int], TokenStream]
+
+VOCABULARY = 512
+WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
+
+
+def blend(folder: Path, seq_length: int, seed: int) -> TokenStream:
+    """A blend of three random stores under ``folder``, the same stores for every seed."""
+    tokens = folder / f"tokens-{seed}"
+    sources = []
+    for number, (name, weight) in enumerate(WEIGHTS.items()):
+        if not (tokens / f"{name}.idx").exists():
+            write_random_store(tokens / name, number)
+        store = TokenStore(tokens / name)
+        size = {"documents": len(store), "tokens": store.tokens, "sha256": store.checksum()}
+        sources.append({"name": name, "prefix": name, "weight": weight, **size})
+    head = {"seed": seed, "vocabulary": VOCABULARY, "eod": VOCABULARY - 1, "validation": 0.1}
+    write_json(tokens / "blend.json", {**head, "sources": sources})
+    return open_stream(tokens, seq_length)
+
+
+def write_random_store(prefix: Path, seed: int) -> None:
+    """Some sixty documents of random tokens."""
+    random = np.random.default_rng(seed)
+    with writing_store(prefix, VOCABULARY) as writer:
+        for length in random.integers(10, 200, size=60):
+            writer.add(random.integers(0, VOCABULARY, size=int(length)))
+
+
+def resolve(entry: str) -> Make:
+    """The function that ``MODULE:FUNCTION`` names."""
+    module, _, function = entry.partition(":")
+    found: Make = getattr(import_module(module), function)
+    return found
+
+
+def read_samples(entry: str, folder: Path, seq_length: int, numbers: list[int]) -> tuple[str, list[list[int]]]:
+    """Fingerprint and samples as this process sees them."""
+    stream = resolve(entry)(folder, seq_length, 1)
+    return stream.fingerprint, [stream[number].tolist() for number in numbers]
