@@ -1,0 +1,57 @@
+"""Units for test_data_engine.py, in a module of their own that a spawned worker can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtnlg_data.engine import Local, key_of
+from mtnlg_data.files import replacing
+
+
+@dataclass(frozen=True)
+class Echo:
+    """Writes its word, and a line into a log, so that a test can count how often it ran."""
+
+    output: Path
+    word: str
+
+    @property
+    def key(self) -> str:
+        return key_of(self.word)
+
+
+def echo(unit: Echo) -> dict[str, str]:
+    with (unit.output.parent / "log").open("a") as log:
+        log.write(f"{unit.word}\n")
+    with replacing(unit.output) as file:
+        file.write(unit.word.encode())
+    return {"word": unit.word}
+
+
+def die_at_b(unit: Echo) -> dict[str, str]:
+    if unit.word == "b":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return echo(unit)
+
+
+def fill_the_disk(unit: Echo) -> dict[str, str]:
+    raise OSError(28, f"No space left on device for {unit.word}")
+
+
+def hang(unit: Echo) -> dict[str, str]:
+    unit.output.write_text("begun")
+    time.sleep(600)
+    return {}
+
+
+def units_in(folder: Path, words: str) -> list[Echo]:
+    return [Echo(folder / f"{number}", word) for number, word in enumerate(words)]
+
+
+if __name__ == "__main__":
+    list(Local(2).imap(hang, units_in(Path(sys.argv[1]), "ab")))

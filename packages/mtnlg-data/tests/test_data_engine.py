@@ -1,0 +1,77 @@
+"""Units of work: what is done is not done again, what is broken is, and no end of the parent leaves workers behind."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtnlg_data.console import Failure
+from mtnlg_data.engine import Local, checksum, manifest_path, run_units
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401  (a module)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("echo_units")
+
+
+def ran(folder: Path) -> list[str]:
+    return sorted((folder / "log").read_text().split())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_summaries_come_in_the_order_of_the_units_and_a_second_run_does_nothing(
+    tmp_path: Path,
+    units: Any,  # noqa: ANN401
+    workers: int,
+) -> None:
+    with closing(Local(workers)) as engine:
+        for _ in range(2):
+            summaries = run_units(engine, units.echo, units.units_in(tmp_path, "cab"), "echo")
+            assert [summary["word"] for summary in summaries] == ["c", "a", "b"]
+    assert ran(tmp_path) == ["a", "b", "c"]
+
+
+def test_a_unit_with_another_key_or_another_checksum_or_no_manifest_runs_again(tmp_path: Path, units: Any) -> None:  # noqa: ANN401
+    engine = Local(1)
+    run_units(engine, units.echo, units.units_in(tmp_path, "abcd"), "echo")
+    (tmp_path / "log").unlink()
+    (tmp_path / "1").write_bytes(b"flipped")
+    manifest_path(tmp_path / "2").write_text("{")
+    run_units(engine, units.echo, units.units_in(tmp_path, "xbcd"), "echo")
+    assert ran(tmp_path) == ["b", "c", "x"]
+    assert (tmp_path / "1").read_bytes() == b"b"
+    assert checksum(tmp_path / "1") != checksum(tmp_path / "2")
+
+
+def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_path: Path, units: Any) -> None:  # noqa: ANN401
+    with closing(Local(2)) as engine:
+        with pytest.raises(Failure, match="a worker died"):
+            run_units(engine, units.die_at_b, units.units_in(tmp_path, "abc"), "echo")
+        run_units(engine, units.echo, units.units_in(tmp_path, "abc"), "echo")
+    assert {"a", "b", "c"} <= set(ran(tmp_path))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, units: Any, workers: int) -> None:  # noqa: ANN401
+    with closing(Local(workers)) as engine, pytest.raises(Failure, match=r"/0: No space left on device$"):
+        run_units(engine, units.fill_the_disk, units.units_in(tmp_path, "a"), "echo")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_at_once_with_their_parent(tmp_path: Path, units: Any, how: signal.Signals) -> None:  # noqa: ANN401
+    command = [sys.executable, units.__file__, str(tmp_path)]
+    # The workers inherit the write end of this pipe, so it reads as closed only once all of them are gone.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        while not all((tmp_path / name).exists() for name in "01"):
+            assert parent.poll() is None
+        parent.send_signal(how)
+        parent.communicate(timeout=60)
+    assert parent.returncode != 0
