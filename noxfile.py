@@ -132,7 +132,11 @@ def tests(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Mypy, strict, over every line of Python."""
     house(session)
-    session.run("mypy", "packages", "tests", "recipes", "benchmarks", "noxfile.py")
+    sources = [f"packages/mtnlg-{package}/src" for package in PACKAGES]
+    session.run("mypy", *sources, "recipes", "noxfile.py")
+    # Each folder of tests by itself: several have a conftest.py.
+    for folder in ("tests", *(f"packages/mtnlg-{package}/tests" for package in PACKAGES)):
+        session.run("mypy", folder)
 
 
 @nox.session(default=False)
