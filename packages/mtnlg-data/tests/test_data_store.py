@@ -1,0 +1,157 @@
+"""The store is Megatron's format byte for byte, streams, and names the file when something is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtnlg_data import store as store_module
+from mtnlg_data.console import Failure
+from mtnlg_data.store import TokenStore, bin_path, dtype_for, idx_path, writing_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="megatron-core is not installed")
+torch = pytest.importorskip("torch", reason="megatron-core's store needs torch")
+
+
+def write(prefix: Path, documents: list[list[int]], vocabulary: int) -> TokenStore:
+    with writing_store(prefix, vocabulary) as writer:
+        for document in documents:
+            writer.add(np.array(document, dtype=np.int64))
+    return TokenStore(prefix)
+
+
+documents_of_tokens = st.lists(st.lists(st.integers(0, 49_999), min_size=1, max_size=20), min_size=1, max_size=30)
+
+
+@given(documents=documents_of_tokens, vocabulary=st.sampled_from([50_000, 50_257, 65_536, 65_537, 250_000]))
+def test_megatron_core_reads_what_we_write(
+    documents: list[list[int]], vocabulary: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    prefix = tmp_path_factory.mktemp("store") / "name.with.dots"
+    ours = write(prefix, documents, vocabulary)
+    theirs = indexed.IndexedDataset(str(prefix))
+    assert [list(theirs[i]) for i in range(len(theirs))] == documents
+    assert theirs.index.dtype == ours.dtype
+    assert list(theirs.index.document_indices) == list(range(len(documents) + 1))
+
+
+# megatron-core's builder copies a tensor into NumPy 2 in the way of NumPy 1.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+@given(documents=documents_of_tokens, vocabulary=st.sampled_from([50_000, 250_000]), sentences=st.integers(1, 4))
+def test_we_read_and_write_the_bytes_of_megatron_core(
+    documents: list[list[int]], vocabulary: int, sentences: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    builder = indexed.IndexedDatasetBuilder(str(folder / "theirs.bin"), dtype=indexed.DType.optimal_dtype(vocabulary))
+    for document in documents:
+        parts = [part.tolist() for part in np.array_split(document, sentences)]
+        builder.add_document(torch.tensor(document), [len(part) for part in parts])
+    builder.finalize(str(folder / "theirs.idx"))
+    theirs = TokenStore(folder / "theirs")
+    assert [list(theirs[i]) for i in range(len(theirs))] == documents
+    assert list(theirs.read(0, theirs.tokens)) == list(itertools.chain(*documents))
+    if sentences == 1:
+        write(folder / "ours", documents, vocabulary)
+        assert (folder / "ours.bin").read_bytes() == (folder / "theirs.bin").read_bytes()
+        assert (folder / "ours.idx").read_bytes() == (folder / "theirs.idx").read_bytes()
+
+
+def test_the_index_is_the_same_when_sizes_do_not_fit_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [[i] * (i % 7) for i in range(50)]
+    write(tmp_path / "one", documents, 100)
+    monkeypatch.setattr(store_module, "SIZES_AT_ONCE", 8)
+    many = write(tmp_path / "many", documents, 100)
+    assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
+    assert [len(many[i]) for i in range(50)] == [i % 7 for i in range(50)]
+
+
+def test_an_empty_store_can_be_written_and_read(tmp_path: Path) -> None:
+    store = write(tmp_path / "empty", [], 10)
+    assert (store.documents, store.tokens, store.offset(0)) == (0, 0, 0)
+
+
+def test_tokens_are_uint16_as_long_as_every_id_fits() -> None:
+    assert [dtype_for(v).name for v in (50_257, 65_536, 65_537)] == ["uint16", "uint16", "int32"]
+
+
+@pytest.mark.parametrize("wrong", [[-1], [10], [0, 70_000]])
+def test_an_id_outside_the_vocabulary_is_refused_and_leaves_no_file(tmp_path: Path, wrong: list[int]) -> None:
+    with pytest.raises(ValueError, match="outside the vocabulary of 10"):
+        write(tmp_path / "x", [[1], wrong], 10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_rewrite_leaves_the_old_pair(tmp_path: Path) -> None:
+    write(tmp_path / "x", [[1, 2]], 10)
+    with pytest.raises(ValueError, match="outside"):
+        write(tmp_path / "x", [[3], [10]], 10)
+    assert TokenStore(tmp_path / "x")[0].tolist() == [1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.bin", "x.idx"]
+
+
+def test_documents_outside_are_an_index_error(tmp_path: Path) -> None:
+    store = write(tmp_path / "x", [[1], [2]], 10)
+    for document in (-1, 2):
+        with pytest.raises(IndexError, match=f"document {document} of 2"):
+            store[document]
+
+
+def test_a_store_pickles_as_its_prefix(tmp_path: Path) -> None:
+    store = pickle.loads(pickle.dumps(write(tmp_path / "x", [[1, 2], [3]], 10)))  # noqa: S301  (made one line up)
+    assert store[1].tolist() == [3]
+
+
+def test_the_checksum_is_of_both_files_in_turn(tmp_path: Path) -> None:
+    store = write(tmp_path / "x", [[1, 2], [3]], 10)
+    both = (tmp_path / "x.bin").read_bytes() + (tmp_path / "x.idx").read_bytes()
+    assert store.checksum() == hashlib.sha256(both).hexdigest()
+
+
+def test_a_store_cut_short_is_a_failure_that_names_it_before_and_after_opening(tmp_path: Path) -> None:
+    store = write(tmp_path / "x", [[1, 2], [3]], 10)
+    with bin_path(tmp_path / "x").open("r+b") as file:
+        file.truncate(4)
+    assert store.read(0, 2).tolist() == [1, 2]
+    with pytest.raises(Failure, match=r"x\.bin: ends before token 3"):
+        store[1]
+    with pytest.raises(Failure, match=r"x\.bin: holds 4 bytes where its index says 6"):
+        TokenStore(tmp_path / "x")
+
+
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+def test_a_missing_file_of_the_pair_is_named(tmp_path: Path, suffix: str) -> None:
+    write(tmp_path / "x", [[1]], 10)
+    (tmp_path / f"x.{suffix}").unlink()
+    with pytest.raises(Failure, match=rf"x\.{suffix}: No such file"):
+        TokenStore(tmp_path / "x")
+
+
+@given(data=st.data())
+def test_a_damaged_index_is_a_failure_or_reads_without_leaving_its_file(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    prefix = tmp_path_factory.mktemp("store") / "x"
+    write(prefix, [[1, 2], [3]], 10)
+    content = bytearray(idx_path(prefix).read_bytes())
+    content[data.draw(st.integers(0, 33), label="byte")] ^= data.draw(st.integers(1, 255), label="flip")
+    idx_path(prefix).write_bytes(bytes(content))
+    with pytest.raises(Failure, match=r"x\.(idx|bin): "):
+        TokenStore(prefix)
+
+
+def test_an_index_that_claims_absurdly_many_sequences_is_refused_without_reading_them(tmp_path: Path) -> None:
+    write(tmp_path / "x", [[1]], 10)
+    idx_path(tmp_path / "x").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2**60, 1))
+    with pytest.raises(Failure, match="holds 34 bytes where 1152921504606846976 sequences need"):
+        TokenStore(tmp_path / "x")

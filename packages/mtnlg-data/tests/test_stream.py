@@ -1,0 +1,396 @@
+"""Contract 1: samples by number, every token once an epoch, every source on its weight."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtnlg_data.console import Failure
+from mtnlg_data.store import TokenStore, writing_store
+from mtnlg_data.stream import (
+    UNITS,
+    BlendedStream,
+    Blender,
+    Permutation,
+    TokenStream,
+    apportion,
+    held_out,
+    open_stream,
+    position_in_block,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+#: paper.md 4.1: weight, printed epochs and tokens (in 1e9) of the fifteen datasets, in the order of the table.
+PAPER = {
+    "Books3": (0.14336, 1.5, 25.7),
+    "OpenWebText2": (0.19336, 3.6, 14.8),
+    "Stack Exchange": (0.05689, 1.4, 11.6),
+    "PubMed Abstracts": (0.02897, 1.8, 4.4),
+    "Wikipedia": (0.04771, 3.2, 4.2),
+    "Gutenberg": (0.00873, 0.9, 2.7),
+    "BookCorpus2": (0.01007, 1.8, 1.5),
+    "NIH ExPorter": (0.00208, 1.8, 0.3),
+    "ArXiv": (0.01359, 0.2, 20.8),
+    "GitHub": (0.01588, 0.2, 24.3),
+    "Pile-CC": (0.09446, 0.5, 49.8),
+    "CC-2020-50": (0.13017, 0.5, 68.7),
+    "CC-2021-04": (0.15652, 0.5, 82.6),
+    "RealNews": (0.08962, 1.1, 21.9),
+    "CC-Stories": (0.00859, 0.5, 5.3),
+}
+
+
+def make_blend(
+    folder: Path,
+    sources: Sequence[tuple[str, float, list[int]]],
+    *,
+    validation: float = 0.0,
+    seed: int = 7,
+    vocabulary: int = 1 << 20,
+) -> Path:
+    """Stores of documents of these lengths; the tokens of a source count up, so that a token names its place."""
+    entries = []
+    for name, weight, lengths in sources:
+        bounds = np.cumsum([0, *lengths])
+        with writing_store(folder / name, vocabulary) as writer:
+            for start, stop in itertools.pairwise(bounds):
+                writer.add(np.arange(start, stop))
+        store = TokenStore(folder / name)
+        entries.append(
+            {
+                "name": name,
+                "prefix": name,
+                "weight": weight,
+                "documents": store.documents,
+                "tokens": store.tokens,
+                "sha256": store.checksum(),
+            }
+        )
+    blend = {"seed": seed, "vocabulary": vocabulary, "eod": 0, "validation": validation, "sources": entries}
+    (folder / "blend.json").write_text(json.dumps(blend))
+    return folder
+
+
+weights = st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=15)
+
+
+# --- the windows of one source ---------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    seq_length=st.integers(1, 12),
+    validation=st.sampled_from([0.0, 0.02, 0.3, 0.9]),
+    epochs=st.integers(1, 3),
+)
+def test_every_token_of_an_epoch_comes_once_before_any_comes_twice(
+    lengths: list[int],
+    seq_length: int,
+    validation: float,
+    epochs: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = make_blend(tmp_path_factory.mktemp("b"), [("one", 1.0, lengths)], validation=validation)
+    kept = lengths[: len(lengths) - held_out(len(lengths), validation)]
+    windows = (sum(kept) - 1) // seq_length
+    if not windows:
+        with pytest.raises(Failure, match=r"one\.bin: \d+ train tokens are fewer than one sample"):
+            open_stream(folder, seq_length)
+        return
+    stream = open_stream(folder, seq_length, samples=epochs * windows)
+    for epoch in range(epochs):
+        samples = [stream[n] for n in range(epoch * windows, (epoch + 1) * windows)]
+        inputs = np.sort(np.concatenate([sample[:-1] for sample in samples]))
+        assert inputs.tolist() == list(range(windows * seq_length))
+        assert all((np.diff(sample) == 1).all() for sample in samples)  # each a run of consecutive tokens
+
+
+def test_train_and_validation_share_no_document_and_cover_all(tmp_path: Path) -> None:
+    folder = make_blend(tmp_path, [("one", 1.0, [5] * 100)], validation=0.1)
+    train, validation = open_stream(folder, 1), open_stream(folder, 1, "validation")
+    seen = {int(token) for n in range(len(train)) for token in train[n]}
+    held = {int(token) for n in range(len(validation)) for token in validation[n]}
+    assert seen == set(range(450))
+    assert held == set(range(450, 500))
+
+
+@given(documents=st.integers(0, 10**9), validation=st.floats(0, 0.99))
+def test_the_held_out_share_is_rounded_and_leaves_each_side_a_document(documents: int, validation: float) -> None:
+    held = held_out(documents, validation)
+    assert 0 <= held <= max(0, documents - 1)
+    if documents >= 2 and validation > 0:
+        assert held >= 1
+        assert abs(held - Fraction(validation) * documents) <= 1
+    else:
+        assert held == 0
+
+
+def test_epochs_are_shuffled_differently_and_by_seed(tmp_path: Path) -> None:
+    folder = make_blend(tmp_path, [("one", 1.0, [1001])])
+    stream = open_stream(folder, 1, samples=2000)
+    orders = [[int(stream[n][0]) for n in range(e * 1000, (e + 1) * 1000)] for e in range(2)]
+    assert orders[0] != orders[1]
+    assert orders[0] != sorted(orders[0])
+    make_blend(tmp_path, [("one", 1.0, [1001])], seed=8)
+    other = open_stream(folder, 1)
+    assert orders[0] != [int(other[n][0]) for n in range(1000)]
+
+
+# --- the contract ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_blend(tmp_path, [("a", 0.5, [300] * 4), ("b", 0.3, [50] * 9), ("c", 0.2, [900])], validation=0.25)
+
+
+def test_a_sample_is_int32_of_its_length_and_belongs_to_the_caller(folder: Path) -> None:
+    stream: TokenStream = open_stream(folder, 16)
+    sample = stream[3]
+    assert (sample.dtype, sample.shape) == (np.dtype(np.int32), (17,))
+    sample[:] = 0
+    assert stream[3].any()
+    assert stream.vocab_size == 1 << 20
+    assert stream.seq_length == 16
+
+
+def test_length_is_what_was_asked_or_one_nominal_pass_and_nothing_else_is_answered(folder: Path) -> None:
+    assert len(open_stream(folder, 16)) == 899 // 16 + 349 // 16 + 899 // 16
+    stream = open_stream(folder, 16, samples=10)
+    assert len(stream) == 10
+    for outside in (-1, 10, 10**12):
+        with pytest.raises(IndexError, match=f"sample {outside} of 10"):
+            stream[outside]
+    assert stream[np.int64(9)].tolist() == stream[9].tolist()
+    with pytest.raises(ValueError, match="samples = -1"):
+        open_stream(folder, 16, samples=-1)
+
+
+def test_two_processes_give_equal_samples_whatever_order_they_ask_in(folder: Path) -> None:
+    numbers = [977, 0, 512, 3, 40, 976]
+    program = (
+        "import sys, json, pathlib; from mtnlg_data.stream import open_stream;"
+        "s = open_stream(pathlib.Path(sys.argv[1]), 16, samples=1000);"
+        "print(json.dumps([s.fingerprint, {n: s[n].tolist() for n in json.loads(sys.argv[2])}]))"
+    )
+    answers = []
+    for order in (numbers, sorted(numbers)):
+        command = [sys.executable, "-c", program, str(folder), json.dumps(order)]
+        answers.append(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
+    assert answers[0] == answers[1]
+    stream = open_stream(folder, 16, samples=1000)
+    assert answers[0] == [stream.fingerprint, {str(n): stream[n].tolist() for n in numbers}]
+
+
+def test_a_stream_pickles_for_loader_processes(folder: Path) -> None:
+    stream = open_stream(folder, 16)
+    copy = pickle.loads(pickle.dumps(stream))  # noqa: S301  (made in this line)
+    assert copy[5].tolist() == stream[5].tolist()
+
+
+def test_the_order_of_version_1_stays_what_it_is(folder: Path) -> None:
+    """A change of these figures breaks every run in flight: it needs a new ORDER_VERSION."""
+    stream = open_stream(folder, 16, samples=5000)
+    firsts = [int(stream[n][0]) for n in (0, 1, 2, 3, 1023, 1024, 4999)]
+    assert firsts == [752, 128, 672, 720, 320, 176, 496]
+    assert stream.fingerprint == "f27f7f659e1f5897a4be2d2331e5d2d6d959126416f0c2a260cc2a8dedc8df89"
+
+
+def test_the_fingerprint_follows_data_weights_seed_length_and_split_but_not_samples(tmp_path: Path) -> None:
+    def fingerprint(name: str, weight: float = 0.5, tokens: int = 100, seed: int = 7, **how: object) -> str:
+        sources = [(name, weight, [50, tokens]), ("b", 0.5, [100, 100])]
+        folder = make_blend(tmp_path / str(next(fresh)), sources, seed=seed, validation=0.5)
+        return open_stream(folder, **{"seq_length": 8, **how}).fingerprint  # type: ignore[arg-type]
+
+    fresh = itertools.count()
+    same = {fingerprint("a"), fingerprint("a", samples=3)}
+    assert len(same) == 1
+    others = [
+        fingerprint("z"),
+        fingerprint("a", weight=0.4),
+        fingerprint("a", tokens=101),
+        fingerprint("a", seed=8),
+        fingerprint("a", seq_length=9),
+        fingerprint("a", split="validation"),
+    ]
+    assert len(same | set(others)) == 7
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "blend.json").unlink(), r"blend\.json: No such file"),
+        (lambda f: (f / "blend.json").write_text("{"), r"blend\.json: Invalid JSON"),
+        (lambda f: (f / "b.bin").unlink(), r"b\.bin: No such file"),
+        (lambda f: (f / "b.idx").unlink(), r"b\.idx: No such file"),
+        (lambda f: (f / "b.bin").write_bytes(b"12"), r"b\.bin: holds 2 bytes where its index says 1800"),
+        (lambda f: _put_another(f, "b"), r"b\.bin: holds 1 documents of 9 tokens"),
+    ],
+)
+def test_a_missing_truncated_or_foreign_file_is_one_failure_that_names_it(
+    folder: Path, spoil: object, message: str
+) -> None:
+    spoil(folder)  # type: ignore[operator]
+    with pytest.raises(Failure, match=message):
+        open_stream(folder, 16)
+
+
+def _put_another(folder: Path, name: str) -> None:
+    make_blend(folder / "x", [(name, 1.0, [9])])
+    for suffix in ("bin", "idx"):
+        (folder / "x" / f"{name}.{suffix}").replace(folder / f"{name}.{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("weight", "name", "message"),
+    [
+        (0.0, "b", r"sources\.1\.weight: |sources: 1: weight: Input should be greater than 0"),
+        (1e-12, "b", "weight 1e-12 of b is under 2..-32 of all; leave it out"),
+        (0.5, "a", "sources share a name: a, a"),
+    ],
+)
+def test_a_blend_that_cannot_be_mixed_is_refused(tmp_path: Path, weight: float, name: str, message: str) -> None:
+    folder = make_blend(tmp_path, [("a", 1.0, [90]), (name, weight, [90])])
+    with pytest.raises(Failure, match=message):
+        open_stream(folder, 16)
+
+
+def test_a_source_too_short_to_validate_is_left_out_of_validation_alone(tmp_path: Path) -> None:
+    folder = make_blend(tmp_path, [("a", 0.9, [100] * 50), ("short", 0.1, [100, 3])], validation=0.02)
+    assert {open_stream(folder, 16, samples=100).locate(n)[0] for n in range(100)} == {0, 1}
+    validation = open_stream(folder, 16, "validation", samples=100)
+    assert [run.name for run in validation.runs] == ["a"]
+    assert {int(validation[n][0]) // 100 for n in range(100)} == {49}
+
+
+# --- the blend -------------------------------------------------------------------------------------------------------
+
+
+@given(total=st.integers(0, 10**15), shares=st.lists(st.integers(1, 10**12), min_size=1, max_size=20))
+def test_an_apportionment_is_whole_and_within_one_of_every_share(total: int, shares: list[int]) -> None:
+    parts = apportion(total, shares)
+    assert sum(parts) == total
+    assert all(abs(part - Fraction(total * share, sum(shares))) < 1 for part, share in zip(parts, shares, strict=True))
+
+
+@given(quotas=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any))
+def test_a_place_in_a_block_is_found_as_if_all_midpoints_were_sorted(quotas: list[int]) -> None:
+    midpoints = [(Fraction(2 * j + 1, 2 * q), k, j) for k, q in enumerate(quotas) for j in range(q)]
+    assert [position_in_block(quotas, p) for p in range(sum(quotas))] == [(k, j) for _, k, j in sorted(midpoints)]
+
+
+@given(shares=weights)
+def test_units_sum_to_two_to_the_32_and_blocks_are_never_in_debt(shares: list[float]) -> None:
+    blender = Blender(shares)
+    assert sum(blender.units) == UNITS
+    assert blender.block >= 1024
+    assert blender.block.bit_count() == 1
+    assert blender.block * min(blender.units) >= UNITS
+
+
+@settings(max_examples=40)
+@given(shares=weights, start=st.integers(0, 10**12), data=st.data())
+def test_any_prefix_and_any_run_of_samples_is_close_to_the_weights(
+    shares: list[float], start: int, data: st.DataObject
+) -> None:
+    """The bounds of the module's docstring, at any place of an endless stream, by exact arithmetic."""
+    blender = Blender(shares)
+    first = start - start % blender.block if data.draw(st.booleans()) else start
+    length = data.draw(st.integers(1, 1500))
+    count, block = len(shares), blender.block
+    taken = [-1] * count
+    for n in range(first, first + length):
+        source, draw = blender.draw(n)
+        assert taken[source] in (-1, draw - 1)  # a source's draws are numbered without a gap
+        taken[source] = draw
+        share = Fraction(blender.units[source], UNITS)
+        prefix = Fraction(3, 2) + Fraction(count, 2) * (share + Fraction(2, block))
+        assert abs(draw + 1 - (n + 1) * share) < prefix
+        assert abs(draw - n * share) < prefix
+    before = apportion(first - first % block, blender.units)
+    assert all(
+        abs(b - (first - first % block) * Fraction(u, UNITS)) < 1 for b, u in zip(before, blender.units, strict=True)
+    )
+
+
+def test_the_papers_blend_stays_within_one_and_a_half_samples_of_its_weights_and_three_over_any_run() -> None:
+    """Measured over 64 blocks: 1.47 and 2.81; what the docstring promises of any blend is 3.0 and 6.0 here."""
+    blender = Blender([weight for weight, _, _ in PAPER.values()])
+    sources = np.array([blender.draw(n)[0] for n in range(64 * 1024)])
+    for k, unit in enumerate(blender.units):
+        drift = np.cumsum(sources == k) - np.arange(1, len(sources) + 1) * (unit / UNITS)
+        assert np.abs(drift).max() < 1.5
+        assert np.ptp(drift) < 3
+
+
+def test_the_papers_blend_gives_the_papers_epochs() -> None:
+    """270 B tokens at a sequence of 2048; printed epochs are rounded from a slightly longer plan (paper.md 4.1)."""
+    blender = Blender([weight for weight, _, _ in PAPER.values()])
+    samples = 270 * 10**9 // 2048
+    drawn = apportion(samples - samples % blender.block, blender.units)
+    for count, (name, (_, printed, billions)) in zip(drawn, PAPER.items(), strict=True):
+        epochs = count * 2048 / (billions * 1e9)
+        assert printed / 1.11 - 0.05 < epochs < printed + 0.1, name
+
+
+def test_the_smallest_weight_there_is_gets_its_one_sample_in_four_billion() -> None:
+    blender = Blender([UNITS - 1.0, 1.0])
+    assert blender.block == UNITS
+    middle = UNITS // 2
+    assert [blender.draw(n) for n in (0, middle - 1)] == [(0, 0), (0, middle - 1)]
+    assert (1, 0) in [blender.draw(n) for n in range(middle - 1, middle + 1)]
+    assert blender.draw(UNITS - 1) == (0, UNITS - 2)
+
+
+# --- the permutation -------------------------------------------------------------------------------------------------
+
+
+@given(size=st.integers(1, 3000), seed=st.integers(), source=st.text(), epoch=st.integers(0, 10**6))
+def test_a_permutation_visits_everything_once(size: int, seed: int, source: str, epoch: int) -> None:
+    permutation = Permutation(size, seed, source, epoch)
+    assert sorted(map(permutation, range(size))) == list(range(size))
+
+
+@given(size=st.integers(1, 1 << 60), position=st.integers(0))
+def test_a_permutation_of_any_size_stays_inside(size: int, position: int) -> None:
+    assert 0 <= Permutation(size, 1, "a", 0)(position % size) < size
+
+
+@pytest.mark.parametrize("size", [3, 5, 12])
+def test_every_place_goes_everywhere_equally_often(size: int) -> None:
+    """Chi-square of place by value over 2,000 epochs: (size - 1)**2 degrees; six standard deviations allowed."""
+    epochs = 2000
+    table = np.zeros((size, size))
+    for epoch in range(epochs):
+        permutation = Permutation(size, 0, "a", epoch)
+        for position in range(size):
+            table[position, permutation(position)] += 1
+    chi_square = ((table - epochs / size) ** 2 / (epochs / size)).sum()
+    degrees = (size - 1) ** 2
+    assert abs(chi_square * (size - 1) / size - degrees) < 6 * np.sqrt(2 * degrees) + degrees * 0.1
+
+
+def test_neighbours_do_not_stay_neighbours() -> None:
+    """|p(i+1) - p(i)| of a random order has mean size / 3; here within four standard errors."""
+    size = 10_007
+    order = np.array([Permutation(size, 5, "a", 0)(i) for i in range(size)])
+    gaps = np.abs(np.diff(order))
+    assert abs(gaps.mean() - size / 3) < 4 * size / np.sqrt(18 * size)
+    assert (gaps == 1).sum() < 20
+
+
+def test_a_stream_is_what_open_stream_gives(folder: Path) -> None:
+    assert isinstance(open_stream(folder, 16), BlendedStream)
