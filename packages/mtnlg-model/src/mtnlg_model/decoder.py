@@ -172,7 +172,7 @@ class Decoder(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """x_SBH after the final norm; ``mask`` as in `functional.attention`, positions counted on from the cache's end."""
+        """x_SBH after the final norm; ``mask`` as in `functional.attention`, positions continue those in ``cache``."""
         if positions_BS is None and cache is not None:
             positions_BS = torch.arange(cache.length, cache.length + tokens_BS.shape[1], device=tokens_BS.device)[None]
         x_SBH = self.embedding(tokens_BS, positions_BS)

@@ -1,0 +1,236 @@
+"""manifest.json: what a checkpoint holds and where. Strict models, checked before a byte of a tensor is read. No torch.
+
+A manifest may come from a stranger. File names cannot leave the folder; shapes are those of its own configuration; the
+pieces of a tensor tile it exactly once; and the bytes that they claim are bounded by the files that are really there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from .boxes import Box, explain_tiling, lengths, volume
+from .config import ModelConfig  # noqa: TC001  (pydantic reads it)
+from .console import Failure
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SlotName = Literal["weight", "master", "exp_avg", "exp_avg_sq"]
+SLOTS: Final[tuple[SlotName, ...]] = ("weight", "master", "exp_avg", "exp_avg_sq")
+MOMENTS: Final[tuple[SlotName, ...]] = ("exp_avg", "exp_avg_sq")
+DtypeName = Literal["F64", "F32", "F16", "BF16"]
+ITEM_BYTES: Final[dict[str, int]] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+MOST_BYTES = 1 << 30
+
+Whole = Annotated[int, Field(ge=0, lt=1 << 62)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=200)]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class CheckpointError(Failure):
+    """A checkpoint that cannot be read or written; the line names folder, file and field."""
+
+
+class Layout(Settings):
+    """How the run that wrote a checkpoint was cut: tensor, pipeline and data parallel sizes."""
+
+    tp: Annotated[int, Field(ge=1)] = 1
+    pp: Annotated[int, Field(ge=1)] = 1
+    dp: Annotated[int, Field(ge=1)] = 1
+
+
+class Progress(Settings):
+    """How far training has come. ``stream`` is the fingerprint of the token stream, which a resume compares."""
+
+    step: Whole
+    samples: Whole
+    tokens: Whole
+    loss: float
+    stream: str
+    layout: Layout
+    validation_loss: float | None = None
+    extra: dict[str, str | int | float] = Field(default_factory=dict)
+
+
+class Piece(Settings):
+    """One entry ``key`` of one file: the box of the tensor, or elements [a, b) of the box's row-major flattening."""
+
+    file: FileName
+    key: str
+    box: Box
+    flat: tuple[Whole, Whole] | None = None
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Shape of the entry in its file."""
+        return lengths(self.box) if self.flat is None else (self.flat[1] - self.flat[0],)
+
+
+class Slot(Settings):
+    """One tensor of a parameter (its weight, its first moment …) in pieces of one dtype."""
+
+    dtype: DtypeName
+    pieces: Annotated[tuple[Piece, ...], Field(min_length=1)]
+
+
+class Entry(Settings):
+    """A parameter: its global shape and its slots."""
+
+    shape: tuple[Whole, ...]
+    slots: dict[SlotName, Slot]
+
+
+class File(Settings):
+    """Length and checksum of one file."""
+
+    bytes: Whole
+    sha256: Hex
+
+
+class Part(Settings):
+    """What one writer has written: the manifest before it is merged."""
+
+    files: dict[FileName, File]
+    tensors: dict[str, Entry]
+
+
+class Manifest(Settings):
+    """The whole. ``checksum`` is over everything else, so that a flipped bit in this file is seen too."""
+
+    format: Literal["mtnlg-checkpoint"] = "mtnlg-checkpoint"
+    version: Literal[1] = 1
+    config: ModelConfig
+    progress: Progress
+    optimizer_steps: Whole
+    files: dict[FileName, File]
+    tensors: dict[str, Entry]
+    checksum: Hex | Literal[""] = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the configuration and all that stands for the weights; optimizer and progress do not enter."""
+        weights = {name: entry.slots["weight"].model_dump(mode="json") for name, entry in sorted(self.tensors.items())}
+        used = {piece.file for entry in self.tensors.values() for piece in entry.slots["weight"].pieces}
+        sums = {name: self.files[name].sha256 for name in sorted(used)}
+        return _sha256([self.config.model_dump(mode="json"), weights, sums])
+
+
+M = TypeVar("M", bound=Settings)
+
+
+def read(path: Path, schema: type[M]) -> M:
+    """Parse a JSON file into ``schema``; ``CheckpointError`` naming the field where it does not fit."""
+    return _parse(_bytes(path), schema, path)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The checked manifest of a checkpoint folder; ``CheckpointError`` naming what is wrong with it."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(f"{directory}: no checkpoint: it has no {MANIFEST}")
+    raw = _bytes(path)
+    manifest = _parse(raw, Manifest, path)
+    content = json.loads(raw)
+    if content.pop("checksum", "") != _sha256(content):
+        raise CheckpointError(f"{path}: checksum: does not match the content; the file was changed or damaged")
+    check(manifest, path)
+    for name, file in manifest.files.items():
+        check_file(directory / name, file)
+    return manifest
+
+
+def sealed(manifest: Manifest) -> str:
+    """The manifest as JSON with its checksum set."""
+    content = manifest.model_dump(mode="json", exclude={"checksum"})
+    return json.dumps({**content, "checksum": _sha256(content)}) + "\n"
+
+
+def check(manifest: Manifest, path: Path) -> None:
+    """Hold the manifest against its own configuration; ``CheckpointError`` at the first thing that cannot be."""
+    _check_names(manifest, path)
+    claimed = dict.fromkeys(manifest.files, 0)
+    keys: set[tuple[str, str]] = set()
+    for name, entry in manifest.tensors.items():
+        for slot_name, slot in entry.slots.items():
+            place = f"{path}: {name}: {slot_name}"
+            for piece in slot.pieces:
+                if piece.file not in claimed:
+                    raise CheckpointError(f"{place}: file {piece.file} is not among files")
+                if (piece.file, piece.key) in keys:
+                    raise CheckpointError(f"{place}: {piece.key} of {piece.file} is used twice")
+                keys.add((piece.file, piece.key))
+            why = explain_tiling(entry.shape, [(piece.box, piece.flat) for piece in slot.pieces])
+            if why:
+                raise CheckpointError(f"{place}: {why}")
+            for piece in slot.pieces:
+                first, last = piece.flat or (0, volume(piece.box))
+                claimed[piece.file] += (last - first) * ITEM_BYTES[slot.dtype]
+    for name, size in claimed.items():
+        if size > manifest.files[name].bytes:
+            raise CheckpointError(
+                f"{path}: files.{name}: {manifest.files[name].bytes} bytes cannot hold pieces of {size}"
+            )
+
+
+def check_file(path: Path, file: File) -> None:
+    """Hold a file's kind and length against the manifest, without opening it."""
+    try:
+        found = path.lstat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path}: is no plain file; a checkpoint holds neither links nor devices")
+    if found.st_size != file.bytes:
+        raise CheckpointError(f"{path}: {found.st_size} bytes where {MANIFEST} says {file.bytes}")
+
+
+def _check_names(manifest: Manifest, path: Path) -> None:
+    config = manifest.config
+    # Count before listing: a lie about layers must not build a list of its length.
+    expected = config.layers * len(config.layer_shapes()) + len(config.outer_shapes())
+    shapes = config.parameter_shapes() if len(manifest.tensors) == expected else {}
+    if shapes.keys() != manifest.tensors.keys():
+        odd = sorted(shapes.keys() ^ manifest.tensors.keys())[:3]
+        raise CheckpointError(f"{path}: tensors: {len(manifest.tensors)} where config has {expected}; look at {odd}")
+    if TOKENIZER not in manifest.files:
+        raise CheckpointError(f"{path}: files: {TOKENIZER} is missing")
+    moments = {slot in entry.slots for entry in manifest.tensors.values() for slot in MOMENTS}
+    if len(moments) > 1:
+        raise CheckpointError(f"{path}: tensors: only some of them have {' and '.join(MOMENTS)}")
+    for name, entry in manifest.tensors.items():
+        if entry.shape != shapes[name]:
+            raise CheckpointError(f"{path}: {name}: shape {list(entry.shape)} where config has {list(shapes[name])}")
+        if "weight" not in entry.slots:
+            raise CheckpointError(f"{path}: {name}: weight is missing")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if path.lstat().st_size > MOST_BYTES:
+            raise CheckpointError(f"{path}: larger than {MOST_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+
+
+def _parse(raw: bytes, schema: type[M], path: Path) -> M:
+    try:
+        return schema.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        given = repr(first["input"])
+        shown = f" = {given}" if len(given) <= 60 else ""
+        raise CheckpointError(f"{path}: {field}{shown}: {first['msg']}") from None
+
+
+def _sha256(content: Any) -> str:  # noqa: ANN401  (any JSON value)
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

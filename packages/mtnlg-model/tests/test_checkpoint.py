@@ -1,0 +1,169 @@
+"""Round trips: whatever is written in pieces is read back whole, in any other pieces."""
+
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mtnlg_model import boxes
+from mtnlg_model.boxes import Box
+from mtnlg_model.checkpoint import (
+    SLOTS,
+    Checkpoint,
+    CheckpointError,
+    CheckpointWriter,
+    Layout,
+    Progress,
+    SlotName,
+    latest,
+    load,
+    publish,
+    retain,
+    save,
+)
+from mtnlg_model.config import ModelConfig, preset
+from mtnlg_model.decoder import Decoder
+
+SMALL = ModelConfig(layers=1, hidden=6, heads=2, sequence=5, vocabulary=7, dropout=0.0, attention_dropout=0.0)
+PROGRESS = Progress(step=3, samples=24, tokens=120, loss=2.5, stream="f00d", layout=Layout(tp=2, pp=1, dp=2))
+
+
+def tokenizer(folder: Path) -> Path:
+    path = folder / "tokenizer.json"
+    path.write_text("{}")
+    return path
+
+
+def index(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+@st.composite
+def tilings(draw: st.DrawFn, box: Box) -> list[Box]:
+    """A box cut again and again at random places on random axes."""
+    axes = [axis for axis, (start, stop) in enumerate(box) if stop - start > 1]
+    if not axes or draw(st.integers(0, 2)) == 0:
+        return [box]
+    axis = draw(st.sampled_from(axes))
+    place = draw(st.integers(box[axis][0] + 1, box[axis][1] - 1))
+    halves = ((box[axis][0], place), (place, box[axis][1]))
+    return [piece for half in halves for piece in draw(tilings((*box[:axis], half, *box[axis + 1 :])))]
+
+
+@st.composite
+def flats(draw: st.DrawFn, box: Box) -> list[tuple[int, int] | None]:
+    """A box whole, or cut into flat ranges as ZeRO does."""
+    if draw(st.booleans()):
+        return [None]
+    cuts = sorted(draw(st.sets(st.integers(1, boxes.volume(box)), max_size=4)) | {boxes.volume(box)})
+    return [(first, last) for first, last in zip([0, *cuts], cuts, strict=False)]
+
+
+@st.composite
+def sub_boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
+    cuts = [sorted((draw(st.integers(0, size)), draw(st.integers(0, size)))) for size in shape]
+    return tuple((start, stop) for start, stop in cuts)
+
+
+def random_tensors(dtype: torch.dtype) -> dict[tuple[str, SlotName], Tensor]:
+    slots = [slot for slot in SLOTS if not (slot == "master" and dtype == torch.float32)]
+    generator = torch.Generator().manual_seed(0)
+    return {
+        (name, slot): torch.randn(shape, generator=generator).to(dtype if slot == "weight" else torch.float32)
+        for name, shape in SMALL.parameter_shapes().items()
+        for slot in slots
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_any_box_is_read_back_however_a_tensor_was_cut_among_writers(data: st.DataObject, dtype: torch.dtype) -> None:
+    tensors = random_tensors(dtype)
+    cut = data.draw(st.lists(st.sampled_from(sorted(tensors)), min_size=1, max_size=3, unique=True))
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        writers = {letter: CheckpointWriter(folder, 3, letter) for letter in "abc"}
+        for key, tensor in tensors.items():
+            whole = tuple((0, size) for size in tensor.shape)
+            for box in data.draw(tilings(whole)) if key in cut else [whole]:
+                for flat in data.draw(flats(box)) if key in cut else [None]:
+                    piece = tensor[index(box)] if flat is None else tensor[index(box)].flatten()[slice(*flat)]
+                    writer = writers[data.draw(st.sampled_from("abc")) if key in cut else "a"]
+                    writer.add(key[0], tensor.shape, key[1], index(box), piece, flat)
+        for writer in writers.values():
+            writer.close()
+        checkpoint = Checkpoint.open(publish(folder, 3, sorted(writers), SMALL, PROGRESS, tokenizer(folder)))
+        checkpoint.verify()
+        for (name, slot), tensor in tensors.items():
+            assert torch.equal(checkpoint.tensor(name, slot=slot), tensor)
+        for name, slot in cut:
+            box = data.draw(sub_boxes(checkpoint.shape(name)))
+            assert torch.equal(checkpoint.tensor(name, index(box), slot), tensors[name, slot][index(box)])
+
+
+@given(data=st.data())
+def test_a_fragment_is_boxes_that_lie_one_after_the_other(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    first, last = sorted((data.draw(st.integers(0, math.prod(shape))), data.draw(st.integers(0, math.prod(shape)))))
+    numbers = torch.arange(math.prod(shape)).reshape(shape)
+    parts = sorted(boxes.fragment(tuple((0, size) for size in shape), first, last), key=lambda part: part[1])
+    found = [numbers[index(box)].flatten() for box, _ in parts if boxes.volume(box)]
+    assert torch.equal(torch.cat([*found, numbers.new_empty(0)]), torch.arange(first, last))
+    assert len(parts) <= 2 * len(shape) - 1
+
+
+def test_a_whole_model_with_its_optimizer_comes_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    decoder = Decoder(preset("tiny"))
+    optimizer = torch.optim.AdamW(decoder.parameters())
+    for _ in range(2):
+        decoder(torch.randint(0, 512, (2, 8))).square().mean().backward()
+        optimizer.step()
+    path = save(decoder, tmp_path, 2, PROGRESS, tokenizer(tmp_path), optimizer)
+    checkpoint = Checkpoint.open(path)
+    assert checkpoint.progress == PROGRESS
+    assert checkpoint.tokenizer_path.read_text() == "{}"
+    twin = Decoder(preset("tiny"), seed=7)
+    its_optimizer = torch.optim.AdamW(twin.parameters())
+    load(twin, checkpoint, its_optimizer)
+    for mine, its in zip(decoder.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, its)
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[mine][key], its_optimizer.state[its][key])
+    assert checkpoint.optimizer_steps == 2
+
+
+def test_latest_and_retain_see_only_whole_checkpoints(tmp_path: Path) -> None:
+    decoder = Decoder(SMALL)
+    assert latest(tmp_path) is None
+    for step in (1, 2, 10):
+        save(decoder, tmp_path, step, PROGRESS, tokenizer(tmp_path))
+    (tmp_path / "step-11").mkdir()
+    (tmp_path / "step-12.tmp").mkdir()
+    (tmp_path / "step-9.tmp").mkdir()
+    assert latest(tmp_path) == tmp_path / "step-10"
+    retain(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-10", "step-11", "step-12.tmp", "step-2"]
+
+
+def test_the_digest_changes_with_any_byte_of_a_weight_and_not_with_the_optimizer(tmp_path: Path) -> None:
+    decoder = Decoder(SMALL)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=0.0)
+    first = Checkpoint.open(save(decoder, tmp_path, 1, PROGRESS, tokenizer(tmp_path))).digest
+    decoder(torch.randint(0, 7, (1, 5))).sum().backward()
+    optimizer.step()
+    assert Checkpoint.open(save(decoder, tmp_path, 2, PROGRESS, tokenizer(tmp_path), optimizer)).digest == first
+    with torch.no_grad():
+        next(decoder.parameters())[0, 0] += 1
+    assert Checkpoint.open(save(decoder, tmp_path, 3, PROGRESS, tokenizer(tmp_path))).digest != first
+
+
+def test_a_step_that_exists_is_not_written_again(tmp_path: Path) -> None:
+    save(Decoder(SMALL), tmp_path, 1, PROGRESS, tokenizer(tmp_path))
+    with pytest.raises(CheckpointError, match="step-1: exists already; remove it"):
+        CheckpointWriter(tmp_path, 1, "rank-0")
