@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +25,39 @@ SCHEMA = pa.schema(
     ]
 )
 ROWS_A_GROUP = 4096
+CHARACTERS_A_GROUP = 16_000_000
+
+
+class Document(NamedTuple):
+    """One row of ``SCHEMA``."""
+
+    id: str
+    source: str
+    text: str
+    url: str | None = None
+    language: str | None = None
+    score: float | None = None
+
+
+def batches(documents: Iterable[Document]) -> Iterator[pa.RecordBatch]:
+    """Gather documents into record batches of at most a row group, by number and by length."""
+    rows: list[Document] = []
+    characters = 0
+    for document in documents:
+        rows.append(document)
+        characters += len(document.text)
+        if len(rows) == ROWS_A_GROUP or characters >= CHARACTERS_A_GROUP:
+            yield _batch(rows)
+            rows, characters = [], 0
+    if rows:
+        yield _batch(rows)
+
+
+def _batch(rows: list[Document]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA
+    )
 
 
 def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:

@@ -1,0 +1,190 @@
+"""Records → documents: the text of HTML pages without boilerplate, and the language of every document.
+
+As in paper.md 4.2: pycld2 reads the *HTML* and keeps pages whose first language is English before the costly part
+begins; jusText with its English stop list and its defaults then drops boilerplate paragraphs. Texts that come as text
+pass through with their language noted; whether it matters is a rule of ``clean``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import justext
+import lxml.etree
+import pycld2
+from pydantic import PositiveInt
+
+from .document import Document, batches, write_documents
+from .engine import key_of, run_units
+from .funnel import Tally, stage
+from .settings import Settings
+from .sources import LARGEST, Dropped, Record, SourceFile, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from .engine import Engine, Summary
+
+ENGLISH = "en"
+UNKNOWN = "un"
+META_CHARSET = re.compile(rb"<meta[^>]{0,256}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
+META_WITHIN = 2048
+MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+#: Codecs of Python that are no character sets of the web, some of them slow on purpose-built input.
+NOT_OF_THE_WEB = {"idna", "mbcs", "oem", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"}
+LATIN_1 = {"ascii", "iso8859-1"}
+WINDOWS = "cp1252"
+#: C0, DEL and C1 controls but for tab, line feed, form feed and carriage return: cld2 refuses them.
+CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")
+NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\ufffd]")
+SAMPLE = 1 << 16
+MOST_NOT_TEXT = 0.01
+
+
+class ExtractSettings(Settings):
+    """How records become documents."""
+
+    largest: PositiveInt = LARGEST  # bytes of the longest record that is read
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Unit: one source file → one shard."""
+
+    file: SourceFile
+    state: tuple[int, int]  # size and time of change: a checksum would read every crawl file twice
+    settings: ExtractSettings
+    output: Path
+
+    @property
+    def key(self) -> str:
+        """See ``Unit``."""
+        file = self.file
+        how = (file.source, file.name, file.kind, file.field, file.subset)
+        return key_of("extract", how, self.state, self.settings.model_dump())
+
+
+def extract(files: Sequence[SourceFile], out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
+    """Write ``out/<source>-<number>.parquet`` for every file; returns the stage's account with ``languages``."""
+    numbers: Counter[str] = Counter()
+    units = []
+    for file in files:
+        status = file.path.stat()
+        output = out / f"{file.source}-{numbers[file.source]:05d}.parquet"
+        units.append(Extraction(file, (status.st_size, status.st_mtime_ns), settings, output))
+        numbers[file.source] += 1
+    summaries = run_units(engine, extract_file, units, "extract")
+    languages: Counter[str] = Counter()
+    for summary in summaries:
+        languages.update(summary["languages"])
+    return {**stage("extract", summaries, list(numbers)), "languages": dict(languages.most_common())}
+
+
+def extract_file(unit: Extraction) -> Summary:
+    """Run one unit."""
+    tally = Tally(unit.file.source)
+    languages: Counter[str] = Counter()
+    write_documents(unit.output, batches(_documents(unit, tally, languages)))
+    return {**tally.summary(), "languages": dict(sorted(languages.items()))}
+
+
+def _documents(unit: Extraction, tally: Tally, languages: Counter[str]) -> Iterator[Document]:
+    file = unit.file
+    for item in read_records(file, unit.settings.largest):
+        if isinstance(item, Dropped):
+            if item.what is None:
+                tally.drop(0, item.reason)
+            else:
+                tally.fail(item.reason, item.where, item.what)
+            continue
+        try:
+            text, language, length, reason = _text_of(item)
+        except (ValueError, RecursionError, lxml.etree.LxmlError) as error:
+            tally.fail("not_extracted", f"{file.path.name}: record {item.place}", f"{type(error).__name__}: {error}")
+            continue
+        languages.update([language] if language else [])
+        if reason is not None:
+            tally.drop(length, reason)
+            continue
+        tally.keep(length, len(text))
+        yield Document(f"{file.source}/{file.name}/{item.place}", file.source, text, item.url, language)
+
+
+def _text_of(record: Record) -> tuple[str, str | None, int, str | None]:
+    """Text, language, length as it came, and the reason to drop it, if there is one."""
+    if isinstance(record.content, str):
+        text = record.content
+        return (text, language_of(text), len(text), None) if text.strip() else ("", None, len(text), "empty")
+    html = decode(record.content, record.charset)
+    if not is_text(html):
+        return "", None, len(html), "not_text"
+    language = language_of(html, html=True)
+    if language != ENGLISH:
+        return "", language, len(html), "not_english"
+    text = main_text(html)
+    return text, language, len(html), None if text else "empty"
+
+
+def decode(page: bytes, declared: str | None) -> str:
+    """The page as text: by its byte order mark, HTTP's charset, its <meta>, UTF-8; else as a browser guesses.
+
+    A page that none of them reads without error is read as it declared with replacement characters, or, where it
+    declared nothing, as Windows-1252, which undeclared English pages are.
+    """
+    meta = META_CHARSET.search(page, 0, META_WITHIN)
+    marked = next((codec for mark, codec in MARKS if page.startswith(mark)), None)
+    named = [marked, declared, meta and meta[1].decode("ascii"), "utf-8"]
+    codecs_known = [codec for name in named if name and (codec := _codec(name))]
+    for codec in codecs_known:
+        try:
+            return page.decode(codec)
+        except (UnicodeError, LookupError):
+            continue
+    first = codecs_known[0] if len(codecs_known) > 1 else WINDOWS
+    return page.decode(first, "replace")
+
+
+def _codec(name: str) -> str | None:
+    """Python's codec for a charset label of the web, where Latin-1 means Windows-1252; None where there is none."""
+    try:
+        codec = codecs.lookup(name).name
+        "".encode(codec)  # a codec from bytes to bytes, such as zip, is none of text
+    except (LookupError, ValueError, TypeError):
+        return None
+    return None if codec in NOT_OF_THE_WEB else WINDOWS if codec in LATIN_1 else codec
+
+
+def is_text(text: str) -> bool:
+    """Whether the beginning holds next to no control or replacement characters."""
+    sample = text[:SAMPLE]
+    return len(NOT_TEXT.findall(sample)) <= MOST_NOT_TEXT * len(sample)
+
+
+def language_of(text: str, *, html: bool = False) -> str:
+    """The first language that cld2 finds, as its code; ``un`` where it finds none."""
+    try:
+        _, _, found = pycld2.detect(text.encode(errors="replace"), isPlainText=not html)
+    except pycld2.error:
+        try:
+            stripped = CONTROLS.sub("", text)
+            _, _, found = pycld2.detect(stripped.encode(errors="replace"), isPlainText=not html)
+        except pycld2.error:
+            return UNKNOWN
+    return str(found[0][1])
+
+
+def main_text(html: str) -> str:
+    """The paragraphs that jusText does not take for boilerplate, parted by blank lines."""
+    paragraphs = justext.justext(html, _stop_words())
+    return "\n\n".join(paragraph.text for paragraph in paragraphs if not paragraph.is_boilerplate)
+
+
+@cache
+def _stop_words() -> frozenset[str]:
+    return frozenset(justext.get_stoplist("English"))

@@ -1,0 +1,77 @@
+"""JSON lines, plain or compressed with gzip or zstandard: one object a line, its text under a key."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import orjson
+import zstandard
+
+from .record import Dropped, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+URL_KEYS = ("url", "uri")
+
+
+def read_jsonl(path: Path, field: str, largest: int) -> Iterator[Record | Dropped]:
+    """The objects of a file; the text is the string under ``field``."""
+    for item in read_objects(path, largest):
+        if isinstance(item, Dropped):
+            yield item
+            continue
+        number, row = item
+        text = row.get(field)
+        if isinstance(text, str):
+            yield Record(number, text, next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None))
+        else:
+            yield Dropped("no_text", f"{path.name}: line {number + 1}", f"no string under {field!r}")
+
+
+def read_objects(path: Path, largest: int) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
+    """The objects of a file with their line numbers, counted from 0. Blank lines are no lines of data."""
+    number = -1
+    with open_lines(path) as file:
+        while True:
+            number += 1
+            where = f"{path.name}: line {number + 1}"
+            try:
+                line = file.readline(largest + 1)
+                too_long = len(line) > largest
+                while len(line) > largest and not line.endswith(b"\n"):
+                    line = file.readline(largest + 1)
+            except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+                yield Dropped("unreadable", where, f"{error}; the rest of the file is lost")
+                return
+            if not line:
+                return
+            if too_long:
+                yield Dropped("too_large", where, f"longer than {largest} bytes")
+            elif not line.isspace():
+                yield _parsed(line, number, where)
+
+
+def _parsed(line: bytes, number: int, where: str) -> tuple[int, dict[str, Any]] | Dropped:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return Dropped("not_json", where, str(error))
+    return (number, row) if isinstance(row, dict) else Dropped("not_json", where, "not an object")
+
+
+@contextmanager
+def open_lines(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of lines by its suffix: .gz, .zst, or anything else as it is."""
+    with path.open("rb") as raw:
+        if path.suffix == ".gz":
+            yield cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
+        elif path.suffix == ".zst":
+            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+        else:
+            yield raw

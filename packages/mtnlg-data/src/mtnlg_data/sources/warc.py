@@ -1,0 +1,119 @@
+"""WARC: the HTML pages of a crawl, through fastwarc.
+
+fastwarc reads fast but takes a record at its word: a payload that ends early is handed out short, a length that lies
+shifts all that follows, and a broken gzip member ends the file. This adapter holds every record until the next has
+begun where the first said it would, and after a broken one searches for the next beginning: a gzip member or a line
+``WARC/1``, so one bad record costs one record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, BinaryIO
+
+from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
+
+from .record import Dropped, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HTML = {"text/html", "application/xhtml+xml"}
+GZIP_MEMBER = b"\x1f\x8b\x08"
+RECORD = b"WARC/1."
+CHUNK = 1 << 20
+OK = 200
+
+
+def read_warc(path: Path, largest: int) -> Iterator[Record | Dropped]:
+    """The pages of a WARC file, plain or compressed: responses of status 200 and an HTML type, decoded of transfer."""
+    with path.open("rb") as file:
+        beginning = GZIP_MEMBER if file.read(3) == GZIP_MEMBER else RECORD
+        for place, record in enumerate(_whole_records(file, path.name, beginning, largest)):
+            if isinstance(record, Dropped):
+                yield record
+            elif record.record_type == WarcRecordType.response:
+                yield _page(record, place, f"{path.name}: byte {record.stream_pos}", largest)
+
+
+def _page(record: WarcRecord, place: int, where: str, largest: int) -> Record | Dropped:
+    try:
+        record.parse_http(auto_decode="all")
+        status = record.http_headers.status_code if record.http_headers else None
+        if status != OK:
+            return Dropped("http_status", where)
+        if record.http_content_type not in HTML:
+            return Dropped("not_html", where)
+        content = record.reader.read(largest + 1)
+    except (OSError, ValueError) as error:
+        return Dropped("bad_http", where, str(error))
+    if len(content) > largest:
+        return Dropped("too_large", where, f"longer than {largest} bytes")
+    return Record(place, content, (record.headers.get("WARC-Target-URI") or "").strip("<>"), record.http_charset)
+
+
+def _whole_records(file: BinaryIO, name: str, beginning: bytes, largest: int) -> Iterator[WarcRecord | Dropped]:
+    start: int | None = 0
+    sound = True
+    while start is not None:
+        broken = -1
+        file.seek(start)
+        for record in _records_until_broken(file, largest):
+            if isinstance(record, WarcRecord):
+                sound = True
+                yield record
+            else:
+                broken, reason, what = record
+                if sound:  # a search that stumbles over what is no beginning is still the same bad record
+                    yield Dropped(reason, f"{name}: byte {broken}", what)
+                sound = False
+        start = _next_beginning(file, beginning, max(broken, start) + 1) if broken >= 0 else None
+
+
+def _records_until_broken(file: BinaryIO, largest: int) -> Iterator[WarcRecord | tuple[int, str, str]]:
+    """Whole records from here on, frozen; last, where one is broken, its offset, a reason and what is wrong."""
+    held: WarcRecord | None = None
+    offset = file.tell()
+    try:
+        for record in ArchiveIterator(file, parse_http=False):
+            if held is not None:
+                yield held
+            held, offset = None, record.stream_pos
+            length = record.content_length
+            if length > largest:
+                yield offset, "too_large", f"its Content-Length is {length}"
+                return
+            if "Content-Length" not in record.headers:
+                yield offset, "truncated", "its header breaks off"
+                return
+            record.freeze()
+            if record.content_length < length:
+                yield offset, "truncated", f"its Content-Length is {length}, but {record.content_length} bytes follow"
+                return
+            held = record
+    except OSError as error:
+        if held is None:
+            yield offset, "unreadable", str(error)
+        elif "WARC header" in str(error):  # no record begins where this one said that it ends
+            yield offset, "bad_length", str(error)
+        else:
+            yield held
+            yield offset, "unreadable", f"behind the record at this place: {error}"
+        return
+    if held is not None:
+        yield held
+
+
+def _next_beginning(file: BinaryIO, beginning: bytes, start: int) -> int | None:
+    """The offset of the next ``beginning`` at or after ``start``."""
+    file.seek(start)
+    window = b""
+    while chunk := file.read(CHUNK):
+        window += chunk
+        found = window.find(beginning)
+        if found >= 0:
+            return start + found
+        keep = len(beginning) - 1
+        start += len(window) - keep
+        window = window[-keep:]
+    return None
