@@ -97,7 +97,7 @@ class Attention(nn.Module):
     def forward(self, x_SBH: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
         """x_SBH → x_SBH; rows of ``qkv`` are q, k, v of head 0, then of head 1, as Megatron orders them."""
         qkv_SBF = self.qkv(x_SBH) + self.qkv.bias
-        heads = qkv_SBF.unflatten(-1, (-1, 3 * self.head_size)).permute(1, 2, 0, 3)
+        heads = qkv_SBF.view(*qkv_SBF.shape[:2], -1, 3 * self.head_size).permute(1, 2, 0, 3)
         q_BNSD, k_BNSD, v_BNSD = heads.split(self.head_size, dim=-1)
         scale = functional.attention_scale(self.head_size)
         if self.layer_scale != 1:

@@ -11,18 +11,21 @@ import hashlib
 import json
 import os
 import struct
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from .manifest import ITEM_BYTES, CheckpointError, DtypeName, File, Whole
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from concurrent.futures import Future
+    from io import FileIO
     from pathlib import Path
 
     from torch import Tensor
@@ -36,6 +39,14 @@ DTYPES: Final[dict[DtypeName, torch.dtype]] = {
 NAMES: Final[dict[torch.dtype, DtypeName]] = {dtype: name for name, dtype in DTYPES.items()}
 MOST_HEADER_BYTES = 100_000_000
 CHUNK_BYTES = 8 << 20
+CHUNKS_BEHIND = 8
+
+
+class Kind(NamedTuple):
+    """What an entry will be, before its data is there."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 class Stored(Settings):
@@ -46,30 +57,58 @@ class Stored(Settings):
     data_offsets: tuple[Whole, Whole]
 
 
-_HEADER = TypeAdapter(dict[str, Stored | Annotated[dict[str, str], Field()]])
+_HEADER = TypeAdapter(dict[str, Stored | dict[str, str]])
 
 
-def write(path: Path, tensors: Mapping[str, Tensor]) -> File:
-    """Write these CPU tensors as one synced safetensors file; its length and SHA-256."""
+def write(path: Path, kinds: Mapping[str, Kind], tensor: Callable[[str], Tensor]) -> File:
+    """Write one synced safetensors file of entries so typed and shaped; its length and SHA-256.
+
+    ``tensor`` gives one entry after the other, contiguous and on the CPU, so that a file may be larger than memory.
+    """
     # Widest items first, as the format asks, so that each stays aligned.
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
-    header, offset = {}, 0
-    for key, tensor in ordered:
-        end = offset + tensor.numel() * tensor.element_size()
-        header[key] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+    ordered = sorted(kinds.items(), key=lambda kind: -kind[1].dtype.itemsize)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for key, kind in ordered:
+        end = offset + prod(kind.shape) * kind.dtype.itemsize
+        header[key] = {"dtype": NAMES[kind.dtype], "shape": list(kind.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    checksum = hashlib.sha256()
-    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1, "checksum") as hashing:
-        for block in (memoryview(struct.pack("<Q", len(text)) + text), *(_bytes(tensor) for _, tensor in ordered)):
-            for start in range(0, len(block), CHUNK_BYTES):
-                chunk = block[start : start + CHUNK_BYTES]
-                hashing.submit(checksum.update, chunk)
-                while chunk:
-                    chunk = chunk[file.write(chunk) :]
+    with path.open("wb", buffering=0) as file, _Hashing() as hashing:
+        _put(file, hashing, memoryview(struct.pack("<Q", len(text)) + text))
+        for key, _ in ordered:
+            _put(file, hashing, _bytes(tensor(key)))
         os.fsync(file.fileno())
-    return File(bytes=8 + len(text) + offset, sha256=checksum.hexdigest())
+    return File(bytes=8 + len(text) + offset, sha256=hashing.checksum.hexdigest())
+
+
+class _Hashing:
+    """SHA-256 in a thread beside the writing, a few chunks behind it at most, so that their tensors can be freed."""
+
+    def __init__(self) -> None:
+        self.checksum = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1, "checksum")
+        self._behind: deque[Future[None]] = deque()
+
+    def add(self, chunk: memoryview) -> None:
+        self._behind.append(self._thread.submit(self.checksum.update, chunk))
+        if len(self._behind) > CHUNKS_BEHIND:
+            self._behind.popleft().result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+
+def _put(file: FileIO, hashing: _Hashing, block: memoryview) -> None:
+    for start in range(0, len(block), CHUNK_BYTES):
+        chunk = block[start : start + CHUNK_BYTES]
+        hashing.add(chunk)
+        while chunk:
+            chunk = chunk[file.write(chunk) :]
 
 
 class TensorFile:

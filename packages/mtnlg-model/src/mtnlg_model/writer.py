@@ -24,7 +24,7 @@ from .manifest import (
     read,
     sealed,
 )
-from .tensorfile import NAMES
+from .tensorfile import NAMES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,8 @@ class CheckpointWriter:
         group, self._filling[kind] = self._filling[kind], {}
         file = f"{self._writer}.{kind}-{self._numbers[kind]}.safetensors"
         self._numbers[kind] += 1
-        future = self._thread.submit(tensorfile.write, self._folder / file, group)
+        kinds = {key: Kind(tensor.dtype, tuple(tensor.shape)) for key, tensor in group.items()}
+        future = self._thread.submit(tensorfile.write, self._folder / file, kinds, group.__getitem__)
         self._written[file], self._waiting[future] = future, _size(group)
         while self._backlog is not None and sum(self._waiting.values()) > self._backlog:
             done, _ = wait([next(iter(self._waiting))])
