@@ -1,0 +1,155 @@
+"""Documents → MinHash signatures → one 64-bit key a band: the state that deduplication keeps of every document.
+
+    shingle    hash of n words (or characters) in a row of the lower-cased text
+    MinHash    h_p(document) = min over its shingles x of a_p fmix32(x) + b_p mod 2**32, a_p odd
+    band key   hash of the ``rows`` values of one band
+
+This is the scheme "affine32" of datasketch 2, bit for bit, permutations included. A text of fewer than n words is one
+shingle; a text without words has none, and is nobody's duplicate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from mtnlg_data.compiled import compiled
+from mtnlg_data.document import read_documents
+from mtnlg_data.engine import key_of
+from mtnlg_data.files import replacing
+from mtnlg_data.words import code_points, mix, runs_of, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from mtnlg_data.engine import Summary
+    from mtnlg_data.shards import Shard
+
+ShingleKind = Literal["word", "character"]
+
+EMPTY = np.uint32(0xFFFFFFFF)
+NO_KEY = np.uint64(0)
+SHINGLES_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """Unit: one shard → uint64[bands, documents], the band keys; ``NO_KEY`` where a document has no shingle."""
+
+    shard: Shard
+    kind: ShingleKind
+    length: int
+    bands: int
+    rows: int
+    seed: int
+    output: Path
+
+    @cached_property
+    def key(self) -> str:
+        """See ``Unit``."""
+        return key_of("signatures", self.shard.checksum, self.kind, self.length, self.bands, self.rows, self.seed)
+
+
+def sign(unit: Signatures) -> Summary:
+    """Run one unit."""
+    a, b = permutations(unit.bands * unit.rows, unit.seed)
+    keys = np.empty((unit.bands, unit.shard.rows), np.uint64)
+    done = 0
+    for batch in read_documents(unit.shard.path, ["text"]):
+        values, bounds = shingles(batch["text"].to_pylist(), unit.kind, unit.length)
+        signatures = minhash((values >> np.uint64(32)).astype(np.uint32), bounds, a, b)
+        keys[:, done : done + len(signatures)] = band_keys(signatures, unit.bands).T
+        keys[:, done : done + len(signatures)][:, bounds[1:] == bounds[:-1]] = NO_KEY
+        done += len(signatures)
+    with replacing(unit.output) as file:
+        np.save(file, keys)
+    return {"documents": done}
+
+
+def shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The shingles of all texts, and the bounds of each text's among them (one more than texts); repeats included."""
+    lowered = [text.lower() for text in texts]
+    if kind == "word":
+        hashes, _, _, bounds = words_of(lowered)
+    else:
+        spaced = [" ".join(text.split()) for text in lowered]
+        hashes = mix(code_points("".join(spaced)).astype(np.uint64))
+        bounds = np.concatenate([[0], np.cumsum([len(text) for text in spaced], dtype=np.int64)])
+    return _within(hashes, bounds, length)
+
+
+def _within(
+    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], length: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Runs of ``length`` that stay inside their text; a shorter text is one run as it is."""
+    counts = np.diff(bounds)
+    short = np.flatnonzero((counts > 0) & (counts < length))
+    sizes = np.maximum(counts - length + 1, 0)
+    sizes[short] = 1
+    out = np.concatenate([[0], np.cumsum(sizes)])
+    runs = runs_of(hashes, length)
+    is_inside = np.arange(len(runs)) + length <= np.repeat(bounds[1:], counts)[: len(runs)]
+    values = np.empty(out[-1], np.uint64)
+    is_run = np.ones(len(values), np.bool_)
+    is_run[out[short]] = False
+    values[is_run] = runs[is_inside]
+    for text in short:
+        values[out[text]] = runs_of(hashes[bounds[text] : bounds[text + 1]], int(counts[text]))[0]
+    return values, out
+
+
+def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The multipliers a (odd) and the offsets b of ``count`` permutations, as datasketch 2 draws them."""
+    draw = np.random.RandomState(seed)  # its stream is frozen, and datasketch's
+    a = draw.randint(0, 1 << 31, count, np.uint32) * np.uint32(2) + np.uint32(1)
+    return a, draw.randint(0, 1 << 32, count, np.uint32)
+
+
+def _minhash_by_arrays(
+    values: NDArray[np.uint32], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    values = values ^ (values >> np.uint32(16))
+    values = values * np.uint32(0x85EBCA6B)
+    values = values ^ (values >> np.uint32(13))
+    values = values * np.uint32(0xC2B2AE35)
+    values = values ^ (values >> np.uint32(16))
+    signatures = np.full((len(bounds) - 1, len(a)), EMPTY)
+    for text in range(len(bounds) - 1):
+        for begin in range(bounds[text], bounds[text + 1], SHINGLES_AT_ONCE):
+            some = values[begin : min(begin + SHINGLES_AT_ONCE, bounds[text + 1]), None]
+            np.minimum(signatures[text], (some * a + b).min(axis=0), out=signatures[text])
+    return signatures
+
+
+@compiled(instead=_minhash_by_arrays)
+def minhash(
+    values: NDArray[np.uint32], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    """Signatures [texts, permutations] of 32-bit shingle hashes; all ones where a text has none."""
+    signatures = np.full((len(bounds) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
+    for text in range(len(bounds) - 1):
+        signature = signatures[text]
+        for place in range(bounds[text], bounds[text + 1]):
+            h = values[place]
+            h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+            h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+            h = np.uint32(h ^ (h >> np.uint32(16)))
+            for p in range(len(a)):
+                value = np.uint32(a[p] * h + b[p])
+                signature[p] = min(signature[p], value)
+    return signatures
+
+
+def band_keys(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
+    """One key a band, [texts, bands], never ``NO_KEY``: two texts share it where they agree in all rows of the band."""
+    by_band = signatures.reshape(len(signatures), bands, -1).astype(np.uint64)
+    total = np.zeros(by_band.shape[:2], np.uint64)
+    for row in range(by_band.shape[2]):
+        total = mix(total + by_band[:, :, row] + np.uint64(1))
+    return np.maximum(total, np.uint64(1))

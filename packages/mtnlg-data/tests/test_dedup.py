@@ -1,0 +1,240 @@
+"""Deduplication from shards to shards: what it finds, what it keeps, and that nothing but the input moves a byte."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from mtnlg_data.dedup import DeduplicateSettings, deduplicate
+from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.engine import Local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mtnlg_data.engine import Summary, U
+
+SAMPLES = Path(__file__).parents[4] / "shared" / "data" / "near_duplicates"
+WORDS = DeduplicateSettings(shingle_length=1)
+
+
+def write_shards(folder: Path, documents: Sequence[Document], shards: int = 1) -> list[Path]:
+    """The documents of each source over ``shards`` files in turn."""
+    paths = []
+    for source in dict.fromkeys(document.source for document in documents):
+        own = [document for document in documents if document.source == source]
+        for number in range(shards):
+            path = folder / f"{source}-{number:05d}.parquet"
+            write_documents(path, batches(own[number::shards]))
+            paths.append(path)
+    return paths
+
+
+def run(
+    shards: Sequence[Path], out: Path, settings: DeduplicateSettings = WORDS, priority: Sequence[str] = ("web",)
+) -> tuple[Summary, list[dict[str, Any]]]:
+    """The account and the ledger."""
+    account = deduplicate(shards, out, settings, priority, Local(1))
+    return account, pq.read_table(out / "removed.parquet").to_pylist()
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """What a later stage or a person reads."""
+    return {path.name: path.read_bytes() for path in sorted(out.glob("*.parquet"))}
+
+
+# --- what it finds ---------------------------------------------------------------------------------------------------
+
+
+def planted(similarities: Sequence[float], pairs: int, size: int = 400) -> list[Document]:
+    """For each similarity J so many pairs of texts whose sets of words have exactly that Jaccard, as near as J allows.
+
+    Two sets of ``size`` words of which c are shared: J = c / (2 size - c).
+    """
+    documents, fresh = [], iter(range(10**9))
+    for similarity in similarities:
+        common = round(2 * size * similarity / (1 + similarity))
+        for pair in range(pairs):
+            both = [f"w{next(fresh)}" for _ in range(common)]
+            for side in "ab":
+                text = " ".join([*both, *(f"w{next(fresh)}" for _ in range(size - common))])
+                documents.append(Document(f"{similarity}/{pair}/{side}", "web", text))
+    return documents
+
+
+def test_planted_pairs_are_found_as_often_as_the_s_curve_says_and_none_below_the_threshold(tmp_path: Path) -> None:
+    """1 - (1 - J**13)**20 of the pairs at J >= 0.8, within four standard deviations of so many draws; no other pair."""
+    pairs = 60
+    similarities = [0.5, 0.7, 0.78, 0.82, 0.85, 0.9, 0.95, 1.0]
+    account, ledger = run(write_shards(tmp_path, planted(similarities, pairs)), tmp_path / "out")
+    assert all(row["document"].rpartition("/")[0] == row["kept"].rpartition("/")[0] for row in ledger)
+    found = Counter(float(row["document"].partition("/")[0]) for row in ledger)
+    assert set(found) <= {similarity for similarity in similarities if similarity >= 0.8}
+    for similarity in similarities[3:]:
+        chance = 1 - (1 - similarity**13) ** 20
+        spread = np.sqrt(pairs * chance * (1 - chance))
+        assert abs(found[similarity] - pairs * chance) <= 4 * spread + 0.5
+    assert account["duplicates"]["components"] == len(ledger)
+    for row in ledger:
+        assert row["jaccard"] == pytest.approx(float(row["document"].partition("/")[0]), abs=0.003)
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="the articles of near_duplicates are not on this machine")
+def test_every_true_pair_of_a_thousand_articles_is_found_and_nothing_else(tmp_path: Path) -> None:
+    lines = (SAMPLES / "articles_1000.train").read_text(encoding="utf-8").splitlines()
+    documents = [Document(name, "web", text) for name, _, text in (line.partition(" ") for line in lines)]
+    _, ledger = run(write_shards(tmp_path, documents, 3), tmp_path / "out", DeduplicateSettings())
+    truth = (SAMPLES / "articles_1000.truth").read_text(encoding="utf-8").splitlines()
+    assert {frozenset((row["document"], row["kept"])) for row in ledger} == {frozenset(pair.split()) for pair in truth}
+
+
+# --- what it keeps ---------------------------------------------------------------------------------------------------
+
+
+def sentence(start: int, length: int = 300) -> str:
+    return " ".join(f"word{number}" for number in range(start, start + length))
+
+
+@pytest.fixture
+def documents() -> list[Document]:
+    """Two sources: a cluster of five over both, one of two, and what is alone."""
+    cluster = [Document(f"web/{n}", "web", sentence(0) + f" tail{n}") for n in range(3)]
+    cluster += [Document(f"books/{n}", "books", sentence(0).upper() + f" tail{n}") for n in range(2)]
+    pair = [Document("web/p", "web", sentence(5000)), Document("web/q", "web", sentence(5000) + "!", "url", "en", 0.5)]
+    alone = [Document(f"web/a{n}", "web", sentence(10_000 + 1000 * n)) for n in range(9)]
+    nothing = [Document(f"books/e{n}", "books", text) for n, text in enumerate(["", " ", "...", "!"])]
+    return [*cluster, *pair, *alone, *nothing]
+
+
+def test_of_a_cluster_the_document_of_the_best_source_stays_and_the_ledger_says_so(
+    tmp_path: Path, documents: list[Document]
+) -> None:
+    account, ledger = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("books", "web"))
+    assert account["duplicates"]["cluster_sizes"] == {"2": 1, "5": 1}
+    of_five = [row for row in ledger if row["kept"].startswith("books")]
+    assert {row["document"] for row in of_five} | {of_five[0]["kept"]} == {d.id for d in documents[:5]}
+    assert len({(row["kept"], row["component"]) for row in of_five}) == 1
+    assert {(row["source"], row["kept_source"]) for row in of_five} == {("web", "books"), ("books", "books")}
+    assert account["sources"]["books"]["dropped"] == {"duplicate": 1}
+    assert account["sources"]["web"]["dropped"] == {"duplicate": 4}
+    reversed_priority, _ = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("web", "books"))
+    assert reversed_priority["sources"]["books"]["dropped"] == {"duplicate": 2}
+
+
+def test_survivors_keep_every_field_and_their_order_and_texts_without_words_are_nobodys_duplicates(
+    tmp_path: Path, documents: list[Document]
+) -> None:
+    _, ledger = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("books", "web"))
+    removed = {row["document"] for row in ledger}
+    for source in ("web", "books"):
+        kept = pq.read_table(tmp_path / "out" / f"{source}-00000.parquet").to_pylist()
+        assert kept == [d._asdict() for d in documents if d.source == source and d.id not in removed]
+    assert not removed & {"books/e0", "books/e1", "books/e2", "books/e3"}
+
+
+def test_a_ledger_row_names_the_place_of_the_document_and_its_twins_jaccard(
+    tmp_path: Path, documents: list[Document]
+) -> None:
+    _, ledger = run(write_shards(tmp_path, documents, 2), tmp_path / "out")
+    by_id = {document.id: set(document.text.lower().split()) for document in documents}
+    for row in ledger:
+        here = pq.read_table(tmp_path / row["shard"]).to_pylist()[row["row"]]
+        assert (here["id"], here["source"]) == (row["document"], row["source"])
+        one, other = (set(" ".join(by_id[row[end]]).replace("!", "").split()) for end in ("document", "kept"))
+        assert row["jaccard"] == pytest.approx(len(one & other) / len(one | other))
+
+
+def test_samples_show_both_texts(tmp_path: Path, documents: list[Document]) -> None:
+    account, ledger = run(write_shards(tmp_path, documents), tmp_path / "out")
+    texts = {document.id: document.text for document in documents}
+    samples = account["duplicates"]["samples"]
+    assert len(samples) == len(ledger) == 5
+    for sample in samples:
+        assert sample["text_kept"] == texts[sample["kept"]][:600]
+        assert sample["text_dropped"] == texts[sample["dropped"]][:600]
+
+
+def test_a_source_that_loses_more_than_its_share_is_named(
+    tmp_path: Path, documents: list[Document], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = WORDS.model_copy(update={"alarm_share": 0.2})
+    account, _ = run(write_shards(tmp_path, documents), tmp_path / "out", settings, ("books", "web"))
+    assert account["duplicates"]["removed_share"] == {"books": 0.166667, "web": 0.285714}
+    assert len(account["duplicates"]["alarms"]) == 1
+    assert "warning: web lost 29% of its documents as duplicates, more than 20%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("texts", [[], ["", "."], ["one two three"]])
+def test_a_corpus_without_candidates_passes_through(tmp_path: Path, texts: list[str]) -> None:
+    path = tmp_path / "web-00000.parquet"
+    write_documents(path, batches(Document(str(n), "web", text) for n, text in enumerate(texts)))
+    account, ledger = run([path], tmp_path / "out")
+    assert (account["documents_out"], ledger) == (len(texts), [])
+    assert account["duplicates"]["components"] == 0
+
+
+# --- what does not move it -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(tmp_path: Path, documents: list[Document]) -> list[Path]:
+    return write_shards(tmp_path, [*documents, *planted([0.7, 0.85, 0.95], 10, 100)], 3)
+
+
+def test_neither_workers_nor_the_order_of_shards_move_a_byte(tmp_path: Path, shards: list[Path]) -> None:
+    run(shards, tmp_path / "one")
+    with contextlib.closing(Local(2)) as two:
+        deduplicate(shards[::-1], tmp_path / "two", WORDS, ["web"], two)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert len(contents(tmp_path / "one")) == len(shards) + 1
+
+
+class Killed(Exception):  # noqa: N818  (no error, an end)
+    pass
+
+
+class KilledAfter(Local):
+    """Ends the run after so many units have ended, as a kill would."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__(1)
+        self.left = units
+
+    def imap(self, function: Callable[[U], Summary], units: Sequence[U]) -> Iterator[tuple[U, Summary]]:
+        for result in super().imap(function, units):
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            yield result
+
+
+def test_killed_after_any_number_of_units_it_goes_on_to_the_same_bytes(tmp_path: Path, shards: list[Path]) -> None:
+    settings = WORDS.model_copy(update={"bands": 4, "rows": 5})
+    account, _ = run(shards, tmp_path / "whole", settings)
+    out, kills = tmp_path / "killed", 0
+    while True:
+        try:
+            again = deduplicate(shards, out, settings, ["web"], KilledAfter(3))
+            break
+        except Killed:
+            kills += 1
+    units = 3 * len(shards) + 2 * settings.bands + 2
+    assert kills == (units - 1) // 3
+    assert contents(out) == contents(tmp_path / "whole")
+    assert again["duplicates"]["cluster_sizes"] == account["duplicates"]["cluster_sizes"]
+
+
+def test_a_damaged_state_file_is_found_and_made_again(tmp_path: Path, shards: list[Path]) -> None:
+    run(shards, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    for path in sorted((tmp_path / "out").glob("state/*[!n]")):  # all but the manifests
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        (tmp_path / "out" / "removed.parquet").unlink()
+        run(shards, tmp_path / "out")
+        assert contents(tmp_path / "out") == before, path.name

@@ -1,0 +1,49 @@
+"""Words lie where Python's own regular expressions find them, and hash alike with and without numba."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mtnlg_data.words import _spans_by_arrays, code_points, runs_of, spans, word_characters, words_of
+
+texts = st.lists(st.text(max_size=40), max_size=8)
+
+
+@given(texts=texts)
+@example(texts=["", "a", "Straße_1 İstanbul ΟΔΟΣ", "日本 語", "x\U0001f600y", "\ud800a"])
+def test_words_are_what_re_finds_in_each_text_of_a_batch(texts: list[str]) -> None:
+    words = words_of(texts)
+    for number, text in enumerate(texts):
+        here = slice(words.bounds[number], words.bounds[number + 1])
+        found = list(zip(words.starts[here].tolist(), words.ends[here].tolist(), strict=True))
+        assert found == [match.span() for match in re.finditer(r"\w+", text)]
+
+
+@given(texts=texts)
+def test_words_hash_alike_exactly_where_they_are_alike(texts: list[str]) -> None:
+    words = words_of(texts)
+    strings = [match for text in texts for match in re.findall(r"\w+", text)]
+    assert len(strings) == len(words.hashes)
+    assert len(set(strings)) == len(set(zip(strings, words.hashes.tolist(), strict=True))) == len(set(words.hashes))
+
+
+@given(text=st.text(max_size=200))
+def test_numba_and_numpy_find_the_same_words_and_sums(text: str) -> None:
+    codes = code_points(text)
+    for compiled, arrays in zip(
+        spans(codes, word_characters()), _spans_by_arrays(codes, word_characters()), strict=True
+    ):
+        assert compiled.dtype == arrays.dtype
+        assert compiled.tolist() == arrays.tolist()
+
+
+@given(values=st.lists(st.integers(0, 3), max_size=30), length=st.integers(1, 8))
+def test_runs_hash_alike_exactly_where_they_are_alike(values: list[int], length: int) -> None:
+    runs = runs_of(np.array(values, np.uint64), length).tolist()
+    tuples = [tuple(values[i : i + length]) for i in range(max(0, len(values) - length + 1))]
+    assert len(runs) == len(tuples)
+    assert len(set(tuples)) == len(set(runs)) == len(set(zip(tuples, runs, strict=True)))
