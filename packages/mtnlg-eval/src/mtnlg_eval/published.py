@@ -1,0 +1,191 @@
+"""The figures to compare with: MT-NLG and its peers on the nine tasks, as the paper's tables 2 to 6 print them.
+
+Smith et al. 2022, arXiv 2201.11990v3; read off images of the tables (paper.md 5.1). All figures are accuracies in
+percent. K, the number of few-shot examples, is GPT-3's (paper.md 5.2), which MT-NLG took over without a search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Shots = Literal["0", "1", "few"]
+Model = Literal["MT-NLG", "GPT-3", "Gopher", "GPT-2"]
+
+SHOTS: tuple[Shots, ...] = ("0", "1", "few")
+
+
+class Figures(NamedTuple):
+    """Accuracy in percent with no, one and K examples in the prompt; None where the table prints a dash."""
+
+    zero: float | None
+    one: float | None
+    few: float | None
+
+    def at(self, shots: Shots) -> float | None:
+        """The figure in the column ``shots``."""
+        return self[SHOTS.index(shots)]
+
+
+class Supervised(NamedTuple):
+    """The best fine-tuned model that the table names, and its accuracy in percent."""
+
+    model: str
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the nine tasks and what is published about it."""
+
+    name: str
+    """As ``mtnlg-eval`` calls it."""
+    title: str
+    """As the paper calls it."""
+    category: str
+    """The heading that the paper puts it under."""
+    table: int
+    """Number of the paper's table that the figures come from."""
+    few: int
+    """K of the few-shot column."""
+    rows: int
+    """Rows of the split that was scored; questions for RACE-h."""
+    chance: float | None
+    """Percent that guessing scores; None where there are no choices to guess from."""
+    figures: dict[Model, Figures]
+    supervised: Supervised | None = None
+    footnotes: dict[tuple[Model, Shots], str] = field(default_factory=dict)
+
+
+FOOTNOTE = "the paper prints this figure with a footnote"
+
+TASKS: tuple[Task, ...] = (
+    Task(
+        name="lambada",
+        title="LAMBADA",
+        category="Completion prediction",
+        table=2,
+        few=15,
+        rows=5153,
+        chance=None,
+        figures={
+            "MT-NLG": Figures(76.56, 73.06, 87.15),
+            "GPT-3": Figures(76.20, 72.50, 86.40),
+            "Gopher": Figures(74.50, None, None),
+        },
+    ),
+    Task(
+        name="race_h",
+        title="RACE-h",
+        category="Reading comprehension",
+        table=3,
+        few=10,
+        rows=3498,
+        chance=25.0,
+        figures={
+            "MT-NLG": Figures(47.94, 48.42, 47.94),
+            "GPT-3": Figures(45.50, 45.90, 46.80),
+            "Gopher": Figures(None, None, 71.60),
+        },
+        supervised=Supervised("ALBERT ensemble", 91.40),
+        footnotes={("Gopher", "few"): FOOTNOTE},
+    ),
+    Task(
+        name="boolq",
+        title="BoolQ",
+        category="Reading comprehension",
+        table=3,
+        few=32,
+        rows=3270,
+        chance=50.0,
+        figures={"MT-NLG": Figures(78.20, 82.51, 84.83), "GPT-3": Figures(60.50, 76.70, 77.50)},
+        supervised=Supervised("T5 + UDG", 91.40),
+    ),
+    Task(
+        name="winogrande",
+        title="WinoGrande",
+        category="Commonsense reasoning",
+        table=4,
+        few=50,
+        rows=1267,
+        chance=50.0,
+        figures={
+            "MT-NLG": Figures(73.01, 73.72, 78.85),
+            "GPT-3": Figures(70.20, 73.20, 77.70),
+            "Gopher": Figures(70.20, None, None),
+        },
+        supervised=Supervised("UNICORN", 91.28),
+    ),
+    Task(
+        name="hellaswag",
+        title="HellaSwag",
+        category="Commonsense reasoning",
+        table=4,
+        few=20,
+        rows=10042,
+        chance=25.0,
+        figures={
+            "MT-NLG": Figures(80.24, 80.20, 82.42),
+            "GPT-3": Figures(78.90, 78.10, 79.30),
+            "Gopher": Figures(79.20, None, None),
+        },
+        supervised=Supervised("UNICORN", 93.90),
+    ),
+    Task(
+        name="piqa",
+        title="PiQA",
+        category="Commonsense reasoning",
+        table=4,
+        few=50,
+        rows=1838,
+        chance=50.0,
+        figures={
+            "MT-NLG": Figures(81.99, 80.96, 83.19),
+            "GPT-3": Figures(81.00, 80.50, 82.30),
+            "Gopher": Figures(81.80, None, None),
+        },
+        supervised=Supervised("UNICORN", 90.10),
+    ),
+    Task(
+        name="anli_r2",
+        title="ANLI R2",
+        category="Natural language inference",
+        table=5,
+        few=50,
+        rows=1000,
+        chance=100 / 3,
+        figures={"MT-NLG": Figures(36.60, 39.70, 39.60), "GPT-3": Figures(35.40, 33.90, 34.00)},
+        supervised=Supervised("InfoBERT", 51.40),
+    ),
+    Task(
+        name="hans",
+        title="HANS",
+        category="Natural language inference",
+        table=5,
+        few=32,
+        rows=30000,
+        chance=50.0,
+        figures={"MT-NLG": Figures(51.61, 60.01, 73.16), "GPT-2": Figures(54.79, 49.92, 49.79)},
+    ),
+    Task(
+        name="wic",
+        title="WiC",
+        category="Word sense disambiguation",
+        table=6,
+        few=32,
+        rows=638,
+        chance=50.0,
+        figures={"MT-NLG": Figures(48.59, 51.25, 58.46), "GPT-3": Figures(0.00, 48.60, 55.30)},
+        supervised=Supervised("T5 + UDG", 77.9),
+        footnotes={("GPT-3", "0"): FOOTNOTE},
+    ),
+)
+
+
+def published(task: str, model: Model, shots: Shots) -> float | None:
+    """What the paper prints for a model on a task, in percent; None where it prints a dash or has no such row.
+
+    Raises ``KeyError`` for a task that is not one of the nine.
+    """
+    figures = {known.name: known.figures for known in TASKS}[task].get(model)
+    return figures.at(shots) if figures else None

@@ -1,0 +1,278 @@
+"""What a run folder says about itself: the JSON that each package leaves there, read into typed parts.
+
+Files are the contract between the packages: nothing is imported from those that wrote them, keys that the report does
+not use are passed over, and a part that has not been run is None.
+
+    data/summary.json, data/tokens/blend.json      mtnlg-data run
+    train/metrics.jsonl, train/summary.json        mtnlg-parallel train
+    eval/summary.json, eval/results.json           mtnlg-eval run
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Part(BaseModel):
+    """Base of everything read here: immutable, and open to keys that the report has no use for."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Flow(Part):
+    """Documents and characters that went into a stage and came out of it, and why the others did not."""
+
+    documents_in: int
+    documents_out: int
+    characters_in: int
+    characters_out: int
+    dropped: dict[str, int] = Field(default_factory=dict)
+
+
+class Loss(Part):
+    """One document that could not be read: where it lies and what is wrong with it."""
+
+    where: str
+    what: str
+
+
+class Stage(Part):
+    """One stage of the curation."""
+
+    name: str
+    seconds: float
+    documents_in: int
+    documents_out: int
+    characters_in: int
+    characters_out: int
+    sources: dict[str, Flow]
+    errors: list[Loss] = Field(default_factory=list)
+
+
+class Quality(Part):
+    """The quality classifier on held-out documents, and histograms of its scores: counts between ``edges``."""
+
+    accuracy: float | None = None
+    auc: float | None = None
+    edges: list[float] = Field(default_factory=list)
+    candidates: list[float] = Field(default_factory=list)
+    kept: list[float] = Field(default_factory=list)
+    positives: list[float] = Field(default_factory=list)
+
+
+class Pair(Part):
+    """A document that was dropped as a near duplicate, and the one that was kept in its place."""
+
+    kept: str
+    dropped: str
+    jaccard: float
+    text_kept: str
+    text_dropped: str
+
+
+class Duplicates(Part):
+    """Clusters of near duplicates: how many there are of each size."""
+
+    components: int = 0
+    cluster_sizes: dict[int, int] = Field(default_factory=dict)
+    samples: list[Pair] = Field(default_factory=list)
+
+
+class Decontamination(Part):
+    """What the task texts cost: documents cut apart, documents given up, matches by task."""
+
+    documents_cut: int = 0
+    documents_dropped: int = 0
+    cuts_by_task: dict[str, int] = Field(default_factory=dict)
+
+
+class Curation(Part):
+    """data/summary.json."""
+
+    seconds: float
+    stages: list[Stage]
+    quality: Quality | None = None
+    languages: dict[str, int] = Field(default_factory=dict)
+    duplicates: Duplicates | None = None
+    decontamination: Decontamination | None = None
+    vocabulary: int | None = None
+    unigram_entropy_nats: float | None = None
+
+
+class BlendSource(Part):
+    """One source of the blend: its weight in training and what it holds."""
+
+    name: str
+    weight: float
+    documents: int
+    tokens: int
+
+
+class Blend(Part):
+    """data/tokens/blend.json; ``validation`` is the share that is held out of training."""
+
+    vocabulary: int
+    validation: float
+    sources: list[BlendSource]
+
+
+class Step(Part):
+    """One line of train/metrics.jsonl. A loss or norm that is not a number may stand as null."""
+
+    step: int
+    samples: int
+    tokens: int
+    loss: float | None
+    lr: float
+    grad_norm: float | None
+    batch_size: int
+    seconds: float
+    tokens_per_second: float
+    validation_loss: float | None = None
+
+
+class Layout(Part):
+    """Tensor, pipeline and data parallelism: how many ranks wide."""
+
+    tp: int
+    pp: int
+    dp: int
+
+
+class Rank(Part):
+    """A rank's place in the layout."""
+
+    rank: int
+    tp: int
+    pp: int
+    dp: int
+
+
+class PipelineStage(Part):
+    """The layers that one pipeline stage holds."""
+
+    stage: int
+    layers: list[str]
+    parameters: int
+
+
+class Training(Part):
+    """train/summary.json."""
+
+    layout: Layout
+    ranks: list[Rank]
+    stages: list[PipelineStage]
+    parameters: int
+    model: dict[str, float | int | str | bool | None] = Field(default_factory=dict)
+    recompute: bool | str | None = None
+    precision: str | None = None
+    steps: int
+    samples: int
+    tokens: int
+    loss: float | None
+    validation_loss: float | None = None
+    seconds: float
+    tokens_per_second: float
+    versions: dict[str, str | None] = Field(default_factory=dict)
+    stream: str | None = None
+
+
+class Score(Part):
+    """A task's score at one number of shots: a share in [0, 1], and how many documents and shots it stands on."""
+
+    metric: str
+    value: float
+    stderr: float | None = None
+    documents: int
+    shots_used: float
+
+
+class NotRun(Part):
+    """A task that was asked for and could not be scored."""
+
+    task: str
+    why: str
+
+
+class Evaluation(Part):
+    """eval/summary.json; ``tasks`` by name, then by "0", "1" or "few"."""
+
+    checkpoint: str
+    digest: str
+    tokens: int
+    tasks: dict[str, dict[str, Score]]
+    not_run: list[NotRun] = Field(default_factory=list)
+    seconds: float
+    rows_from: str
+
+
+class Harness(Part):
+    """eval/results.json, of which only the version of lm-eval is used."""
+
+    lm_eval_version: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run folder holds for the report; None for what has not been run."""
+
+    name: str
+    curation: Curation | None
+    blend: Blend | None
+    steps: tuple[Step, ...]
+    training: Training | None
+    evaluation: Evaluation | None
+    harness: Harness | None
+
+
+P = TypeVar("P", bound=Part)
+
+
+def read_run(folder: Path) -> Run:
+    """Read what is there. Raises ``Failure`` where the folder is missing or a file in it breaks the contract."""
+    if not folder.is_dir():
+        raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
+    return Run(
+        name=folder.resolve().name,
+        curation=_read(folder / "data" / "summary.json", Curation),
+        blend=_read(folder / "data" / "tokens" / "blend.json", Blend),
+        steps=_read_steps(folder / "train" / "metrics.jsonl"),
+        training=_read(folder / "train" / "summary.json", Training),
+        evaluation=_read(folder / "eval" / "summary.json", Evaluation),
+        harness=_read(folder / "eval" / "results.json", Harness),
+    )
+
+
+def _read(path: Path, schema: type[P]) -> P | None:
+    try:
+        return _parse(path.read_bytes(), schema, str(path))
+    except FileNotFoundError:
+        return None
+
+
+def _read_steps(path: Path) -> tuple[Step, ...]:
+    """The steps in order; a last line that training has not finished writing is left out."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    lines = content.split(b"\n")[:-1]
+    return tuple(_parse(line, Step, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip())
+
+
+def _parse(content: bytes, schema: type[P], place: str) -> P:
+    try:
+        return schema.model_validate_json(content)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in detail["loc"])
+        shown = "" if isinstance(detail["input"], dict | list) else f" = {str(detail['input'])[:60]!r}"
+        raise Failure(f"{place}: {key}{shown}: {detail['msg']}; run the stage that wrote it again") from None

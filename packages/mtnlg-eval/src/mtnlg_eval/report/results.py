@@ -1,0 +1,129 @@
+"""What a run amounts to, as one object for a machine: funnel, training, scores beside the published ones."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from mtnlg_eval.published import SHOTS, TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mtnlg_eval.published import Shots, Task
+
+    from .folder import Curation, Evaluation, Run, Score, Stage, Training
+
+VERSION = 1
+NORMAL_95 = 1.96
+
+
+def results(run: Run) -> dict[str, Any]:
+    """The run as JSON: every part that has been run, and under ``not_run`` the names of those that have not."""
+    parts = {"data": run.curation, "training": run.training, "evaluation": run.evaluation}
+    return {
+        "version": VERSION,
+        "run": run.name,
+        "not_run": [name for name, part in parts.items() if part is None],
+        "seconds": seconds(run),
+        "data": _data(run, run.curation) if run.curation else None,
+        "training": _training(run.training) if run.training else None,
+        "evaluation": _evaluation(run.evaluation) if run.evaluation else None,
+        "versions": versions(run),
+    }
+
+
+def seconds(run: Run) -> float:
+    """Wall time of the parts that have been run, as each of them took it."""
+    return sum(part.seconds for part in (run.curation, run.training, run.evaluation) if part is not None)
+
+
+def versions(run: Run) -> dict[str, str]:
+    """Versions of what made the run, as its files tell, and of this report."""
+    known = {name: value for name, value in (run.training.versions if run.training else {}).items() if value}
+    if run.harness and run.harness.lm_eval_version:
+        known["lm-eval"] = run.harness.lm_eval_version
+    return {**dict(sorted(known.items())), "mtnlg-eval": version("mtnlg-eval")}
+
+
+def sources_of(stages: Sequence[Stage]) -> list[str]:
+    """Names of the sources in the order in which the stages name them."""
+    return list(dict.fromkeys(source for stage in stages for source in stage.sources))
+
+
+def documents(stages: Sequence[Stage]) -> tuple[int, int]:
+    """Documents that entered and that are left: each source counts at its first and at its last stage."""
+    flows = [[stage.sources[source] for stage in stages if source in stage.sources] for source in sources_of(stages)]
+    return sum(flow[0].documents_in for flow in flows), sum(flow[-1].documents_out for flow in flows)
+
+
+def epochs(run: Run) -> dict[str, float]:
+    """How often training has read each source: its share of the tokens trained over the tokens that it may read."""
+    if run.blend is None or run.training is None:
+        return {}
+    trained, share = run.training.tokens, 1 - run.blend.validation
+    whole = sum(source.weight for source in run.blend.sources) or 1.0
+    return {s.name: trained * s.weight / whole / (s.tokens * share) for s in run.blend.sources if s.tokens * share > 0}
+
+
+def half_interval(score: Score) -> float | None:
+    """Half the 95 % confidence interval in percent: 1.96 standard errors; None where there is no standard error."""
+    return None if score.stderr is None else 100 * NORMAL_95 * score.stderr
+
+
+def scored(evaluation: Evaluation) -> list[tuple[Task, dict[Shots, Score]]]:
+    """The nine tasks in the paper's order, each with the scores that it has."""
+    tables = [(task, evaluation.tasks.get(task.name, {})) for task in TASKS]
+    return [(task, {shots: table[shots] for shots in SHOTS if shots in table}) for task, table in tables]
+
+
+def _data(run: Run, curation: Curation) -> dict[str, Any]:
+    entered, left = documents(curation.stages)
+    read = epochs(run)
+    blend = run.blend.sources if run.blend else []
+    return {
+        "documents_in": entered,
+        "documents_out": left,
+        "stages": [stage.model_dump(exclude={"errors"}) for stage in curation.stages],
+        "quality": curation.quality.model_dump(include={"accuracy", "auc"}) if curation.quality else None,
+        "duplicate_clusters": curation.duplicates.components if curation.duplicates else None,
+        "decontamination": curation.decontamination.model_dump() if curation.decontamination else None,
+        "tokens": sum(source.tokens for source in blend),
+        "blend": [source.model_dump() | {"epochs": read.get(source.name)} for source in blend],
+        "vocabulary": curation.vocabulary,
+        "unigram_entropy_nats": curation.unigram_entropy_nats,
+        "seconds": curation.seconds,
+    }
+
+
+def _training(training: Training) -> dict[str, Any]:
+    told = training.model_dump(exclude={"ranks", "stages", "versions"})
+    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in told.items()}
+
+
+def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "checkpoint": evaluation.checkpoint,
+        "digest": evaluation.digest,
+        "tokens": evaluation.tokens,
+        "rows_from": evaluation.rows_from,
+        "tasks": {
+            task.name: {s: _score(task, s, score) for s, score in row.items()} for task, row in scored(evaluation)
+        },
+        "not_run": [gap.model_dump() for gap in evaluation.not_run],
+        "seconds": evaluation.seconds,
+    }
+
+
+def _score(task: Task, shots: Shots, score: Score) -> dict[str, Any]:
+    half = half_interval(score)
+    middle = 100 * score.value
+    return {
+        "metric": score.metric,
+        "percent": middle,
+        "interval_95": None if half is None else [middle - half, middle + half],
+        "documents": score.documents,
+        "shots_used": score.shots_used,
+        "published": {model: figures.at(shots) for model, figures in task.figures.items()},
+    }

@@ -1,0 +1,153 @@
+"""The page's part on scores: nine tasks at 0, 1 and few shots beside the published figures."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from mtnlg_eval.published import SHOTS
+
+from .markup import absent, text
+from .notation import DASH, count, decimal, short
+from .results import half_interval, scored
+
+if TYPE_CHECKING:
+    from mtnlg_eval.published import Model, Shots, Task
+
+    from .folder import Evaluation, Run, Score
+
+COMMAND = "mtnlg-eval run CHECKPOINT --data ROWS --out DIR/eval"
+COLUMNS = ("this run", "\N{PLUS-MINUS SIGN} 95\N{NARROW NO-BREAK SPACE}%", "MT-NLG", "GPT-3", "used", "rows")
+OWN_ROWS = ("quickstart", "rows")
+MTNLG_PARAMETERS = 529_600_819_200  # paper.md 1
+MTNLG_TOKENS = 270e9
+NOTES = "*\N{DAGGER}\N{DOUBLE DAGGER}"
+
+
+def section(run: Run) -> str:
+    """What may be read out of the table, then the table."""
+    if run.evaluation is None:
+        return absent("Nothing has been scored yet", "eval/summary.json", COMMAND)
+    numbers = "".join(f'<th class="n" scope="col">{name}</th>' for name in COLUMNS)
+    head = (
+        f'<thead><tr><th scope="col">task</th><th scope="col">shots</th>{numbers}'
+        f'<th class="mark" scope="col">{_legend()}</th></tr></thead>'
+    )
+    bodies = "\n".join(_task(task, scores) for task, scores in scored(run.evaluation))
+    return (
+        f"{_caution(run, run.evaluation)}\n"
+        f'<div class="scroll"><table class="wide">{head}\n{bodies}\n</table></div>\n{_footnotes(run.evaluation)}'
+    )
+
+
+def _caution(run: Run, evaluation: Evaluation) -> str:
+    """Whose rows these are and how small the model is: said before any figure is read."""
+    path = PurePath(evaluation.rows_from)
+    rows = path.relative_to(path.anchor).parts[-3:]
+    place = f"<code>{text('/'.join(rows))}</code>"
+    if rows[-2:] == OWN_ROWS:
+        whose = (
+            f"The rows scored here ({place}) were written for this project, a dozen or so a task, to show that the "
+            "machinery runs; they are not the benchmarks' rows, and these scores mean nothing more."
+        )
+    elif any(s.documents < task.rows for task, scores in scored(evaluation) for s in scores.values()):
+        whose = f"The rows scored here ({place}) are fewer than the benchmarks' published splits."
+    else:
+        whose = f"The rows come from {place}."
+    beside = "MT-NLG and GPT\N{NON-BREAKING HYPHEN}3 stand beside them for orientation only."
+    return f'<p class="caution">{whose} {_size(run, evaluation)} {beside}</p>'
+
+
+def _size(run: Run, evaluation: Evaluation) -> str:
+    parameters = run.training.parameters if run.training else None
+    read = f"it has read {short(evaluation.tokens)} tokens, MT-NLG 270\N{NARROW NO-BREAK SPACE}B"
+    if not parameters:
+        return f"As for the model, {read}."
+    times = MTNLG_PARAMETERS / parameters
+    tiny = f"The model is tiny: {short(parameters)} parameters, where MT-NLG has {_rounded(times)} times as many"
+    return f"{tiny if times >= 100 else f'The model has {short(parameters)} parameters'}; {read}."
+
+
+def _rounded(times: float) -> str:
+    """A ratio in two figures: nobody needs more of it."""
+    return count(float(f"{times:.1e}"))
+
+
+def _legend() -> str:
+    dot = '<circle cx="5" cy="6" r="3" fill="var(--accent)"/>'
+    parts = [
+        ("this run", dot),
+        ("MT-NLG", '<path d="M5 1v10" stroke="var(--second)" stroke-width="2"/>'),
+        ("chance", '<path d="M5 1v10" stroke="var(--muted)" stroke-dasharray="2 2"/>'),
+    ]
+    drawn = (
+        f'<svg viewBox="0 0 10 12" style="width:10px;height:12px;display:inline">{mark}</svg> {name}'
+        for name, mark in parts
+    )
+    return "\N{EM SPACE}".join(drawn)
+
+
+def _task(task: Task, scores: dict[Shots, Score]) -> str:
+    rows: list[str] = []
+    for shots in SHOTS:
+        name = (
+            f'<th scope="rowgroup" rowspan="{len(SHOTS)}"><strong>{text(task.title)}</strong><br><span class="quiet">'
+            f"{text(_metric(scores))}</span></th>"
+        )
+        rows.append(f"<tr>{name if shots == SHOTS[0] else ''}{_cells(task, shots, scores.get(shots))}</tr>")
+    body = "\n".join(rows)
+    return f'<tbody class="task">\n{body}\n</tbody>'
+
+
+def _metric(scores: dict[Shots, Score]) -> str:
+    return ", ".join(dict.fromkeys(score.metric for score in scores.values())) or "not scored"
+
+
+def _cells(task: Task, shots: Shots, score: Score | None) -> str:
+    asked = f"few ({task.few})" if shots == "few" else shots
+    theirs = _published(task, "MT-NLG", shots), _published(task, "GPT-3" if "GPT-3" in task.figures else "GPT-2", shots)
+    if score is None:
+        own, basis = [DASH, DASH], [DASH, DASH]
+    else:
+        used = f"{score.shots_used:.1f}".removesuffix(".0")
+        own, basis = [f"{100 * score.value:.1f}", decimal(half_interval(score), 1)], [used, count(score.documents)]
+    kinds = ("n own", "n quiet", "n", "n", "n quiet", "n quiet")
+    cells = "".join(
+        f'<td class="{kind}">{cell}</td>' for kind, cell in zip(kinds, (*own, *theirs, *basis), strict=True)
+    )
+    return f'<td class="shots">{asked}</td>{cells}<td class="mark">{_mark(task, shots, score)}</td>'
+
+
+def _published(task: Task, model: Model, shots: Shots) -> str:
+    figure = decimal(task.figures[model].at(shots), 2)
+    if model == "GPT-2":
+        return f"{figure}<sup>{NOTES[0]}</sup>"
+    return f"{figure}<sup>{NOTES[1]}</sup>" if (model, shots) in task.footnotes else figure
+
+
+def _mark(task: Task, shots: Shots, score: Score | None) -> str:
+    """The row as a picture on a scale from 0 to 100 %: interval and score, MT-NLG's figure, chance."""
+    theirs = task.figures["MT-NLG"].at(shots)
+    drawn = ['<path d="M0 7h400" stroke="var(--rule)"/>']
+    if task.chance is not None:
+        drawn.append(f'<path d="M{4 * task.chance:.1f} 1v12" stroke="var(--muted)" stroke-dasharray="2 2"/>')
+    if theirs is not None:
+        drawn.append(f'<path d="M{4 * theirs:.1f} 1v12" stroke="var(--second)" stroke-width="2"/>')
+    if score is not None:
+        middle, half = 100 * score.value, half_interval(score) or 0.0
+        low, high = max(0.0, middle - half), min(100.0, middle + half)
+        drawn.append(f'<path d="M{4 * low:.1f} 7H{4 * high:.1f}" stroke="var(--accent)" stroke-width="1.6"/>')
+        drawn.append(f'<circle cx="{4 * middle:.1f}" cy="7" r="3.4" fill="var(--accent)"/>')
+    return f'<svg viewBox="0 0 400 14" preserveAspectRatio="xMinYMid meet" aria-hidden="true">{"".join(drawn)}</svg>'
+
+
+def _footnotes(evaluation: Evaluation) -> str:
+    told = [
+        "Accuracy in percent; the interval is 1.96 standard errors either way.",
+        "<em>Used</em> is the mean number of examples that fitted into the context;",
+        "few asks for as many as GPT-3 was given, the number in brackets.",
+        "Published figures: Smith et al. 2022, tables 2 to 6.",
+        f"{NOTES[0]} GPT-2's: the paper compares HANS with no other. {NOTES[1]} Printed with a footnote in the paper.",
+    ]
+    told += [f"Not run: {text(gap.task)}, {text(gap.why)}." for gap in evaluation.not_run]
+    return f'<p class="quiet"><small>{" ".join(told)}</small></p>'
