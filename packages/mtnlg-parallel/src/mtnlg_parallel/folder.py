@@ -1,0 +1,85 @@
+"""What a run's ``--out`` folder holds already, and so what the command has to do: begin, go on, or nothing at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mtnlg_model.console import UsageFailure
+from mtnlg_model.files import write_text
+from mtnlg_model.settings import dump
+
+from . import metrics
+from .recipe import Recipe, disagreement, load_recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECIPE = "recipe.toml"
+SUMMARY = "summary.json"
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+TENSORBOARD = "tensorboard"
+
+
+class Start(NamedTuple):
+    """Where a run stands: steps done and to come, and whether it is complete."""
+
+    step: int
+    samples: int
+    steps: int
+    complete: bool
+
+
+def prepare(out: Path, recipe: Recipe, resume: bool) -> Start:
+    """Make ``out`` ready for this recipe, and say where it stands; without ``resume`` an earlier run is removed.
+
+    Raises ``UsageFailure`` where ``out`` is the run of another recipe.
+    """
+    before = out / RECIPE
+    if not resume:
+        _clear(out)
+    elif before.exists() and (difference := disagreement(load_recipe(before), recipe)):
+        raise UsageFailure(f"{out}: another run: {difference}; give another --out, or --no-resume to begin again")
+    if done := _finished(out, recipe):
+        return done
+    start = _start(out, recipe)
+    write_text(before, dump(recipe))
+    metrics.cut_back(out, start.step)
+    (out / SUMMARY).unlink(missing_ok=True)
+    return start
+
+
+def read_summary(out: Path) -> dict[str, Any]:
+    """The summary.json of a complete run."""
+    content: dict[str, Any] = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+    return content
+
+
+def _clear(out: Path) -> None:
+    for folder in (CHECKPOINTS, TENSORBOARD, LOGS):
+        shutil.rmtree(out / folder, ignore_errors=True)
+    for file in (SUMMARY, metrics.FILE, RECIPE):
+        (out / file).unlink(missing_ok=True)
+
+
+def _finished(out: Path, recipe: Recipe) -> Start | None:
+    """Where the run stands if it is complete."""
+    if not (out / SUMMARY).exists():
+        return None
+    summary = read_summary(out)
+    if summary["samples"] < recipe.train.samples:
+        return None
+    return Start(summary["steps"], summary["samples"], summary["steps"], complete=True)
+
+
+def _start(out: Path, recipe: Recipe) -> Start:
+    from mtnlg_model.checkpoint import Checkpoint, latest  # noqa: PLC0415  (imports torch)
+
+    found = latest(out / CHECKPOINTS)
+    step, samples = 0, 0
+    if found:
+        progress = Checkpoint.open(found).progress
+        step, samples = progress.step, progress.samples
+    return Start(step, samples, step + recipe.batch_size.number_of_steps(recipe.train.samples, samples), complete=False)

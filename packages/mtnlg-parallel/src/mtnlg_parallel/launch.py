@@ -1,0 +1,182 @@
+"""Starts the local ranks of a job, shows how they come along, and sees that they end together.
+
+The parent hosts the rendezvous store on a port that the system gives, so that two jobs never want the same one; ranks
+die with it; and when one rank ends early the others are ended at once, with one line that names it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from mtnlg_model.console import Failure, UsageFailure, progress
+
+from .folder import LOGS, Start
+from .metrics import Follower, described
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+    from .layout import Layout
+
+PARENT = "MTNLG_PARENT"
+"""Names the launching process to a rank; absent under torchrun."""
+
+LOST_PEER = 70
+"""Exit status of a rank that only saw another one go."""
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 5.0
+
+
+class Stopped(Failure):
+    """SIGTERM arrived: the status is what a shell would report."""
+
+    exit_status = 128 + signal.SIGTERM
+
+
+class LostPeer(Failure):
+    """A collective failed because another rank is gone."""
+
+    exit_status = LOST_PEER
+
+
+class Rank(NamedTuple):
+    """A local rank."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -> None:
+    """Run ``command`` once a rank, with the environment that tells it its place, until all have ended well.
+
+    Raises ``Failure`` with one line where one has not.
+    """
+    import torch  # noqa: PLC0415  (slow to import; the commands that need no torch share this module)
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as above)
+
+    if torch.cuda.is_available() and torch.cuda.device_count() < layout.world:
+        raise UsageFailure(
+            f"layout {layout} needs {layout.world} GPUs and this machine has {torch.cuda.device_count()}; use a "
+            "smaller layout, torchrun over several machines, or CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    logs = out / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    with _terminable():
+        ranks: list[Rank] = []
+        try:
+            for number in range(layout.world):  # one by one, so that what was started is ended if the next fails
+                ranks += [_start(number, layout, command, store.port, logs)]
+            _follow(ranks, layout, out, start)
+        finally:
+            _end(ranks)
+
+
+def _start(number: int, layout: Layout, command: Sequence[str], port: int, logs: Path) -> Rank:
+    threads = max(1, len(os.sched_getaffinity(0)) // layout.world)
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": str(layout.world),
+        "LOCAL_WORLD_SIZE": str(layout.world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: torch has rank 0 host one otherwise
+        PARENT: str(os.getpid()),
+    }
+    log = logs / f"rank-{number}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    return Rank(number, process, log)
+
+
+def _follow(ranks: Sequence[Rank], layout: Layout, out: Path, start: Start) -> None:
+    """Show the steps as they are recorded until every rank has ended."""
+    with (
+        closing(Follower(out, start.step)) as follower,
+        progress("training", start.steps - start.step, "steps") as advance,
+    ):
+        while True:
+            running = [rank for rank in ranks if rank.process.poll() is None]
+            for step in follower.steps():
+                advance(1, described(step))
+            if any(rank.process.returncode for rank in ranks if rank not in running):
+                raise Failure(_obituary(ranks, layout))
+            if not running:
+                return
+            time.sleep(POLL_SECONDS)
+
+
+def _obituary(ranks: Sequence[Rank], layout: Layout) -> str:
+    """One line on the rank that brought the job down: not one that merely lost its peer, if that can be told."""
+    time.sleep(2 * POLL_SECONDS)  # for those that fell in the same moment
+    dead = [rank for rank in ranks if rank.process.poll()]
+    first = min(dead, key=lambda rank: (rank.process.returncode == LOST_PEER, rank.process.returncode > 0))
+    status = first.process.returncode
+    who = f"rank {first.number} ({layout.coordinates(first.number)})"
+    lines = first.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    said = f": {lines[-1]}" if lines and status > 0 else ""
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return f"{who} {how}{said}; its log is {first.log}; the same command goes on from the newest checkpoint"
+
+
+def _end(ranks: Sequence[Rank]) -> None:
+    """See that no rank outlives the job."""
+    running = [rank.process for rank in ranks if rank.process.poll() is None]
+    for process in running:
+        process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the block as an error does, so that the ranks are ended too."""
+
+    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise Stopped("stopped by SIGTERM; the same command goes on from the newest checkpoint")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def is_rank() -> bool:
+    """Whether this process is a rank, of ours or of torchrun's."""
+    return "RANK" in os.environ
+
+
+def die_with_parent() -> bool:
+    """In a rank that `run_local` started: end when the launcher does, however it ends, and leave Ctrl-C to it.
+
+    False in a process of anyone else, such as torchrun.
+    """
+    if PARENT not in os.environ:
+        return False
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != int(os.environ[PARENT]):
+        os._exit(1)
+    return True

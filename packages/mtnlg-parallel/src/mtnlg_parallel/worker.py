@@ -1,0 +1,58 @@
+"""One rank of a job: joins the others, trains, and leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from torch import distributed
+
+from mtnlg_model.console import Failure, progress, say
+
+from . import engine
+from .launch import LostPeer
+from .metrics import described
+from .samples import open_data
+from .training import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .folder import Start
+    from .metrics import Step
+    from .recipe import Recipe
+
+_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|peer.* terminated", re.IGNORECASE)
+
+
+def run_rank(recipe: Recipe, data: Path, out: Path, before_joining: Callable[[], Start | None]) -> None:
+    """Run the rank that the environment says this process is.
+
+    ``before_joining`` runs on rank 0 alone, before any rank looks at ``out``; it returns what to show progress by, or
+    None where someone else shows it.
+    """
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world != recipe.layout.world:
+        raise Failure(f"layout {recipe.layout} is {recipe.layout.world} ranks, WORLD_SIZE = {world}; start as many")
+    start = before_joining() if rank == 0 else None
+    device = engine.join(recipe.layout)
+    training = Training(recipe, open_data(data, recipe), out, rank, device)
+    say(f"rank {rank} ({training.place}) holds {', '.join(training.holds)}; at step {training.progress.step}")
+    try:
+        if start:
+            with progress("training", start.steps - start.step, "steps") as advance:
+                training.run(lambda step: advance(1, described(step)))
+        else:
+            training.run(_unseen)
+        distributed.barrier()
+    except RuntimeError as error:
+        if _GONE.search(str(error)):
+            raise LostPeer(f"rank {rank} lost another rank: {str(error).splitlines()[0]}") from error
+        raise
+    distributed.destroy_process_group()
+
+
+def _unseen(step: Step) -> None:
+    del step

@@ -1,0 +1,122 @@
+"""Ranks, groups, stage cuts: what every layout owes, and the paper's own."""
+
+import subprocess
+import sys
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.layout import CUTS, Axis, Layout, balanced_cuts, parse_layout, refusal, stages
+
+MT_NLG = Layout(tp=8, pp=35, dp=8)
+AXES: tuple[Axis, ...] = ("tp", "pp", "dp")
+layouts = st.builds(Layout, tp=st.integers(1, 6), pp=st.integers(1, 6), dp=st.integers(1, 6))
+
+
+def test_the_layout_needs_no_torch() -> None:
+    code = "import sys, mtnlg_parallel.layout, mtnlg_parallel.recipe; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@given(layouts)
+def test_ranks_and_coordinates_are_one_to_one(layout: Layout) -> None:
+    places = [layout.coordinates(rank) for rank in range(layout.world)]
+    assert len(set(places)) == layout.world
+    assert [layout.rank(*place) for place in places] == list(range(layout.world))
+
+
+@given(layouts)
+def test_groups_hold_every_rank_once_and_differ_on_their_own_axis_alone(layout: Layout) -> None:
+    for axis in AXES:
+        groups = layout.groups(axis)
+        assert sorted(rank for group in groups for rank in group) == list(range(layout.world))
+        for group in groups:
+            others = {layout.coordinates(rank)._replace(**{axis: 0}) for rank in group}
+            assert len(others) == 1
+            assert len(group) == getattr(layout, axis)
+
+
+def test_tensor_parallel_lies_inside_a_node_and_stages_outermost() -> None:
+    assert MT_NLG.world == 2240
+    assert MT_NLG.groups("tp")[0] == list(range(8))
+    assert MT_NLG.groups("dp")[0] == list(range(0, 64, 8))
+    assert MT_NLG.groups("pp")[0] == list(range(0, 2240, 64))
+
+
+def test_the_paper_gets_three_layers_a_stage_and_1_887e9_parameters_in_the_middle() -> None:
+    cut = stages(PRESETS["mt-nlg-530b"], MT_NLG, recompute=True)
+    assert [len(stage.layers) for stage in cut] == [3] * 35
+    assert cut[17].parameters == pytest.approx(1.887e9, rel=1e-3)
+    assert cut[0].parameters - cut[17].parameters == pytest.approx(131e6 + 42e6, rel=0.01)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_stages_hold_the_whole_decoder(tp: int, pp: int) -> None:
+    config = ModelConfig(layers=6, hidden=48, heads=4, sequence=32, vocabulary=64)
+    cut = stages(config, Layout(tp=tp, pp=pp), recompute=False)
+    parts = [part for stage in cut for part in stage.parts]
+    assert parts == ["embedding", *(f"layers.{n}" for n in range(6)), "final_norm", "head"]
+    assert sum(stage.cost for stage in cut) == pytest.approx(1.0)
+    if tp == 1:
+        copies = config.vocabulary * config.hidden if pp > 1 else 0
+        assert sum(stage.parameters for stage in cut) == config.parameters + copies
+
+
+def test_a_dear_head_takes_layers_off_the_last_stage() -> None:
+    small = ModelConfig(layers=8, hidden=64, heads=4, sequence=128, vocabulary=8192)
+    cut = stages(small, Layout(pp=2), recompute=False)
+    assert len(cut[0].layers) > len(cut[1].layers)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.data())
+def test_no_other_cut_has_a_cheaper_dearest_stage(costs: list[int], data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, len(costs)))
+
+    def dearest(inner: tuple[int, ...]) -> float:
+        return max(sum(costs[a:b]) for a, b in pairwise((0, *inner, len(costs))))
+
+    bounds = balanced_cuts(tuple(map(float, costs)), parts)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, len(costs), parts + 1)
+    assert all(a < b for a, b in pairwise(bounds))
+    assert dearest(bounds[1:-1]) == min(map(dearest, combinations(range(1, len(costs)), parts - 1)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(tp=3), "layout.tp = 3 does not divide model.heads = 16; use 1, 2, 4, 8 or 16"),
+        (Layout(pp=25), "layout.pp = 25 stages for model.layers = 24; use 1 to 24"),
+        (Layout(tp=16, pp=24), None),
+    ],
+)
+def test_an_impossible_layout_is_refused_with_the_valid_choices(layout: Layout, words: str | None) -> None:
+    assert refusal(layout, PRESETS["dense-350m"]) == words
+
+
+def test_a_vocabulary_that_was_not_padded_is_refused() -> None:
+    config = ModelConfig(layers=2, hidden=64, heads=4, sequence=32, vocabulary=50257)
+    assert refusal(Layout(tp=2), config) == "layout.tp = 2 does not divide model.vocabulary = 50257; use 1"
+
+
+def test_every_cut_parameter_is_one_of_the_decoders() -> None:
+    config = PRESETS["tiny"]
+    names = {name.removeprefix("embedding.") for name in config.outer_shapes()} | set(config.layer_shapes())
+    assert set(CUTS) <= names
+
+
+def test_a_layout_is_written_as_it_is_read() -> None:
+    assert parse_layout(str(MT_NLG)) == MT_NLG.model_dump()
+    assert parse_layout("pp=2") == {"pp": 2}
+    for wrong in ("tp", "tp=two", "xp=2", ""):
+        with pytest.raises(UsageFailure, match="tp=2,pp=2,dp=1"):
+            parse_layout(wrong)
+
+
+def test_a_rank_outside_the_world_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 4"):
+        Layout(tp=2, pp=2).coordinates(4)

@@ -1,0 +1,106 @@
+"""The schedules at points of the paper worked out by hand, and what holds of every schedule."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtnlg_parallel.schedule import BatchSize, LearningRate, Ramp
+
+SEQUENCE = 2048
+PEAK, FLOOR = 5.0e-5, 5.0e-6
+MT_NLG_RATE = LearningRate(peak=PEAK, floor=FLOOR, warmup=488_281, decay=166_015_625)
+MT_NLG_RAMP = Ramp(start=32, increment=32, samples=5_859_375)
+MT_NLG_BATCH = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=8)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rate"),
+    [
+        (0, 0.0),
+        (0.5e9, 2.5e-5),  # half the warm-up
+        (1e9, 5.0e-5),
+        (6e9, 5e-6 + 4.5e-5 * (1 + math.cos(math.pi * 5 / 339)) / 2),  # 4.998e-5
+        (12e9, 5e-6 + 4.5e-5 * (1 + math.cos(math.pi * 11 / 339)) / 2),  # 4.988e-5
+        (100e9, 4.12e-5),  # paper.md section 2
+        (200e9, 2.14e-5),
+        (270e9, 9.57e-6),
+        (340e9, 5.0e-6),
+        (400e9, 5.0e-6),
+    ],
+)
+def test_the_learning_rate_is_the_papers(tokens: float, rate: float) -> None:
+    assert MT_NLG_RATE.at(round(tokens / SEQUENCE)) == pytest.approx(rate, rel=1.5e-3, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch"),
+    [
+        (0, 32),
+        (1e9, 160),  # 488,281 samples are 4.9 increments of 99,311
+        (6e9, 960),  # 29.5 increments
+        (12e9 - SEQUENCE * 99_311, 1888),  # the last increment but one
+        (12e9, 1920),
+        (100e9, 1920),
+        (270e9, 1920),
+    ],
+)
+def test_the_batch_is_the_papers(tokens: float, batch: int) -> None:
+    assert MT_NLG_BATCH.at(round(tokens / SEQUENCE)) == batch
+
+
+def test_the_whole_run_is_80_thousand_steps_and_the_ramp_14_thousand() -> None:
+    assert MT_NLG_BATCH.number_of_steps(131_835_938) == pytest.approx(80_100, rel=1e-3)
+    assert MT_NLG_BATCH.number_of_steps(5_859_375) == pytest.approx(14_500, rel=1e-2)
+
+
+def test_a_ramp_that_the_ranks_do_not_divide_is_rounded_down_to_what_they_do() -> None:
+    rounded = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=10)  # dp 10, as on 350 nodes
+    assert [rounded.at(n * 99_312) for n in (0, 1, 2, 3, 59)] == [30, 60, 90, 120, 1920]
+
+
+def test_the_smallest_batch_is_one_micro_batch_of_every_rank() -> None:
+    assert BatchSize(size=96, ramp=Ramp(start=2, increment=2, samples=470), multiple=48).at(0) == 48
+
+
+batches = st.builds(
+    lambda start, increment, increments, samples, multiple: BatchSize(
+        size=(start + increment * increments) * multiple,
+        ramp=Ramp(start=start * multiple, increment=increment * multiple, samples=samples),
+        multiple=multiple,
+    ),
+    *(st.integers(1, 20), st.integers(1, 20), st.integers(1, 10), st.integers(1, 5000), st.integers(1, 12)),
+)
+
+
+@given(batches, st.integers(1, 20_000))
+def test_steps_are_counted_as_they_are_walked(batch: BatchSize, total: int) -> None:
+    walked = list(batch.steps(total))
+    assert batch.number_of_steps(total) == len(walked)
+    assert walked[-1][0] < total <= sum(walked[-1])
+
+
+@given(batches, st.integers(1, 5000), st.integers(0, 50))
+def test_going_on_in_the_middle_walks_the_same_steps(batch: BatchSize, total: int, done: int) -> None:
+    walked = list(batch.steps(total))
+    begin = walked[done][0] if done < len(walked) else total
+    assert list(batch.steps(total, begin)) == walked[done:]
+    assert batch.number_of_steps(total, begin) == len(walked[done:])
+
+
+@given(batches, st.integers(0, 10_000), st.integers(0, 10_000))
+def test_a_ramped_batch_never_shrinks_and_always_divides(batch: BatchSize, one: int, other: int) -> None:
+    earlier, later = sorted((one, other))
+    assert batch.at(earlier) <= batch.at(later) <= batch.size
+    assert batch.at(earlier) % batch.multiple == 0
+
+
+@given(st.integers(0, 1000), st.integers(1, 10_000), st.integers(0, 20_000))
+def test_the_learning_rate_stays_between_zero_and_the_peak_and_never_rises_again(
+    warmup: int, decay: int, samples: int
+) -> None:
+    rate = LearningRate(peak=1.0, floor=0.1, warmup=warmup, decay=warmup + decay)
+    assert 0.0 <= rate.at(samples) <= 1.0
+    if samples >= warmup:
+        assert 0.1 <= rate.at(samples + 1) <= rate.at(samples)
