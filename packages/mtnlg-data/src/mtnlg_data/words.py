@@ -49,8 +49,16 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(33))
 
 
+def fold(text: str) -> str:
+    """The text in lower case, every character in its place: offsets into the one are offsets into the other.
+
+    ``str.lower`` alone makes two characters of one ("İ"), and one of two ("Σ") by what stands around it.
+    """
+    return text.replace("İ", "i").lower().replace("ς", "\N{GREEK SMALL LETTER SIGMA}")
+
+
 def words_of(texts: Sequence[str]) -> Words:
-    """The words of these texts, hashed as they are: lower-case the texts first where case is not to count."""
+    """The words of these texts, hashed as they are: fold the texts first where case is not to count."""
     lengths = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
     begins = np.concatenate([[0], np.cumsum(lengths)])
     codes = code_points(SEPARATOR.join(texts))
@@ -60,13 +68,16 @@ def words_of(texts: Sequence[str]) -> Words:
     return Words(mix(sums), starts - shift, ends - shift, bounds)
 
 
-def runs_of(hashes: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    """The hash of every ``length`` hashes in a row, by where the first stands; a batch's texts run into one another."""
+def runs_of(hashes: NDArray[np.uint64], length: int, places: NDArray[np.int64] | None = None) -> NDArray[np.uint64]:
+    """The hash of ``length`` hashes in a row, at these places; by default at every place that has so many after it.
+
+    It does not know of texts: runs may begin in one of a batch and end in the next.
+    """
     count = max(0, len(hashes) - length + 1)
-    total = np.zeros(count, np.uint64)
+    total = np.zeros(count if places is None else len(places), np.uint64)
     for j in range(length):
         total *= B
-        total += hashes[j : j + count]
+        total += hashes[j : j + count] if places is None else hashes[places + j]
     return mix(total)
 
 

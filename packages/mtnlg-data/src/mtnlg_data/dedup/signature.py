@@ -20,7 +20,7 @@ from mtnlg_data.compiled import compiled
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import key_of
 from mtnlg_data.files import replacing
-from mtnlg_data.words import code_points, mix, runs_of, words_of
+from mtnlg_data.words import code_points, fold, mix, runs_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ def sign(unit: Signatures) -> Summary:
 
 def shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """The shingles of all texts, and the bounds of each text's among them (one more than texts); repeats included."""
-    lowered = [text.lower() for text in texts]
+    lowered = [fold(text) for text in texts]
     if kind == "word":
         hashes, _, _, bounds = words_of(lowered)
     else:

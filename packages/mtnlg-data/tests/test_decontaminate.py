@@ -1,0 +1,296 @@
+"""Decontamination against a plain re-implementation, and against the bugs of the tools before it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtnlg_data.console import Failure
+from mtnlg_data.decontaminate import DecontaminateSettings, decontaminate, pieces
+from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.ngrams import Match, NgramSet, TaskText, read_task_texts, task_ngrams
+from mtnlg_data.words import fold, runs_of, word_characters
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mtnlg_data.engine import Summary
+
+SMALL = DecontaminateSettings(n=4, minimum=2, common=3, window=3, shortest=4, most_splits=3)
+
+
+def run(
+    folder: Path,
+    documents: Sequence[str],
+    texts: Sequence[tuple[str, str]] | None,
+    how: DecontaminateSettings = SMALL,
+    shards: int = 2,
+) -> tuple[Summary, list[dict[str, Any]]]:
+    """The account, and the documents that are left."""
+    rows = [Document(f"d{number}", "web", text, "u", "en", 0.5) for number, text in enumerate(documents)]
+    paths = [folder / f"web-{number:05d}.parquet" for number in range(shards)]
+    cuts = np.linspace(0, len(rows), shards + 1).astype(int)
+    for number, path in enumerate(paths):
+        write_documents(path, batches(rows[cuts[number] : cuts[number + 1]]))
+    file = None
+    if texts is not None:
+        file = folder / "texts.jsonl"
+        lines = [json.dumps({"task": task, "id": "0", "text": text}) + "\n" for task, text in texts]
+        file.write_text("".join(lines), encoding="utf-8")
+    account = decontaminate(paths, folder / "out", how, file, Local(1))
+    left = [row for path in paths for row in pq.read_table(folder / "out" / path.name).to_pylist()]
+    return account, left
+
+
+# --- the oracle: the definition, word by word ------------------------------------------------------------------------
+
+
+def plain_words(text: str) -> list[tuple[int, int, str]]:
+    return [(match.start(), match.end(), match.group()) for match in re.finditer(r"\w+", fold(text))]
+
+
+def plain_ngrams(texts: Sequence[tuple[str, str]], how: DecontaminateSettings) -> set[tuple[str, ...]]:
+    ngrams = set()
+    for _, text in texts:
+        words = tuple(word for _, _, word in plain_words(text))
+        if how.minimum <= len(words) < how.n:
+            ngrams.add(words)
+        for first in range(len(words) - how.n + 1):
+            ngrams.add(words[first : first + how.n])
+    return ngrams
+
+
+def plain_first(
+    text: str, ngrams: set[tuple[str, ...]], how: DecontaminateSettings
+) -> tuple[int, int, tuple[str, ...]] | None:
+    words = plain_words(text)
+    for first in range(len(words)):
+        for length in range(how.n, how.minimum - 1, -1):
+            run_of_words = tuple(word for _, _, word in words[first : first + length])
+            if len(run_of_words) == length and run_of_words in ngrams:
+                return words[first][0], words[first + length - 1][1], run_of_words
+    return None
+
+
+def plain_cut(text: str, ngrams: set[tuple[str, ...]], how: DecontaminateSettings) -> list[str]:
+    """Take the first n-gram and what surrounds it out, go on with the rest, as the paper's tool does."""
+    kept, is_whole = [], True
+    while match := plain_first(text, ngrams, how) if is_whole or len(text) >= how.shortest else None:
+        start, end, _ = match
+        is_whole = False
+        left = start - how.window
+        while left > 0 and text[left] not in ".!?":
+            left -= 1
+        kept.append(text[: left + 1] if left > 0 else "")
+        right = end + how.window
+        while right < len(text) and text[right] not in ".!?":
+            right += 1
+        text = text[right + 1 :]
+    if is_whole:
+        return [text]
+    return [piece for piece in [*kept, text] if piece and len(piece) >= how.shortest]
+
+
+def plain(documents: Sequence[str], texts: Sequence[tuple[str, str]], how: DecontaminateSettings) -> list[str]:
+    ngrams = plain_ngrams(texts, how)
+    holders: Counter[tuple[str, ...]] = Counter()
+    for text in documents:
+        words = [word for _, _, word in plain_words(text)]
+        runs = {tuple(words[i : i + n]) for n in range(how.minimum, how.n + 1) for i in range(len(words) - n + 1)}
+        holders.update(runs & ngrams)
+    rare = {ngram for ngram in ngrams if holders[ngram] < how.common}
+    left = []
+    for text in documents:
+        parts = plain_cut(text, rare, how)
+        left += parts if len(parts) <= how.most_splits else []
+    return left
+
+
+words = st.sampled_from(["a", "B", "b", "é", "É", "İ", "i", "ΟΔΟΣ", "οδος", "日本", "x_1", "\U0001d518"])
+gaps = st.sampled_from([" ", "\n", ", ", ". ", "! ", "? ", ".", "  ", "-", "'"])
+prose = st.lists(st.tuples(words, gaps), max_size=40).map(lambda parts: "".join(word + gap for word, gap in parts))
+task_texts = st.lists(
+    st.tuples(
+        st.sampled_from(["boolq", "wic"]),
+        st.lists(st.tuples(words, gaps), max_size=7).map(lambda parts: "".join(word + gap for word, gap in parts)),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=30)  # of up to twelve documents each, through all the files
+@given(documents=st.lists(prose, max_size=12), texts=task_texts, common=st.integers(1, 4), window=st.integers(0, 9))
+def test_what_is_left_is_what_the_definition_leaves(
+    documents: list[str],
+    texts: list[tuple[str, str]],
+    common: int,
+    window: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    how = SMALL.model_copy(update={"common": common, "window": window})
+    account, left = run(tmp_path_factory.mktemp("d"), documents, texts, how)
+    expected = plain(documents, texts, how)
+    assert [row["text"] for row in left] == expected
+    assert account["documents_out"] == len(expected)
+    assert account["characters_out"] == sum(map(len, expected))
+
+
+@given(texts=task_texts, documents=st.lists(prose, max_size=3))
+def test_every_place_of_every_ngram_is_found_by_start_the_longest_first(
+    texts: list[tuple[str, str]], documents: list[str]
+) -> None:
+    ngrams = task_ngrams([TaskText(task=task, id="", text=text) for task, text in texts], 4, 2)
+    assert {tuple(ngram.split()) for ngram in ngrams} == plain_ngrams(texts, SMALL)
+    numbered = list(ngrams)
+    for text, found in zip(documents, NgramSet(numbered, 2).search(documents), strict=True):
+        spans = plain_words(text)
+        runs = [spans[i : i + n] for i in range(len(spans)) for n in range(4, 1, -1) if i + n <= len(spans)]
+        expected = [(r[0][0], r[-1][1], " ".join(word for _, _, word in r)) for r in runs]
+        assert [(m.start, m.end, numbered[m.ngram]) for m in found] == [e for e in expected if e[2] in ngrams]
+
+
+# --- the paper's figures ---------------------------------------------------------------------------------------------
+
+THIRTEEN = "one two three four five six seven eight nine ten eleven twelve thirteen"
+PAPER = DecontaminateSettings()
+
+
+def around(text: str, *, left: int = 400, right: int = 400) -> str:
+    """The text as a sentence, between so many characters of sentences of ten."""
+    return "Aaaa bbbb." * (left // 10) + f" {text}. " + "Cccc dddd." * (right // 10)
+
+
+def test_two_hundred_characters_on_each_side_go_with_a_match_to_the_end_of_the_sentence(tmp_path: Path) -> None:
+    account, left = run(tmp_path, [around(THIRTEEN)], [("boolq", THIRTEEN.upper())], PAPER)
+    assert [row["text"] for row in left] == ["Aaaa bbbb." * 20, "Cccc dddd." * 20]
+    assert [row["id"] for row in left] == ["d0#0", "d0#1"]
+    assert {(row["url"], row["language"], row["score"], row["source"]) for row in left} == {("u", "en", 0.5, "web")}
+    assert account["decontamination"]["documents_cut"] == 1
+    assert account["decontamination"]["cuts_by_task"] == {"boolq": 1}
+    assert account["decontamination"]["samples"][0]["ngram"] == THIRTEEN
+
+
+def test_a_document_that_is_only_trimmed_keeps_its_name(tmp_path: Path) -> None:
+    _, left = run(tmp_path, [around(THIRTEEN, left=0)], [("boolq", THIRTEEN)], PAPER)
+    assert [(row["id"], row["text"]) for row in left] == [("d0", "Cccc dddd." * 20)]
+
+
+def test_short_pieces_go_and_a_document_of_short_pieces_goes_as_a_whole(tmp_path: Path) -> None:
+    account, left = run(tmp_path, [around(THIRTEEN, left=390, right=390)], [("boolq", THIRTEEN)], PAPER)
+    assert left == []
+    assert account["sources"]["web"]["dropped"] == {"contaminated": 1}
+    assert account["decontamination"]["documents_dropped"] == 1
+
+
+@pytest.mark.parametrize(("matches", "kept"), [(9, 10), (10, 0)])
+def test_a_document_of_more_than_ten_pieces_goes_as_a_whole(tmp_path: Path, matches: int, kept: int) -> None:
+    sentences = "Aaaa bbbb." * 70
+    account, left = run(tmp_path, [sentences + (THIRTEEN + "." + sentences) * matches], [("wic", THIRTEEN)], PAPER)
+    assert len(left) == kept == account["documents_out"]
+    assert account["sources"]["web"]["dropped"] == ({} if kept else {"split": 1})
+
+
+def test_ngrams_that_ten_documents_hold_are_left_alone(tmp_path: Path) -> None:
+    documents = [f"{around(THIRTEEN)} {number}" for number in range(10)]
+    account, left = run(tmp_path, documents, [("boolq", THIRTEEN)], PAPER, shards=3)
+    assert [row["text"] for row in left] == documents
+    assert account["decontamination"]["ngrams_common"] == 1
+    account, left = run(tmp_path, [*documents[:9], documents[0]], [("boolq", THIRTEEN)], PAPER, shards=3)
+    assert account["decontamination"]["ngrams_common"] == 1
+    nine = [*documents[:8], documents[8] + documents[8]]
+    account, _ = run(tmp_path, nine, [("boolq", THIRTEEN)], PAPER, shards=3)
+    assert account["decontamination"]["documents_cut"] == 9
+
+
+@pytest.mark.parametrize("length", [8, 12])
+def test_a_short_task_text_counts_as_one_ngram_and_under_eight_words_it_is_ignored(tmp_path: Path, length: int) -> None:
+    text = " ".join(THIRTEEN.split()[:length])
+    assert len(run(tmp_path, [around(text)], [("piqa", text)], PAPER)[1]) == 2
+    seven = " ".join(THIRTEEN.split()[:7])
+    assert len(run(tmp_path, [around(seven)], [("piqa", seven)], PAPER)[1]) == 1
+
+
+# --- what older tools get wrong --------------------------------------------------------------------------------------
+
+
+def test_folding_keeps_every_character_in_its_place_and_words_words() -> None:
+    everything = [chr(code) for code in range(sys.maxunicode + 1)]
+    folded = fold("".join(everything))
+    assert len(folded) == len(everything)
+    assert folded == "".join(map(fold, everything))  # whatever stands around a character
+    codes = np.array([ord(character) for character in folded])
+    assert (word_characters()[codes] == word_characters()).all()
+
+
+def test_offsets_are_those_of_the_text_though_lower_case_is_longer(tmp_path: Path) -> None:
+    text = "İ" * 300 + ". " + around(THIRTEEN)
+    _, left = run(tmp_path, [text], [("boolq", THIRTEEN)], PAPER)
+    assert "".join(row["text"] for row in left) == text[: 302 + 200] + "Cccc dddd." * 20
+
+
+def test_a_match_ends_where_its_last_word_does_however_its_words_are_parted(tmp_path: Path) -> None:
+    spread = THIRTEEN.replace(" ", " ... \n\n --- ")
+    _, left = run(tmp_path, [around(spread, left=0)], [("boolq", THIRTEEN)], PAPER)
+    assert left[0]["text"] == "Cccc dddd." * 20
+
+
+@pytest.mark.parametrize("text", [THIRTEEN, "x " + THIRTEEN, " ".join(THIRTEEN.split()[:8]), "x y z " + THIRTEEN])
+def test_short_documents_are_searched_to_their_last_word(tmp_path: Path, text: str) -> None:
+    tasks = [("boolq", THIRTEEN), ("boolq", " ".join(THIRTEEN.split()[:8]))]
+    assert run(tmp_path, [text], tasks, PAPER)[1] == []
+
+
+def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mtnlg_data import ngrams as module
+
+    monkeypatch.setattr(module, "runs_of", lambda *run: np.zeros(len(runs_of(*run)), np.uint64))
+    found = NgramSet(["a b", "c d"], 2).search(["x c d a b", "b a"])
+    assert found == [[Match(2, 5, 1), Match(6, 9, 0)], []]
+
+
+def test_a_piece_of_a_cut_holds_no_match_begun_in_what_was_cut() -> None:
+    text = "aa bb. cc dd"
+    assert pieces(text, [Match(0, 5, 0), Match(3, 9, 1)], 0, 0) == ([" cc dd"], [Match(0, 5, 0)])
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_task_texts_everything_passes(tmp_path: Path) -> None:
+    account, left = run(tmp_path, ["a b c d", ""], None)
+    assert [row["text"] for row in left] == ["a b c d", ""]
+    assert account["decontamination"]["cuts_by_task"] == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("{", "texts.jsonl:2: expected"), ('{"task": "a", "id": 3, "text": "b"}', "texts.jsonl:2: expected")],
+)
+def test_a_bad_line_of_task_texts_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"task": "a", "id": "1", "text": "b"}\n' + line + "\n")
+    with pytest.raises(Failure, match=message):
+        list(read_task_texts(path))
+    with pytest.raises(Failure, match=r"none\.jsonl: No such file"):
+        list(read_task_texts(tmp_path / "none.jsonl"))
+
+
+def test_settings_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(ValueError, match="minimum = 9 is more than n = 8"):
+        DecontaminateSettings(n=8, minimum=9)
+
+
+def test_one_change_of_the_task_texts_is_enough_to_do_it_again(tmp_path: Path) -> None:
+    assert len(run(tmp_path, [around(THIRTEEN)], [("boolq", "other")], PAPER)[1]) == 1
+    assert len(run(tmp_path, [around(THIRTEEN)], [("boolq", THIRTEEN)], PAPER)[1]) == 2
