@@ -143,7 +143,7 @@ def training(tp: int = 2, pp: int = 2, dp: int = 2, layers: int = 4) -> dict[str
     each = layers // pp
     held = [[f"layers.{n}" for n in range(p * each, (p + 1) * each)] for p in range(pp)]
     held[0].insert(0, "embedding")
-    held[-1].append("final_norm")
+    held[-1] += ["final_norm", "head"]
     last = metrics()[-1]
     return {
         "version": 1,
@@ -178,7 +178,7 @@ def evaluation(rows_from: str = "/anywhere/recipes/quickstart/rows") -> dict[str
             tasks[task.name][shots] = score | {"documents": rows, "shots_used": used}
     return {
         "version": 1,
-        "checkpoint": "step-160",
+        "checkpoint": "/anywhere/runs/quickstart/train/checkpoints/step-160",
         "digest": "c0ffee" * 10,
         "tokens": 1_003_520,
         "tasks": tasks,
@@ -445,6 +445,23 @@ def test_task_without_a_score_has_dashes_and_its_published_figures(run: Path) ->
     assert "Not run: wic, no rows." in parsed.text
 
 
+def test_page_knows_no_path_of_the_machine(page: Page) -> None:
+    assert "checkpoint step-160" in page.text
+    assert "anywhere" not in page.text
+
+
+def test_pair_is_shown_from_where_it_parts(run: Path) -> None:
+    told = curation()
+    long = "the same words again and again " * 40
+    one, other = f"{long}until the end", f"{long}until the beginning"
+    pair = {"kept": "a", "dropped": "b", "jaccard": 0.9}
+    alike = pair | {"text_kept": long, "text_dropped": long}
+    told["duplicates"]["samples"] = [pair | {"text_kept": one, "text_dropped": other}, alike]
+    write(run / "data/summary.json", told)
+    content = report(run, show=False).read_text(encoding="utf-8")
+    assert re.findall(r"<mark>(.*?)</mark>", content) == ["end", "beginning"]
+
+
 def test_loss_that_is_no_number_leaves_a_gap_and_is_told(run: Path) -> None:
     steps = metrics()
     steps[70]["loss"] = steps[71]["grad_norm"] = None
@@ -460,7 +477,7 @@ def test_layout_of_thousands_of_ranks_is_drawn_in_part(run: Path) -> None:
     content = read(run).text
     assert "2,240 ranks" in content
     assert "and 6 more replicas" in content
-    assert "layers 102\N{EN DASH}104, final_norm" in content
+    assert "layers 102\N{EN DASH}104, final norm, head" in content
 
 
 def test_broken_file_is_named_with_its_key(run: Path) -> None:
@@ -515,7 +532,7 @@ def test_thinned_curve_keeps_its_spike_and_its_ends() -> None:
         (duration(41.26), "41.3_s"),
         (duration(3 * 3600 + 59), "3_h 01_min"),
         (duration(46 * 86400 + 7 * 3600), "46_d 07_h"),
-        (condensed(["embedding", "layers.0", "layers.1", "final_norm"]), "embedding, layers 0\N{EN DASH}1, final_norm"),
+        (condensed(["embedding", "layers.0", "layers.1", "final_norm"]), "embedding, layers 0\N{EN DASH}1, final norm"),
         (condensed(["layers.7"]), "layer 7"),
         (condensed([]), ""),
     ],

@@ -121,8 +121,10 @@ def _duplicates(duplicates: Duplicates) -> str:
 
 def _pair(pair: Pair) -> str:
     """The two texts side by side from shortly before they part, the words that differ marked."""
+    shorter = min(len(pair.text_kept), len(pair.text_dropped))
     alike = takewhile(lambda both: both[0] == both[1], zip(pair.text_kept, pair.text_dropped, strict=False))
-    start = max(0, sum(1 for _ in alike) - LEAD)
+    parting = sum(1 for _ in alike)
+    start = max(0, parting - LEAD) if parting < shorter else 0
     kept, dropped = (_excerpt(whole, start) for whole in (pair.text_kept, pair.text_dropped))
     matcher = SequenceMatcher(None, kept, dropped, autojunk=False)
     changes = matcher.get_opcodes()

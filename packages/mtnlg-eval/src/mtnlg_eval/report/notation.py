@@ -64,7 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def condensed(names: Sequence[str]) -> str:
-    """Layer names with runs of numbers drawn together: embedding, layers.0, layers.1 → embedding, layers 0 to 1."""
+    """Layer names with runs of numbers drawn together: embedding, layers.0, layers.1 → embedding, layers 0-1."""
 
     def family(name: str) -> str:
         stem, _, number = name.rpartition(".")
@@ -80,4 +80,4 @@ def condensed(names: Sequence[str]) -> str:
             parts.append(f"{stem.removesuffix('s')} {numbers[0]}")
         else:
             parts.append(f"{stem} {numbers[0]}{DASH}{numbers[-1]}")
-    return ", ".join(parts)
+    return ", ".join(parts).replace("_", " ")

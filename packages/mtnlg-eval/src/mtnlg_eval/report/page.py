@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import PurePath
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,9 @@ def _versions(run: Run) -> str:
     named = ", ".join(f"{text(name)} {text(number)}" for name, number in versions(run).items())
     told = [named]
     if run.evaluation:
-        told.append(f"checkpoint {text(run.evaluation.checkpoint)}, digest {text(run.evaluation.digest[:16])}")
+        told.append(
+            f"checkpoint {text(PurePath(run.evaluation.checkpoint).name)}, digest {text(run.evaluation.digest[:16])}"
+        )
     if run.training and run.training.stream:
         told.append(f"token stream {text(run.training.stream[:16])}")
     return "<br>\n".join(told)
