@@ -22,9 +22,9 @@ import nox
 nox.needs_version = ">=2025.5.1"
 nox.options.sessions = ["quickstart"]
 
-ROOT = Path(__file__).parent
-HOUSE = ROOT / ".nox" / "house"
-DIST = ROOT / "dist"
+# nox runs in the folder of this file.
+HOUSE = Path(".nox/house")
+DIST = Path("dist")
 PACKAGES = ("data", "model", "parallel", "eval")
 SIBLINGS = {"data": (), "model": (), "parallel": ("data", "model"), "eval": ("model",)}
 TORCH = "torch==2.13.0"
@@ -36,7 +36,7 @@ CHECKERS = ("mypy==2.4.1", "nox>=2025.5.1", "types-docutils")
 def quickstart(session: nox.Session) -> None:
     """Raw pages → tokens → a decoder trained at tp 2 x pp 2 → the nine-task table and a report, on this machine."""
     house(session)
-    whole_run(session, ROOT / "recipes" / "quickstart", ROOT / "runs" / "quickstart")
+    whole_run(session, Path("recipes/quickstart"), Path("runs/quickstart"))
 
 
 @nox.session(venv_backend="none", default=False)
@@ -76,27 +76,27 @@ def whole_run(session: nox.Session, recipe: Path, out: Path) -> None:
     curated(session, recipe, out, [])
     trained(session, recipe, out, [])
     evaluated(session, recipe, out, [])
-    session.run("mtnlg-eval", "report", str(out))
+    at_home(session, "mtnlg-eval", "report", str(out))
 
 
 def curated(session: nox.Session, recipe: Path, out: Path, options: list[str]) -> None:
     """Make the recipe's own corpus where it has one, export the task texts, then run mtnlg-data."""
     if (recipe / "corpus.py").exists():
-        session.run("python", str(recipe / "corpus.py"), str(out))
-    session.run("mtnlg-eval", "texts", *rows_of(recipe), "--out", str(out / "texts.jsonl"))
-    session.run("mtnlg-data", "run", str(recipe), "--out", str(out / "data"), "--set", f"input={out}", *options)
+        at_home(session, "python", str(recipe / "corpus.py"), str(out))
+    at_home(session, "mtnlg-eval", "texts", *rows_of(recipe), "--out", str(out / "texts.jsonl"))
+    at_home(session, "mtnlg-data", "run", str(recipe), "--out", str(out / "data"), "--set", f"input={out}", *options)
 
 
 def trained(session: nox.Session, recipe: Path, out: Path, options: list[str]) -> None:
     """Run mtnlg-parallel on the tokens of ``out``."""
     folders = ("--data", str(out / "data"), "--out", str(out / "train"))
-    session.run("mtnlg-parallel", "train", str(recipe), *folders, *options)
+    at_home(session, "mtnlg-parallel", "train", str(recipe), *folders, *options)
 
 
 def evaluated(session: nox.Session, recipe: Path, out: Path, options: list[str]) -> None:
     """Run mtnlg-eval on the newest checkpoint of ``out``."""
     checkpoints = str(out / "train" / "checkpoints")
-    session.run("mtnlg-eval", "run", checkpoints, *rows_of(recipe), "--out", str(out / "eval"), *options)
+    at_home(session, "mtnlg-eval", "run", checkpoints, *rows_of(recipe), "--out", str(out / "eval"), *options)
 
 
 def rows_of(recipe: Path) -> list[str]:
@@ -114,18 +114,18 @@ def recipe_of(session: nox.Session) -> tuple[Path, Path, list[str]]:
     except SystemExit:
         session.error(f"usage: nox -s {session.name} -- recipes/NAME [--out DIR] [options]")
     if not known.recipe.is_dir():
-        names = ", ".join(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "recipes").iterdir()))
+        names = ", ".join(sorted(map(str, Path("recipes").iterdir())))
         session.error(f"{known.recipe}: no such recipe; there are {names}")
     if session.name == "run" and options:
         session.error(f"{' '.join(options)}: run takes --out only; curate, train and evaluate take options")
-    return known.recipe, known.out or ROOT / "runs" / known.recipe.resolve().name, options
+    return known.recipe, known.out or Path("runs") / known.recipe.resolve().name, options
 
 
 @nox.session(venv_backend="none", default=False)
 def tests(session: nox.Session) -> None:
     """All suites in one environment; words behind -- go to pytest."""
     house(session)
-    session.run("python", "-m", "pytest", *session.posargs)
+    at_home(session, "python", "-m", "pytest", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -133,10 +133,10 @@ def types(session: nox.Session) -> None:
     """Mypy, strict, over every line of Python."""
     house(session)
     sources = [f"packages/mtnlg-{package}/src" for package in PACKAGES]
-    session.run("mypy", *sources, "recipes", "noxfile.py")
+    at_home(session, "mypy", *sources, "recipes", "noxfile.py")
     # Each folder of tests by itself: several have a conftest.py.
     for folder in ("tests", *(f"packages/mtnlg-{package}/tests" for package in PACKAGES)):
-        session.run("mypy", folder)
+        at_home(session, "mypy", folder)
 
 
 @nox.session(default=False)
@@ -173,7 +173,7 @@ def alone(session: nox.Session, package: str) -> None:
 
 def bare_environment(package: str) -> Path:
     """Where the environment that holds one package alone lies."""
-    return ROOT / ".nox" / f"bare-{package}"
+    return Path(f".nox/bare-{package}")
 
 
 def install_wheel(session: nox.Session, package: str, extra: str = "") -> None:
@@ -192,7 +192,7 @@ def wheel_of(package: str) -> Path:
 
 def house(session: nox.Session) -> None:
     """Put the shared environment on the path of this session, installing it where a pyproject.toml changed."""
-    declared = [(ROOT / "packages" / f"mtnlg-{package}" / "pyproject.toml").read_bytes() for package in PACKAGES]
+    declared = [Path(f"packages/mtnlg-{package}/pyproject.toml").read_bytes() for package in PACKAGES]
     state = hashlib.sha256(b"".join([Path(__file__).read_bytes(), *declared])).hexdigest()
     stamp = HOUSE / "installed.sha256"
     python = str(HOUSE / "bin" / "python")
@@ -204,7 +204,12 @@ def house(session: nox.Session) -> None:
         editable = [word for package in PACKAGES for word in ("-e", f"packages/mtnlg-{package}[test]")]
         pip(session, python, "install", *editable, *CHECKERS)
         stamp.write_text(state)
-    session.env.update(PATH=f"{HOUSE / 'bin'}{os.pathsep}{os.environ['PATH']}", VIRTUAL_ENV=str(HOUSE))
+
+
+def at_home(session: nox.Session, command: str, *words: str) -> None:
+    """Run a command of the shared environment, which comes first on its path."""
+    path = f"{HOUSE.absolute() / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    session.run(str(HOUSE / "bin" / command), *words, env={"PATH": path})
 
 
 def pip(session: nox.Session, python: str, verb: str, *words: str) -> None:

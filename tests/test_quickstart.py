@@ -1,0 +1,117 @@
+"""The README's code blocks, run as they stand, and what the main job that they start must have shown.
+
+``nox -s quickstart`` writes runs/quickstart; where a finished run is there already, the same command finds it so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RUN = ROOT / "runs" / "quickstart"
+BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TASKS = {"lambada", "race_h", "boolq", "winogrande", "hellaswag", "piqa", "anli_r2", "hans", "wic"}
+# These tests are what `nox -s tests` runs: of that command the README's block runs one file.
+TESTS, ONE_FILE = "nox -s tests", "nox -s tests -- -q tests/test_house.py"
+
+
+def blocks() -> list[tuple[str, str]]:
+    return BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def run_block(language: str, text: str) -> subprocess.CompletedProcess[str]:
+    if language == "python":
+        return run(sys.executable, "-c", text)
+    return run("bash", "-euo", "pipefail", "-c", text.replace(TESTS, ONE_FILE))
+
+
+@pytest.fixture(scope="module")
+def main_job() -> Path:
+    first = next(text for _, text in blocks() if "quickstart" in text)
+    done = run_block("bash", first)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return RUN
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(blocks())))
+@pytest.mark.usefixtures("main_job")
+def test_a_code_block_of_the_readme_runs(number: int) -> None:
+    done = run_block(*blocks()[number])
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_every_stage_says_what_it_kept_and_why_it_dropped_the_rest(main_job: Path) -> None:
+    stages = read_json(main_job / "data" / "summary.json")["stages"]
+    for stage in stages:
+        for source, counts in stage["sources"].items():
+            dropped = sum(counts["dropped"].values())
+            assert counts["documents_in"] - dropped == counts["documents_out"], (stage["name"], source)
+    assert stages[0]["documents_in"] > 1000
+    assert stages[-1]["documents_out"] > 1000
+
+
+def test_the_loss_falls_well_below_the_unigram_entropy(main_job: Path) -> None:
+    entropy = read_json(main_job / "data" / "summary.json")["unigram_entropy_nats"]
+    last = [step["loss"] for step in metrics_of(main_job / "train")[-10:]]
+    assert sum(last) / len(last) < entropy - 1.0
+    assert read_json(main_job / "train" / "summary.json")["validation_loss"] < entropy - 1.0
+
+
+def test_one_process_gives_the_loss_curve_of_four(main_job: Path, tmp_path: Path) -> None:
+    out = tmp_path / "train"
+    words = ("--data", str(main_job / "data"), "--out", str(out), "--layout", "tp=1,pp=1,dp=1")
+    done = run("mtnlg-parallel", "train", "recipes/quickstart", *words, "--set", "train.samples=160")
+    assert done.returncode == 0, done.stderr
+    alone, together = metrics_of(out), metrics_of(main_job / "train")
+    assert len(alone) >= 10
+    for one, four in zip(alone, together, strict=False):
+        assert one["samples"] == four["samples"]
+        assert one["loss"] == pytest.approx(four["loss"], rel=1e-4)
+
+
+def test_the_nine_tasks_are_scored_at_zero_one_and_few_shots(main_job: Path) -> None:
+    summary = read_json(main_job / "eval" / "summary.json")
+    assert set(summary["tasks"]) == TASKS
+    assert not summary["not_run"]
+    for scores in summary["tasks"].values():
+        assert set(scores) == {"0", "1", "few"}
+        assert all(0 <= score["value"] <= 1 and score["documents"] > 0 for score in scores.values())
+
+
+def test_the_report_stands_by_itself(main_job: Path) -> None:
+    page = (main_job / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?!#|data:)[^"'#\s>]""", page)
+    assert "<script" not in page
+    assert read_json(main_job / "results.json")
+
+
+def test_the_same_command_again_finds_everything_done(main_job: Path) -> None:
+    kept = ["report.html", "results.json", "data/summary.json", "train/metrics.jsonl", "eval/summary.json"]
+    before = [(main_job / name).read_bytes() for name in kept]
+    assert run("mtnlg-data", "run", "recipes/quickstart", "--help").returncode == 0
+    done = run(sys.executable, "-m", "nox", "-s", "quickstart")
+    assert done.returncode == 0, done.stderr
+    assert [(main_job / name).read_bytes() for name in kept] == before
