@@ -28,7 +28,7 @@ from .files import aside, replacing, sha256
 from .funnel import stage
 from .ngrams import Match, NgramSet, read_task_texts, task_ngrams
 from .settings import Settings
-from .shards import Tallies, in_order, numbered
+from .shards import Made, Tallies, in_order, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +103,7 @@ class Scan:
 
 def scan(unit: Scan) -> Summary:
     """Run one unit."""
-    ngrams = _ngram_set(unit.ngrams.output, unit.ngrams.key, unit.ngrams.minimum)
+    ngrams = _ngram_set(Made.by(unit.ngrams), unit.ngrams.minimum)
     found: list[tuple[int, int, int, int]] = []
     first = 0
     for batch in read_documents(unit.shard.path, ["text"]) if len(ngrams.ngrams) else ():
@@ -117,10 +117,9 @@ def scan(unit: Scan) -> Summary:
 
 
 @lru_cache(maxsize=1)
-def _ngram_set(path: Path, key: str, minimum: int) -> NgramSet:
-    """Made once a worker; ``key`` tells apart what one path holds in the course of time."""
-    del key
-    return NgramSet(pq.read_table(path)["ngram"].to_pylist(), minimum)
+def _ngram_set(made: Made, minimum: int) -> NgramSet:
+    """Read once a worker."""
+    return NgramSet(pq.read_table(made.path)["ngram"].to_pylist(), minimum)
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ class Cut:
     """Unit: one shard, what was found in it, and what is to be cut → its documents without that."""
 
     scan: Scan
-    count: Count
+    count: Made
     settings: DecontaminateSettings
     output: Path
 
@@ -169,12 +168,12 @@ class Cut:
 def cut(unit: Cut) -> Summary:
     """Run one unit; beside the tallies the summary has cuts by task and some of the cuts."""
     found = pq.read_table(unit.scan.output)
-    is_cut = np.load(unit.count.output)
+    is_cut = np.load(unit.count.path)
     found = found.filter(pa.array(is_cut[found["ngram"].to_numpy()], pa.bool_()))
     matches: dict[int, list[Match]] = {}
     for row, *match in zip(*(column.to_pylist() for column in found.columns), strict=True):
         matches.setdefault(row, []).append(Match(*match))
-    report = _Report(unit.count.ngrams.output if matches else None)
+    report = _Report(unit.scan.ngrams.output if matches else None)
     write_documents(unit.output, _cut_documents(unit, matches, report))
     return report.summary()
 
@@ -269,7 +268,7 @@ def decontaminate(
     ngrams = Ngrams(texts, checksum, settings.n, settings.minimum, out / "state" / "ngrams.parquet")
     scans = tuple(Scan(s, ngrams, out / "state" / f"{s.path.stem}.matches.parquet") for s in numbered(shards))
     counted = Count(scans, ngrams, settings.common, out / "state" / "cut.npy")
-    units = [Cut(part, counted, settings, out / part.shard.path.name) for part in scans]
+    units = [Cut(part, Made.by(counted), settings, out / part.shard.path.name) for part in scans]
     run_units(engine, list_ngrams, [ngrams], "decontaminate: n-grams")
     run_units(engine, scan, scans, "decontaminate: scan")
     found = run_units(engine, count, [counted], "decontaminate: count")[0]

@@ -19,7 +19,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .engine import Summary
+    from .engine import Summary, Unit
+
+
+class Made(NamedTuple):
+    """A unit's output as other units refer to it: the file, and the key that stands for its content.
+
+    A unit that held the other whole would carry all the shards that one is made of to every worker.
+    """
+
+    path: Path
+    key: str
+
+    @classmethod
+    def by(cls, unit: Unit) -> Made:
+        """What this unit makes."""
+        return cls(unit.output, unit.key)
 
 
 class Shard(NamedTuple):

@@ -25,7 +25,7 @@ from mtnlg_data.document import read_documents, write_documents
 from mtnlg_data.engine import key_of, run_units
 from mtnlg_data.funnel import stage
 from mtnlg_data.settings import Settings
-from mtnlg_data.shards import Tallies, in_order, numbered
+from mtnlg_data.shards import Made, Tallies, in_order, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ class Survivors:
     """Unit: one shard and the ledger → the documents of the shard that stay."""
 
     shard: Shard
-    ledger: Ledger
+    ledger: Made
     output: Path
 
     @cached_property
@@ -73,9 +73,9 @@ def deduplicate(
     it does not name come after, all alike. The account's ``duplicates`` has components, cluster sizes, sample pairs,
     each source's removed share, and alarms.
     """
-    ledger = _ledger(numbered(shards), out, settings, tuple(priority))
-    found = _search(ledger, engine)
-    survivors = [Survivors(shard, ledger, out / shard.path.name) for shard in ledger.shards]
+    all_shards = numbered(shards)
+    ledger, found = _search(all_shards, out, settings, tuple(priority), engine)
+    survivors = [Survivors(shard, Made.by(ledger), out / shard.path.name) for shard in all_shards]
     summaries = run_units(engine, survive, survivors, "deduplicate: write")
     account = stage("deduplicate", summaries, in_order(summaries, priority))
     shares = {
@@ -95,35 +95,32 @@ def deduplicate(
     return {**account, "duplicates": {**found, "removed_share": shares, "alarms": alarms}}
 
 
-def _ledger(shards: list[Shard], out: Path, settings: DeduplicateSettings, priority: tuple[str, ...]) -> Ledger:
-    """The last unit of the search; it holds those before it."""
+def _search(
+    shards: list[Shard], out: Path, settings: DeduplicateSettings, priority: tuple[str, ...], engine: Engine
+) -> tuple[Ledger, Summary]:
+    """Run all units up to the ledger; returns that unit and its summary."""
     state = out / "state"
     shingle = (settings.shingle, settings.shingle_length)
     lsh = (settings.bands, settings.rows, settings.seed)
     signatures = tuple(Signatures(s, *shingle, *lsh, state / f"{s.path.stem}.keys.npy") for s in shards)
     bands = tuple(Band(b, signatures, state / f"band-{b:03d}.buckets") for b in range(settings.bands))
     candidates = Candidates(bands, sum(s.rows for s in shards), state / "candidates.npy")
-    sets = tuple(ShingleSets(s, candidates, *shingle, state / f"{s.path.stem}.sets") for s in shards)
+    sets = tuple(ShingleSets(s, Made.by(candidates), *shingle, state / f"{s.path.stem}.sets") for s in shards)
     how = (settings.threshold, settings.rounds, settings.seed)
-    edges = tuple(Verification(b, candidates, sets, *how, state / f"band-{b.number:03d}.edges.npy") for b in bands)
-    return Ledger(edges, tuple(shards), priority, out / "removed.parquet")
-
-
-def _search(ledger: Ledger, engine: Engine) -> Summary:
-    """Run all units up to the ledger; returns its summary."""
-    edges = ledger.verifications
-    run_units(engine, sign, edges[0].band.signatures, "deduplicate: signatures")
-    run_units(engine, bucket, [unit.band for unit in edges], "deduplicate: bands")
-    run_units(engine, gather, [edges[0].candidates], "deduplicate: candidates")
-    run_units(engine, collect, edges[0].sets, "deduplicate: shingles")
+    edges = tuple(Verification(b, sets, *how, state / f"band-{b.number:03d}.edges.npy") for b in bands)
+    ledger = Ledger(edges, tuple(shards), priority, out / "removed.parquet")
+    run_units(engine, sign, signatures, "deduplicate: signatures")
+    run_units(engine, bucket, bands, "deduplicate: bands")
+    run_units(engine, gather, [candidates], "deduplicate: candidates")
+    run_units(engine, collect, sets, "deduplicate: shingles")
     run_units(engine, verify, edges, "deduplicate: verify")
-    return run_units(engine, enter, [ledger], "deduplicate: components")[0]
+    return ledger, run_units(engine, enter, [ledger], "deduplicate: components")[0]
 
 
 def survive(unit: Survivors) -> Summary:
     """Run one unit."""
     name = unit.shard.path.name
-    removed = pq.read_table(unit.ledger.output, columns=["row"], filters=[("shard", "=", name)])["row"]
+    removed = pq.read_table(unit.ledger.path, columns=["row"], filters=[("shard", "=", name)])["row"]
     tallies = Tallies()
     write_documents(unit.output, _kept(unit.shard.path, set(removed.to_pylist()), tallies))
     return tallies.summary()

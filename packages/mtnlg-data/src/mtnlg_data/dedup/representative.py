@@ -72,7 +72,7 @@ def enter(unit: Ledger) -> Summary:
     kept = representatives(ids, sources, component, unit.priority)
     removed = np.flatnonzero(kept[component] != np.arange(len(documents)))
     twins = kept[component[removed]]
-    shelf = Shelf(unit.verifications[0].candidates, unit.verifications[0].sets)
+    shelf = Shelf(unit.verifications[0].sets)
     pairs = zip(documents[removed].tolist(), documents[twins].tolist(), strict=True)
     similarities = [jaccard(shelf(one), shelf(other)) for one, other in pairs]
     shard, row = _places(unit.shards, documents[removed])

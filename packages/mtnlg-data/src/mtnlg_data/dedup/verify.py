@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.dedup.bands import Band, Candidates
+    from mtnlg_data.dedup.bands import Band
     from mtnlg_data.dedup.signature import ShingleKind
     from mtnlg_data.engine import Summary
-    from mtnlg_data.shards import Shard
+    from mtnlg_data.shards import Made, Shard
 
 EDGE = np.dtype([("one", np.int64), ("other", np.int64), ("jaccard", np.float64)])
-
-Sets = "Callable[[int], NDArray[np.int64]]"
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class ShingleSets:
     """Unit: the candidates of one shard → the sorted set of shingle hashes of each, 64 bits a shingle."""
 
     shard: Shard
-    candidates: Candidates
+    candidates: Made
     kind: ShingleKind
     length: int
     output: Path
@@ -56,7 +54,7 @@ class ShingleSets:
 def collect(unit: ShingleSets) -> Summary:
     """Run one unit."""
     first, last = unit.shard.first, unit.shard.first + unit.shard.rows
-    numbers = np.load(unit.candidates.output)
+    numbers = np.load(unit.candidates.path)
     rows = numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, last)] - first
     return {"sets": write_ragged(unit.output, _sets(unit, rows))}
 
@@ -72,8 +70,8 @@ def _sets(unit: ShingleSets, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[
 class Shelf:
     """The shingle set of any candidate, out of the files of all shards."""
 
-    def __init__(self, candidates: Candidates, parts: Sequence[ShingleSets]) -> None:
-        self._numbers = np.load(candidates.output)
+    def __init__(self, parts: Sequence[ShingleSets]) -> None:
+        self._numbers = np.load(parts[0].candidates.path, mmap_mode="r")
         self._files = [Ragged(part.output) for part in parts]
         self._firsts = np.searchsorted(self._numbers, [part.shard.first for part in parts])
 
@@ -89,7 +87,6 @@ class Verification:
     """Unit: the buckets of one band → the pairs in them that are duplicates, as ``EDGE``."""
 
     band: Band
-    candidates: Candidates
     sets: tuple[ShingleSets, ...]
     threshold: float
     rounds: int
@@ -104,7 +101,7 @@ class Verification:
 
 def verify(unit: Verification) -> Summary:
     """Run one unit."""
-    shelf = Shelf(unit.candidates, unit.sets)
+    shelf = Shelf(unit.sets)
     buckets = Ragged(unit.band.output)
     edges: list[tuple[int, int, float]] = []
     for number in range(len(buckets)):

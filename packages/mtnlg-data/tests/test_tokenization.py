@@ -1,0 +1,296 @@
+"""Documents to stores: ids of ``tokenizers``, shuffled by key, ended, counted, and the same however it is run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordLevel
+
+from mtnlg_data.console import Failure
+from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.shards import numbered
+from mtnlg_data.store import TokenStore
+from mtnlg_data.stream import open_stream, read_blend
+from mtnlg_data.tokenization import TokenizeSettings, entropy, tokenize
+from mtnlg_data.vocabulary import EOD, keyed, sample, trained
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mtnlg_data.engine import Summary
+
+GPT2 = Path(__file__).parents[4] / "shared" / "data" / "gpt2"
+TRAIN = TokenizeSettings(vocabulary=400, validation=0.1)
+WEIGHTS = {"web": 0.75, "code": 0.25}
+
+texts = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
+
+
+def corpus(folder: Path, shards: int = 3) -> dict[str, list[Path]]:
+    """Two sources, some of whose texts are awkward."""
+    awkward = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20]
+    paths: dict[str, list[Path]] = {}
+    for source, own in {"web": texts + awkward, "code": texts[:21]}.items():
+        documents = [Document(f"{source}/{n}", source, text) for n, text in enumerate(own)]
+        for number in range(shards):
+            path = folder / f"{source}-{number:05d}.parquet"
+            write_documents(path, batches(documents[number::shards]))
+            paths.setdefault(source, []).append(path)
+    return paths
+
+
+def run(
+    folder: Path, out: Path, settings: TokenizeSettings = TRAIN, weights: Mapping[str, float] = WEIGHTS, shards: int = 3
+) -> Summary:
+    return tokenize(corpus(folder, shards), out, settings, weights, Local(1))
+
+
+def plain(path: Path, text: str) -> list[int]:
+    """What ``tokenizers`` makes of a text of which nothing is special."""
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.glob("*")) if path.is_file()}
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_a_store_holds_the_ids_of_its_documents_ended_and_in_the_order_of_their_keys(tmp_path: Path) -> None:
+    account = run(tmp_path, tmp_path / "out")
+    blend = read_blend(tmp_path / "out")
+    documents = {"web": [*texts, "", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20], "code": texts[:21]}
+    for source in blend.sources:
+        own = documents[source.name]
+        order = sorted(range(len(own)), key=lambda n: keyed(TRAIN.seed, f"{source.name}/{n}"))
+        assert order != sorted(order)
+        store = TokenStore(tmp_path / "out" / source.prefix)
+        expected = [[*plain(tmp_path / "out" / "tokenizer.json", own[n]), blend.eod] for n in order]
+        assert [store[n].tolist() for n in range(len(store))] == expected
+        assert (source.documents, source.tokens, source.sha256) == (len(own), store.tokens, store.checksum())
+        assert account["tokens"][source.name] == {
+            "documents": len(own),
+            "tokens": store.tokens,
+            "weight": WEIGHTS[source.name],
+            "epochs_at": None,
+        }
+    assert account["documents_in"] == account["documents_out"] == 86
+
+
+def test_the_end_token_is_the_last_and_no_text_can_spell_it(tmp_path: Path) -> None:
+    account = run(tmp_path, tmp_path / "out")
+    blend = read_blend(tmp_path / "out")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert tokenizer.token_to_id(EOD) == blend.eod == blend.vocabulary - 1 == account["vocabulary"] - 1
+    for source in blend.sources:
+        store = TokenStore(tmp_path / "out" / source.prefix)
+        assert (store.read(0, store.tokens) == blend.eod).sum() == len(store)
+
+
+def test_the_blend_is_what_a_stream_reads(tmp_path: Path) -> None:
+    run(tmp_path, tmp_path / "out")
+    stream = open_stream(tmp_path / "out", 32)
+    assert stream.vocab_size == read_blend(tmp_path / "out").vocabulary
+    drawn = Counter(stream.runs[stream.locate(n)[0]].name for n in range(len(stream)))
+    assert drawn["web"] / len(stream) == pytest.approx(0.75, abs=0.03)
+    keys = ["seed", "vocabulary", "eod", "validation", "sources"]
+    assert list(json.loads((tmp_path / "out" / "blend.json").read_text())) == keys
+
+
+def test_the_entropy_is_that_of_the_weighted_blend_of_the_training_documents(tmp_path: Path) -> None:
+    account = run(tmp_path, tmp_path / "out")
+    mixture: Counter[int] = Counter()
+    for source, weight in WEIGHTS.items():
+        store = TokenStore(tmp_path / "out" / source)
+        held = int(0.1 * len(store) + 0.5)
+        seen = list(itertools.chain(*(store[n].tolist() for n in range(len(store) - held))))
+        for token in seen:
+            mixture[token] += weight / len(seen)  # type: ignore[assignment]
+    expected = -sum(share * math.log(share) for share in mixture.values())
+    assert account["unigram_entropy_nats"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_entropy_of_a_fair_coin_and_of_two_certainties() -> None:
+    assert entropy({"a": 3.0}, {"a": [5, 5]}) == pytest.approx(math.log(2))
+    assert entropy({"a": 1.0, "b": 3.0}, {"a": [7, 0], "b": [0, 1]}) == pytest.approx(
+        0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    )
+
+
+# --- what does not move it -------------------------------------------------------------------------------------------
+
+
+def test_neither_workers_nor_the_order_nor_the_number_of_shards_move_a_store(tmp_path: Path) -> None:
+    for folder in "abc":
+        (tmp_path / folder).mkdir()
+    run(tmp_path / "a", tmp_path / "a" / "out")
+    with contextlib.closing(Local(2)) as two:
+        backwards = {source: paths[::-1] for source, paths in corpus(tmp_path / "b").items()}
+        tokenize(dict(reversed(backwards.items())), tmp_path / "b" / "out", TRAIN, WEIGHTS, two)
+    given_settings = TokenizeSettings(kind="file", path=tmp_path / "a" / "out" / "tokenizer.json", validation=0.1)
+    run(tmp_path / "c", tmp_path / "c" / "out", given_settings, shards=1)
+    a, b, c = (contents(tmp_path / folder / "out") for folder in "abc")
+    for name in ("web.bin", "web.idx", "code.bin", "code.idx", "tokenizer.json"):
+        assert a[name] == b[name] == c[name], name
+
+
+def test_done_again_it_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = run(tmp_path, out)
+    before = contents(out)
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in {".bin", ".idx", ".arrow"}}
+    assert run(tmp_path, out) == first
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    for name in ("web.idx", "web.bin", "tokenizer.json", "code.idx"):
+        (out / name).unlink()
+        assert run(tmp_path, out) == first
+        assert contents(out) == before, name
+    (out / "code.idx").write_bytes(before["code.idx"][:-1] + b"?")
+    run(tmp_path, out)
+    assert contents(out) == before
+
+
+def test_training_gives_one_tokenizer_whatever_the_threads_and_hash_seeds() -> None:
+    program = (
+        "import sys, hashlib; from mtnlg_data.vocabulary import trained;"
+        "texts = [f'word{n % 97} and{n % 31} more {n}' for n in range(3000)];"
+        "print(hashlib.sha256(trained(iter(texts), 600).to_str().encode()).hexdigest())"
+    )
+    answers = set()
+    for threads, seed in (("1", "0"), ("4", "1"), ("2", "random")):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
+        answers.add(
+            subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True).stdout
+        )
+    assert len(answers) == 1
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+@given(text=st.text())
+def test_a_trained_tokenizer_gives_every_text_back(text: str) -> None:
+    tokenizer = byte_level()
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def byte_level(made: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006  (trained once)
+    if not made:
+        made.append(trained(iter(texts), 300))
+    return made[0]
+
+
+def test_a_trained_vocabulary_is_as_large_as_asked_or_as_the_texts_allow() -> None:
+    assert trained(iter(texts), 300).get_vocab_size() == 300
+    assert trained(iter(["ab"]), 300).get_vocab_size() == 257
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="GPT-2's two files are not on this machine")
+def test_gpt2s_two_files_give_gpt2s_ids(tmp_path: Path) -> None:
+    account = run(tmp_path, tmp_path / "out", TokenizeSettings(kind="gpt2", path=GPT2))
+    assert account["vocabulary"] == 50257
+    assert read_blend(tmp_path / "out").eod == 50256
+    ids = [15496, 995, 11, 1367, 1303, 362, 796, 5633]
+    assert plain(tmp_path / "out" / "tokenizer.json", "Hello world, 11 # 2 = ?") == ids
+    assert TokenStore(tmp_path / "out" / "web").dtype == np.uint16
+
+
+def test_a_tokenizer_json_without_an_end_token_gets_one_and_one_elsewhere_is_refused(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
+    words.enable_truncation(2)
+    words.save(str(tmp_path / "words.json"))
+    account = run(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "words.json"))
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (3, 2)
+    first = Tokenizer(BPE({EOD: 0, "a": 1}, []))
+    first.save(str(tmp_path / "first.json"))
+    with pytest.raises(Failure, match=r"first\.json: <\|endoftext\|> is token 0 of 2, and must be the last"):
+        run(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "first.json"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("file", "none.json", r"none\.json: no such tokenizer\.json"),
+        ("file", "bad.json", r"bad\.json: no tokenizer: "),
+        ("gpt2", ".", r"holds neither encoder\.json and vocab\.bpe nor vocab\.json and merges\.txt"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, kind: Any, name: str, message: str) -> None:  # noqa: ANN401
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(Failure, match=message):
+        run(tmp_path, tmp_path / "out", TokenizeSettings(kind=kind, path=tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "train"}, "takes a vocabulary"),
+        ({"kind": "train", "vocabulary": 300, "path": Path()}, "takes a vocabulary"),
+        ({"kind": "gpt2"}, "takes a path"),
+        ({"kind": "file", "path": Path(), "vocabulary": 300}, "no vocabulary: that is in the files"),
+        ({"vocabulary": 256}, "greater than or equal to 257"),
+    ],
+)
+def test_settings_that_do_not_fit_their_kind_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenizeSettings(**settings)
+
+
+# --- the sample ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bounded_sample_takes_of_each_source_its_weights_share(tmp_path: Path) -> None:
+    paths = {}
+    for source in ("a", "b", "few"):
+        rows = [Document(f"{source}/{n}", source, f"{source}{n} " * 30) for n in range(20 if source == "few" else 4000)]
+        path = tmp_path / f"{source}-00000.parquet"
+        write_documents(path, batches(rows))
+        paths[source] = numbered([path])
+
+    def counts(seed: int, sample_bytes: int) -> Counter[str]:
+        weights = {"a": 0.6, "b": 0.3, "few": 0.1}
+        return Counter(text[:1] for text in sample(paths, weights, seed, sample_bytes))
+
+    everything = counts(1, 10**9)
+    assert everything == {"a": 4000, "b": 4000, "f": 20}
+    some = counts(1, sum_of_text(paths) // 10)  # 0.6 and 0.3 of a tenth of two equal halves
+    assert some["a"] / 4000 == pytest.approx(0.12, abs=0.02)
+    assert some["b"] / 4000 == pytest.approx(0.06, abs=0.015)
+    assert some["f"] == 20
+    assert some == counts(1, sum_of_text(paths) // 10) != counts(2, sum_of_text(paths) // 10)
+
+
+def sum_of_text(shards: Mapping[str, Sequence[Any]]) -> int:
+    from mtnlg_data.vocabulary import _text_bytes
+
+    return sum(_text_bytes(shard.path) for own in shards.values() for shard in own)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_without_weight_or_documents_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="source code: weight None in the blend"):
+        run(tmp_path, tmp_path / "out", weights={"web": 1.0})
+    path = tmp_path / "none-00000.parquet"
+    write_documents(path, [])
+    with pytest.raises(Failure, match="source none has no document left to tokenize"):
+        tokenize({"none": [path]}, tmp_path / "out", TRAIN, {"none": 1.0}, Local(1))
