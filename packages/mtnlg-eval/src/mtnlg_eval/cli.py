@@ -1,0 +1,171 @@
+"""The command ``mtnlg-eval``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
+from mtnlg_model.files import replacing
+
+from .published import TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+app = application("mtnlg-eval", "Score an MT-NLG checkpoint on the paper's nine tasks, and draw the report of a run.")
+
+NAMES = tuple(task.name for task in TASKS)
+NINE = ",".join(NAMES)
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Rows as published, one folder a task; without it they come from the hub."),
+]
+
+
+Tasks = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(NAMES)}.")]
+
+
+@app.command("run")
+def score(  # noqa: PLR0917  (typer names them)
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder: its newest.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where scores go; the same command again goes on there.")],
+    tasks: Tasks = NINE,
+    shots: Annotated[
+        str, typer.Option(metavar="0,1,few", help="Examples in the prompt; few is GPT-3's K.")
+    ] = "0,1,few",
+    data: Data = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rows of a task.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
+) -> None:
+    """Score a checkpoint on the paper's nine tasks at 0, 1 and few shots.
+
+    Writes results.json (lm-eval's schema), summary.json and samples/ into --out. A task that cannot run is named, the
+    others go on, and the exit status is 1.
+    """
+    started = time.monotonic()
+    names, asked = _names(tasks), _numbers(shots)
+    _refuse_missing(data)
+
+    from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
+
+    quiet()
+    from mtnlg_model.checkpoint import Checkpoint  # noqa: PLC0415  (as above)
+
+    opened = Checkpoint.open(_newest(checkpoint))
+    from .harness import Evaluation  # noqa: PLC0415  (as above)
+    from .model import DecoderLM  # noqa: PLC0415  (as above)
+
+    evaluation = Evaluation(names, asked, data, limit)
+    lm = DecoderLM.open(opened, out / "scores.sqlite")
+    evaluation.run(lm, out)
+    summary = evaluation.write(lm, opened, out, time.monotonic() - started)
+    if as_json:
+        print_json(summary)
+    else:
+        from .table import show  # noqa: PLC0415  (as above)
+
+        show(summary, asked)
+    _end(evaluation.not_run, names)
+
+
+@app.command()
+def texts(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The JSON lines to write.")],
+    data: Data = None,
+    tasks: Tasks = NINE,
+) -> None:
+    """Write what must not be trained on: passages, questions and options of the rows that are scored.
+
+    mtnlg-data takes the file for its decontamination. One object a line: task, id, text.
+    """
+    names = _names(tasks)
+    _refuse_missing(data)
+    written, gaps = 0, []
+    with replacing(out) as file:
+        for name in names:
+            try:
+                for row, text in _texts(name, data):
+                    file.write(json.dumps({"task": name, "id": row, "text": text}, ensure_ascii=False).encode() + b"\n")
+                    written += 1
+            except Failure as failure:
+                gaps.append({"task": name, "why": str(failure)})
+        if len(gaps) == len(names):
+            raise Failure(f"no task can be read; {gaps[0]['task']}: {gaps[0]['why']}")
+    for gap in gaps:
+        say(f"{gap['task']}: not read: {gap['why']}")
+    say(f"{written} texts of {len(names) - len(gaps)} tasks in {out}")
+    _end(gaps, names)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run: data/, train/, eval/ in it.")],
+) -> None:
+    """Draw the report of a run: one page that needs nothing but itself, scores beside the published ones."""
+    from .report import report as draw  # noqa: PLC0415  (--help shall be fast)
+
+    say(f"report in {draw(folder)}")
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    run(app)
+
+
+def _names(tasks: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
+    if unknown := [name for name in names if name not in NAMES]:
+        raise UsageFailure(f"--tasks {tasks}: no task {', '.join(unknown)}; choose from {', '.join(NAMES)}")
+    if not names:
+        raise UsageFailure(f"--tasks {tasks!r}: names no task; choose from {', '.join(NAMES)}")
+    return names
+
+
+def _numbers(shots: str) -> list[str]:
+    numbers = list(dict.fromkeys(number.strip() for number in shots.split(",")))
+    for number in numbers:
+        if number != "few" and not (number.isascii() and number.isdigit() and str(int(number)) == number):
+            raise UsageFailure(f"--shots {shots}: {number!r} is neither a number of examples nor few; such as 0,1,few")
+    return numbers
+
+
+def _refuse_missing(data: Path | None) -> None:
+    if data is not None and not data.is_dir():
+        raise Failure(f"{data}: no such folder")
+
+
+def _newest(folder: Path) -> Path:
+    """The checkpoint itself, or the newest one in a folder of them."""
+    from mtnlg_model.checkpoint import latest  # noqa: PLC0415  (--help shall be fast)
+
+    if not folder.is_dir():
+        raise Failure(f"{folder}: no such folder")
+    if (folder / "manifest.json").exists():
+        return folder
+    if (newest := latest(folder)) is None:
+        raise Failure(f"{folder}: no checkpoint in it; step-N with its manifest.json is one")
+    return newest
+
+
+def _texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:
+    if data is not None:
+        from .data import read_texts  # noqa: PLC0415  (--help shall be fast)
+
+        return read_texts(data, task)
+    from .quiet import quiet  # noqa: PLC0415  (as above)
+
+    quiet()
+    from .harness import texts_from_hub  # noqa: PLC0415  (as above)
+
+    return texts_from_hub(task)
+
+
+def _end(gaps: list[dict[str, str]], names: list[str]) -> None:
+    if gaps:
+        told = ", ".join(gap["task"] for gap in gaps)
+        raise Failure(f"{len(gaps)} of {len(names)} tasks are missing: {told}")

@@ -1,0 +1,181 @@
+"""lm-eval's language model over the decoder of a checkpoint.
+
+What lm-eval asks comes as text; it becomes tokens here (lm-eval's own cut between context and continuation), requests
+that are known already are answered from the store, and the rest is packed into batches (packing.py) for a `Forward`:
+the one place that touches the network, which a sharded engine may take. Logits exist only at the places that are
+scored, a few hundred at a time, never [B, S, V].
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from itertools import islice
+from math import fsum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from mtnlg_model.console import Failure
+from mtnlg_model.tokenizer import Tokenizer
+
+from .generation import Prompt, completions
+from .packing import Request, plan, tensors
+from .store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from lm_eval.api.instance import Instance
+    from torch import Tensor
+
+    from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_model.decoder import Decoder
+
+    from .packing import Batch, Row
+
+    Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
+
+TOKENS_A_BATCH = 8192
+PLACES_AT_ONCE = 512
+
+
+class Forward(Protocol):
+    """Runs the network over a batch."""
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log P(target) in fp32 and whether the target is the likeliest token, [N] each, on the CPU."""
+
+
+class DecoderForward:
+    """The whole decoder in this process."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.device = decoder.embedding.token.weight.device
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As `Forward`."""
+        here = batch.to(self.device)
+        x_SBH = self.decoder.hidden(here.tokens, here.positions, here.mask)
+        x_NH, targets_N = x_SBH[here.places, here.rows], here.targets
+        parts = zip(torch.split(x_NH, PLACES_AT_ONCE), torch.split(targets_N, PLACES_AT_ONCE), strict=True)
+        scored = [self._score(*part) for part in parts]
+        return torch.cat([logp for logp, _ in scored]).cpu(), torch.cat([greedy for _, greedy in scored]).cpu()
+
+    def _score(self, x_NH: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        logits_NV = self.decoder.logits(x_NH).float()
+        logp_N = logits_NV.gather(1, target_N[:, None])[:, 0] - logits_NV.logsumexp(1)
+        return logp_N, logits_NV.argmax(1) == target_N
+
+
+class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
+    """A decoder that any lm-eval task can ask; ``scored`` is told of every answered request."""
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, store: Store, forward: Forward | None = None) -> None:
+        super().__init__()
+        if tokenizer.vocabulary > decoder.config.vocabulary:
+            known, rows = tokenizer.vocabulary, decoder.config.vocabulary
+            raise Failure(f"the tokenizer has {known} tokens and the model {rows}: they do not belong together")
+        self.decoder, self.store, self.forward = decoder, store, forward or DecoderForward(decoder)
+        self.max_length = decoder.config.sequence
+        self.precision = str(decoder.embedding.token.weight.dtype).removeprefix("torch.")
+        self.scored: Callable[[int], None] = lambda _: None
+        self._tokenizer = tokenizer
+        self._encode = lru_cache(maxsize=64)(lambda text: tuple(tokenizer.encode(text)))
+
+    @classmethod
+    def open(cls, checkpoint: Checkpoint, store: Path | None = None) -> DecoderLM:
+        """The decoder of a checkpoint: on a GPU in the precision it is stored in where there is one, else in fp32.
+
+        Answers are kept in ``store``, or in memory alone.
+        """
+        cuda = torch.cuda.is_available()
+        dtype = checkpoint.dtype(checkpoint.names[0]) if cuda else torch.float32
+        identity = f"{checkpoint.digest} {dtype}"
+        tokenizer = Tokenizer(checkpoint.tokenizer_path)
+        decoder = checkpoint.decoder(dtype, "cuda" if cuda else "cpu")
+        return cls(decoder, tokenizer, Store(identity, store))
+
+    @property
+    def eot_token_id(self) -> int:
+        """What ends a document, and stands before one that has no context."""
+        return self._tokenizer.eod
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
+        """Tokens of a text; nothing is ever added to them."""
+        del add_special_tokens
+        return list(self._encode(string))
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Score]:
+        """See lm-eval; its progress bar is left out, ours is elsewhere."""
+        del disable_tqdm
+        scores: list[Score] = super().loglikelihood(requests, disable_tqdm=True)
+        return scores
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        """Log P of whole texts of any length, each token predicted once with as much context as there is."""
+        del disable_tqdm
+        totals: list[float] = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+            parts = [Request(*map(tuple, make_disjoint_window(window))) for window in windows]
+            totals.append(sum(logp for logp, _ in self.score(parts)))
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Text behind each prompt up to the first of its ``until``; greedy texts are kept in the store."""
+        del disable_tqdm
+        prompts = [
+            Prompt.of(self.tok_encode(text) or [self.eot_token_id], options, self.max_length)
+            for text, options in (request.args for request in requests)
+        ]
+        keys = [self.store.key("generate", prompt.context, *prompt.options[:2]) for prompt in prompts]
+        known = self.store.known([key for key, prompt in zip(keys, prompts, strict=True) if prompt.greedy])
+        texts = {n: str(known[key]) for n, key in enumerate(keys) if key in known and prompts[n].greedy}
+        missing = [n for n in range(len(prompts)) if n not in texts]
+        ready = completions(self.decoder, self._tokenizer, [prompts[n] for n in missing])
+        for place, text in ready:
+            texts[missing[place]] = text
+            if prompts[missing[place]].greedy:
+                self.store.keep([(keys[missing[place]], text)])
+        return [texts[n] for n in range(len(prompts))]
+
+    def _loglikelihood_tokens(self, requests: Iterable[tuple[Any, list[int], list[int]]], **_: object) -> list[Score]:
+        return self.score([self._cut(context, answer) for _, context, answer in requests])
+
+    def _cut(self, context: Sequence[int], answer: Sequence[int]) -> Request:
+        """The request with the beginning of its context cut off where the model cannot read it all."""
+        if not 0 < len(answer) <= self.max_length:
+            raise Failure(f"{len(answer)} tokens to score; a continuation has from 1 to {self.max_length}")
+        return Request(tuple(context[-(self.max_length + 1 - len(answer)) :]), tuple(answer))
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Answer requests, each different one once, a batch being kept before the next begins.
+
+        Batches are planned over all requests, known or not: a killed run that goes on meets the same batches, so that
+        even the last bits of its answers are those of a run that was never killed.
+        """
+        times = Counter(requests)
+        answers: dict[Request, Score] = {}
+        for batch in plan(times, self.max_length, TOKENS_A_BATCH):
+            asked = [request for row in batch for request in row.requests]
+            keys = {request: self.store.key("score", *request) for request in asked}
+            known = self.store.known(list(keys.values()))
+            if open_rows := [row for row in batch if not all(keys[request] in known for request in row.requests)]:
+                fresh = self._run(open_rows)
+                known |= {keys[request]: score for request, score in fresh.items()}
+                self.store.keep((keys[request], score) for request, score in fresh.items())
+            answers |= {request: (known[key][0], bool(known[key][1])) for request, key in keys.items()}
+            self.scored(sum(times[request] for request in asked))
+        return [answers[request] for request in requests]
+
+    def _run(self, rows: Sequence[Row]) -> dict[Request, Score]:
+        logp, greedy = (iter(told.tolist()) for told in self.forward(tensors(rows)))
+        requests = [request for row in rows for request in row.requests]
+        lengths = ((request, len(request.answer)) for request in requests)
+        return {request: (fsum(islice(logp, n)), all(list(islice(greedy, n)))) for request, n in lengths}

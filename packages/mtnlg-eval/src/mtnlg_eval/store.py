@@ -1,0 +1,64 @@
+"""What has been computed, kept as it comes, so that a killed run goes on and scores nothing twice.
+
+One SQLite file, a transaction a batch. A key is a digest of the model (the checkpoint's digest, the precision) and of
+the tokens: another checkpoint, or the same at another precision, never finds an answer here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+KEYS_AT_ONCE = 500
+
+
+class Store:
+    """Answers of one model, by key; any JSON value may be an answer."""
+
+    def __init__(self, model: str, path: Path | None = None) -> None:
+        """Open ``path``, or memory alone where it is None, for the model of this identity."""
+        self._model = model.encode()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connection = sqlite3.connect(path or ":memory:")
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT NOT NULL)")
+        except sqlite3.Error as error:
+            raise Failure(f"{path}: cannot hold the answers ({error}); remove it or give another --out") from None
+
+    def key(self, *parts: object) -> bytes:
+        """The key of a question to this model, ``parts`` being JSON values such as tokens."""
+        told = json.dumps(parts, separators=(",", ":"), ensure_ascii=False).encode()
+        return hashlib.sha256(b"\0".join((b"1", self._model, told))).digest()
+
+    def known(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
+        """The answers at hand of these."""
+        found: dict[bytes, Any] = {}
+        for start in range(0, len(keys), KEYS_AT_ONCE):
+            part = keys[start : start + KEYS_AT_ONCE]
+            marks = ",".join("?" * len(part))
+            rows = self._connection.execute(f"SELECT key, answer FROM answers WHERE key IN ({marks})", part)  # noqa: S608  (marks)
+            found |= {key: json.loads(answer) for key, answer in rows}
+        return found
+
+    def keep(self, answers: Iterable[tuple[bytes, Any]]) -> None:
+        """Write these answers, all of them or, if the process dies here, none."""
+        told = [(key, json.dumps(answer, ensure_ascii=False)) for key, answer in answers]
+        try:
+            with self._connection:
+                self._connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", told)
+        except sqlite3.Error as error:
+            raise Failure(f"the answers cannot be kept: {error}") from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()

@@ -1,0 +1,39 @@
+"""The scores of one evaluation as a console table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from .published import TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TITLES = {task.name: task.title for task in TASKS}
+
+
+def show(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
+    """Print the scores; in brackets the mean number of shots that fitted, where fewer did than were asked for."""
+    drawn = Table(
+        box=SIMPLE_HEAD, caption="accuracy in percent ± its standard error (shots that fitted)", padding=(0, 1)
+    )
+    drawn.add_column("task", no_wrap=True)
+    for asked in shots:
+        drawn.add_column(f"{asked}-shot", justify="right", no_wrap=True)
+    drawn.add_column("rows", justify="right")
+    for task, scores in summary["tasks"].items():
+        rows = max(score["documents"] for score in scores.values())
+        drawn.add_row(TITLES[task], *(_cell(scores[asked], asked) for asked in shots), str(rows))
+    for gap in summary["not_run"]:
+        drawn.add_row(TITLES[gap["task"]], *("not run" for _ in shots), "")
+    Console(highlight=False).print(drawn)
+
+
+def _cell(score: Mapping[str, Any], asked: str) -> str:
+    error = "" if score["stderr"] is None else f" ± {100 * score['stderr']:.1f}"
+    used = f"{score['shots_used']:.1f}".removesuffix(".0")
+    return f"{100 * score['value']:.1f}{error}" + ("" if asked == used else f" ({used})")

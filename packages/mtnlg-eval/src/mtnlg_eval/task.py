@@ -1,0 +1,196 @@
+"""One of the nine tasks in lm-eval: its own ConfigurableTask, with the paper's shots and the paper's scores.
+
+The prompts are in tasks/*.yaml and lm-eval renders them. What YAML cannot say is here (paper.md 5.2):
+
+    shots      drawn for each document (shots.py); those that do not fit the context are dropped whole
+    token      score of a choice = log P(choice | context) / tokens of the choice
+    ratio      score of a choice = log P(choice | context) - log P(choice | "Answer:")       RACE, `unconditional`
+    greedy     right where greedy decoding gives the target                                  LAMBADA, loglikelihood
+
+A task is built once for its rows, told how many shots to show (``ask``) and which model will answer (``bind``, for its
+tokens and its context), and goes to ``lm_eval.evaluate``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lm_eval.api.task import ConfigurableTask
+
+from mtnlg_model.console import Failure
+
+from .data import TaskRows, read_task
+from .hub import hub_rows
+from .shots import DrawnShots, Pool, most_that_fit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+
+    from .rows import Document
+
+SEED = 1234
+"""Seed of the shots, as the training run's (paper.md 2)."""
+
+
+class Documents(list["Document"]):
+    """A split as ConfigurableTask reads it: a list whose documents have the same keys."""
+
+    @property
+    def features(self) -> Mapping[str, Any]:
+        """The keys of a document."""
+        return self[0]
+
+
+@dataclass
+class Shown:
+    """What the prompt of one document came to: shots that fit, and whether even without any it is too long."""
+
+    shots: int
+    truncated: bool
+
+
+class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no types
+    """A task with the paper's shots and scores. ``metadata`` of its YAML holds:
+
+    ``with_shots``, the prompt from one shot on where that is another one; ``unconditional``, the context of the ratio's
+    denominator; ``rows_from``, the folder of the rows, put there by whoever loads the task (absent: the hub).
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        config.pop("class", None)
+        self.shown: list[Shown] = []
+        self._rendered: dict[tuple[int, str], Any] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._lm: TemplateLM | None = None
+        super().__init__(config=config)
+        self._plain = self.config.doc_to_text
+        self._pool = Pool(self.rows.shots)
+        self.sampler = DrawnShots()
+        self.unconditional: str | None = self.config.metadata.get("unconditional")
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: object) -> None:
+        """Read the rows, of the folder or of the hub; ``Failure`` names what is wrong with them."""
+        folder = self.config.metadata.get("rows_from")
+        del dataset_kwargs  # the hub's, which hub_rows takes from the config
+        task = self.config.task
+        self.rows: TaskRows = read_task(Path(folder), task) if folder else hub_rows(self.config.to_dict())
+        self._scored = Documents(self.rows.scored)
+
+    @property
+    def eval_docs(self) -> Documents:
+        """The documents to score."""
+        return self._scored
+
+    def fewshot_docs(self) -> list[Document]:
+        """The pool of shots."""
+        return self.rows.shots
+
+    def ask(self, shots: int) -> None:
+        """Show this many shots from now on."""
+        self.set_config("num_fewshot", shots)
+        prompt = self.config.metadata.get("with_shots", self._plain) if shots else self._plain
+        self.config.doc_to_text = self.fewshot_cfg.doc_to_text = prompt
+
+    def bind(self, lm: TemplateLM) -> None:
+        """Count tokens as ``lm`` does and keep to its ``max_length``."""
+        self._lm = lm
+
+    def requests(self, limit: int | None = None) -> int:
+        """How many loglikelihoods the first ``limit`` documents ask for."""
+        if self.OUTPUT_TYPE == "loglikelihood":
+            return len(self._scored[:limit])
+        return sum(map(len, map(self.doc_to_choice, self._scored[:limit]))) * (2 if self.unconditional else 1)
+
+    def build_all_requests(self, **options: Any) -> None:  # noqa: ANN401  (lm-eval's signature)
+        """Render every prompt; ``shown`` tells of each document what fitted."""
+        self.shown, self._tokens = [], {}
+        super().build_all_requests(**options)
+
+    def fewshot_context(self, doc: Document, num_fewshot: int, **options: Any) -> str | list[str]:  # noqa: ANN401
+        """lm-eval's context with as many of the drawn shots as fit the model's context beside the longest choice."""
+        self.sampler.drawn = self._pool.draw(doc, num_fewshot, f"{SEED}/{self.config.task}")
+        render = super().fewshot_context
+        bare = render(doc, num_fewshot=0, **options)
+        answer = max(self._sizes(self.construct_requests(doc, bare)))
+        room = self._model.max_length + 1 - answer  # the last token is predicted, never read
+        if room < 1:
+            raise Failure(f"{self.config.task} {doc['id']}: {answer} tokens to score are more than the context holds")
+
+        def fits(shots: int) -> bool:
+            context = render(doc, num_fewshot=shots, **options)
+            return all(len(self._model.tok_encode(text)) <= room for text in _texts(context))
+
+        shots = most_that_fit(len(self.sampler.drawn), fits)
+        self.shown.append(Shown(shots, truncated=not shots and not fits(0)))
+        context: str | list[str] = render(doc, num_fewshot=shots, **options)
+        return context
+
+    def construct_requests(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance]:  # noqa: ANN401
+        """lm-eval's requests, and for the ratio those of the choices behind the unconditional context."""
+        built = super().construct_requests(doc, ctx, **options)
+        requests: list[Instance] = built if isinstance(built, list) else [built]
+        if self.unconditional:
+            alone = [(self.unconditional, request.arguments[1]) for request in requests]
+            first = len(requests)
+            requests += [
+                replace(requests[n], arguments=pair, idx=first + n, resps=[], filtered_resps={})
+                for n, pair in enumerate(alone)
+            ]
+        self._tokens[doc["id"]] = self._sizes(requests)
+        return requests
+
+    def scores(self, doc: Document, results: Sequence[tuple[float, bool]]) -> list[float]:
+        """The score of every choice, the highest being the answer; for LAMBADA the loglikelihood of the word."""
+        loglikelihoods = np.array([loglikelihood for loglikelihood, _ in results])
+        if self.OUTPUT_TYPE == "loglikelihood":
+            return list(loglikelihoods.tolist())
+        if self.unconditional:
+            given, alone = np.split(loglikelihoods, 2)
+            return list((given - alone).tolist())
+        return list((loglikelihoods / np.array(self._tokens[doc["id"]])).tolist())
+
+    def process_results(self, doc: Document, results: Sequence[tuple[float, bool]]) -> dict[str, float]:
+        """1 where the answer is right, else 0."""
+        if self.OUTPUT_TYPE == "loglikelihood":
+            return {"acc": float(results[0][1])}
+        return {"acc": float(int(np.argmax(self.scores(doc, results))) == doc["label"])}
+
+    def doc_to_text(self, doc: Document, doc_to_text: object = None) -> str | int:
+        """lm-eval's, kept: it compiles its template at every call, and a shot stands in many prompts."""
+        del doc_to_text  # the shots' own, which `ask` keeps equal
+        render = super().doc_to_text
+        text: str | int = self._once(doc, str(self.config.doc_to_text), render)
+        return text
+
+    def doc_to_choice(self, doc: Document, doc_to_choice: object = None) -> list[str]:
+        """lm-eval's, kept as the text is."""
+        del doc_to_choice
+        choices: list[str] = self._once(doc, "choice", super().doc_to_choice)
+        return choices
+
+    def _once(self, doc: Document, what: str, render: Callable[[Document], Any]) -> Any:  # noqa: ANN401
+        key = (id(doc), what)  # documents live as long as the task
+        if key not in self._rendered:
+            self._rendered[key] = render(doc)
+        return self._rendered[key]
+
+    @property
+    def _model(self) -> TemplateLM:
+        if self._lm is None:
+            raise RuntimeError(f"{self.config.task}: bind(lm) first; shots and scores are counted in its tokens")
+        return self._lm
+
+    def _sizes(self, requests: Sequence[Instance]) -> list[int]:
+        """Tokens of each request's continuation, cut off as lm-eval cuts it."""
+        pairs = (request.arguments for request in requests)
+        return [len(self._model._encode_pair(*pair)[1]) for pair in pairs]  # noqa: SLF001  (TemplateLM's own door)
+
+
+def _texts(context: str | list[str]) -> list[str]:
+    return context if isinstance(context, list) else [context]

@@ -1,0 +1,95 @@
+"""What the tests share: rows that we wrote, a small model with a tokenizer trained here, a model that only counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tokenizers
+import torch
+from lm_eval.api.model import TemplateLM
+
+from mtnlg_eval.harness import task_manager
+from mtnlg_model.checkpoint import Checkpoint, Layout, Progress, save
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mtnlg_eval.task import PaperTask
+
+ROWS = Path(__file__).parent / "rows"
+SEQUENCE = 96
+
+
+class Counter(TemplateLM):
+    """Counts words as tokens and answers by the length of what it is asked."""
+
+    eot_token_id = 0
+
+    def __init__(self, max_length: int = 1_000_000) -> None:
+        super().__init__()
+        self.max_length = max_length
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[str]:
+        del add_special_tokens
+        return string.split(" ")
+
+    def _loglikelihood_tokens(self, requests: list[Any], **_: object) -> list[tuple[float, bool]]:
+        return [(-float(len(answer)), False) for _, _, answer in requests]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        raise NotImplementedError
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def load_task() -> Callable[..., PaperTask]:
+    """A task over our rows, or those of another folder, asking a model that counts words."""
+
+    def load(name: str, data: Path = ROWS, max_length: int = 1_000_000) -> PaperTask:
+        task: PaperTask = task_manager(data).load([name])["tasks"][name]
+        task.bind(Counter(max_length))
+        return task
+
+    return load
+
+
+def texts() -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in sorted(ROWS.rglob("*")) if path.is_file()]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE of 500 tokens, trained on our rows; <|endoftext|> is its last."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        texts(), tokenizers.trainers.BpeTrainer(vocab_size=499, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.add_special_tokens(["<|endoftext|>"])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def write_checkpoint(folder: Path, tokenizer: Path, seed: int, step: int = 1) -> Path:
+    """A random decoder with weights large enough that its opinions differ; the vocabulary is padded to 512."""
+    config = ModelConfig(layers=2, hidden=32, heads=4, sequence=SEQUENCE, vocabulary=512)
+    decoder = Decoder(config, seed)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(3.0)
+    progress = Progress(step=step, samples=8, tokens=768, loss=6.0, stream="none", layout=Layout())
+    return save(decoder, folder, step, progress, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Checkpoint:
+    return Checkpoint.open(write_checkpoint(tmp_path_factory.mktemp("checkpoints"), tokenizer, seed=1))

@@ -1,0 +1,64 @@
+"""The nine tasks' prompts, byte for byte, as lm-eval sends them.
+
+The goldens were read by a person; ``UPDATE_GOLDENS=1 pytest test_prompts.py`` writes them anew, to be read again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mtnlg_eval.data import SCORED_ON_TEST
+from mtnlg_eval.harness import FEW, task_manager
+from mtnlg_eval.rows import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mtnlg_eval.task import PaperTask
+
+    Load = Callable[..., PaperTask]
+
+GOLDENS = Path(__file__).parent / "goldens"
+SHOTS = ("0", "1", "few")
+
+
+def rendered(task: PaperTask, shots: str) -> str:
+    task.ask(FEW[task.config.task] if shots == "few" else int(shots))
+    task.build_all_requests()
+    return "".join(f"--- {request.doc['id']}\n{request.args[0]}⟪{request.args[1]}⟫\n" for request in task.instances)
+
+
+@pytest.mark.parametrize("shots", SHOTS)
+@pytest.mark.parametrize("name", ROWS)
+def test_prompts_equal_their_goldens_to_the_byte(name: str, shots: str, load_task: Load) -> None:
+    golden = GOLDENS / f"{name}_{shots}.txt"
+    told = rendered(load_task(name), shots).encode()
+    if os.environ.get("UPDATE_GOLDENS"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_bytes(told)
+    assert told == golden.read_bytes()
+
+
+def test_every_task_has_its_yaml_and_the_split_that_the_paper_scores() -> None:
+    index = task_manager(None).task_index
+    assert set(index) == set(ROWS) == set(FEW)
+    for name, entry in index.items():
+        assert ("test_split" in entry.cfg) == (name in SCORED_ON_TEST)
+
+
+def test_lambada_is_plain_at_0_shots_and_cloze_from_one_on(load_task: Load) -> None:
+    task = load_task("lambada")
+    assert "____" not in rendered(task, "0")
+    assert rendered(task, "1").count(" ____. ->") == 2 * len(task.eval_docs)
+
+
+def test_race_scores_every_question_and_fills_in_the_earlier_answers(load_task: Load) -> None:
+    task = load_task("race_h")
+    assert [doc["id"] for doc in task.eval_docs] == ["high1.txt-1", "high1.txt-2", "high2.txt-1"]
+    second = str(task.doc_to_text(task.eval_docs[1]))
+    assert "Question: What does the school sell?\nAnswer: Honey.\nQuestion:" in second
+    assert second.endswith("\nAnswer:")
