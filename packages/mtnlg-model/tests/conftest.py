@@ -1,5 +1,81 @@
-"""One thread, so that tests that fork have no thread pool to lose and machines with many cores compute the same."""
+"""What several tests need: a decoder beside the same GPT-2 of transformers, a tokenizer, a checkpoint."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from mtnlg_model.checkpoint import Layout, Progress, save
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.decoder import Decoder
+from mtnlg_model.huggingface import gpt2_name, to_gpt2
+
+# One thread, so that tests that fork have no thread pool to lose and machines with many cores compute the same.
 torch.set_num_threads(1)
+
+Pair = tuple[Decoder, GPT2LMHeadModel]
+
+
+@pytest.fixture
+def pair() -> Callable[[ModelConfig], Pair]:
+    """A decoder and transformers' GPT-2 of the same random weights, biases and norms random too; dropout off."""
+
+    def build(config: ModelConfig) -> Pair:
+        decoder = Decoder(config, seed=3).eval()
+        generator = torch.Generator().manual_seed(11)
+        with torch.no_grad():
+            for parameter in decoder.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        return decoder, twin(decoder)
+
+    return build
+
+
+def twin(decoder: Decoder) -> GPT2LMHeadModel:
+    c = decoder.config
+    gpt2 = GPT2LMHeadModel(
+        GPT2Config(
+            n_layer=c.layers,
+            n_embd=c.hidden,
+            n_head=c.heads,
+            n_positions=c.sequence,
+            vocab_size=c.vocabulary,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            layer_norm_epsilon=c.layer_norm_eps,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+    state = {gpt2_name(name): to_gpt2(name, p.detach(), c.heads) for name, p in decoder.named_parameters()}
+    gpt2.load_state_dict({**state, "lm_head.weight": state["transformer.wte.weight"]})
+    return gpt2.eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE of 300 tokens whose last is <|endoftext|>."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=299, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog, and the dog over the fox"], trainer)
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    path: Path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture
+def checkpoint_path(tmp_path: Path, tokenizer_path: Path) -> Path:
+    """A whole checkpoint of a small decoder whose vocabulary is padded beyond the tokenizer's."""
+    config = ModelConfig(layers=2, hidden=32, heads=4, sequence=48, vocabulary=320, init_std=0.1)
+    progress = Progress(step=5, samples=10, tokens=480, loss=3.25, stream="f00d", layout=Layout(tp=2))
+    return save(Decoder(config), tmp_path / "checkpoints", 5, progress, tokenizer_path)

@@ -1,9 +1,11 @@
 """The decoder against transformers' GPT2LMHeadModel on the same weights, fp32."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from mtnlg_model import functional, initialization
 from mtnlg_model.cache import Cache
@@ -11,6 +13,8 @@ from mtnlg_model.config import ModelConfig, preset
 from mtnlg_model.decoder import Attention, Decoder
 from mtnlg_model.functional import Ops, packed_mask, packed_positions
 from mtnlg_model.huggingface import gpt2_name, to_gpt2
+
+Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]
 
 
 def model(layers: int = 2, hidden: int = 32, heads: int = 4, sequence: int = 24, vocabulary: int = 101) -> ModelConfig:
@@ -35,39 +39,6 @@ SHAPES = [
 ]
 
 
-def randomised(config: ModelConfig) -> Decoder:
-    """Biases and norms random too, so that a forgotten one shows."""
-    decoder = Decoder(config, seed=3)
-    generator = torch.Generator().manual_seed(11)
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return decoder
-
-
-def twin(decoder: Decoder) -> GPT2LMHeadModel:
-    c = decoder.config
-    gpt2 = GPT2LMHeadModel(
-        GPT2Config(
-            n_layer=c.layers,
-            n_embd=c.hidden,
-            n_head=c.heads,
-            n_positions=c.sequence,
-            vocab_size=c.vocabulary,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            layer_norm_epsilon=c.layer_norm_eps,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-    state = {gpt2_name(name): to_gpt2(name, p.detach(), c.heads) for name, p in decoder.named_parameters()}
-    gpt2.load_state_dict({**state, "lm_head.weight": state["transformer.wte.weight"]})
-    return gpt2
-
-
 def tokens_of(config: ModelConfig, rows: int = 3) -> Tensor:
     return torch.randint(config.vocabulary, (rows, config.sequence), generator=torch.Generator().manual_seed(5))
 
@@ -78,9 +49,9 @@ def distance(mine: Tensor, its: Tensor) -> float:
 
 
 @pytest.mark.parametrize("config", SHAPES)
-def test_logits_loss_and_every_gradient_equal_gpt2(config: ModelConfig) -> None:
-    decoder, tokens_BS = randomised(config), tokens_of(config)
-    gpt2 = twin(decoder)
+def test_logits_loss_and_every_gradient_equal_gpt2(pair: Pairs, config: ModelConfig) -> None:
+    decoder, gpt2 = pair(config)
+    tokens_BS = tokens_of(config)
     logits_BSV, reference = decoder(tokens_BS), gpt2(tokens_BS, labels=tokens_BS)
     loss = functional.cross_entropy(logits_BSV[:, :-1], tokens_BS[:, 1:]).mean()
     assert distance(logits_BSV, reference.logits) < 1e-5
@@ -94,15 +65,15 @@ def test_logits_loss_and_every_gradient_equal_gpt2(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("config", SHAPES)
-def test_query_key_layer_scaling_changes_no_logit(config: ModelConfig) -> None:
-    plain = randomised(config)
+def test_query_key_layer_scaling_changes_no_logit(pair: Pairs, config: ModelConfig) -> None:
+    plain, _ = pair(config)
     scaled = Decoder(config.model_copy(update={"scale_attention_by_layer": True}))
     scaled.load_state_dict(plain.state_dict())
     assert distance(scaled(tokens_of(config)), plain(tokens_of(config))) < 1e-5
 
 
-def test_documents_packed_in_a_row_score_as_in_rows_of_their_own() -> None:
-    decoder = randomised(model())
+def test_documents_packed_in_a_row_score_as_in_rows_of_their_own(pair: Pairs) -> None:
+    decoder, _ = pair(model())
     documents_BS = torch.tensor([[0] * 7 + [1] * 1 + [2] * 16, [5] * 12 + [6] * 12])
     tokens_BS = tokens_of(decoder.config, rows=2)
     packed_BSV = decoder(tokens_BS, packed_positions(documents_BS), packed_mask(documents_BS))
@@ -111,8 +82,8 @@ def test_documents_packed_in_a_row_score_as_in_rows_of_their_own() -> None:
         assert distance(packed_BSV[row, first:last], alone_SV) < 1e-5
 
 
-def test_a_mask_is_the_whole_rule() -> None:
-    decoder = randomised(model())
+def test_a_mask_is_the_whole_rule(pair: Pairs) -> None:
+    decoder, _ = pair(model())
     tokens_BS = tokens_of(decoder.config)
     everything = torch.ones(24, 24, dtype=torch.bool)
     seen_BSV, causal_BSV = decoder(tokens_BS, mask=everything), decoder(tokens_BS)
@@ -121,8 +92,8 @@ def test_a_mask_is_the_whole_rule() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[24], [1] * 24, [10, 1, 1, 12], [5, 7, 12]])
-def test_a_cache_fed_piece_by_piece_gives_the_logits_of_the_whole(cuts: list[int]) -> None:
-    decoder = randomised(model())
+def test_a_cache_fed_piece_by_piece_gives_the_logits_of_the_whole(pair: Pairs, cuts: list[int]) -> None:
+    decoder, _ = pair(model())
     tokens_BS, cache = tokens_of(decoder.config), Cache(decoder.config, 24)
     pieces = [decoder(piece_BS, cache=cache) for piece_BS in torch.split(tokens_BS, cuts, dim=1)]
     assert distance(torch.cat(pieces, dim=1), decoder(tokens_BS)) < 1e-5

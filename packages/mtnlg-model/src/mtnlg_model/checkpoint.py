@@ -33,10 +33,12 @@ from .manifest import (
     check_file,
     read_manifest,
 )
+from .steps import latest, resolve, retain
 from .tensorfile import DTYPES, TensorFile
-from .writer import FILE_BYTES, CheckpointWriter, latest, publish, retain
+from .writer import FILE_BYTES, CheckpointWriter, publish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -71,7 +73,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
-        """Read and check the manifest in ``directory``; ``CheckpointError`` names what is wrong."""
+        """Read and check the manifest of ``directory``, a step-N or a folder of them, of which it takes the newest.
+
+        ``CheckpointError`` names what is wrong.
+        """
+        directory = resolve(directory)
         return cls(directory, read_manifest(directory))
 
     @property
@@ -144,12 +150,18 @@ class Checkpoint:
         load(decoder, self)
         return decoder.eval()
 
-    def verify(self) -> None:
-        """Hold every file's SHA-256 and every entry against the manifest; ``CheckpointError`` where they differ."""
+    def verify(self, advance: Callable[[int], None] | None = None) -> None:
+        """Hold every file's SHA-256 and every entry against the manifest; ``CheckpointError`` where they differ.
+
+        ``advance`` hears of the bytes done, file by file.
+        """
         for name, file in self._manifest.files.items():
             path = self.directory / name
             check_file(path, file)
-            if sha256(path) != file.sha256:
+            same = sha256(path) == file.sha256
+            if advance:
+                advance(file.bytes)
+            if not same:
                 raise CheckpointError(
                     f"{path}: its SHA-256 is not the one in {MANIFEST}; the file was changed or damaged"
                 )

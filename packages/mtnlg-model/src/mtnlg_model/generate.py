@@ -134,6 +134,29 @@ def complete(  # noqa: PLR0917  (the figures of a completion)
     return [cut(tokenizer, completion, stop) for completion in completions]
 
 
+def pieces(  # noqa: PLR0917  (as complete)
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    sampling: Sampling = GREEDY,
+    stop: Sequence[str] = (),
+) -> Iterator[str]:
+    """The text of `complete` for one prompt, piece by piece as it comes and never taken back."""
+    held = max((len(end) for end in stop), default=1) - 1
+    new: list[int] = []
+    shown = 0
+    encoded, vocabulary, ended = tokenizer.encode(prompt) or [tokenizer.eod], tokenizer.vocabulary, tokenizer.ends(stop)
+    for _, token in stream(decoder, [encoded], tokens, sampling, vocabulary=vocabulary, ended=ended):
+        new.append(token)
+        # Whole characters only, and nothing that may turn out to begin a stop text.
+        sure = min(len(tokenizer.whole(new)) - held, len(cut(tokenizer, new, stop)))
+        if sure > shown:
+            yield cut(tokenizer, new, stop)[shown:sure]
+            shown = sure
+    yield cut(tokenizer, new, stop)[shown:]
+
+
 def cut(tokenizer: Tokenizer, new: Sequence[int], stop: Sequence[str]) -> str:
     """Text of ``new`` before the end of the document and before the first of the ``stop`` texts."""
     text = tokenizer.decode(new[:-1] if new and new[-1] == tokenizer.eod else new)

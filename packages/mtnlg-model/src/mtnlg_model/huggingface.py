@@ -46,6 +46,8 @@ INNER: Final = {
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
+LEFT_ALONE: Final = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
+"""Causal masks of older folders, and the head, which is the token embedding."""
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 << 30
 
@@ -136,10 +138,14 @@ def import_gpt2(folder: Path, target: Path, advance: Advance) -> None:
 
     ``Failure`` where the folder is none, or is a GPT-2 of another function than this decoder's.
     """
-    config = _read_config(folder / "config.json")
+    config = read_config(folder)
     if not (folder / TOKENIZER).is_file():
         raise Failure(f"{folder}: has no {TOKENIZER}; save its tokenizer as a fast one")
     held = _held(folder)
+    ours = {gpt2_name(name) for name in config.parameter_shapes()}
+    for key in held:
+        if key not in ours and f"transformer.{key}" not in ours and not key.endswith(LEFT_ALONE):
+            raise Failure(f"{folder}: {key}: a tensor that GPT-2 does not have")
     with _new_folder(target) as partial:
         writer = CheckpointWriter(partial, 0, "import", backlog=0)
         for name, shape in config.parameter_shapes().items():
@@ -152,6 +158,44 @@ def import_gpt2(folder: Path, target: Path, advance: Advance) -> None:
         for path in step.iterdir():
             path.rename(partial / path.name)
         step.rmdir()
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The decoder's configuration of a GPT-2 folder; ``Failure`` where it is another function than this decoder's."""
+    path = folder / "config.json"
+    try:
+        gpt2 = Gpt2Config.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}; is it a Hugging Face folder?") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Failure(
+            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; only GPT-2 can be imported"
+        ) from None
+    wanted = {
+        "model_type": ("gpt2",),
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "n_inner": (None, 4 * gpt2.n_embd),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    }
+    for field, values in wanted.items():
+        if getattr(gpt2, field) not in values:
+            raise Failure(f"{path}: {field} = {getattr(gpt2, field)}: this decoder has only {values[0]}")
+    content = {
+        "layers": gpt2.n_layer,
+        "hidden": gpt2.n_embd,
+        "heads": gpt2.n_head,
+        "sequence": gpt2.n_positions,
+        "vocabulary": gpt2.vocab_size,
+        "dropout": gpt2.resid_pdrop,
+        "attention_dropout": gpt2.attn_pdrop,
+        "init_std": gpt2.initializer_range,
+        "layer_norm_eps": gpt2.layer_norm_epsilon,
+    }
+    return validate(content, ModelConfig, str(path))
 
 
 def _regrouped(tensor: Tensor, outer: int, inner: int) -> Tensor:
@@ -212,44 +256,8 @@ def _tokenizer_json(config: ModelConfig) -> dict[str, object]:
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.sequence, **ends}
 
 
-def _read_config(path: Path) -> ModelConfig:
-    try:
-        gpt2 = Gpt2Config.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; is it a Hugging Face folder?") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise Failure(
-            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; only GPT-2 can be imported"
-        ) from None
-    wanted = {
-        "model_type": ("gpt2",),
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-        "n_inner": (None, 4 * gpt2.n_embd),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-        "tie_word_embeddings": (True,),
-    }
-    for field, values in wanted.items():
-        if getattr(gpt2, field) not in values:
-            raise Failure(f"{path}: {field} = {getattr(gpt2, field)}: this decoder has only {values[0]}")
-    content = {
-        "layers": gpt2.n_layer,
-        "hidden": gpt2.n_embd,
-        "heads": gpt2.n_head,
-        "sequence": gpt2.n_positions,
-        "vocabulary": gpt2.vocab_size,
-        "dropout": gpt2.resid_pdrop,
-        "attention_dropout": gpt2.attn_pdrop,
-        "init_std": gpt2.initializer_range,
-        "layer_norm_eps": gpt2.layer_norm_epsilon,
-    }
-    return validate(content, ModelConfig, str(path))
-
-
 def _held(folder: Path) -> dict[str, TensorFile]:
-    """Which file holds each tensor, by GPT-2's full name."""
+    """Which file holds each tensor."""
     index = folder / INDEX
     names = ["model.safetensors"]
     if index.is_file():

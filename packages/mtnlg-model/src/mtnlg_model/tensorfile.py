@@ -137,22 +137,22 @@ class TensorFile:
             first_byte, last_byte = entry.data_offsets
             if not first_byte <= last_byte <= data_bytes:
                 raise CheckpointError(
-                    f"{self.path}: {key}: offsets {first_byte}:{last_byte} outside {data_bytes} bytes"
+                    f"{self.path}: {key!r}: offsets {first_byte}:{last_byte} outside {data_bytes} bytes"
                 )
             item = ITEM_BYTES.get(entry.dtype)
             if item is not None and last_byte - first_byte != prod(entry.shape) * item:
                 given = f"{entry.dtype} {list(entry.shape)}"
-                raise CheckpointError(f"{self.path}: {key}: {given} does not take {last_byte - first_byte} bytes")
+                raise CheckpointError(f"{self.path}: {key!r}: {given} does not take {last_byte - first_byte} bytes")
         return entries
 
     def expect(self, key: str, dtype: DtypeName, shape: tuple[int, ...]) -> None:
         """Raise ``CheckpointError`` unless the file has this entry, so typed and shaped."""
         entry = self.entries.get(key)
         if entry is None:
-            raise CheckpointError(f"{self.path}: {key}: no such entry")
+            raise CheckpointError(f"{self.path}: {key!r}: no such entry")
         if (entry.dtype, entry.shape) != (dtype, shape):
             found, wanted = f"{entry.dtype} {list(entry.shape)}", f"{dtype} {list(shape)}"
-            raise CheckpointError(f"{self.path}: {key}: is {found} where the manifest says {wanted}")
+            raise CheckpointError(f"{self.path}: {key!r}: is {found} where the manifest says {wanted}")
 
     def read(self, key: str, stretches: Iterable[tuple[int, int]], out: Tensor) -> None:
         """Fill the contiguous tensor ``out`` with these (offset, length) stretches, in elements, of an entry's data."""
@@ -164,7 +164,7 @@ class TensorFile:
                 while done < end:
                     count = os.preadv(descriptor, [target[done:end]], position)
                     if count == 0:
-                        raise CheckpointError(f"{self.path}: {key}: the file ends within it")
+                        raise CheckpointError(f"{self.path}: {key!r}: the file ends within it")
                     position, done = position + count, done + count
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from .manifest import Progress, SlotName
 
 FILE_BYTES = 1 << 30
-_STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
@@ -171,36 +169,6 @@ def publish(  # noqa: PLR0917  (the contract)
     folder.rename(final)
     sync_directory(directory)
     return final
-
-
-def latest(directory: Path) -> Path | None:
-    """The newest whole step-N under ``directory``; None when there is none."""
-    whole = _whole(directory)
-    return whole[-1][1] if whole else None
-
-
-def retain(directory: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints, and what older killed attempts have left."""
-    if keep < 1:
-        raise CheckpointError(f"retain: keep = {keep}; at least 1")
-    whole = _whole(directory)
-    for _, path in whole[:-keep]:
-        doomed = path.with_name(f"{path.name}.tmp")
-        shutil.rmtree(doomed, ignore_errors=True)
-        # First the name, then the content: what is being removed is never taken for whole.
-        path.rename(doomed)
-    newest = whole[-1][0] if whole else -1
-    for path in directory.glob("step-*.tmp"):
-        match = _STEP.fullmatch(path.name.removesuffix(".tmp"))
-        if match and int(match[1]) < newest:
-            shutil.rmtree(path)
-
-
-def _whole(directory: Path) -> list[tuple[int, Path]]:
-    if not directory.is_dir():
-        return []
-    found = [(match, path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
-    return sorted((int(match[1]), path) for match, path in found if (path / MANIFEST).is_file())
 
 
 def _part(folder: Path, writer: str) -> Path:

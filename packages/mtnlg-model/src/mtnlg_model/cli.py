@@ -1,0 +1,255 @@
+"""The command ``mtnlg-model``. Torch is imported where a command computes: ``info`` and ``inspect`` need none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
+from .console import UsageFailure, application, print_json, progress, run, say
+from .manifest import read_manifest
+from .settings import validate
+from .steps import resolve
+
+if TYPE_CHECKING:
+    import torch
+
+app = application(
+    "mtnlg-model", "The MT-NLG 530B decoder at any size: its figures, its generation, its checkpoint, in and out."
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="A step-N folder, or a folder of them: then the newest.")
+]
+Prompts = Annotated[list[str], typer.Option(help="Text to continue; may be given again. Empty begins a document.")]
+Seconds = Annotated[float | None, typer.Option(min=1e-9, help="Time of one iteration, for TFLOP/s a GPU.")]
+
+FORMULAS: Final = {"model_72": "model, 72-coefficient", "hardware_96": "hardware, 96-coefficient"}
+MIB, MB = 1 << 20, 1_000_000
+
+
+@app.command()
+def info(
+    target: Annotated[str, typer.Argument(metavar="PRESET|CHECKPOINT", help=f"{', '.join(PRESETS)}, or a folder.")],
+    batch: Annotated[int, typer.Option(min=1, help="Sequences an iteration.")] = 1,
+    iteration_seconds: Seconds = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs, for TFLOP/s a GPU.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a model's parameters, floating-point operations and bytes.
+
+    The paper's run on 280 nodes: mtnlg-model info mt-nlg-530b --batch 1920 --iteration-seconds 60.1 --gpus 2240
+    """
+    if (iteration_seconds is None) != (gpus is None):
+        raise UsageFailure("info: TFLOP/s a GPU needs both --iteration-seconds and --gpus")
+    config = _config_of(target)
+    figures = _figures(config, batch)
+    if iteration_seconds is not None and gpus is not None:
+        flops = figures["flops"]["iteration"]
+        figures["tflops_per_gpu"] = {name: flops[name] / iteration_seconds / gpus / 1e12 for name in FORMULAS}
+    if as_json:
+        print_json({"name": target, **figures})
+    else:
+        _print_figures(target, config, figures)
+
+
+@app.command()
+def generate(  # noqa: PLR0917  (options, which typer passes by name)
+    checkpoint: Folder,
+    prompt: Prompts,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens at most.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.")] = None,
+    top_p: Annotated[float, typer.Option(help="Draw from the fewest whose chances reach p.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU where there is one.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt, shown as it comes; several prompts run as one batch."""
+    from .checkpoint import Checkpoint  # noqa: PLC0415  (torch)
+    from .generate import Sampling, complete, pieces  # noqa: PLC0415  (torch)
+    from .tokenizer import Tokenizer  # noqa: PLC0415  (loaded where needed)
+
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling = validate({key: value for key, value in settings.items() if value is not None}, Sampling, "generate")
+    opened = Checkpoint.open(checkpoint)
+    tokenizer = Tokenizer(opened.tokenizer_path)
+    decoder = opened.decoder(*_dtype_and_device(device))
+    if len(prompt) == 1 and not as_json:
+        sys.stdout.write(prompt[0])
+        for piece in pieces(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        return
+    texts = complete(decoder, tokenizer, prompt, tokens, sampling, stop or ())
+    if as_json:
+        print_json([{"prompt": before, "completion": text} for before, text in zip(prompt, texts, strict=True)])
+    else:
+        sys.stdout.write("\n\n".join(before + text for before, text in zip(prompt, texts, strict=True)) + "\n")
+
+
+@app.command()
+def verify(checkpoint: Folder) -> None:
+    """Compare every file of a checkpoint with its checksum."""
+    from .checkpoint import Checkpoint  # noqa: PLC0415  (torch)
+
+    opened = Checkpoint.open(checkpoint)
+    total = sum(file.bytes for file in read_manifest(opened.directory).files.values())
+    with progress("verify", -(-total // MIB), "MiB") as advance:
+        opened.verify(lambda size: advance(-(-size // MIB)))
+    say(f"{opened.directory}: whole, {total / MB:.1f} MB")
+
+
+@app.command()
+def inspect(
+    checkpoint: Folder,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a checkpoint holds: configuration, progress, files, tensors."""
+    directory = resolve(checkpoint)
+    manifest = read_manifest(directory)
+    listed: dict[str, Any] = {
+        name: {
+            "shape": list(entry.shape),
+            "slots": {slot: {"dtype": held.dtype, "pieces": len(held.pieces)} for slot, held in entry.slots.items()},
+        }
+        for name, entry in manifest.tensors.items()
+    }
+    told: dict[str, Any] = {
+        "directory": str(directory),
+        "config": manifest.config.model_dump(mode="json"),
+        "progress": manifest.progress.model_dump(mode="json"),
+        "optimizer_steps": manifest.optimizer_steps,
+        "digest": manifest.digest,
+        "files": {name: file.model_dump(mode="json") for name, file in manifest.files.items()},
+    }
+    if as_json:
+        print_json({**told, "tensors": listed})
+        return
+    size = sum(file.bytes for file in manifest.files.values())
+    rows = {
+        "directory": told["directory"],
+        # As JSON, for a stranger's text may hold what steers a terminal.
+        **{key: json.dumps(value) for part in ("config", "progress") for key, value in told[part].items()},
+        "optimizer steps": str(manifest.optimizer_steps),
+        "digest": manifest.digest,
+        "files": f"{len(manifest.files)}, {size / MB:.1f} MB",
+        "tensors": f"{len(listed)}, {manifest.config.parameters:,} parameters",
+    }
+    _print_rows(rows)
+    for name in listed if tensors else ():
+        slots = listed[name]["slots"]
+        kinds = ", ".join(f"{slot} {held['dtype']} in {held['pieces']}" for slot, held in slots.items())
+        sys.stdout.write(f"{name} {listed[name]['shape']}: {kinds}\n")
+
+
+@app.command()
+def export(
+    checkpoint: Folder, folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; must not exist.")]
+) -> None:
+    """Write a checkpoint's weights as a Hugging Face GPT-2 folder."""
+    from .checkpoint import Checkpoint  # noqa: PLC0415  (torch)
+    from .huggingface import export_gpt2  # noqa: PLC0415  (torch)
+
+    opened = Checkpoint.open(checkpoint)
+    with progress("export", len(opened.names), "tensors") as advance:
+        export_gpt2(opened, folder, advance)
+    say(f"{folder}: GPT2LMHeadModel, {opened.config.parameters:,} parameters")
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A Hugging Face GPT-2 folder with safetensors weights.")
+    ],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder to make; must not exist.")],
+) -> None:
+    """Make a checkpoint, without optimizer state, from a Hugging Face GPT-2 folder."""
+    from .huggingface import import_gpt2, read_config  # noqa: PLC0415  (torch)
+
+    config = read_config(folder)
+    with progress("import", len(config.parameter_shapes()), "tensors") as advance:
+        import_gpt2(folder, checkpoint, advance)
+    say(f"{checkpoint}: {config.parameters:,} parameters")
+
+
+def main() -> NoReturn:
+    """Run the command."""
+    run(app)
+
+
+def _config_of(target: str) -> ModelConfig:
+    if target in PRESETS:
+        return PRESETS[target]
+    if not Path(target).is_dir():
+        raise UsageFailure(f"{target}: neither a preset nor a folder; presets are {', '.join(PRESETS)}")
+    return read_manifest(resolve(Path(target))).config
+
+
+def _figures(config: ModelConfig, batch: int) -> dict[str, Any]:
+    iteration = {"model_72": config.model_flops(batch), "hardware_96": config.hardware_flops(batch)}
+    tokens = batch * config.sequence
+    per_parameter = sum(STATE_BYTES_PER_PARAMETER.values())
+    return {
+        "config": config.model_dump(mode="json"),
+        "parameters": config.parameters,
+        "parameters_by_part": config.parameters_by_part,
+        "batch": batch,
+        "flops": {"token": {name: flops / tokens for name, flops in iteration.items()}, "iteration": iteration},
+        "state_bytes": {
+            "parts_per_parameter": STATE_BYTES_PER_PARAMETER,
+            "per_parameter": per_parameter,
+            "total": per_parameter * config.parameters,
+        },
+        "kv_bytes_per_token": config.kv_bytes_per_token,
+    }
+
+
+def _print_figures(target: str, config: ModelConfig, figures: dict[str, Any]) -> None:
+    shape = f"{config.layers} layers, hidden {config.hidden}, {config.heads} heads of {config.head_size}"
+    rows = {target: f"{shape}, sequence {config.sequence}, vocabulary {config.vocabulary}"}
+    rows["parameters"] = f"{config.parameters:,}"
+    rows |= {f"  {part}": f"{count:,}" for part, count in config.parameters_by_part.items()}
+    for name, formula in FORMULAS.items():
+        token, iteration = (figures["flops"][per][name] for per in ("token", "iteration"))
+        rows[f"FLOPs, {formula}"] = f"{token:.4e} a token, {iteration:.5e} an iteration of {figures['batch']}"
+    for name, rate in figures.get("tflops_per_gpu", {}).items():
+        rows[f"TFLOP/s a GPU, {FORMULAS[name]}"] = f"{rate:.1f}"
+    state = figures["state_bytes"]
+    rows["model state"] = f"{state['per_parameter']} bytes a parameter, {state['total'] / 1e9:,.1f} GB"
+    rows |= {f"  {part}": f"{size} bytes a parameter" for part, size in STATE_BYTES_PER_PARAMETER.items()}
+    rows["key-value cache (16 bit)"] = f"{config.kv_bytes_per_token:,} bytes a token"
+    _print_rows(rows)
+
+
+def _print_rows(rows: dict[str, str]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows.items():
+        table.add_row(label, value)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _dtype_and_device(device: str) -> tuple[torch.dtype | None, torch.device]:
+    """The dtype to compute in, None for that of the checkpoint, and the device."""
+    import torch  # noqa: PLC0415
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise UsageFailure(f"--device {device}: unknown; use cpu, cuda or auto") from None
+    # CPUs multiply fp32 many times faster than 16-bit numbers.
+    return (torch.float32 if place.type == "cpu" else None), place

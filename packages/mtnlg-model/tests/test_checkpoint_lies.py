@@ -1,0 +1,342 @@
+"""A checkpoint from a stranger: every lie and every damage is one `CheckpointError`, and nothing outside is read."""
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mtnlg_model.checkpoint import SLOTS, Checkpoint, CheckpointError, CheckpointWriter, Layout, Progress, publish
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.tensorfile import TensorFile
+
+CONFIG = ModelConfig(layers=1, hidden=4, heads=2, sequence=3, vocabulary=5)
+NAME = "layers.0.mlp.up.weight"
+Manifest = dict[str, Any]
+
+
+def build(directory: Path, tokenizer: Path) -> Path:
+    """A small checkpoint with optimizer state, two writers, boxes and flat ranges."""
+    writers = [CheckpointWriter(directory, 1, name) for name in ("a", "b")]
+    for name, shape in CONFIG.parameter_shapes().items():
+        for slot in SLOTS:
+            tensor = torch.randn(shape).to(torch.bfloat16 if slot == "weight" else torch.float32)
+            half = shape[0] // 2
+            for writer, cut in zip(writers, (slice(0, half), slice(half, None)), strict=True):
+                piece = tensor[cut]
+                if slot == "master":
+                    middle = piece.numel() // 2
+                    writer.add(name, shape, slot, (cut,), piece.flatten()[:middle], (0, middle)) if middle else None
+                    writer.add(name, shape, slot, (cut,), piece.flatten()[middle:], (middle, piece.numel()))
+                else:
+                    writer.add(name, shape, slot, (cut,), piece)
+    for writer in writers:
+        writer.close()
+    progress = Progress(step=1, samples=2, tokens=3, loss=1.5, stream="f00d", layout=Layout(), extra={"note": "x"})
+    return publish(directory, 1, ["a", "b"], CONFIG, progress, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) -> Path:
+    return build(tmp_path_factory.mktemp("whole"), tokenizer_path)
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    content: Manifest = json.loads((checkpoint / "manifest.json").read_text())
+    return content
+
+
+def seal(checkpoint: Path, content: Manifest) -> None:
+    """Write a manifest with its checksum right, as a liar would."""
+    content.pop("checksum", None)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["checksum"] = hashlib.sha256(text.encode()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(content))
+
+
+def read_everything(checkpoint: Path) -> None:
+    opened = Checkpoint.open(checkpoint)
+    for name in opened.names:
+        for slot in opened.slots(name):
+            assert opened.tensor(name, slot=slot).shape == opened.shape(name)
+    opened.verify()
+
+
+def pieces(content: Manifest, slot: str = "weight") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = content["tensors"][NAME]["slots"][slot]["pieces"]
+    return found
+
+
+def parent(content: Manifest, path: str) -> tuple[Any, Any]:
+    """What holds the field of ``path``, such as ``config/layers``, and its key there; * stands for `NAME`."""
+    *way, last = [NAME if part == "*" else int(part) if part.isdigit() else part for part in path.split("/")]
+    place: Any = content
+    for part in way:
+        place = place[part]
+    return place, last
+
+
+def change(path: str, value: object) -> Callable[[Manifest], None]:
+    def lie(content: Manifest) -> None:
+        place, last = parent(content, path)
+        place[last] = value
+
+    return lie
+
+
+def drop(path: str) -> Callable[[Manifest], None]:
+    def lie(content: Manifest) -> None:
+        place, last = parent(content, path)
+        del place[last]
+
+    return lie
+
+
+def list_file(name: str) -> Callable[[Manifest], None]:
+    return lambda content: content["files"].update({name: {"bytes": 1, "sha256": "0" * 64}})
+
+
+def huge(content: Manifest) -> None:
+    """Everything consistent, and a million times larger than the files."""
+    content["config"]["hidden"] <<= 20
+    fixed = {"embedding.token.weight": 5, "embedding.position.weight": 3}
+    for name, entry in content["tensors"].items():
+        entry["shape"] = [size if size == fixed.get(name) else size << 20 for size in entry["shape"]]
+        weight = entry["slots"]["weight"]
+        weight["pieces"] = [{**weight["pieces"][0], "box": [[0, size] for size in entry["shape"]]}]
+        entry["slots"] = {"weight": weight}
+
+
+WEIGHT = "tensors/*/slots/weight"
+FIRST, SECOND = f"{WEIGHT}/pieces/0", f"{WEIGHT}/pieces/1"
+FLAT = "tensors/*/slots/master/pieces/1/flat"
+LIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
+    "a file name that climbs": (change(f"{FIRST}/file", "../../secret"), r"pieces\.0\.file = '../../secret'"),
+    "an absolute file name": (change(f"{FIRST}/file", "/etc/passwd"), r"pieces\.0\.file = '/etc/passwd'"),
+    "a hidden file name": (change(f"{FIRST}/file", ".."), r"pieces\.0\.file = '\.\.'"),
+    "a file name with a NUL": (change(f"{FIRST}/file", "a\0b"), r"pieces\.0\.file"),
+    "a file that is not listed": (change(f"{FIRST}/file", "c.safetensors"), "c.safetensors is not among files"),
+    "a listed file that climbs": (list_file("x/../y"), r"files\.x/\.\./y"),
+    "a listed file that is not there": (list_file("gone"), "gone: No such file"),
+    "an entry that is not there": (change(f"{FIRST}/key", "other"), "'other': no such entry"),
+    "an entry of another piece": (lambda c: pieces(c)[0].update(key=pieces(c)[1]["key"]), "no such entry"),
+    "a box outside the shape": (change(f"{SECOND}/box", [[8, 17], [0, 4]]), r"\[8:17,0:4\] is not inside shape"),
+    "a negative bound": (change(f"{FIRST}/box", [[-8, 8], [0, 4]]), r"box \[-8:8,0:4\] is not inside"),
+    "an empty box": (change(f"{FIRST}/box", [[0, 0], [0, 4]]), r"box \[0:0,0:4\] is not inside"),
+    "a box of too few axes": (change(f"{FIRST}/box", [[0, 8]]), r"box \[0:8\] is not inside shape \[16, 4\]"),
+    "an overlap": (change(f"{SECOND}/box", [[7, 16], [0, 4]]), r"boxes \[0:8,0:4\] and \[7:16,0:4\] overlap"),
+    "a gap": (change(f"{SECOND}/box", [[9, 16], [0, 4]]), "4 of 64 elements are missing"),
+    "a missing piece": (drop(FIRST), "32 of 64 elements are missing"),
+    "no pieces": (change(f"{WEIGHT}/pieces", []), "pieces = .*: Tuple should have at least 1 item"),
+    "the same piece twice": (lambda c: pieces(c).append(pieces(c)[0]), "is used twice"),
+    "a flat range outside its box": (change(FLAT, [16, 33]), "flat range 16:33 is not inside box"),
+    "a flat range backwards": (change(FLAT, [16, 4]), "flat range 16:4 is not inside"),
+    "a flat gap": (change(FLAT, [17, 32]), "elements 16:17 of box .* are missing"),
+    "a flat overlap": (change(FLAT, [15, 32]), "elements 15:16 of box .* are there twice"),
+    "a dtype that does not exist": (change(f"{WEIGHT}/dtype", "F12"), r"weight\.dtype = 'F12': Input should be 'F64'"),
+    "another dtype than the file's": (change(f"{WEIGHT}/dtype", "F16"), "is BF16 .* where the manifest says F16"),
+    "a slot that does not exist": (change("tensors/*/slots/third", {"dtype": "F32", "pieces": []}), "third"),
+    "a negative shape": (change("tensors/*/shape", [-16, 4]), r"shape\.0 = -16"),
+    "another shape": (change("tensors/*/shape", [4, 16]), r"shape \[4, 16\] where config has \[16, 4\]"),
+    "an absurd shape": (change("tensors/*/shape", [1 << 61, 1 << 61]), "where config has"),
+    "a shape beyond any number": (change("tensors/*/shape", [10**30, 4]), r"shape\.0"),
+    "absurdly many layers": (change("config/layers", 10**12), "tensors: 16 where config has 12000000000004"),
+    "a model a million times larger": (huge, "bytes cannot hold pieces of"),
+    "another number of layers": (change("config/layers", 2), "tensors: 16 where config has 28"),
+    "heads that do not divide": (change("config/heads", 3), "heads = 3 does not divide hidden = 4"),
+    "a tensor of no name": (change("tensors/extra", {"shape": [1], "slots": {}}), "tensors: 17 where config has 16"),
+    "a missing tensor": (drop("tensors/final_norm.bias"), "tensors: 15 where config has 16"),
+    "a renamed tensor": (lambda c: c["tensors"].update(x=c["tensors"].pop("final_norm.bias")), "look at .*'x'"),
+    "a missing weight": (drop(WEIGHT), "weight is missing"),
+    "half an optimizer": (drop("tensors/*/slots/exp_avg"), "only some of them have exp_avg and exp_avg_sq"),
+    "no tokenizer": (drop("files/tokenizer.json"), r"files: tokenizer\.json is missing"),
+    "a negative length": (change("files/tokenizer.json/bytes", -1), "bytes = -1"),
+    "a length too short": (change("files/a.weights-0.safetensors/bytes", 5), "5 bytes cannot hold pieces"),
+    "a length that is not the file's": (
+        change("files/tokenizer.json/bytes", 1 << 60),
+        "bytes where manifest.json says",
+    ),
+    "another checksum": (change("files/tokenizer.json/sha256", "0" * 64), "its SHA-256 is not the one in"),
+    "another version": (change("version", 2), "version = 2: Input should be 1"),
+    "another format": (change("format", "x"), "format = 'x': Input should be 'mtnlg-checkpoint'"),
+    "a field of no name": (change("pickle", "gAN9"), "pickle = 'gAN9': Extra inputs are not permitted"),
+    "text for a number": (change("progress/step", "1"), r"progress\.step = '1': Input should be a valid integer"),
+    "no number": (change("progress/loss", None), r"progress\.loss = None: Input should be a valid number"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_every_lie_is_one_line_that_names_it(whole: Path, tmp_path: Path, lie: str) -> None:
+    checkpoint = tmp_path / "step-1"
+    shutil.copytree(whole, checkpoint)
+    tell, message = LIES[lie]
+    content = read_manifest(checkpoint)
+    tell(content)
+    seal(checkpoint, content)
+    with pytest.raises(CheckpointError, match=message) as error:
+        read_everything(checkpoint)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(checkpoint))
+
+
+def test_links_are_not_followed_and_pipes_not_waited_for(whole: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "a.weights-0.safetensors", "manifest.json"):
+        for make in (lambda path: path.symlink_to(whole / path.name), os.mkfifo):
+            checkpoint = tmp_path / "step-1"
+            shutil.copytree(whole, checkpoint)
+            (checkpoint / name).unlink()
+            make(checkpoint / name)
+            with pytest.raises(CheckpointError, match=r"is no plain file|it has no manifest"):
+                read_everything(checkpoint)
+            shutil.rmtree(checkpoint)
+
+
+def header_of(file: Path) -> tuple[dict[str, Any], bytes]:
+    content = file.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header: dict[str, Any] = json.loads(content[8 : 8 + length])
+    return header, content[8 + length :]
+
+
+HEADERS: dict[str, tuple[object, str]] = {
+    "an offset outside the file": (
+        {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]},
+        "outside 8 bytes",
+    ),
+    "offsets backwards": ({"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}, "offsets 8:0 outside"),
+    "a negative offset": ({"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}, "header: "),
+    "a shape that is not its bytes": ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, "does not take 8 bytes"),
+    "a shape beyond any number": (
+        {"dtype": "F32", "shape": [1 << 61, 1 << 61], "data_offsets": [0, 8]},
+        "does not take",
+    ),
+    "no shape": ({"dtype": "F32", "data_offsets": [0, 8]}, "header: "),
+    "a list": ([1, 2], "header: "),
+}
+
+
+@pytest.mark.parametrize("lie", HEADERS)
+def test_a_header_that_lies_is_refused(tmp_path: Path, lie: str) -> None:
+    entry, message = HEADERS[lie]
+    header = json.dumps({"x": entry}).encode()
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(CheckpointError, match=message):
+        TensorFile(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\1", bytes(8), b"\xff" * 8 + b"{}", struct.pack("<Q", 2) + b"{", bytes(200)]
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: header"):
+        TensorFile(tmp_path / "x.safetensors")
+
+
+def test_a_file_cut_short_under_a_reader_is_an_error(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "step-1")
+    opened = Checkpoint.open(tmp_path / "step-1")
+    opened.tensor(NAME)
+    file = tmp_path / "step-1" / "b.weights-0.safetensors"
+    os.truncate(file, file.stat().st_size - 200)
+    with pytest.raises(CheckpointError, match="the file ends within it"):
+        [opened.tensor(name) for name in opened.names]
+    with pytest.raises(CheckpointError, match="bytes where manifest"):
+        Checkpoint.open(tmp_path / "step-1")
+
+
+ODD: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 20),
+    st.sampled_from([-1, 2**31, 2**61, 2**63, 2**64, 10**30, 1e308, -0.0]),
+    st.sampled_from(["", "..", "/", "F32", "BF16", "weight", "a.weights-0.safetensors", "\u202e", "x" * 300]),
+    st.just([]),
+    st.just({}),
+)
+
+
+def some_place(data: st.DataObject, content: Manifest) -> tuple[Any, Any]:
+    """A field or item somewhere in the manifest: what holds it, and its key there."""
+    place: Any = content
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = keys[data.draw(st.integers(0, len(keys) - 1))]
+        inner = place[key]
+        if not isinstance(inner, dict | list) or not inner or data.draw(st.integers(0, 3)) == 0:
+            return place, key
+        place = inner
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_change_to_a_manifest_is_refused_or_harmless(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A liar changes, removes or doubles one to three fields and computes the checksum anew."""
+    checkpoint = _scratch(whole, tmp_path_factory)
+    content = read_manifest(whole)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place, last = some_place(data, content)
+        how = data.draw(st.sampled_from(["change", "remove", "double"]))
+        if how == "change":
+            place[last] = data.draw(ODD)
+        elif how == "remove":
+            del place[last]
+        elif isinstance(place, list):
+            place.append(copy.deepcopy(place[last]))
+        else:
+            place[f"{last}2"] = copy.deepcopy(place[last])
+    seal(checkpoint, content)
+    with suppress(CheckpointError):
+        read_everything(checkpoint)
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_to_a_file_is_found(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A bit flipped, a byte range overwritten, an end cut off or added: in any file, the manifest too."""
+    checkpoint = _scratch(whole, tmp_path_factory)
+    name = data.draw(st.sampled_from(sorted(path.name for path in whole.iterdir())))
+    before = (whole / name).read_bytes()
+    place = data.draw(st.integers(0, len(before) - 1))
+    after = data.draw(
+        st.sampled_from(
+            [
+                before[:place] + bytes([before[place] ^ 1 << place % 8]) + before[place + 1 :],
+                before[:place] + b"\0" * 8 + before[place + 8 :],
+                before[:place],
+                before + before[place:],
+            ]
+        )
+    )
+    (checkpoint / name).write_bytes(after)
+    try:
+        read_everything(checkpoint)
+    except CheckpointError:
+        pass
+    else:
+        # White space of the manifest may change; nothing else.
+        assert after == before or (name == "manifest.json" and json.loads(after) == json.loads(before))
+    (checkpoint / name).write_bytes(before)
+
+
+def _scratch(whole: Path, factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint in a folder of its own, as it was but for what one example does to it."""
+    path = factory.getbasetemp() / "scratch"
+    if not path.exists():
+        shutil.copytree(whole, path)
+    shutil.copyfile(whole / "manifest.json", path / "manifest.json")
+    return path

@@ -1,0 +1,205 @@
+"""Writing: many processes at once, in the background, bounded in memory; reading: no byte too many."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from mtnlg_model import tensorfile, writer
+from mtnlg_model.checkpoint import Checkpoint, CheckpointError, CheckpointWriter, Layout, Progress, load, publish, save
+from mtnlg_model.config import ModelConfig, preset
+from mtnlg_model.decoder import Decoder
+
+CONFIG = ModelConfig(layers=2, hidden=32, heads=4, sequence=16, vocabulary=64)
+PROGRESS = Progress(step=1, samples=2, tokens=3, loss=1.5, stream="f00d", layout=Layout())
+DOWN = "layers.1.mlp.down.weight"
+
+
+def write_all(folder: Path, name: str = "a", *, skip: str = "") -> CheckpointWriter:
+    new = CheckpointWriter(folder, 1, name)
+    for key, tensor in Decoder(CONFIG).state_dict().items():
+        if key != skip:
+            new.add(key, tensor.shape, "weight", None, tensor)
+    return new
+
+
+def test_the_tensors_may_change_as_soon_as_they_are_added(tmp_path: Path, tokenizer_path: Path) -> None:
+    decoder = Decoder(CONFIG)
+    before = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+    new = CheckpointWriter(tmp_path, 1, "a")
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            new.add(name, parameter.shape, "weight", None, parameter)
+            parameter.fill_(float("nan"))
+    with ThreadPoolExecutor(1) as background:
+        background.submit(new.close).result()
+    checkpoint = Checkpoint.open(publish(tmp_path, 1, ["a"], CONFIG, PROGRESS, tokenizer_path))
+    for name, tensor in before.items():
+        assert torch.equal(checkpoint.tensor(name), tensor)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_processes_write_at_once_and_one_publishes(tmp_path: Path, tokenizer_path: Path) -> None:
+    """As tensor parallelism over four ranks would: rows of the column-parallel, columns of the row-parallel."""
+    tensors = Decoder(CONFIG).state_dict()
+    children = []
+    for rank in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                new = CheckpointWriter(tmp_path, 1, f"rank-{rank}")
+                for name, tensor in tensors.items():
+                    axis = 1 if name.endswith(("out.weight", "down.weight")) else 0
+                    size = tensor.shape[axis] // 4
+                    cut = (slice(None),) * axis + (slice(rank * size, (rank + 1) * size),)
+                    new.add(name, tensor.shape, "weight", cut, tensor[cut])
+                new.close()
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    path = publish(tmp_path, 1, [f"rank-{rank}" for rank in range(4)], CONFIG, PROGRESS, tokenizer_path)
+    checkpoint = Checkpoint.open(path)
+    checkpoint.verify()
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.tensor(name), tensor)
+        assert torch.equal(checkpoint.tensor(name, (slice(3, 11),)), tensor[3:11])
+
+
+def test_files_are_cut_at_their_size_and_the_backlog_waits(
+    tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "FILE_BYTES", 10_000)
+    monkeypatch.setattr(tensorfile, "CHUNK_BYTES", 1000)
+    new = CheckpointWriter(tmp_path, 1, "a", backlog=0)
+    decoder = Decoder(CONFIG)
+    for name, parameter in decoder.named_parameters():
+        new.add(name, parameter.shape, "weight", None, parameter)
+    new.close()
+    path = publish(tmp_path, 1, ["a"], CONFIG, PROGRESS, tokenizer_path)
+    assert len(list(path.glob("*.safetensors"))) > 5
+    Checkpoint.open(path).verify()
+    load(Decoder(CONFIG, seed=2), Checkpoint.open(path))
+
+
+def test_a_full_disk_reaches_whoever_adds_or_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:  # noqa: ANN401  (any arguments)
+        raise OSError(28, "No space left on device", "a.weights-0.safetensors")
+
+    monkeypatch.setattr(tensorfile, "_put", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_all(tmp_path).close()
+    assert not list(tmp_path.glob("*/*.part.json"))
+
+
+def test_weights_are_plain_safetensors_under_their_own_names(tmp_path: Path, tokenizer_path: Path) -> None:
+    decoder = Decoder(CONFIG)
+    path = save(decoder, tmp_path, 1, PROGRESS, tokenizer_path)
+    with safe_open(path / "all.weights-0.safetensors", "pt") as file:
+        assert set(file.keys()) == set(CONFIG.parameter_shapes())
+        for name, parameter in decoder.named_parameters():
+            assert torch.equal(file.get_tensor(name), parameter)
+
+
+@pytest.mark.parametrize(
+    ("index", "elements"),
+    [
+        (None, 32 * 128),
+        ((slice(None), slice(64, 128)), 32 * 64),
+        ((slice(5, 7),), 2 * 128),
+        ((slice(5, 7), slice(9, 10)), 2),
+    ],
+)
+def test_a_slice_reads_its_bytes_and_the_header_only(
+    tmp_path: Path,
+    tokenizer_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    index: tuple[slice, ...] | None,
+    elements: int,
+) -> None:
+    path = save(Decoder(CONFIG), tmp_path, 1, PROGRESS, tokenizer_path)
+    header = int.from_bytes((path / "all.weights-0.safetensors").read_bytes()[:8], "little")
+    checkpoint = Checkpoint.open(path)
+    read = []
+
+    def pread(descriptor: int, length: int, offset: int) -> bytes:
+        found = real_pread(descriptor, length, offset)
+        read.append(len(found))
+        return found
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        read.append(real_preadv(descriptor, buffers, offset))
+        return read[-1]
+
+    real_pread, real_preadv = os.pread, os.preadv
+    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(os, "preadv", preadv)
+    checkpoint.tensor(DOWN, index)
+    assert sum(read) == 4 * elements + header + 8
+
+
+def test_what_does_not_fit_is_not_published(tmp_path: Path, tokenizer_path: Path) -> None:
+    def publish_as(*writers: str) -> Path:
+        return publish(tmp_path, 1, writers, CONFIG, PROGRESS, tokenizer_path)
+
+    with pytest.raises(CheckpointError, match=r"a\.part\.json: missing: writer a has not closed"):
+        publish_as("a")
+    write_all(tmp_path, "a", skip=DOWN).close()
+    with pytest.raises(CheckpointError, match=r"tensors: 27 where config has 28; look at .*mlp.down.weight"):
+        publish_as("a")
+    half = CheckpointWriter(tmp_path, 1, "b")
+    half.add(DOWN, (32, 128), "weight", (slice(0, 16),), torch.ones(16, 128))
+    half.close()
+    with pytest.raises(CheckpointError, match=f"{DOWN}: weight: 2048 of 4096 elements are missing"):
+        publish_as("a", "b")
+    twice = CheckpointWriter(tmp_path, 1, "c")
+    twice.add(DOWN, (32, 128), "weight", (slice(8, 32),), torch.ones(24, 128))
+    twice.close()
+    with pytest.raises(CheckpointError, match="overlap"):
+        publish_as("a", "b", "c")
+    other = CheckpointWriter(tmp_path, 1, "c")
+    other.add(DOWN, (32, 128), "weight", (slice(16, 32),), torch.ones(16, 128, dtype=torch.bfloat16))
+    other.close()
+    with pytest.raises(CheckpointError, match=f"{DOWN}: weight: written as F32 and as BF16"):
+        publish_as("a", "b", "c")
+    assert not (tmp_path / "step-1").exists()
+    right = CheckpointWriter(tmp_path, 1, "c")
+    right.add(DOWN, (32, 128), "weight", (slice(16, 32),), torch.ones(16, 128))
+    right.close()
+    Checkpoint.open(publish_as("a", "b", "c")).verify()
+
+
+def test_wrong_pieces_and_names_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"writer '\.\./x': use letters"):
+        CheckpointWriter(tmp_path, 1, "../x")
+    new = CheckpointWriter(tmp_path, 1, "a")
+    with pytest.raises(CheckpointError, match=r"12 elements given for .*\[0:16,0:128\], which has 2048"):
+        new.add(DOWN, (32, 128), "weight", (slice(0, 16),), torch.ones(3, 4))
+    with pytest.raises(CheckpointError, match="axis 0: 0:33:1 is no range with step 1 within 32"):
+        new.add(DOWN, (32, 128), "weight", (slice(0, 33),), torch.ones(33, 128))
+    with pytest.raises(CheckpointError, match=r"torch\.int64 cannot be stored; use torch\.float64"):
+        new.add(DOWN, (32, 128), "weight", None, torch.ones(32, 128, dtype=torch.int64))
+
+
+def test_what_is_not_there_is_named(tmp_path: Path, tokenizer_path: Path) -> None:
+    checkpoint = Checkpoint.open(save(Decoder(CONFIG), tmp_path, 1, PROGRESS, tokenizer_path))
+    with pytest.raises(CheckpointError, match=r"step-1: layers\.9\.x: no such tensor"):
+        checkpoint.tensor("layers.9.x")
+    with pytest.raises(CheckpointError, match=f"{DOWN}: no exp_avg; there are weight"):
+        checkpoint.optimizer(DOWN, "exp_avg")
+    for index in ((slice(0, 33),), (slice(-1, 3),), (slice(0, 8, 2),), (slice(3, 1),), (slice(0, 1),) * 3):
+        with pytest.raises(CheckpointError, match=DOWN):
+            checkpoint.tensor(DOWN, index)
+    with pytest.raises(CheckpointError, match="hidden = 32 where the decoder has 64"):
+        load(Decoder(preset("tiny")), checkpoint)
+
+
+def test_the_newest_of_a_folder_is_opened(tmp_path: Path, tokenizer_path: Path) -> None:
+    for step in (9, 10):
+        save(Decoder(CONFIG), tmp_path, step, PROGRESS, tokenizer_path)
+    assert Checkpoint.open(tmp_path).directory == tmp_path / "step-10"

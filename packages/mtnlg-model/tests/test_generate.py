@@ -1,0 +1,159 @@
+"""Generation against transformers' ``generate`` and its samplers, on the same weights."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    GPT2LMHeadModel,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import Failure
+from mtnlg_model.decoder import Decoder
+from mtnlg_model.generate import Sampling, complete, generate, probabilities
+from mtnlg_model.tokenizer import Tokenizer
+
+Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]
+CONFIG = ModelConfig(layers=2, hidden=32, heads=4, sequence=40, vocabulary=101, init_std=0.2)
+
+
+def reference(gpt2: GPT2LMHeadModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """Greedy, left-padded, never ended early, by transformers."""
+    longest = max(map(len, prompts))
+    rows = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    found = gpt2.generate(
+        rows, attention_mask=seen, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    new: list[list[int]] = found[:, longest:].tolist()
+    return new
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [[[5]], [[5, 17, 3, 99]], [[1, 2, 3], [4, 5, 6]], [[7], [8, 9, 10, 11, 12, 13, 14], [15, 16, 17], [18] * 7]],
+    ids=["one token", "one row", "even rows", "ragged rows"],
+)
+def test_greedy_equals_transformers_token_for_token(pair: Pairs, prompts: list[list[int]]) -> None:
+    decoder, gpt2 = pair(CONFIG)
+    assert generate(decoder, prompts, 25) == reference(gpt2, prompts, 25)
+
+
+def test_a_row_does_not_depend_on_its_batch(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    prompts = [[7], [8, 9, 10, 11, 12], [15, 16, 17]]
+    assert generate(decoder, prompts, 20) == [generate(decoder, [prompt], 20)[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.7),
+        Sampling(temperature=1.3, top_k=9),
+        Sampling(temperature=1.0, top_p=0.8),
+        Sampling(temperature=1.5, top_k=30, top_p=0.5),
+        Sampling(temperature=0.2, top_p=0.01),
+        Sampling(temperature=1.0, top_k=1000),
+    ],
+)
+def test_the_distribution_is_that_of_transformers_samplers(sampling: Sampling) -> None:
+    logits_BV = torch.randn(16, 101, generator=torch.Generator().manual_seed(1)) * 3
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    expected_BV = torch.softmax(warpers(None, logits_BV), dim=-1)
+    torch.testing.assert_close(probabilities(logits_BV, sampling), expected_BV, rtol=1e-5, atol=1e-7)
+
+
+def test_draws_follow_the_distribution(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    sampling = Sampling(temperature=1.0, top_k=5)
+    n = 4000
+    counts = Counter(row[0] for row in generate(decoder, [[3, 4]] * n, 1, sampling))
+    with torch.no_grad():
+        p_V = probabilities(decoder(torch.tensor([[3, 4]]))[:, -1], sampling)[0]
+    assert set(counts) <= {int(token) for token in p_V.nonzero()}
+    # Pearson's statistic of 4 degrees of freedom exceeds 23.5 once in 10,000 seeds.
+    assert sum((counts[int(t)] - n * p_V[t]) ** 2 / (n * p_V[t]) for t in p_V.nonzero()) < 23.5
+
+
+def test_the_seed_decides_and_rows_draw_apart(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    first, again, other = (generate(decoder, [[1, 2]] * 2, 12, Sampling(temperature=1.0, seed=s)) for s in (4, 4, 5))
+    assert first == again
+    assert first != other
+    assert first[0] != first[1]
+
+
+def test_rows_end_apart_and_leave_the_others_as_they_were(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    prompts = [[7], [8, 9, 10, 11, 12], [15, 16, 17]]
+    whole = generate(decoder, prompts, 20)
+    ended = generate(decoder, prompts, 20, ended=lambda new: new[-1] in {whole[0][3], whole[2][9]})
+    for before, after in zip(whole, ended, strict=True):
+        ends = [n for n, token in enumerate(before) if token in {whole[0][3], whole[2][9]}]
+        assert after == before[: ends[0] + 1 if ends else 20]
+
+
+def test_a_padded_vocabulary_is_never_drawn_from(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    assert max(generate(decoder, [[1]], 30)[0]) >= 20
+    for sampling in (Sampling(), Sampling(temperature=2.0)):
+        assert max(generate(decoder, [[1]], 30, sampling, vocabulary=20)[0]) < 20
+
+
+def test_generation_ends_where_the_sequence_is_full(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    assert len(generate(decoder, [[1] * 30], 1000)[0]) == 11
+    assert len(generate(decoder, [[1] * 40], 1000)[0]) == 1
+    with pytest.raises(Failure, match="prompt 1 has 41 tokens; the model reads 40"):
+        generate(decoder, [[1], [1] * 41], 5)
+    with pytest.raises(Failure, match="prompt 0 is empty"):
+        generate(decoder, [[]], 5)
+    with pytest.raises(Failure, match="prompt 0 has a token outside the vocabulary of 101"):
+        generate(decoder, [[101]], 5)
+    assert generate(decoder, [], 5) == []
+
+
+def test_dropout_is_off_while_generating_and_as_before_afterwards(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    expected = generate(decoder, [[1, 2]], 20)
+    decoder.train()
+    assert generate(decoder, [[1, 2]], 20) == expected
+    assert decoder.training
+
+
+def test_completions_stop_before_the_stop_text_and_the_end_of_the_document(pair: Pairs, tokenizer_path: Path) -> None:
+    tokenizer = Tokenizer(tokenizer_path)
+    decoder, _ = pair(CONFIG.model_copy(update={"vocabulary": 320}))
+    text = complete(decoder, tokenizer, ["the fox"], 30)[0]
+    stop = text[len(text) // 2 :][:2]
+    stopped = complete(decoder, tokenizer, ["the fox", ""], 30, stop=[stop, "never"])[0]
+    assert stopped == text[: text.index(stop)]
+    assert len(stopped) < len(text)
+
+
+def test_a_tokenizer_gives_back_any_text(tokenizer_path: Path) -> None:
+    tokenizer = Tokenizer(tokenizer_path)
+    text = "the dög\n\tjumps 🦊 over\x00"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.eod == tokenizer.vocabulary - 1
+    fox = tokenizer.encode("a🦊")
+    assert [tokenizer.whole(fox[:n]) for n in range(1, len(fox) + 1)] == ["a"] * (len(fox) - 1) + ["a🦊"]
+
+
+def test_what_is_no_tokenizer_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="No such file"):
+        Tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(Failure, match=r"tokenizer.json: no tokenizer.json: "):
+        Tokenizer(tmp_path / "tokenizer.json")

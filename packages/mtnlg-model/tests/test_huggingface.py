@@ -1,0 +1,146 @@
+"""GPT-2 folders: what we export transformers opens with the same logits, and what it saves we import byte for byte."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+
+from mtnlg_model import huggingface
+from mtnlg_model.checkpoint import Checkpoint, Layout, Progress, save
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import Failure
+from mtnlg_model.decoder import Decoder
+from mtnlg_model.huggingface import export_gpt2, from_gpt2, import_gpt2, to_gpt2
+from mtnlg_model.tokenizer import EOD, Tokenizer
+
+Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]
+CONFIG = ModelConfig(layers=3, hidden=48, heads=3, sequence=32, vocabulary=307, init_std=0.1)
+PROGRESS = Progress(step=1, samples=8, tokens=256, loss=3.0, stream="f00d", layout=Layout())
+
+
+def silent(n: int, note: str = "") -> None:
+    del n, note
+
+
+@pytest.fixture
+def checkpoint(pair: Pairs, tmp_path: Path, tokenizer_path: Path) -> Checkpoint:
+    decoder, _ = pair(CONFIG)
+    return Checkpoint.open(save(decoder, tmp_path / "runs", 1, PROGRESS, tokenizer_path))
+
+
+@pytest.mark.parametrize("shard_bytes", [huggingface.SHARD_BYTES, 40_000], ids=["one file", "shards"])
+def test_there_and_back_again(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
+) -> None:
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", shard_bytes)
+    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    assert (len(list((tmp_path / "ours").glob("*.safetensors"))) > 1) == (shard_bytes == 40_000)
+    gpt2 = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    tokens_BS = torch.randint(307, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(gpt2(tokens_BS).logits, checkpoint.decoder()(tokens_BS), rtol=1e-5, atol=1e-5)
+    gpt2.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer.json").write_bytes(checkpoint.tokenizer_path.read_bytes())
+    import_gpt2(tmp_path / "theirs", tmp_path / "back", silent)
+    back = Checkpoint.open(tmp_path / "back")
+    back.verify()
+    assert back.config == CONFIG
+    assert back.slots(back.names[0]) == ("weight",)
+    assert back.tokenizer_path.read_bytes() == checkpoint.tokenizer_path.read_bytes()
+    for name in checkpoint.names:
+        assert torch.equal(back.tensor(name), checkpoint.tensor(name)), name
+
+
+def test_the_tokenizer_comes_along(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert tokenizer("the fox").input_ids == Tokenizer(checkpoint.tokenizer_path).encode("the fox")
+    assert tokenizer.eos_token == EOD
+    assert tokenizer.model_max_length == CONFIG.sequence
+
+
+def test_bfloat16_stays_bfloat16(pair: Pairs, tmp_path: Path, tokenizer_path: Path) -> None:
+    decoder = pair(CONFIG)[0].to(torch.bfloat16)
+    checkpoint = Checkpoint.open(save(decoder, tmp_path / "runs", 1, PROGRESS, tokenizer_path))
+    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto").dtype == torch.bfloat16
+    import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+    for name in checkpoint.names:
+        assert torch.equal(Checkpoint.open(tmp_path / "back").tensor(name), checkpoint.tensor(name))
+
+
+def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """As in OpenAI's own files on the hub."""
+    export_gpt2(checkpoint, tmp_path / "hub", silent)
+    file = tmp_path / "hub" / "model.safetensors"
+    tensors = {key.removeprefix("transformer."): tensor for key, tensor in load_file(file).items()}
+    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.bool)}, file)
+    import_gpt2(tmp_path / "hub", tmp_path / "back", silent)
+    for name in checkpoint.names:
+        assert torch.equal(Checkpoint.open(tmp_path / "back").tensor(name), checkpoint.tensor(name))
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.0.attention.qkv.weight", "layers.2.attention.qkv.bias", "layers.1.mlp.up.weight"]
+)
+def test_rearranging_is_undone_exactly(name: str) -> None:
+    tensor = torch.randn(CONFIG.parameter_shapes()[name])
+    assert torch.equal(from_gpt2(name, to_gpt2(name, tensor, CONFIG.heads), CONFIG.heads), tensor)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("model_type", "llama", "model_type = llama: this decoder has only gpt2"),
+        ("activation_function", "relu", "activation_function = relu: this decoder has only gelu_new"),
+        ("n_inner", 100, "n_inner = 100"),
+        ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx = True"),
+        ("tie_word_embeddings", False, "tie_word_embeddings = False"),
+        ("n_head", 5, "heads = 5 does not divide hidden = 48"),
+        ("n_layer", "many", "n_layer: Input should be a valid integer"),
+        ("n_embd", 96, "model.safetensors|transformer.wte.weight: F32 .* where config.json means"),
+        ("n_layer", 4, "transformer.h.3.ln_1.weight: no such tensor"),
+    ],
+)
+def test_another_function_than_this_decoders_is_refused(
+    checkpoint: Checkpoint, tmp_path: Path, field: str, value: object, message: str
+) -> None:
+    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    path = tmp_path / "ours" / "config.json"
+    content: dict[str, Any] = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, field: value}))
+    with pytest.raises(Failure, match=message):
+        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+    assert not (tmp_path / "back").exists()
+    assert not list(tmp_path.glob(".back*"))
+
+
+def test_an_unknown_tensor_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    file = tmp_path / "ours" / "model.safetensors"
+    save_file({**load_file(file), "transformer.h.0.adapter": torch.ones(2)}, file)
+    with pytest.raises(Failure, match=r"transformer\.h\.0\.adapter: a tensor that GPT-2 does not have"):
+        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+
+
+def test_folders_that_cannot_be_imported_are_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"config\.json: No such file"):
+        import_gpt2(tmp_path, tmp_path / "back", silent)
+    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    with pytest.raises(Failure, match="ours: exists already"):
+        export_gpt2(checkpoint, tmp_path / "ours", silent)
+    (tmp_path / "ours" / "model.safetensors").rename(tmp_path / "ours" / "pytorch_model.bin")
+    with pytest.raises(Failure, match=r"only safetensors are read, never a pickled \.bin"):
+        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+    index = {"weight_map": {"transformer.wte.weight": "../../etc/passwd"}}
+    (tmp_path / "ours" / huggingface.INDEX).write_text(json.dumps(index))
+    with pytest.raises(Failure, match="passwd: no such weights"):
+        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+    (tmp_path / "ours" / "tokenizer.json").unlink()
+    with pytest.raises(Failure, match=r"has no tokenizer\.json"):
+        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)

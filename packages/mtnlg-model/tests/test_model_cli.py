@@ -1,0 +1,136 @@
+"""The command as a person runs it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtnlg_model import cli
+from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_model.generate import Sampling, complete
+from mtnlg_model.tokenizer import Tokenizer
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def mtnlg_model(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Run ``mtnlg-model arguments`` in a folder of its own; its exit status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mtnlg-model", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        captured = capfd.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("seconds", "gpus", "published"), [(60.1, 2240, 125.7), (50.2, 2800, 120.4), (44.4, 3360, 113.5)]
+)
+def test_info_gives_the_papers_three_runs(mtnlg_model: Command, seconds: float, gpus: int, published: float) -> None:
+    run = ("--batch", "1920", "--iteration-seconds", str(seconds), "--gpus", str(gpus))
+    status, out, _ = mtnlg_model("info", "mt-nlg-530b", *run, "--json")
+    told = json.loads(out)
+    assert status == 0
+    assert round(told["tflops_per_gpu"]["hardware_96"], 1) == published
+    assert told["parameters"] == 529_600_819_200
+    assert told["state_bytes"]["per_parameter"] == 20
+    assert told["state_bytes"]["total"] == 20 * 529_600_819_200
+    assert told["kv_bytes_per_token"] == 2 * 105 * 20480 * 2
+    assert told["flops"]["iteration"]["model_72"] == pytest.approx(1.27010e19, rel=1e-5)
+    assert f"{published:.1f}" in mtnlg_model("info", "mt-nlg-530b", *run)[1]
+
+
+def test_info_and_inspect_import_no_torch(checkpoint_path: Path) -> None:
+    for arguments in (["info", "mt-nlg-530b"], ["info", str(checkpoint_path)], ["inspect", str(checkpoint_path)]):
+        code = "import sys\nfrom mtnlg_model import cli\ntry: cli.main()\nfinally: assert 'torch' not in sys.modules"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], check=False, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command, checkpoint_path: Path) -> None:
+    _, out, _ = mtnlg_model("info", checkpoint_path, "--json")
+    config = Checkpoint.open(checkpoint_path).config
+    assert json.loads(out)["parameters"] == config.parameters
+    assert mtnlg_model("info", checkpoint_path.parent, "--json")[1].partition(",")[2] == out.partition(",")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        (["info", "gpt5"], 2, "gpt5: neither a preset nor a folder; presets are mt-nlg-530b, dense-350m"),
+        (["info", "tiny", "--gpus", "8"], 2, "info: TFLOP/s a GPU needs both --iteration-seconds and --gpus"),
+        (["info", "."], 1, ".: no checkpoint: it has no manifest.json"),
+        (["generate", "CHECKPOINT", "--prompt", "a", "--temperature", "-1"], 2, "generate: temperature = -1.0: "),
+        (["generate", "CHECKPOINT", "--prompt", "a", "--device", "abacus"], 2, "--device abacus: unknown"),
+        (["generate", "CHECKPOINT", "--prompt", "a" * 200], 1, "prompt 0 has 200 tokens; the model reads 48"),
+        (["verify", "nowhere"], 1, "nowhere: no checkpoint: it has no manifest.json"),
+        (["export", "CHECKPOINT", "."], 1, ".: exists already; remove it or name another"),
+        (["import", ".", "there"], 1, "config.json: No such file or directory; is it a Hugging Face folder?"),
+    ],
+)
+def test_every_mistake_is_one_line(
+    mtnlg_model: Command, checkpoint_path: Path, arguments: list[str], status: int, line: str
+) -> None:
+    found, _, err = mtnlg_model(*(str(checkpoint_path) if a == "CHECKPOINT" else a for a in arguments))
+    assert found == status
+    assert line in err
+    assert "Traceback" not in err
+    assert err.count("\n") == 1
+
+
+def test_generate_streams_what_complete_gives(mtnlg_model: Command, checkpoint_path: Path) -> None:
+    checkpoint = Checkpoint.open(checkpoint_path)
+    tokenizer, sampling = Tokenizer(checkpoint.tokenizer_path), Sampling(temperature=1.0, top_k=50, seed=3)
+    options = ("--tokens", "30", "--temperature", "1.0", "--top-k", "50", "--seed", "3")
+    expected = complete(checkpoint.decoder(), tokenizer, ["the fox"], 30, sampling)[0]
+    assert mtnlg_model("generate", checkpoint_path, "--prompt", "the fox", *options)[:2] == (0, f"the fox{expected}\n")
+    stop = expected[len(expected) // 2 :][:3]
+    stopped = mtnlg_model("generate", checkpoint_path, "--prompt", "the fox", *options, "--stop", stop)[1]
+    assert stopped == f"the fox{expected[: expected.index(stop)]}\n"
+
+
+def test_generate_takes_several_prompts_at_once(mtnlg_model: Command, checkpoint_path: Path) -> None:
+    told = json.loads(
+        mtnlg_model("generate", checkpoint_path, "--prompt", "the", "--prompt", "", "--tokens", "5", "--json")[1]
+    )
+    assert [row["prompt"] for row in told] == ["the", ""]
+    alone = mtnlg_model("generate", checkpoint_path, "--prompt", "the", "--tokens", "5")[1]
+    assert alone == "the" + told[0]["completion"] + "\n"
+
+
+def test_verify_finds_one_flipped_bit(mtnlg_model: Command, checkpoint_path: Path) -> None:
+    status, _, err = mtnlg_model("verify", checkpoint_path)
+    assert (status, "whole" in err) == (0, True)
+    file = next(checkpoint_path.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    status, _, err = mtnlg_model("verify", checkpoint_path)
+    assert (status, f"{file}: its SHA-256 is not the one in manifest.json" in err) == (1, True)
+
+
+def test_inspect_lists_what_there_is(mtnlg_model: Command, checkpoint_path: Path) -> None:
+    told = json.loads(mtnlg_model("inspect", checkpoint_path, "--json")[1])
+    assert told["progress"]["samples"] == 10
+    assert told["digest"] == Checkpoint.open(checkpoint_path).digest
+    slots = {"weight": {"dtype": "F32", "pieces": 1}}
+    assert told["tensors"]["layers.1.mlp.up.weight"] == {"shape": [128, 32], "slots": slots}
+    out = mtnlg_model("inspect", checkpoint_path, "--tensors")[1]
+    assert "layers.1.mlp.up.weight [128, 32]: weight F32 in 1\n" in out
+
+
+def test_export_and_import_are_each_others_reverse(mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path) -> None:
+    assert mtnlg_model("export", checkpoint_path, tmp_path / "gpt2")[0] == 0
+    assert mtnlg_model("import", tmp_path / "gpt2", tmp_path / "back")[0] == 0
+    for name in (first := Checkpoint.open(checkpoint_path)).names:
+        assert first.tensor(name).equal(Checkpoint.open(tmp_path / "back").tensor(name))
