@@ -7,6 +7,7 @@ weight: bounded for any corpus, and the same for any order of shards.
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -25,7 +26,6 @@ from .shards import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from .shards import Shard
 
