@@ -1,8 +1,31 @@
-"""hypothesis without a clock: machines differ, and the first example pays for what is compiled or imported."""
+"""What the tests share: hypothesis without a clock, and the modules beside them that are no tests."""
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# Machines differ, and the first example pays for what is compiled or imported.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """``echo_units.py``, as a module that a spawned worker can import too."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("echo_units")
+
+
+@pytest.fixture
+def corpus(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """``small_corpus.py``."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("small_corpus")

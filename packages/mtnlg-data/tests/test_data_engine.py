@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import Local, checksum, manifest_path, run_units
 
-
-@pytest.fixture
-def units(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401  (a module)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("echo_units")
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
 
 
 def ran(folder: Path) -> list[str]:
@@ -29,7 +25,7 @@ def ran(folder: Path) -> list[str]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_summaries_come_in_the_order_of_the_units_and_a_second_run_does_nothing(
     tmp_path: Path,
-    units: Any,  # noqa: ANN401
+    units: ModuleType,
     workers: int,
 ) -> None:
     with closing(Local(workers)) as engine:
@@ -39,7 +35,9 @@ def test_summaries_come_in_the_order_of_the_units_and_a_second_run_does_nothing(
     assert ran(tmp_path) == ["a", "b", "c"]
 
 
-def test_a_unit_with_another_key_or_another_checksum_or_no_manifest_runs_again(tmp_path: Path, units: Any) -> None:  # noqa: ANN401
+def test_a_unit_with_another_key_or_another_checksum_or_no_manifest_runs_again(
+    tmp_path: Path, units: ModuleType
+) -> None:
     engine = Local(1)
     run_units(engine, units.echo, units.units_in(tmp_path, "abcd"), "echo")
     (tmp_path / "log").unlink()
@@ -51,7 +49,7 @@ def test_a_unit_with_another_key_or_another_checksum_or_no_manifest_runs_again(t
     assert checksum(tmp_path / "1") != checksum(tmp_path / "2")
 
 
-def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_path: Path, units: Any) -> None:  # noqa: ANN401
+def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_path: Path, units: ModuleType) -> None:
     with closing(Local(2)) as engine:
         with pytest.raises(Failure, match="a worker died"):
             run_units(engine, units.die_at_b, units.units_in(tmp_path, "abc"), "echo")
@@ -60,14 +58,14 @@ def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, units: Any, workers: int) -> None:  # noqa: ANN401
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, units: ModuleType, workers: int) -> None:
     with closing(Local(workers)) as engine, pytest.raises(Failure, match=r"/0: No space left on device$"):
         run_units(engine, units.fill_the_disk, units.units_in(tmp_path, "a"), "echo")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_at_once_with_their_parent(tmp_path: Path, units: Any, how: signal.Signals) -> None:  # noqa: ANN401
-    command = [sys.executable, units.__file__, str(tmp_path)]
+def test_workers_end_at_once_with_their_parent(tmp_path: Path, units: ModuleType, how: signal.Signals) -> None:
+    command = [sys.executable, str(units.__file__), str(tmp_path)]
     # The workers inherit the write end of this pipe, so it reads as closed only once all of them are gone.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         while not all((tmp_path / name).exists() for name in "01"):

@@ -39,6 +39,16 @@ class Document(NamedTuple):
     score: float | None = None
 
 
+def shard_name(source: str, number: int) -> str:
+    """What the shards of a source are called, so that their names are unique over all sources."""
+    return f"{source}-{number:05d}.parquet"
+
+
+def source_of(shard: Path) -> str:
+    """The source whose documents a shard holds, by its name."""
+    return shard.stem.rpartition("-")[0]
+
+
 def batches(documents: Iterable[Document]) -> Iterator[pa.RecordBatch]:
     """Gather documents into record batches of at most a row group, by number and by length."""
     rows: list[Document] = []

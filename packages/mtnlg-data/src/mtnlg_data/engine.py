@@ -73,13 +73,13 @@ def run_units(engine: Engine, function: Callable[[U], Summary], units: Sequence[
     """Run every unit that is not done; returns the summaries of all, in the order of ``units``."""
     summaries = {unit.output: done for unit in units if (done := finished(unit)) is not None}
     open_units = [unit for unit in units if unit.output not in summaries]
-    with progress(label, len(units), "shards") as advance:
-        if summaries:
-            advance(len(summaries))
-        for unit, summary in engine.imap(function, open_units):
-            write_json(manifest_path(unit.output), {"key": unit.key, "sha256": sha256(unit.output), "summary": summary})
-            summaries[unit.output] = summary
-            advance(1)
+    if open_units:
+        with progress(label, len(open_units), "shards") as advance:
+            for unit, summary in engine.imap(function, open_units):
+                manifest = {"key": unit.key, "sha256": sha256(unit.output), "summary": summary}
+                write_json(manifest_path(unit.output), manifest)
+                summaries[unit.output] = summary
+                advance(1)
     return [summaries[unit.output] for unit in units]
 
 

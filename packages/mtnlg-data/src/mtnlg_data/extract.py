@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import justext
 import lxml.etree
 import pycld2
-from pydantic import PositiveInt
+from pydantic import Field
 
-from .document import Document, batches, write_documents
+from .document import Document, batches, shard_name, write_documents
 from .engine import key_of, run_units
 from .funnel import Tally, stage
 from .settings import Settings
@@ -50,7 +50,7 @@ MOST_NOT_TEXT = 0.01
 class ExtractSettings(Settings):
     """How records become documents."""
 
-    largest: PositiveInt = LARGEST  # bytes of the longest record that is read
+    largest: int = Field(LARGEST, gt=0)  # bytes of the longest record that is read
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,26 @@ class Extraction:
 
 def extract(files: Sequence[SourceFile], out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
     """Write ``out/<source>-<number>.parquet`` for every file; returns the stage's account with ``languages``."""
-    numbers: Counter[str] = Counter()
     units = []
-    for file in files:
+    for file, name in zip(files, shard_names(files), strict=True):
         status = file.path.stat()
-        output = out / f"{file.source}-{numbers[file.source]:05d}.parquet"
-        units.append(Extraction(file, (status.st_size, status.st_mtime_ns), settings, output))
-        numbers[file.source] += 1
+        units.append(Extraction(file, (status.st_size, status.st_mtime_ns), settings, out / name))
     summaries = run_units(engine, extract_file, units, "extract")
     languages: Counter[str] = Counter()
     for summary in summaries:
         languages.update(summary["languages"])
-    return {**stage("extract", summaries, list(numbers)), "languages": dict(languages.most_common())}
+    sources = list(dict.fromkeys(file.source for file in files))
+    return {**stage("extract", summaries, sources), "languages": dict(languages.most_common())}
+
+
+def shard_names(files: Sequence[SourceFile]) -> list[str]:
+    """What the shard of each file is called: its source and its number among the files of that source."""
+    numbers: Counter[str] = Counter()
+    names = []
+    for file in files:
+        names.append(shard_name(file.source, numbers[file.source]))
+        numbers[file.source] += 1
+    return names
 
 
 def extract_file(unit: Extraction) -> Summary:
@@ -132,22 +140,21 @@ def _text_of(record: Record) -> tuple[str, str | None, int, str | None]:
 
 
 def decode(page: bytes, declared: str | None) -> str:
-    """The page as text: by its byte order mark, HTTP's charset, its <meta>, UTF-8; else as a browser guesses.
+    """The page as text: by its byte order mark, HTTP's charset, its <meta>, or UTF-8, the first that reads all of it.
 
-    A page that none of them reads without error is read as it declared with replacement characters, or, where it
-    declared nothing, as Windows-1252, which undeclared English pages are.
+    Windows-1252 reads nearly anything, so a page that declares it is still UTF-8 if it can be. A page that none of them
+    reads is read with replacement characters: as it declared, or else as Windows-1252, as a browser would.
     """
     meta = META_CHARSET.search(page, 0, META_WITHIN)
     marked = next((codec for mark, codec in MARKS if page.startswith(mark)), None)
-    named = [marked, declared, meta and meta[1].decode("ascii"), "utf-8"]
-    codecs_known = [codec for name in named if name and (codec := _codec(name))]
-    for codec in codecs_known:
+    named = [marked, declared, meta and meta[1].decode("ascii")]
+    declared_codecs = [codec for name in named if name and (codec := _codec(name))]
+    for codec in sorted([*declared_codecs, "utf-8"], key=lambda codec: codec == WINDOWS):
         try:
             return page.decode(codec)
-        except (UnicodeError, LookupError):
+        except UnicodeError:
             continue
-    first = codecs_known[0] if len(codecs_known) > 1 else WINDOWS
-    return page.decode(first, "replace")
+    return page.decode(next(iter(declared_codecs), WINDOWS), "replace")
 
 
 def _codec(name: str) -> str | None:

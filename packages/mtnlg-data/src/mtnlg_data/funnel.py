@@ -67,6 +67,12 @@ def stage(name: str, summaries: Iterable[Summary], order: Sequence[str]) -> Summ
     return {"name": name, "seconds": 0.0, **totals, "sources": sources, "errors": errors[:ERRORS_SHOWN]}
 
 
+def passed(source: str, account: Summary) -> Summary:
+    """The summary of a source that a stage does not concern, given its account by the stage before."""
+    counts = {count: account[count.replace("_in", "_out")] for count in COUNTS}
+    return {"sources": {source: {**counts, "dropped": {}}}}
+
+
 def line(account: Summary) -> str:
     """One line for a person: what a stage kept, what it dropped and why."""
     kept, all_ = account["documents_out"], account["documents_in"]

@@ -8,6 +8,7 @@ begun where the first said it would, and after a broken one searches for the nex
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, BinaryIO
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HTML = {"text/html", "application/xhtml+xml"}
-GZIP_MEMBER = b"\x1f\x8b\x08"
-RECORD = b"WARC/1."
+BEGINNING = re.compile(rb"\x1f\x8b\x08|WARC/1\.")
+OVERLAP = len(b"WARC/1.") - 1
 CHUNK = 1 << 20
 OK = 200
 
@@ -28,8 +29,7 @@ OK = 200
 def read_warc(path: Path, largest: int) -> Iterator[Record | Dropped]:
     """The pages of a WARC file, plain or compressed: responses of status 200 and an HTML type, decoded of transfer."""
     with path.open("rb") as file:
-        beginning = GZIP_MEMBER if file.read(3) == GZIP_MEMBER else RECORD
-        for place, record in enumerate(_whole_records(file, path.name, beginning, largest)):
+        for place, record in enumerate(_whole_records(file, path.name, largest)):
             if isinstance(record, Dropped):
                 yield record
             elif record.record_type == WarcRecordType.response:
@@ -52,7 +52,7 @@ def _page(record: WarcRecord, place: int, where: str, largest: int) -> Record | 
     return Record(place, content, (record.headers.get("WARC-Target-URI") or "").strip("<>"), record.http_charset)
 
 
-def _whole_records(file: BinaryIO, name: str, beginning: bytes, largest: int) -> Iterator[WarcRecord | Dropped]:
+def _whole_records(file: BinaryIO, name: str, largest: int) -> Iterator[WarcRecord | Dropped]:
     start: int | None = 0
     sound = True
     while start is not None:
@@ -67,7 +67,7 @@ def _whole_records(file: BinaryIO, name: str, beginning: bytes, largest: int) ->
                 if sound:  # a search that stumbles over what is no beginning is still the same bad record
                     yield Dropped(reason, f"{name}: byte {broken}", what)
                 sound = False
-        start = _next_beginning(file, beginning, max(broken, start) + 1) if broken >= 0 else None
+        start = _next_beginning(file, max(broken, start) + 1) if broken >= 0 else None
 
 
 def _records_until_broken(file: BinaryIO, largest: int) -> Iterator[WarcRecord | tuple[int, str, str]]:
@@ -104,16 +104,15 @@ def _records_until_broken(file: BinaryIO, largest: int) -> Iterator[WarcRecord |
         yield held
 
 
-def _next_beginning(file: BinaryIO, beginning: bytes, start: int) -> int | None:
-    """The offset of the next ``beginning`` at or after ``start``."""
+def _next_beginning(file: BinaryIO, start: int) -> int | None:
+    """The offset of the next place, at or after ``start``, that looks like the beginning of a record."""
     file.seek(start)
     window = b""
     while chunk := file.read(CHUNK):
         window += chunk
-        found = window.find(beginning)
-        if found >= 0:
-            return start + found
-        keep = len(beginning) - 1
-        start += len(window) - keep
-        window = window[-keep:]
+        found = BEGINNING.search(window)
+        if found:
+            return start + found.start()
+        start += len(window) - OVERLAP
+        window = window[-OVERLAP:]
     return None

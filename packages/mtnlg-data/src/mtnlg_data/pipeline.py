@@ -1,0 +1,173 @@
+"""The stages of a curation, chained: records → documents → good, clean, unique, uncontaminated ones → tokens.
+
+Every stage has a folder of its own with an account of what it kept, what it dropped and why. A stage whose inputs,
+settings and results are as its account says is not run again; one that was cut off goes on from its last finished unit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .clean import clean
+from .console import Failure, say
+from .decontaminate import decontaminate
+from .dedup import deduplicate
+from .document import source_of
+from .engine import checksum, key_of
+from .extract import extract, shard_names
+from .files import sha256, write_json, write_text
+from .funnel import line
+from .quality import quality
+from .settings import dump
+from .tokenization import tokenize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from .engine import Engine, Summary
+    from .recipe import Recipe
+
+STAGES = ("extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize")
+EXTRAS = ("quality", "languages", "duplicates", "decontamination", "tokens", "vocabulary", "unigram_entropy_nats")
+ACCOUNT = "account.json"
+
+
+def curate(recipe: Recipe, out: Path, engine: Engine) -> Summary:
+    """Run every stage of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
+
+    Raises ``Failure`` before any work where an input is missing, and where another run is at work in ``out``.
+    """
+    files, texts = recipe.files(), recipe.texts_file()
+    priority = list(recipe.sources)
+    with _alone_in(out):
+        write_text(out / "recipe.toml", dump(recipe))
+        chain = _Chain(out)
+
+        states = [(file.source, file.name, *_state(file.path)) for file in files]
+        how = [source.model_dump(mode="json") for source in recipe.sources.values()]
+        extracted = chain.run(
+            "extract", [states, how, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
+        )
+        shards = [extracted / name for name in shard_names(files)]
+
+        if recipe.filtered:
+            before = chain.accounts[-1]["sources"]
+            roles = (recipe.filtered, recipe.curated)
+            judged = chain.run(
+                "quality",
+                [_checksums(shards), roles, recipe.quality],
+                lambda folder: quality(shards, folder, recipe.quality, *roles, before=before, engine=engine),
+            )
+            shards = [judged / shard.name if source_of(shard) in recipe.filtered else shard for shard in shards]
+
+        rules = {name: source.rules for name, source in recipe.sources.items()}
+        dirty = shards
+        cleaned = chain.run(
+            "clean",
+            [_checksums(dirty), rules, recipe.clean],
+            lambda folder: clean(dirty, folder, recipe.clean, rules, engine),
+        )
+
+        clean_shards = [cleaned / shard.name for shard in shards]
+        unique = chain.run(
+            "deduplicate",
+            [_checksums(clean_shards), priority, recipe.deduplicate],
+            lambda folder: deduplicate(clean_shards, folder, recipe.deduplicate, priority, engine),
+        )
+
+        unique_shards = [unique / shard.name for shard in shards]
+        pure = chain.run(
+            "decontaminate",
+            [_checksums(unique_shards), texts and sha256(texts), recipe.decontaminate],
+            lambda folder: decontaminate(unique_shards, folder, recipe.decontaminate, texts, engine),
+        )
+
+        by_source = {name: [pure / s.name for s in shards if source_of(s) == name] for name in priority}
+        chain.run(
+            "tokenize",
+            [[_checksums(of) for of in by_source.values()], recipe.weights, recipe.tokenize],
+            lambda _: tokenize(by_source, out / "tokens", recipe.tokenize, recipe.weights, engine),
+            results=out / "tokens",
+        )
+        summary = chain.summary()
+        write_json(out / "summary.json", summary)
+    return summary
+
+
+class _Chain:
+    """Runs stages one after the other and gathers their accounts."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.accounts: list[Summary] = []
+
+    def run(self, name: str, inputs: object, work: Callable[[Path], Summary], results: Path | None = None) -> Path:
+        """Run one stage, unless its account says that it has run on these inputs; returns the stage's folder.
+
+        ``results`` is where what it makes lies, if not in that folder.
+        """
+        folder = self.out / f"{STAGES.index(name) + 1:02d}-{name}"
+        key = key_of(name, inputs)
+        account = _kept_account(folder / ACCOUNT, key, results or folder)
+        if account is not None:
+            say(f"{line(account)} (done before)")
+        else:
+            started = time.monotonic()
+            account = work(folder)
+            account["seconds"] = round(time.monotonic() - started, 3)
+            files = _states(results or folder)
+            write_json(folder / ACCOUNT, {"key": key, "account": account, "files": files})
+            say(f"{line(account)} ({account['seconds']:.1f} s)")
+        self.accounts.append(account)
+        return folder
+
+    def summary(self) -> Summary:
+        """All accounts as one object."""
+        seconds = round(sum(account["seconds"] for account in self.accounts), 3)
+        stages = [{name: value for name, value in account.items() if name not in EXTRAS} for account in self.accounts]
+        extras = {name: account[name] for account in self.accounts for name in EXTRAS if name in account}
+        return {"version": 1, "seconds": seconds, "stages": stages, **extras}
+
+
+def _kept_account(path: Path, key: str, results: Path) -> Summary | None:
+    """The account of a stage that has run on these inputs and whose results are as it left them."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        same = kept["key"] == key and kept["files"] == _states(results)
+    except (OSError, ValueError, KeyError):
+        return None
+    return dict(kept["account"]) if same else None
+
+
+def _states(results: Path) -> dict[str, list[int]]:
+    """Size and time of change of every file: enough to see that a finished stage was not touched since."""
+    paths = (path for path in results.rglob("*") if path.is_file() and path.name != ACCOUNT)
+    return {path.relative_to(results).as_posix(): _state(path) for path in sorted(paths)}
+
+
+def _state(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _checksums(shards: Sequence[Path]) -> list[tuple[str, str]]:
+    return [(shard.name, checksum(shard)) for shard in shards]
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Keep a second run out of ``out``, and clear what a killed one left half written."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failure(f"{out}: another run is at work here; wait for it, or give another --out") from None
+        for leftover in out.rglob(".*.tmp"):
+            leftover.unlink()
+        yield

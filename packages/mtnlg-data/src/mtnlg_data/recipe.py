@@ -1,0 +1,167 @@
+"""The recipe of a curation, ``data.toml``: where documents come from and what each stage does to them.
+
+A source takes a few lines; the order in which sources stand is their priority, so that of duplicates the copy from the
+first is kept::
+
+    [sources.Wikipedia]                  # a dataset of the paper's corpus: its weight, subset and cleaning are known
+    kind = "pile"
+    paths = ["pile/*.jsonl.zst"]
+
+    [sources.crawl]
+    kind = "warc"
+    paths = ["crawl/**/*.warc.gz"]       # relative to ``input``, which is relative to the working directory
+    weight = 0.3
+    filtered = true                      # judged by the classifier that learns from sources with ``curated = true``
+
+Everything that cannot work is refused here, before anything starts.
+"""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from .clean import CleanSettings, Rule
+from .console import Failure
+from .corpus import DATASETS
+from .decontaminate import DecontaminateSettings
+from .dedup import DeduplicateSettings
+from .extract import ExtractSettings
+from .quality import QualitySettings
+from .settings import Settings, load
+from .sources import Kind, SourceFile
+from .tokenization import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FILE = "data.toml"
+TOLERANCE = 1e-3
+TEXT_RULES: tuple[Rule, ...] = ("unicode", "language", "javascript", "short")
+PAGE_RULES: tuple[Rule, ...] = ("unicode", "whitespace", "language", "javascript", "short")
+
+SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+
+
+class Source(Settings):
+    """One source of documents."""
+
+    kind: Kind
+    paths: list[str] = Field(min_length=1)
+    weight: float = Field(gt=0, le=1)  # share of the training samples
+    filtered: bool = False  # judged by the quality classifier
+    curated: bool = False  # what the quality classifier takes for good
+    field: str = Field("text", min_length=1)  # key or column of the text (jsonl, parquet)
+    subset: str | None = None  # the meta.pile_set_name that is wanted (pile)
+    rules: list[Rule]  # of ``clean``; where the recipe names none, the usual ones of its kind
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if self.subset is not None and self.kind != "pile":
+            raise ValueError(f"subset = {self.subset!r} is of kind 'pile', not of kind {self.kind!r}")
+        if self.field != "text" and self.kind not in {"jsonl", "parquet"}:
+            raise ValueError(f"field = {self.field!r} is of kinds 'jsonl' and 'parquet', not of kind {self.kind!r}")
+        if self.filtered and self.curated:
+            raise ValueError("a source cannot be both curated and filtered by what is learnt from the curated")
+        return self
+
+
+class Recipe(Settings):
+    """A whole curation."""
+
+    input: Path = Path()  # the folder that relative paths below start from
+    texts: str | None = None  # texts of the tasks, which training must not see (mtnlg-eval texts writes them)
+    sources: dict[SourceName, Source] = Field(min_length=1)
+    extract: ExtractSettings = ExtractSettings()
+    quality: QualitySettings = QualitySettings()
+    clean: CleanSettings = CleanSettings()
+    deduplicate: DeduplicateSettings = DeduplicateSettings()
+    decontaminate: DecontaminateSettings = DecontaminateSettings()
+    tokenize: TokenizeSettings
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _as_the_corpus_has_it(cls, sources: Any) -> Any:  # noqa: ANN401  (whatever the TOML holds)
+        """Fill in what the paper says of a source that bears the name of one of its datasets, and the usual rules."""
+        if not isinstance(sources, dict):
+            return sources
+        return {name: _filled(name, table) if isinstance(table, dict) else table for name, table in sources.items()}
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        total = sum(self.weights.values())
+        if abs(total - 1) > TOLERANCE:
+            each = " + ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
+            raise ValueError(f"the weights of the sources sum to {total:g}, not to 1: {each}")
+        if self.filtered and not self.curated:
+            raise ValueError(
+                f"{self.filtered[0]} has filtered = true, but no source has curated = true to tell what is good"
+            )
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of every source."""
+        return {name: source.weight for name, source in self.sources.items()}
+
+    @property
+    def filtered(self) -> tuple[str, ...]:
+        """Names of the sources that the classifier judges."""
+        return tuple(name for name, source in self.sources.items() if source.filtered)
+
+    @property
+    def curated(self) -> tuple[str, ...]:
+        """Names of the sources that the classifier takes for good."""
+        return tuple(name for name, source in self.sources.items() if source.curated)
+
+    def files(self) -> list[SourceFile]:
+        """Every file of every source, in order. Raises ``Failure`` where a pattern finds none."""
+        return [file for name, source in self.sources.items() for file in self._files_of(name, source)]
+
+    def _files_of(self, name: str, source: Source) -> list[SourceFile]:
+        found: dict[str, Path] = {}
+        for pattern in source.paths:
+            whole = self.input / pattern
+            base = _fixed_part(whole)
+            matches = [path for path in base.glob(str(whole.relative_to(base))) if path.is_file()]
+            if not matches:
+                raise Failure(f"{whole}: no such file, which source {name} names in its paths")
+            for path in matches:
+                inner = path.relative_to(base).as_posix()
+                if found.setdefault(inner, path) != path:
+                    raise Failure(f"{path}: {found[inner]} of source {name} has the same name; rename one of the two")
+        kept = (source.kind, source.field, source.subset)
+        return [SourceFile(name, found[inner], inner, *kept) for inner in sorted(found)]
+
+    def texts_file(self) -> Path | None:
+        """The texts of the tasks. Raises ``Failure`` where the recipe names a file that is none."""
+        path = None if self.texts is None else self.input / self.texts
+        if path is not None and not path.is_file():
+            raise Failure(f"{path}: no such file of task texts; mtnlg-eval texts --out {path} writes it")
+        return path
+
+
+def load_recipe(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read ``recipe``, a TOML file or a folder that holds data.toml, with ``key=value`` overrides."""
+    return load(recipe, FILE, Recipe, overrides)
+
+
+def _filled(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    known = DATASETS.get(name)
+    rules = PAGE_RULES if table.get("kind") == "warc" or (known and known.whitespace) else TEXT_RULES
+    filled = {"rules": list(rules), **table}
+    if known is not None:
+        filled = {"weight": known.weight, **filled}
+        if table.get("kind") == "pile":
+            filled = {"subset": known.subset, **filled}
+    return filled
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folder of a pattern below which anything may vary."""
+    parts = pattern.parent.parts
+    fixed = next((count for count, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    return Path(*parts[:fixed])

@@ -1,0 +1,100 @@
+"""The rules: each changes what it should, drops what it should, and says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import ftfy
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtnlg_data.clean import CleanSettings, Rule, clean, clean_text, repaired
+from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.engine import Local, manifest_path
+from mtnlg_data.files import sha256, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALL: tuple[Rule, ...] = get_args(Rule)
+DEFAULTS = CleanSettings()
+LONG = "An ordinary sentence that nobody would object to. " * 12
+
+PIECES = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(["&amp;", "&lt;b&gt;", "<", "\n", "\r\n", "\t", "â€œquotedâ€\x9d", "schÃ¶n", "ﬁ", "“"]),
+    st.sampled_from(["\x1b[31m", "\ufeff", "\x00", "\x85", "\u2028", "\uff26"]),
+    st.text("abc <&;\n\t~", max_size=30),
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_repair_is_fix_text_to_the_character(text: str) -> None:
+    assert repaired(text) == ftfy.fix_text(text)
+
+
+def test_repair_is_fix_text_on_a_line_of_more_than_a_million_characters() -> None:
+    text = "x" * 999_999 + "&amp; <" + "y" * 10 + "\n&amp;"
+    assert repaired(text) == ftfy.fix_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("two  spaces   here", "two spaces here"),
+        ("broken\nline", "broken line"),
+        ("broken\n\n line", "broken line"),
+        ("A sentence.\nAnother.", "A sentence.\nAnother."),
+        ("item\n- item", "item\n- item"),
+    ],
+)
+def test_white_space_within_sentences_becomes_one_space(text: str, cleaned: str) -> None:
+    assert clean_text(text, "en", ["whitespace"], DEFAULTS) == (cleaned, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "reason"),
+    [
+        (LONG, "en", None),
+        (LONG, "de", "not_english"),
+        (LONG, None, "not_english"),
+        (LONG[:511], "en", "short"),
+        (LONG[:512], "en", None),
+        ("Please turn on JavaScript.", "en", "javascript"),
+        ("JAVASCRIPT " * 23, "en", "javascript"),
+        ("javascript is a language. " * 10, "en", "short"),
+        ("javascript is a language. " * 20, "en", None),
+    ],
+)
+def test_a_document_goes_for_the_first_reason_that_holds(text: str, language: str | None, reason: str | None) -> None:
+    assert clean_text(text, language, ALL, DEFAULTS)[1] == reason
+
+
+def test_length_counts_after_repair() -> None:
+    text = "&amp;" * 200
+    assert clean_text(text, "en", ["unicode", "short"], CleanSettings(shortest=201)) == ("&" * 200, "short")
+
+
+def test_a_source_gets_the_rules_that_it_asks_for_and_the_account_names_every_loss(tmp_path: Path) -> None:
+    shards = []
+    for source in ("code", "crawl"):
+        rows = [
+            Document(f"{source}/0", source, f"def f():\n    return 1\n{LONG}", language="un"),
+            Document(f"{source}/1", source, "short", language="en"),
+            Document(f"{source}/2", source, LONG, url="http://a", language="en"),
+        ]
+        path = tmp_path / f"{source}-00000.parquet"
+        write_documents(path, batches(rows))
+        write_json(manifest_path(path), {"key": "", "sha256": sha256(path), "summary": {}})
+        shards.append(path)
+    rules: dict[str, list[Rule]] = {"code": ["unicode", "short"], "crawl": list(ALL)}
+    account = clean(shards, tmp_path / "out", DEFAULTS, rules, Local(1))
+    code, crawl = (pq.read_table(tmp_path / "out" / shard.name).to_pylist() for shard in shards)
+    assert [row["id"] for row in code] == ["code/0", "code/2"]
+    assert code[0]["text"].startswith("def f():\n    return 1\n")
+    assert [(row["id"], row["url"]) for row in crawl] == [("crawl/2", "http://a")]
+    assert account["sources"]["code"]["dropped"] == {"short": 1}
+    assert account["sources"]["crawl"]["dropped"] == {"not_english": 1, "short": 1}
+    assert account["characters_out"] == sum(len(row["text"]) for row in code + crawl)

@@ -1,0 +1,256 @@
+"""Readers: every sound record comes out, a broken one costs itself and is named, whatever the format."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtnlg_data.sources import Dropped, Kind, Record, SourceFile, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+WEB = Path(__file__).parents[4] / "shared" / "data" / "web"
+
+
+def read(path: Path, kind: Kind, largest: int = 1 << 24, **how: str) -> tuple[list[Record], list[Dropped]]:
+    items = list(read_records(SourceFile("s", path, path.name, kind, **how), largest))
+    return [i for i in items if isinstance(i, Record)], [i for i in items if isinstance(i, Dropped)]
+
+
+# --- WARC ------------------------------------------------------------------------------------------------------------
+
+
+def crawl(path: Path, records: list[bytes], *, compressed: bool) -> Path:
+    path.write_bytes(b"".join(gzip.compress(r, mtime=0) if compressed else r for r in records))
+    return path
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_responses_with_html_are_pages_and_other_records_are_none(
+    tmp_path: Path, corpus: ModuleType, compressed: bool
+) -> None:
+    pdf = "HTTP/1.1 200 OK\r\nContent-Type: application/pdf"
+    gone = "HTTP/1.1 404 Not Found\r\nContent-Type: text/html"
+    records = [
+        corpus.record(b"", kind="request", http="GET / HTTP/1.1\r\nHost: example.org"),
+        corpus.record(b"<p>one", "<http://example.org/1>"),
+        corpus.record(b"%PDF", http=pdf),
+        corpus.record(b"gone", http=gone),
+        corpus.record(b"<p>two", http="HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=ISO-8859-2"),
+    ]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed), "warc")
+    assert [(page.place, page.content, page.url, page.charset) for page in pages] == [
+        (1, b"<p>one", "http://example.org/1", "utf-8"),
+        (4, b"<p>two", "http://example.org/", "iso-8859-2"),
+    ]
+    assert [(drop.reason, drop.what) for drop in dropped] == [("not_html", None), ("http_status", None)]
+
+
+def test_transfer_and_content_encodings_are_undone(tmp_path: Path, corpus: ModuleType) -> None:
+    body = gzip.compress(b"<p>hello")
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    http = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked"
+    pages, _ = read(crawl(tmp_path / "c.warc", [corpus.record(chunked, http=http)], compressed=True), "warc")
+    assert pages[0].content == b"<p>hello"
+
+
+BODY = b"<p>" + b"B" * 500
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("length", [100, 700, 10**12, -5, 0])
+def test_a_record_that_lies_about_its_length_costs_that_record(
+    tmp_path: Path, corpus: ModuleType, length: int, compressed: bool
+) -> None:
+    records = [corpus.record(b"<p>%d" % n) for n in range(4)]
+    records[1:1] = [corpus.record(BODY, length=length)]
+    records[3:3] = [corpus.record(BODY, length=length)]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed), "warc")
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2", b"<p>3"]
+    assert len(dropped) == 2
+    assert all(drop.what and "c.warc: byte " in drop.where for drop in dropped)
+
+
+def test_a_broken_gzip_member_costs_that_record(tmp_path: Path, corpus: ModuleType) -> None:
+    members = [corpus.member(corpus.record(b"<p>%d" % n)) for n in range(4)]
+    members[1] = members[1][: len(members[1]) // 2]
+    flipped = bytearray(members[2])
+    flipped[len(flipped) // 2] ^= 0xFF
+    (tmp_path / "c.warc.gz").write_bytes(members[0] + members[1] + bytes(flipped) + members[3])
+    pages, dropped = read(tmp_path / "c.warc.gz", "warc")
+    assert [page.content for page in pages] == [b"<p>0", b"<p>3"]
+    assert [drop.reason for drop in dropped] == ["unreadable"]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_file_that_breaks_off_costs_its_last_record(tmp_path: Path, corpus: ModuleType, compressed: bool) -> None:
+    path = crawl(tmp_path / "c.warc", [corpus.record(b"<p>a"), corpus.record(BODY)], compressed=compressed)
+    path.write_bytes(path.read_bytes()[:-60])
+    pages, dropped = read(path, "warc")
+    assert [page.content for page in pages] == [b"<p>a"]
+    assert [drop.reason for drop in dropped] == ["truncated"]
+
+
+@given(position=st.integers(min_value=0, max_value=1500), junk=st.binary(min_size=1, max_size=30))
+def test_whatever_is_written_over_a_crawl_costs_only_what_it_touches(position: int, junk: bytes) -> None:
+    header = "WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\nContent-Length: {}"
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>%d"
+    records = [header.format(len(block % n)).encode() + b"\r\n\r\n" + block % n + b"\r\n\r\n" for n in range(8)]
+    content = bytearray(b"".join(gzip.compress(r, mtime=0) for r in records))
+    position %= len(content)
+    content[position : position + len(junk)] = junk
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "c.warc.gz"
+        path.write_bytes(content)
+        pages, _ = read(path, "warc")
+    assert len({page.content for page in pages} & {b"<p>%d" % n for n in range(8)}) >= 8 - 2
+
+
+@pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
+@pytest.mark.parametrize(
+    ("name", "pages", "dropped"),
+    [
+        ("commoncrawl_16.warc.gz", 16, []),
+        ("dolma-0000.warc.gz", 22, []),
+        ("whirlwind.warc.gz", 1, []),
+        ("malformed/clipped.warc.gz", 0, ["truncated"]),
+        ("malformed/example-bad-non-chunked.warc.gz", 1, []),
+        ("malformed/example-resource.warc.gz", 0, []),
+        ("malformed/example-trunc.warc", 0, ["bad_length"]),
+        ("malformed/example-wrong-chunks.warc.gz", 1, []),
+        ("malformed/example.warc.gz", 1, []),
+    ],
+)
+def test_real_and_malformed_crawl_files_are_read_to_their_end(name: str, pages: int, dropped: list[str]) -> None:
+    found, failed = read(WEB / name, "warc")
+    assert (len(found), [drop.reason for drop in failed]) == (pages, dropped)
+
+
+@pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
+@pytest.mark.parametrize("name", ["commoncrawl_16.warc.gz", "dolma-0000.warc.gz", "malformed/example.warc.gz"])
+def test_pages_are_those_that_warcio_reads(name: str) -> None:
+    from warcio.archiveiterator import ArchiveIterator
+
+    with (WEB / name).open("rb") as file:
+        theirs = [record.content_stream().read() for record in ArchiveIterator(file) if record.rec_type == "response"]
+    assert [page.content for page in read(WEB / name, "warc")[0]] == theirs
+
+
+# --- JSON lines ------------------------------------------------------------------------------------------------------
+
+PACK: dict[str, Callable[[bytes], bytes]] = {".jsonl": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_lines_are_read_plain_and_compressed_and_bad_ones_are_named(tmp_path: Path, suffix: str) -> None:
+    lines = [
+        b'{"text": "one", "url": "http://example.org"}',
+        b"not json",
+        b'{"text": 3}',
+        b'["text"]',
+        b'{"text": "lone \\ud800 surrogate"}',
+        b'{"text": "bad utf-8 \xff"}',
+        b"",
+        b'{"text": "' + b"x" * 2000 + b'"}',
+        '{"text": "zwei ü"}'.encode(),
+    ]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(PACK[suffix](b"\n".join(lines)))
+    records, dropped = read(path, "jsonl", largest=1000)
+    assert [(r.place, r.content, r.url) for r in records] == [(0, "one", "http://example.org"), (8, "zwei ü", None)]
+    assert [(d.reason, d.where.rpartition(" ")[2]) for d in dropped] == [
+        ("not_json", "2"),
+        ("no_text", "3"),
+        ("not_json", "4"),
+        ("not_json", "5"),
+        ("not_json", "6"),
+        ("too_large", "8"),
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_truncated_stream_gives_what_it_holds_and_names_the_loss(tmp_path: Path, suffix: str) -> None:
+    rng = random.Random(0)
+    lines = b"".join(json.dumps({"text": str(rng.random())}).encode() + b"\n" for _ in range(20_000))
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(PACK[suffix](lines)[:-1000])
+    records, dropped = read(path, "jsonl")
+    assert 0 < len(records) < 20_000
+    assert dropped[-1].reason in {"unreadable", "not_json"}
+
+
+def test_a_file_that_is_not_compressed_as_it_says_is_named(tmp_path: Path) -> None:
+    for suffix in (".gz", ".zst"):
+        (tmp_path / f"a{suffix}").write_bytes(b'{"text": "plain"}\n')
+        records, dropped = read(tmp_path / f"a{suffix}", "jsonl")
+        assert (records, [drop.reason for drop in dropped]) == ([], ["unreadable"])
+
+
+def test_zstandard_files_of_several_frames_are_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.zst").write_bytes(b"".join(zstandard.compress(b'{"text": "%d"}\n' % n) for n in range(3)))
+    assert [record.content for record in read(tmp_path / "a.zst", "jsonl")[0]] == ["0", "1", "2"]
+
+
+def test_the_text_may_lie_under_another_key(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"content": "here", "text": "not here"}\n')
+    assert [record.content for record in read(tmp_path / "a.jsonl", "jsonl", field="content")[0]] == ["here"]
+
+
+def test_of_the_pile_only_the_wanted_subset_is_read(tmp_path: Path, corpus: ModuleType) -> None:
+    rows = [
+        {"text": "a", "meta": {"pile_set_name": "Books3"}},
+        {"text": "b", "meta": {"pile_set_name": "Github"}},
+        {"text": None, "meta": {"pile_set_name": "Books3"}},
+        {"text": "c"},
+    ]
+    corpus.write_jsonl(tmp_path / "00.jsonl.zst", rows)
+    records, dropped = read(tmp_path / "00.jsonl.zst", "pile", subset="Books3")
+    assert [(record.place, record.content) for record in records] == [(0, "a")]
+    assert [drop.reason for drop in dropped] == ["no_text"]
+    assert [record.content for record in read(tmp_path / "00.jsonl.zst", "pile")[0]] == ["a", "b", "c"]
+
+
+# --- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def test_parquet_rows_are_read_with_their_urls(tmp_path: Path) -> None:
+    table = pa.table({"body": ["one", None, "x" * 200, "two"], "url": ["http://a", None, None, None]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    records, dropped = read(tmp_path / "a.parquet", "parquet", largest=100, field="body")
+    assert records == [Record(0, "one", "http://a"), Record(3, "two", None)]
+    assert [(drop.reason, drop.where) for drop in dropped] == [
+        ("no_text", "a.parquet: row 2"),
+        ("too_large", "a.parquet: row 3"),
+    ]
+
+
+def test_a_damaged_row_group_costs_its_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [str(n) * 50 for n in range(40)]}), tmp_path / "a.parquet", row_group_size=10)
+    with pq.ParquetFile(tmp_path / "a.parquet") as file:
+        place = file.metadata.row_group(1).column(0).data_page_offset
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[place : place + 40] = b"\xff" * 40
+    (tmp_path / "a.parquet").write_bytes(content)
+    records, dropped = read(tmp_path / "a.parquet", "parquet")
+    assert [record.place for record in records] == [*range(10), *range(20, 40)]
+    assert [(drop.reason, drop.where) for drop in dropped] == [("unreadable", "a.parquet: rows 11 to 20")]
+
+
+def test_what_is_no_parquet_or_has_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")
+    assert [drop.reason for drop in read(tmp_path / "a.parquet", "parquet")[1]] == ["unreadable"]
+    assert "it has body" in str(read(tmp_path / "b.parquet", "parquet")[1][0].what)
