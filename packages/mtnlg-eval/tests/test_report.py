@@ -462,6 +462,17 @@ def test_pair_is_shown_from_where_it_parts(run: Path) -> None:
     assert re.findall(r"<mark>(.*?)</mark>", content) == ["end", "beginning"]
 
 
+def test_pairs_that_begin_alike_are_shown_first(run: Path) -> None:
+    told = curation()
+    pair = {"kept": "a", "dropped": "b", "jaccard": 0.9, "text_kept": "one two three", "text_dropped": "four five six"}
+    told["duplicates"]["samples"].insert(0, pair)
+    write(run / "data/summary.json", told)
+    assert "four five six" not in read(run).text
+    told["duplicates"]["samples"] = [pair]
+    write(run / "data/summary.json", told)
+    assert "four five six" in read(run).text
+
+
 def test_loss_that_is_no_number_leaves_a_gap_and_is_told(run: Path) -> None:
     steps = metrics()
     steps[70]["loss"] = steps[71]["grad_norm"] = None

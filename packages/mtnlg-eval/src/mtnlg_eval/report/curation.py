@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from difflib import SequenceMatcher
 from itertools import takewhile
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .folder import Curation, Decontamination, Duplicates, Pair, Quality, Run, Stage
 
 PAIRS_SHOWN = 2
+ALIKE = 0.7
 EXCERPT = 420
 LEAD = 100
 LANGUAGES_SHOWN = 6
@@ -32,7 +34,7 @@ def section(run: Run) -> str:
     duplicates = _duplicates(run.curation.duplicates) if run.curation.duplicates else ""
     parts.append(f'<div class="row halves">{quality}{duplicates}</div>')
     if run.curation.duplicates:
-        parts += [_pair(pair) for pair in run.curation.duplicates.samples[:PAIRS_SHOWN]]
+        parts += [_pair(pair) for pair in _telling(run.curation.duplicates.samples)]
     if run.curation.decontamination:
         parts.append(_decontamination(run.curation.decontamination))
     parts += [_blend(run), _unreadable(run.curation.stages)]
@@ -82,7 +84,7 @@ def _reasons(stage: Stage, sources: Sequence[str]) -> Iterator[str]:
     columns = [stage.sources.get(source) for source in sources]
     for reason, n in sorted(total.items(), key=lambda item: (-item[1], item[0])):
         cells = [_less(flow.dropped.get(reason, 0)) if flow else "" for flow in columns]
-        yield row([text(reason), _less(n), *cells, "", "", ""], "less")
+        yield row([text(reason.replace("_", " ")), _less(n), *cells, "", "", ""], "less")
     extra = {name: f.documents_out - f.documents_in + sum(f.dropped.values()) for name, f in stage.sources.items()}
     if any(extra.values()):
         cells = [f"{extra[s]:+,}".replace("-", MINUS) if extra.get(s) else "" for s in sources]
@@ -100,7 +102,7 @@ def _languages(curation: Curation) -> str:
     ranked = sorted(curation.languages.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{text(name)} {count(n)}" for name, n in ranked[:LANGUAGES_SHOWN])
     others = sum(n for _, n in ranked[LANGUAGES_SHOWN:])
-    return f"<p>Languages of the pages: {named}{f', others {count(others)}' if others else ''}.</p>"
+    return f"<p>Languages of the documents: {named}{f', others {count(others)}' if others else ''}.</p>"
 
 
 def _quality(quality: Quality) -> str:
@@ -119,6 +121,17 @@ def _duplicates(duplicates: Duplicates) -> str:
     return f"<div><h3>Near duplicates</h3>\n<p>{told}</p>\n{drawn}</div>"
 
 
+def _telling(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """The pairs to show: the file holds the beginnings of long documents, and not all of those look alike."""
+
+    def alike(pair: Pair) -> float:
+        kept, dropped = pair.text_kept.split(), pair.text_dropped.split()
+        return SequenceMatcher(None, kept, dropped, autojunk=False).ratio()
+
+    telling = [pair for pair in pairs if alike(pair) >= ALIKE]
+    return (telling or pairs)[:PAIRS_SHOWN]
+
+
 def _pair(pair: Pair) -> str:
     """The two texts side by side from shortly before they part, the words that differ marked."""
     shorter = min(len(pair.text_kept), len(pair.text_dropped))
@@ -126,8 +139,8 @@ def _pair(pair: Pair) -> str:
     parting = sum(1 for _ in alike)
     start = max(0, parting - LEAD) if parting < shorter else 0
     kept, dropped = (_excerpt(whole, start) for whole in (pair.text_kept, pair.text_dropped))
-    matcher = SequenceMatcher(None, kept, dropped, autojunk=False)
-    changes = matcher.get_opcodes()
+    bare, other = ([word.strip() for word in words] for words in (kept, dropped))
+    changes = SequenceMatcher(None, bare, other, autojunk=False).get_opcodes()
     if changes and start + EXCERPT < max(len(pair.text_kept), len(pair.text_dropped)):
         changes[-1] = ("equal", *changes[-1][1:])  # where the excerpts are cut they differ by the cut alone
     left = "".join(_words(kept[a:b], tag) for tag, a, b, _, _ in changes)
@@ -140,18 +153,19 @@ def _pair(pair: Pair) -> str:
 
 
 def _excerpt(whole: str, start: int) -> list[str]:
-    """Words of the excerpt with the blanks behind them."""
+    """Words of the excerpt, each with the blanks behind it."""
     cut = whole[start : start + EXCERPT]
     if start:
         cut = f"\N{HORIZONTAL ELLIPSIS}{cut.partition(' ')[2]}"
     if start + EXCERPT < len(whole):
         cut = f"{cut.rpartition(' ')[0]}\N{HORIZONTAL ELLIPSIS}"
-    return [f"{word} " for word in cut.split(" ")]
+    return re.findall(r"\S+\s*", cut)
 
 
 def _words(words: Sequence[str], tag: str) -> str:
-    shown = text("".join(words))
-    return shown if tag == "equal" or not words else f"<mark>{shown.rstrip(' ')}</mark> "
+    whole = "".join(words)
+    marked = whole.rstrip()
+    return text(whole) if tag == "equal" or not marked else f"<mark>{text(marked)}</mark>{whole[len(marked) :]}"
 
 
 def _decontamination(found: Decontamination) -> str:

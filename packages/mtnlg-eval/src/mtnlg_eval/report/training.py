@@ -55,7 +55,7 @@ def layout_section(run: Run) -> str:
     shape = training.layout
     told = (
         f"<p>{count(len(training.ranks))} ranks: tensor parallel {shape.tp} (columns), pipeline parallel {shape.pp} "
-        f"(rows), data parallel {shape.dp} (replicas). A square is a rank.</p>"
+        f"(rows), data parallel {shape.dp} (replicas). A square is a rank.{_tied(training)}</p>"
     )
     facts = {**training.model, "parameters": training.parameters, "precision": training.precision}
     if training.recompute is not None:
@@ -63,6 +63,12 @@ def layout_section(run: Run) -> str:
     shown = [row([text(name.replace("_", " ")), _fact(value)]) for name, value in facts.items() if value is not None]
     model = table(["model", ""], shown)
     return f'{told}\n<div class="row halves"><figure>{pictures.layout(training)}</figure>{model}</div>'
+
+
+def _tied(training: Training) -> str:
+    """Why the stages hold more parameters than the model has, where they do."""
+    held = sum(stage.parameters for stage in training.stages)
+    return " The last stage holds a copy of the embedding as its head." if held > training.parameters else ""
 
 
 def _fact(value: float | str | bool) -> str:
