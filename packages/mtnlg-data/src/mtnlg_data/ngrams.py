@@ -101,10 +101,11 @@ class NgramSet:
         found: list[list[Match]] = [[] for _ in texts]
         for length, hashes, numbers in self._by_length:
             fits = places + length <= words.bounds[text_of + 1]
-            runs = runs_of(words.hashes, length, places[fits])
+            fitting, texts_of = places[fits], text_of[fits]
+            runs = runs_of(words.hashes, length, fitting)
             first, last = np.searchsorted(hashes, runs), np.searchsorted(hashes, runs, side="right")
             for hit in np.flatnonzero(last > first):
-                place, text = int(places[fits][hit]), int(text_of[fits][hit])
+                place, text = int(fitting[hit]), int(texts_of[hit])
                 here = slice(place, place + length)
                 starts, ends = words.starts[here].tolist(), words.ends[here].tolist()
                 run = " ".join(folded[text][s:e] for s, e in zip(starts, ends, strict=True))
