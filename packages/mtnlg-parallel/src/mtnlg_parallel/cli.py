@@ -61,7 +61,7 @@ def train(  # noqa: PLR0917  (typer names them)
                 f"step {start.step} to {start.steps}"
             )
             words = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
-            launch.run_local(chosen.layout, [sys.executable, "-m", __name__, "train", *words], out, start)
+            launch.run_local(chosen.layout, [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words], out, start)
         say(("already " if start.complete else "") + _outcome(out))
 
 

@@ -1,0 +1,110 @@
+"""A process that runs small jobs on request: it imports the engines once, and forks the ranks of each job.
+
+A request is one line of JSON on stdin, the answer one on stdout: what each rank returned, or its traceback.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+warnings.simplefilter("ignore")
+
+import deepspeed  # noqa: E402, F401  (importing them is what this process is for)
+import torch  # noqa: E402
+import torch.utils.tensorboard  # noqa: E402
+from torch import distributed  # noqa: E402
+
+from mtnlg_model.settings import validate  # noqa: E402
+from mtnlg_parallel import engine, tensor  # noqa: E402
+from mtnlg_parallel.recipe import Recipe  # noqa: E402
+from mtnlg_parallel.samples import open_data  # noqa: E402
+from mtnlg_parallel.training import Training  # noqa: E402
+
+
+def train(request: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Run a recipe to its end, and tell what this rank holds of the model afterwards."""
+    recipe = validate(request["recipe"], Recipe, "request")
+    device = engine.join(recipe.layout)
+    training = Training(recipe, open_data(Path(request["data"]), recipe), Path(request["out"]), rank, device)
+    steps: list[Any] = []
+    training.run(steps.append)
+    distributed.barrier()
+    held = list(training.engine.module.held())
+    return {
+        "steps": steps,
+        "held": sum(part.parameter.numel() for part in held),
+        "names": [part.name for part in held],
+        "sums": {part.name: float(part.parameter.double().sum()) for part in held if part.parameter.ndim == 1},
+    }
+
+
+def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Draw hidden dropout, attention dropout, hidden dropout, as a layer does; the three masks' fingerprints."""
+    recipe = validate(request["recipe"], Recipe, "request")
+    engine.join(recipe.layout)
+    torch.manual_seed(5)
+    ones = torch.ones(1, 2, 16, 8)
+    drawn = [
+        torch.nn.functional.dropout(ones, 0.5),
+        tensor.OPS.attention(ones, ones, ones, None, 1.0, 0.5),
+        torch.nn.functional.dropout(ones, 0.5),
+    ]
+    return {"rank": rank, "masks": [mask.flatten().tolist() for mask in drawn]}
+
+
+SCENARIOS = {"train": train, "attention_masks": attention_masks}
+
+
+def rank_of(request: dict[str, Any], rank: int, answer: int) -> None:
+    """Be one rank; never returns."""
+    world = request["world"]
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(request["port"]),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    torch.set_num_threads(1)
+    try:
+        result = SCENARIOS[request["scenario"]](request, rank)
+    except BaseException:  # noqa: BLE001  (whatever it is, the test shall see it)
+        result = {"error": traceback.format_exc()}
+    with os.fdopen(answer, "w") as pipe:
+        json.dump(result, pipe)
+    os._exit(0)
+
+
+def answer_of(request: dict[str, Any]) -> list[Any]:
+    """Fork the ranks and collect what they return."""
+    pipes = []
+    for rank in range(request["world"]):
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            rank_of(request, rank, writing)
+        os.close(writing)
+        pipes.append(reading)
+    answers = []
+    for reading in pipes:
+        with os.fdopen(reading) as pipe:
+            answers.append(json.loads(pipe.read() or '{"error": "died"}'))
+    for _ in pipes:
+        os.wait()
+    return answers
+
+
+if __name__ == "__main__":
+    gc.freeze()  # what is imported is shared by all ranks: no collection shall walk, and so copy, it
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer_of(json.loads(line))) + "\n")
+        sys.stdout.flush()
+    os._exit(0)  # at once: the engines take seconds to clean up
