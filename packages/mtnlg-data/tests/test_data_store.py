@@ -19,9 +19,12 @@ from mtnlg_data.store import TokenStore, bin_path, dtype_for, idx_path, writing_
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
-indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="megatron-core is not installed")
-torch = pytest.importorskip("torch", reason="megatron-core's store needs torch")
+
+@pytest.fixture(scope="module")
+def indexed() -> ModuleType:
+    return pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="megatron-core is not installed")  # type: ignore[no-any-return]
 
 
 def write(prefix: Path, documents: list[list[int]], vocabulary: int) -> TokenStore:
@@ -36,7 +39,7 @@ documents_of_tokens = st.lists(st.lists(st.integers(0, 49_999), min_size=1, max_
 
 @given(documents=documents_of_tokens, vocabulary=st.sampled_from([50_000, 50_257, 65_536, 65_537, 250_000]))
 def test_megatron_core_reads_what_we_write(
-    documents: list[list[int]], vocabulary: int, tmp_path_factory: pytest.TempPathFactory
+    documents: list[list[int]], vocabulary: int, indexed: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "name.with.dots"
     ours = write(prefix, documents, vocabulary)
@@ -50,8 +53,13 @@ def test_megatron_core_reads_what_we_write(
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 @given(documents=documents_of_tokens, vocabulary=st.sampled_from([50_000, 250_000]), sentences=st.integers(1, 4))
 def test_we_read_and_write_the_bytes_of_megatron_core(
-    documents: list[list[int]], vocabulary: int, sentences: int, tmp_path_factory: pytest.TempPathFactory
+    documents: list[list[int]],
+    vocabulary: int,
+    sentences: int,
+    indexed: ModuleType,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    torch = pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("store")
     builder = indexed.IndexedDatasetBuilder(str(folder / "theirs.bin"), dtype=indexed.DType.optimal_dtype(vocabulary))
     for document in documents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -262,6 +263,16 @@ def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_piece_of_a_cut_holds_no_match_begun_in_what_was_cut() -> None:
     text = "aa bb. cc dd"
     assert pieces(text, [Match(0, 5, 0), Match(3, 9, 1)], 0, 0) == ([" cc dd"], [Match(0, 5, 0)])
+
+
+def test_neither_workers_nor_the_order_of_shards_move_a_byte(tmp_path: Path) -> None:
+    documents = [around(f"{THIRTEEN} {n}", left=100 * n) for n in range(8)]
+    run(tmp_path, documents, [("wic", THIRTEEN), ("boolq", THIRTEEN)], PAPER, shards=4)
+    shards = sorted(tmp_path.glob("*.parquet"), reverse=True)
+    with contextlib.closing(Local(2)) as two:
+        decontaminate(shards, tmp_path / "two", PAPER, tmp_path / "texts.jsonl", two)
+    for shard in shards:
+        assert (tmp_path / "two" / shard.name).read_bytes() == (tmp_path / "out" / shard.name).read_bytes()
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, PositiveInt
 
-from mtnlg_data.console import say
+from mtnlg_data.console import Failure, say
 from mtnlg_data.dedup.bands import Band, Candidates, bucket, gather
 from mtnlg_data.dedup.representative import Ledger, enter
 from mtnlg_data.dedup.signature import ShingleKind, Signatures, sign
@@ -73,6 +73,8 @@ def deduplicate(
     it does not name come after, all alike. The account's ``duplicates`` has components, cluster sizes, sample pairs,
     each source's removed share, and alarms.
     """
+    if not shards:
+        raise Failure("nothing to deduplicate: no shards were given")
     all_shards = numbered(shards)
     ledger, found = _search(all_shards, out, settings, tuple(priority), engine)
     survivors = [Survivors(shard, Made.by(ledger), out / shard.path.name) for shard in all_shards]
