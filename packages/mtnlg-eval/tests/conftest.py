@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
     from mtnlg_eval.task import PaperTask
 
+torch.set_num_threads(1)  # small products; threads that wait for one another cost more than they bring
+
 ROWS = Path(__file__).parent / "rows"
-SEQUENCE = 96
+SEQUENCE = 256
 
 
-class Counter(TemplateLM):
+class Counter(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     """Counts words as tokens and answers by the length of what it is asked."""
 
     eot_token_id = 0
@@ -79,17 +81,27 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def write_checkpoint(folder: Path, tokenizer: Path, seed: int, step: int = 1) -> Path:
+@pytest.fixture(scope="session")
+def write_checkpoint(tokenizer: Path) -> Callable[..., Path]:
+    """Writes a random decoder into a folder of checkpoints."""
+
+    def write(folder: Path, seed: int = 1, step: int = 1) -> Path:
+        return saved(folder, tokenizer, seed, step)
+
+    return write
+
+
+def saved(folder: Path, tokenizer: Path, seed: int, step: int) -> Path:
     """A random decoder with weights large enough that its opinions differ; the vocabulary is padded to 512."""
     config = ModelConfig(layers=2, hidden=32, heads=4, sequence=SEQUENCE, vocabulary=512)
     decoder = Decoder(config, seed)
     with torch.no_grad():
         for parameter in decoder.parameters():
-            parameter.mul_(3.0)
+            parameter.mul_(1.5)
     progress = Progress(step=step, samples=8, tokens=768, loss=6.0, stream="none", layout=Layout())
     return save(decoder, folder, step, progress, tokenizer)
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Checkpoint:
-    return Checkpoint.open(write_checkpoint(tmp_path_factory.mktemp("checkpoints"), tokenizer, seed=1))
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, write_checkpoint: Callable[..., Path]) -> Checkpoint:
+    return Checkpoint.open(write_checkpoint(tmp_path_factory.mktemp("checkpoints")))

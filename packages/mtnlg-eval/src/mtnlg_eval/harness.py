@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_model.console import Advance
 
     from .model import DecoderLM
     from .task import PaperTask
@@ -85,15 +86,14 @@ class Evaluation:
             for name, task in self.tasks.items():
                 task.bind(lm)
                 try:
-                    for asked in self.shots:
-                        lm.scored = partial(advance, note=f"{name} {asked}")
-                        task.ask(FEW[name] if asked == "few" else int(asked))
-                        entry = f"{name}_{asked}"
-                        told = evaluate(lm, {"tasks": {entry: task}}, limit=self.limit, bootstrap_iters=1)
-                        self._collect(name, asked, told, out / "samples" / f"{entry}.jsonl")
+                    cut = [self._score(lm, name, asked, out, advance) for asked in self.shots]
                 except Failure as failure:
                     self._skip(name, failure)
                     say(f"{name}: not run: {failure}")
+                    continue
+                if rows := list(dict.fromkeys(row for rows in cut for row in rows)):
+                    told = f"{len(rows)} rows are longer than the context of {lm.max_length} tokens"
+                    say(f"{name}: {told} and lose their beginning, the first {rows[0]}")
 
     def write(self, lm: DecoderLM, checkpoint: Checkpoint, out: Path, seconds: float) -> dict[str, Any]:
         """Write results.json and summary.json, remove the samples of other runs, and return the summary."""
@@ -124,6 +124,14 @@ class Evaluation:
         write_json(out / "summary.json", summary)
         return summary
 
+    def _score(self, lm: DecoderLM, name: str, asked: str, out: Path, advance: Advance) -> list[str]:
+        """Score one task at one number of shots; returns the ids of the rows that do not fit the context."""
+        entry, task = f"{name}_{asked}", self.tasks[name]
+        lm.scored = partial(advance, note=f"{name} {asked}")
+        task.ask(FEW[name] if asked == "few" else int(asked))
+        told = evaluate(lm, {"tasks": {entry: task}}, limit=self.limit, bootstrap_iters=1)
+        return self._collect(name, asked, told, out / "samples" / f"{entry}.jsonl")
+
     def _tell_gaps(self) -> None:
         """Say which tasks have no sound rows, and which pools have some that are not."""
         for gap in self.not_run:
@@ -139,7 +147,7 @@ class Evaluation:
             self.results[part].pop(f"{name}_{asked}", None)
         self.not_run.append({"task": name, "why": str(why)})
 
-    def _collect(self, name: str, asked: str, told: dict[str, Any], samples_to: Path) -> None:
+    def _collect(self, name: str, asked: str, told: dict[str, Any], samples_to: Path) -> list[str]:
         """Take over what lm-eval tells of one task at one number of shots."""
         entry, task = samples_to.stem, self.tasks[name]
         told["configs"][entry]["metadata"].pop("config_source", None)  # a path of this machine
@@ -159,8 +167,7 @@ class Evaluation:
             "shots_used_min": min(shown.shots for shown in task.shown),
             "truncated": len(cut),
         }
-        if cut:
-            say(f"{entry}: {len(cut)} prompts are longer than the context and lose their beginning, first {cut[0]}'s")
+        return cut
 
 
 def _sample(task: PaperTask, number: int, sample: dict[str, Any]) -> dict[str, Any]:

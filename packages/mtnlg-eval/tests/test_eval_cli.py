@@ -1,0 +1,274 @@
+"""The command from outside: what it writes, what it says, and that a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mtnlg_eval import cli
+from mtnlg_eval.harness import FEW
+from mtnlg_eval.report.folder import Evaluation
+from mtnlg_eval.rows import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from mtnlg_eval.packing import Batch
+    from mtnlg_model.checkpoint import Checkpoint
+
+    Run = Callable[..., int]
+    Write = Callable[..., Path]
+
+OURS = Path(__file__).parent / "rows"
+KILLED = """
+import os, signal, sys
+from mtnlg_eval import cli, store
+keep, batches = store.Store.keep, 0
+def keep_and_die(self, answers):
+    global batches
+    keep(self, answers)
+    batches += 1
+    if batches == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+store.Store.keep = keep_and_die
+cli.main()
+"""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in this process; returns its exit status."""
+
+    def command(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0)
+
+    return command
+
+
+def outside(
+    words: Sequence[object], folder: Path, script: str = "from mtnlg_eval import cli; cli.main()", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, outside any repository."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, "-c", script, *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a finished evaluation is, but for its store and its seconds."""
+    told = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json*")}
+    summary = json.loads(told.pop("summary.json"))
+    del summary["seconds"]
+    return told | {"summary": json.dumps(summary).encode()}
+
+
+def test_an_evaluation_leaves_results_samples_and_a_summary(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "eval"
+    assert run("run", checkpoint.directory, "--data", OURS, "--out", out) == 0
+    table = capsys.readouterr().out
+    assert all(title in table for title in ("LAMBADA", "RACE-h", "0-shot", "few-shot"))
+    entries = {f"{task}_{shots}" for task in ROWS for shots in ("0", "1", "few")}
+    results = json.loads((out / "results.json").read_bytes())
+    for part in ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"):
+        assert set(results[part]) == entries
+    assert {name: results["n-shot"][f"{name}_few"] for name in ROWS} == FEW
+    assert results["n-samples"]["race_h_0"] == {"original": 3, "effective": 3}
+    assert results["config"]["model_args"]["digest"] == checkpoint.digest
+    assert {path.stem for path in (out / "samples").iterdir()} == entries
+    (sample, *_) = map(json.loads, (out / "samples" / "hans_1.jsonl").read_text().splitlines())
+    assert sample["doc"]["subcase"] == "ln_subject/object_swap"
+    assert sample["shots"] == 1
+    assert sample["acc"] in {0.0, 1.0}
+    assert len(sample["scores"]) == len(sample["resps"]) == 2
+    summary = json.loads((out / "summary.json").read_bytes())
+    assert summary["tokens"] == 768
+    score = summary["tasks"]["hans"]["1"]
+    assert score["documents"] == score["shots_used"] * 2 == 2
+    assert score["value"] == results["results"]["hans_1"]["acc,none"]
+    assert set(Evaluation.model_validate(summary).tasks) == set(ROWS)
+
+
+def test_json_a_limit_and_other_numbers_of_shots(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--data", OURS, "--tasks", "piqa,hans", "--shots", "0,2", "--limit", 1, "--json")
+    assert run("run", checkpoint.directory, "--out", tmp_path / "eval", *words) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert {task: list(scores) for task, scores in summary["tasks"].items()} == {"piqa": ["0", "2"], "hans": ["0", "2"]}
+    assert summary["tasks"]["hans"]["2"]["documents"] == 1
+    assert summary["tasks"]["hans"]["2"]["stderr"] is None
+    assert summary["tasks"]["hans"]["2"]["shots_used"] == 2
+
+
+def test_the_newest_checkpoint_of_a_folder_is_scored(
+    run: Run, write_checkpoint: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (3, 20):
+        write_checkpoint(tmp_path / "checkpoints", step=step)
+    words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--out", tmp_path / "eval")
+    assert run("run", tmp_path / "checkpoints", *words) == 0
+    assert json.loads((tmp_path / "eval" / "summary.json").read_bytes())["checkpoint"].endswith("step-20")
+    assert run("run", tmp_path / "eval", *words) == 1
+    assert "no checkpoint in it" in capsys.readouterr().err
+
+
+def test_a_task_that_cannot_run_is_named_and_the_others_go_on(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = tmp_path / "rows", tmp_path / "eval"
+    shutil.copytree(OURS, data, ignore=shutil.ignore_patterns("hans"))
+    with (data / "boolq" / "val.jsonl").open("a") as file:
+        file.write('{"question": "is it", "passage": "It is.", "label": "perhaps"}\n')
+    words = ("--data", data, "--tasks", "hans,wic,boolq", "--shots", "0", "--out", out)
+    assert run("run", checkpoint.directory, *words) == 1
+    told = capsys.readouterr().err
+    assert f'boolq: not run: {data}/boolq/val.jsonl:3: label = "perhaps": unknown label' in told
+    assert f"hans: not run: {data}/hans: no such folder" in told
+    assert told.splitlines()[-1] == "mtnlg-eval: 2 of 3 tasks are missing: hans, boolq"
+    summary = json.loads((out / "summary.json").read_bytes())
+    assert list(summary["tasks"]) == ["wic"]
+    assert [gap["task"] for gap in summary["not_run"]] == ["hans", "boolq"]
+    assert run("run", checkpoint.directory, *words, "--tasks", "hans") == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_task_that_fails_halfway_takes_nothing_with_it(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "rows"
+    shutil.copytree(OURS, data)
+    row = {"goal": "g", "sol1": "word " * 200, "sol2": "b", "label": 0}
+    (data / "piqa" / "valid.jsonl").write_text(json.dumps(row))
+    (data / "piqa" / "valid-labels.lst").unlink()
+    words = ("--data", data, "--tasks", "piqa,wic", "--shots", "0", "--out", tmp_path / "eval")
+    assert run("run", checkpoint.directory, *words) == 1
+    assert "tokens to score are more than the context holds" in capsys.readouterr().err
+    assert list(json.loads((tmp_path / "eval" / "results.json").read_bytes())["results"]) == ["wic_0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (("--tasks", "boolq,squad"), 2, "no task squad; choose from lambada, race_h"),
+        (("--tasks", ","), 2, "names no task"),
+        (("--shots", "0,some"), 2, "'some' is neither a number of examples nor few"),
+        (("--shots", "-1"), 2, "'-1' is neither"),
+        (("--limit", "0"), 2, ""),
+        (("--data", "nowhere"), 1, "nowhere: no such folder"),
+    ],
+)
+def test_a_wrong_command_line_is_told_before_anything_is_read(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, words: tuple[str, str], status: int, told: str
+) -> None:
+    assert run("run", tmp_path / "no-checkpoint", "--out", tmp_path / "eval", *words) == status
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "eval").exists()
+
+
+def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", checkpoint.directory, "--data", OURS, "--quiet", "--shots", "0,few", "--out"]
+    assert run(*words, tmp_path / "whole") == 0
+    killed = outside([*words, tmp_path / "killed"], tmp_path, KILLED)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    places = count_places(monkeypatch)
+    assert run(*words, tmp_path / "killed") == 0
+    resumed = sum(places)
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+    shutil.rmtree(tmp_path / "killed")
+    places.clear()
+    assert run(*words, tmp_path / "killed") == 0
+    assert 0 < resumed < sum(places)
+    places.clear()
+    assert run(*words, tmp_path / "killed") == 0
+    assert not places
+
+
+def count_places(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many places each forward pass scores from now on."""
+    from mtnlg_eval.model import DecoderForward
+
+    places: list[int] = []
+    forward = DecoderForward.__call__
+
+    def counted(self: DecoderForward, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        places.append(len(batch.places))
+        return forward(self, batch)
+
+    monkeypatch.setattr(DecoderForward, "__call__", counted)
+    return places
+
+
+def test_the_folder_holds_the_samples_of_its_last_run_only(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--quiet", "--tasks")
+    assert run(*words, "wic,boolq", "--shots", "0") == 0
+    assert run(*words, "wic", "--shots", "1") == 0
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["wic_1.jsonl"]
+
+
+def test_nothing_of_lm_eval_is_heard(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path / "eval", "--tasks", "race_h,lambada")
+    told = outside(words, tmp_path)
+    assert told.returncode == 0
+    assert told.stderr.count("\n") == 1
+    assert told.stderr.startswith("scoring: 78/78 requests")
+    assert outside(("--quiet", *words), tmp_path).stderr == ""
+
+
+def test_rows_longer_than_the_context_are_told_once_and_counted(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"question": "is it", "passage": "It is. " * 300, "idx": 7, "label": "true"}
+    (tmp_path / "boolq").mkdir()
+    (tmp_path / "boolq" / "val.jsonl").write_text(json.dumps(row))
+    assert run("run", checkpoint.directory, "--data", tmp_path, "--out", tmp_path / "eval", "--tasks", "boolq") == 0
+    told = capsys.readouterr().err
+    assert (
+        told.count("boolq: 1 rows are longer than the context of 256 tokens and lose their beginning, the first 7") == 1
+    )
+    summary = json.loads((tmp_path / "eval" / "summary.json").read_bytes())
+    assert summary["tasks"]["boolq"]["few"]["truncated"] == 1
+
+
+def test_without_rows_and_network_one_line_says_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    told = outside(
+        ("run", checkpoint.directory, "--out", tmp_path / "eval"), tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)
+    )
+    assert told.returncode == 1
+    assert told.stderr.count("\n") == 1
+    assert "lambada: the rows cannot be fetched: " in told.stderr
+    assert "--data DIR takes them from a folder" in told.stderr
+
+
+def test_texts_of_all_tasks_are_written(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("texts", "--data", OURS, "--out", tmp_path / "texts.jsonl") == 0
+    rows = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {row["task"] for row in rows} == set(ROWS)
+    assert all(set(row) == {"task", "id", "text"} for row in rows)
+    assert rows[-1] == {"task": "wic", "id": "1", "text": "A ring of gold lay in the grass."}
+    assert run("texts", "--data", tmp_path, "--out", tmp_path / "none.jsonl") == 1
+    assert not (tmp_path / "none.jsonl").exists()
+    assert "no task can be read; lambada: " in capsys.readouterr().err
+
+
+def test_help_waits_for_nothing_slow(tmp_path: Path) -> None:
+    slow = "{'torch', 'lm_eval', 'datasets', 'matplotlib', 'mtnlg_eval.report'} & set(sys.modules)"
+    told = outside((), tmp_path, f"import sys; from mtnlg_eval import cli; sys.exit(len({slow}))")
+    assert told.returncode == 0, told.stderr

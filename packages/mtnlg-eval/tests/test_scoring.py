@@ -1,0 +1,242 @@
+"""The model behind lm-eval: its loglikelihoods are those of a plain forward pass, and of lm-eval's own backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import evaluate
+
+from mtnlg_eval import model as model_module
+from mtnlg_eval.harness import FEW, task_manager
+from mtnlg_eval.model import DecoderLM
+from mtnlg_eval.packing import Request, Row, plan, tensors
+from mtnlg_eval.rows import ROWS
+from mtnlg_eval.store import Store
+from mtnlg_model.console import Failure, progress
+from mtnlg_model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import TemplateLM
+
+    from mtnlg_eval.task import PaperTask
+    from mtnlg_model.checkpoint import Checkpoint
+
+OURS = Path(__file__).parent / "rows"
+CLOSE = 5e-5  # nats a request, between two orders of the same fp32 sums
+
+
+@pytest.fixture
+def lm(checkpoint: Checkpoint) -> DecoderLM:
+    return DecoderLM.open(checkpoint)
+
+
+def load(name: str, lm: TemplateLM, shots: int) -> PaperTask:
+    task: PaperTask = task_manager(OURS).load([name])["tasks"][name]
+    task.bind(lm)
+    task.ask(shots)
+    return task
+
+
+def plain(lm: DecoderLM, context: list[int], answer: list[int]) -> tuple[float, bool]:
+    """One request by itself through the whole decoder: no batch, no packing, full logits."""
+    read = (context + answer)[-(lm.max_length + 1) :][:-1]
+    with torch.inference_mode():
+        logits_SV = lm.decoder(torch.tensor([read], device=lm.decoder.embedding.token.weight.device))[0].cpu()
+    logp_NV = logits_SV[-len(answer) :].log_softmax(-1)
+    logp = logp_NV[torch.arange(len(answer)), torch.tensor(answer)].sum()
+    return float(logp), bool((logp_NV.argmax(-1) == torch.tensor(answer)).all())
+
+
+@pytest.mark.parametrize("shots", ["0", "few"])
+@pytest.mark.parametrize("name", ROWS)
+def test_every_task_is_scored_as_a_plain_forward_pass_scores_it(name: str, shots: str, lm: DecoderLM) -> None:
+    task = load(name, lm, FEW[name] if shots == "few" else 0)
+    task.build_all_requests()
+    for request, (logp, greedy) in zip(task.instances, lm.loglikelihood(task.instances), strict=True):
+        expected, expected_greedy = plain(lm, *lm._encode_pair(*request.args))
+        assert logp == pytest.approx(expected, abs=CLOSE)
+        assert greedy == expected_greedy
+
+
+@pytest.mark.parametrize("name", ["hellaswag", "race_h", "boolq", "winogrande", "lambada"])
+@pytest.mark.parametrize("shots", [0, 2])
+def test_every_task_is_scored_as_lm_evals_own_backend_scores_the_exported_model(
+    name: str, shots: int, lm: DecoderLM, exported: TemplateLM
+) -> None:
+    theirs, ours = (load(name, backend, shots) for backend in (exported, lm))
+    told = [evaluate(task._lm, {"tasks": {name: task}}, bootstrap_iters=1) for task in (theirs, ours)]
+    for mine, other in zip(told[1]["samples"][name], told[0]["samples"][name], strict=True):
+        assert mine["arguments"] == other["arguments"]
+        for (logp, greedy), (expected, expected_greedy) in zip(
+            mine["filtered_resps"], other["filtered_resps"], strict=True
+        ):
+            assert logp == pytest.approx(expected, abs=CLOSE)
+            assert greedy == expected_greedy
+    assert told[0]["results"] == told[1]["results"]
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> TemplateLM:
+    """lm-eval's Hugging Face backend over the same weights."""
+    from lm_eval.models.huggingface import HFLM
+
+    from mtnlg_model.huggingface import export_gpt2
+
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    with progress("export", 1) as advance:
+        export_gpt2(checkpoint, folder, advance)
+    return HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=3)
+
+
+def test_the_paper_scores_by_token_by_ratio_and_by_greedy_words(lm: DecoderLM) -> None:
+    for name in ("hellaswag", "race_h", "lambada"):
+        task = load(name, lm, 0)
+        told = evaluate(lm, {"tasks": {name: task}}, bootstrap_iters=1)
+        for sample in told["samples"][name]:
+            answers = [lm._encode_pair(*pair)[1] for pair in sample["arguments"]]
+            given = [logp for logp, _ in sample["filtered_resps"]]
+            if name == "hellaswag":
+                scores = [logp / len(answer) for logp, answer in zip(given, answers, strict=True)]
+            elif name == "race_h":
+                assert [pair[0] for pair in sample["arguments"][4:]] == ["Answer:"] * 4
+                scores = [given[n] - given[4 + n] for n in range(4)]
+            else:
+                assert sample["acc"] == float(sample["filtered_resps"][0][1])
+                continue
+            assert task.scores(sample["doc"], sample["filtered_resps"]) == pytest.approx(scores)
+            assert sample["acc"] == float(scores.index(max(scores)) == sample["doc"]["label"])
+
+
+def tokens(most: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(0, 499), min_size=1, max_size=most).map(tuple)
+
+
+@given(
+    st.lists(st.builds(Request, tokens(2), tokens(9)), min_size=1, max_size=12),
+    st.integers(10, 40),
+    st.integers(1, 200),
+    st.randoms(),
+)
+def test_a_plan_answers_each_request_once_within_its_limits_in_any_order(
+    asked: list[Request], longest: int, budget: int, order: Random
+) -> None:
+    batches = plan(asked, longest, budget)
+    answered = [request for batch in batches for row in batch for request in row.requests]
+    assert sorted(answered) == sorted(set(asked))
+    for batch in batches:
+        lengths = [row.length for row in batch]
+        assert max(lengths) <= longest
+        assert len(batch) == 1 or len(batch) * max(lengths) <= budget
+    assert plan(order.sample(asked, len(asked)), longest, budget) == batches
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packed_answers_score_as_they_do_alone(seed: int, lm: DecoderLM) -> None:
+    draw = Random(seed)
+
+    def drawn(most: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(500) for _ in range(draw.randint(1, most)))
+
+    context = drawn(20)
+    rows = [Row(context, tuple(drawn(12) for _ in range(5))), Row(drawn(30), (drawn(9),)), Row(drawn(9), ((7,), (8,)))]
+    together, likeliest = lm.forward(tensors(rows))
+    alone = [lm.forward(tensors([Row(row.context, (answer,))])) for row in rows for answer in row.answers]
+    assert torch.allclose(together, torch.cat([logp for logp, _ in alone]), atol=CLOSE, rtol=0)
+    assert torch.equal(likeliest, torch.cat([greedy for _, greedy in alone]))
+
+
+def test_choices_of_one_token_cost_one_row_as_long_as_their_context() -> None:
+    (batch,) = plan([Request((1, 2, 3), (token,)) for token in (4, 5, 6)], 96, 1000)
+    read = tensors(batch)
+    assert read.tokens.tolist() == [[1, 2, 3]]
+    assert read.mask is None
+    assert read.places.tolist() == [2, 2, 2]
+
+
+def test_the_order_and_the_company_of_requests_change_no_score(
+    lm: DecoderLM, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = load("hellaswag", lm, 2)
+    task.build_all_requests()
+    whole = lm.loglikelihood(task.instances)
+    fresh = DecoderLM.open(checkpoint)
+    assert fresh.loglikelihood(task.instances[::-1])[::-1] == whole
+    monkeypatch.setattr(model_module, "TOKENS_A_BATCH", 1)
+    alone = DecoderLM.open(checkpoint).loglikelihood(task.instances)
+    assert [logp for logp, _ in alone] == pytest.approx([logp for logp, _ in whole], abs=CLOSE)
+
+
+def test_a_prompt_too_long_keeps_its_end_and_is_reported(lm: DecoderLM) -> None:
+    task = load("race_h", lm, 0)
+    short = DecoderLM(lm.decoder, lm._tokenizer, Store("short"))
+    short.max_length = 20
+    task.bind(short)
+    task.build_all_requests(limit=1)
+    assert task.shown[0].truncated
+    (logp, _) = short.loglikelihood(task.instances[:1])[0]
+    context, answer = short._encode_pair(*task.instances[0].args)
+    assert logp == pytest.approx(plain(lm, context[-(21 - len(answer)) :], answer)[0], abs=CLOSE)
+
+
+def test_an_option_that_no_context_can_hold_is_named(lm: DecoderLM) -> None:
+    lm.max_length = 3
+    task = load("piqa", lm, 0)
+    with pytest.raises(Failure, match=r"piqa [0-9a-f]+: \d+ tokens to score are more than the context holds"):
+        task.build_all_requests()
+    with pytest.raises(Failure, match="4 tokens to score; a continuation has from 1 to 3"):
+        lm._loglikelihood_tokens([(None, [1], [2, 3, 4, 5])])
+
+
+def test_a_tokenizer_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
+    decoder = checkpoint.decoder(torch.float32)
+    decoder.config = decoder.config.model_copy(update={"vocabulary": 400})
+    with pytest.raises(Failure, match="the tokenizer has 500 tokens and the model 400"):
+        DecoderLM(decoder, Tokenizer(checkpoint.tokenizer_path), Store("other"))
+
+
+def test_rolling_loglikelihood_predicts_every_token_once(lm: DecoderLM) -> None:
+    text = " ".join(f"the {n} sailors thanked the cook ." for n in range(40))
+    ids = lm.tok_encode(text)
+    assert len(ids) > 2 * lm.max_length
+    (told,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
+    first = plain(lm, [lm.eot_token_id], ids[: lm.max_length])[0]
+    rest, read = first, lm.max_length
+    while read < len(ids):
+        end = min(read + lm.max_length, len(ids))
+        rest += plain(lm, ids[end - lm.max_length - 1 : read], ids[read:end])[0]
+        read = end
+    assert told == pytest.approx(rest, abs=10 * CLOSE)
+
+
+def test_generation_is_greedy_until_a_stop_and_kept(lm: DecoderLM) -> None:
+    asked = [
+        Instance("generate_until", {}, (prompt, {"until": ["\n\n"], "max_gen_toks": 12}), 0)
+        for prompt in ("The cook", "Question: who slept?\nAnswer:", "The cook")
+    ]
+    first = lm.generate_until(asked)
+    assert first[0] == first[2]
+    ids = lm.tok_encode("The cook")
+    for _ in range(12):
+        logits = lm.decoder(torch.tensor([ids]))[0, -1, :500]
+        ids.append(int(logits.argmax()))
+    expected = lm._tokenizer.decode(ids[len(lm.tok_encode("The cook")) :])
+    assert first[0] == expected.split("<|endoftext|>")[0].split("\n\n")[0]
+    lm.decoder = None  # type: ignore[assignment]
+    assert lm.generate_until(asked) == first
+
+
+def test_sampled_texts_differ_and_come_again(lm: DecoderLM, checkpoint: Checkpoint) -> None:
+    options = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 8}
+    asked = [Instance("generate_until", {}, ("The", options), n) for n in range(20)]
+    told = lm.generate_until(asked)
+    assert len(set(told)) > 15
+    assert DecoderLM.open(checkpoint).generate_until(asked) == told
+    with pytest.raises(Failure, match="generation option num_beams: unknown"):
+        lm.generate_until([Instance("generate_until", {}, ("The", {"num_beams": 3}), 0)])

@@ -1,0 +1,91 @@
+"""The store: nothing is scored twice, and one model's answers are never another's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mtnlg_eval.model import DecoderLM
+from mtnlg_eval.packing import Request
+from mtnlg_eval.store import Store
+from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
+    from mtnlg_eval.packing import Batch
+
+ASKED = [Request((1, 2, 3), (4, 5)), Request((1, 2, 3), (6,)), Request((1, 2), (3, 4, 5)), Request((1, 2, 3), (4, 5))]
+
+
+class Counting:
+    """A forward that counts the requests it answers; they are told apart by their first places."""
+
+    def __init__(self, lm: DecoderLM) -> None:
+        self._forward, self.batches, self.places = lm.forward, 0, 0
+        lm.forward = self
+
+    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        self.batches, self.places = self.batches + 1, self.places + len(batch.places)
+        return self._forward(batch)
+
+
+def test_what_is_known_is_not_scored_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    first, counting = lm.score(ASKED), Counting(lm)
+    assert lm.score(ASKED) == first
+    again = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    counting = Counting(again)
+    assert again.score(ASKED[::-1]) == first[::-1]
+    assert counting.batches == 0
+    again.score([*ASKED, Request((9,), (8, 7))])
+    assert counting.places == 2
+
+
+def test_equal_requests_are_scored_once(checkpoint: Checkpoint) -> None:
+    lm = DecoderLM.open(checkpoint)
+    counting = Counting(lm)
+    lm.score(ASKED * 3)
+    assert counting.places == 2 + 1 + 3
+
+
+def test_another_checkpoint_or_another_precision_never_hits_the_store(
+    checkpoint: Checkpoint, write_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    store = tmp_path / "scores.sqlite"
+    first = DecoderLM.open(checkpoint, store).score(ASKED)
+    other = DecoderLM.open(Checkpoint.open(write_checkpoint(tmp_path / "other", seed=2)), store)
+    counting = Counting(other)
+    assert other.score(ASKED) != first
+    assert counting.places == 6
+    same_weights_later = Checkpoint.open(write_checkpoint(tmp_path / "same", step=9))
+    assert same_weights_later.digest == checkpoint.digest
+    keys = {Store(model).key("score", (1,), (2,)) for model in ("a float32", "a bfloat16", "b float32")}
+    assert len(keys) == 3
+
+
+def test_a_cut_between_context_and_answer_is_part_of_the_key() -> None:
+    store = Store("model")
+    assert store.key("score", (1, 2), (3,)) != store.key("score", (1,), (2, 3))
+
+
+def test_answers_of_any_kind_come_back_to_the_bit(tmp_path: Path) -> None:
+    answers = {bytes([n]): answer for n, answer in enumerate([[-0.1 - 0.2, True], "text \u2028\n", 1e-300])}
+    Store("model", tmp_path / "store").keep(answers.items())
+    assert Store("model", tmp_path / "store").known([*answers, b"unknown"]) == answers
+    many = [n.to_bytes(4, "big") for n in range(2000)]
+    store = Store("model", tmp_path / "store")
+    store.keep((key, 1) for key in many)
+    assert len(store.known(many)) == 2000
+
+
+def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "scores.sqlite"
+    path.write_bytes(b"not a database, however long it may be, is ever a store of answers" * 20)
+    with pytest.raises(Failure, match=r"scores\.sqlite: cannot hold the answers"):
+        Store("model", path)

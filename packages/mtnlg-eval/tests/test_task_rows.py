@@ -1,0 +1,178 @@
+"""Rows from folders: every published format, and one line for each thing that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtnlg_eval.data import read_task, read_texts, row_texts, task_rows
+from mtnlg_eval.rows import ROWS
+from mtnlg_model.console import Failure
+
+OURS = Path(__file__).parent / "rows"
+PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "eval"
+QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart" / "rows"
+
+BOOLQ = {"question": "is it", "passage": "It is.", "idx": 0, "label": "true"}
+PIQA = {"goal": "g", "sol1": "a", "sol2": "b", "label": 0}
+HELLASWAG = {"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["1", "2", "3", "4"], "label": 0}
+WINOGRANDE = {"sentence": "A saw B as _ left.", "option1": "A", "option2": "B", "answer": "1"}
+WIC = {"word": "w", "sentence1": "a w b", "sentence2": "w", "start1": 2, "end1": 3, "label": "false"}
+RACE = {"article": "a", "questions": ["q"], "options": [["1", "2", "3", "4"]], "answers": ["A"]}
+
+
+def written(folder: Path, name: str, *lines: object) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_published_files_are_read(name: str) -> None:
+    if not PUBLISHED.is_dir():
+        pytest.skip("no samples of the published rows beside the repository")
+    rows = read_task(PUBLISHED, name)
+    counts = {"race_h": 139, "boolq": 300, "winogrande": 400, "piqa": 400, "anli_r2": 200, "hans": 450}
+    assert len(rows.scored) == counts.get(name, 300)
+    pools = {"lambada": 100, "race_h": 54, "winogrande": 100, "anli_r2": 100, "wic": 100}
+    assert len(rows.shots) == pools.get(name, len(rows.scored))
+    assert not rows.left_out
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_quickstart_rows_are_read(name: str) -> None:
+    if not QUICKSTART.is_dir():
+        pytest.skip("the package is tested outside its repository")
+    rows = read_task(QUICKSTART, name)
+    assert len(rows.scored) >= 10
+    assert rows.shots is not rows.scored
+
+
+@pytest.mark.parametrize(("label", "expected"), [("true", 1), ("false", 0), (True, 1), (False, 0), (1, 1), ("T", 1)])
+def test_a_label_may_be_text_number_or_boolean(tmp_path: Path, label: object, expected: int) -> None:
+    written(tmp_path, "boolq/val.jsonl", BOOLQ | {"label": label})
+    assert read_task(tmp_path, "boolq").scored[0]["label"] == expected
+
+
+def test_wic_reads_the_original_table_as_superglue_has_it() -> None:
+    words = [shot["word"] for shot in read_task(OURS, "wic").shots]
+    assert words == ["bark", "sailed", "spring"]
+
+
+def test_race_rows_of_the_hub_and_of_its_files_are_the_same_documents() -> None:
+    problems = [{"question": "q", "answer": "A", "options": ["1", "2", "3", "4"]}]
+    hub = {"example_id": "high1.txt", "article": "a", "problems": repr(problems)}
+    file = RACE | {"id": "high1.txt"}
+    (from_hub,) = task_rows("race_h", [("", lambda: hub)], None).scored
+    (from_file,) = task_rows("race_h", [("", lambda: file)], None).scored
+    assert from_hub == from_file
+    assert from_hub["id"] == "high1.txt-1"
+
+
+@pytest.mark.parametrize(
+    ("names", "scored", "shots"),
+    [
+        (["train.jsonl", "val.jsonl", "test.jsonl"], "val.jsonl", "train.jsonl"),
+        (["BoolQ_dev.jsonl", "BoolQ-test.jsonl"], "BoolQ_dev.jsonl", "BoolQ-test.jsonl"),
+        (["test/rows.jsonl", "train/rows.jsonl"], "test/rows.jsonl", "train/rows.jsonl"),
+        (["validation.jsonl"], "validation.jsonl", "validation.jsonl"),
+    ],
+)
+def test_splits_are_known_by_their_names(tmp_path: Path, names: list[str], scored: str, shots: str) -> None:
+    for name in names:
+        written(tmp_path, f"boolq/{name}", BOOLQ | {"idx": name})
+    rows = read_task(tmp_path, "boolq")
+    assert [doc["id"] for doc in rows.scored] == [scored]
+    assert [doc["id"] for doc in rows.shots] == [shots]
+
+
+def test_ids_are_unique_and_say_what_the_publisher_called_the_row(tmp_path: Path) -> None:
+    written(tmp_path, "boolq/val.jsonl", BOOLQ, BOOLQ, BOOLQ | {"idx": None})
+    first, second, third = (doc["id"] for doc in read_task(tmp_path, "boolq").scored)
+    assert (first, second) == ("0", "0#2")
+    assert re.fullmatch(r"[0-9a-f]{16}", third)
+
+
+@pytest.mark.parametrize(
+    ("file", "lines", "told"),
+    [
+        ("boolq/val.jsonl", [BOOLQ, BOOLQ | {"label": "maybe"}], ':2: label = "maybe": unknown label; use one of '),
+        ("boolq/val.jsonl", [BOOLQ, "", "{"], ":3: not JSON: "),
+        ("boolq/val.jsonl", [[1]], ":1: "),
+        ("boolq/val.jsonl", [{"question": "q", "label": 1}], ":1: passage: required key is missing"),
+        ("piqa/valid.jsonl", [PIQA | {"sol2": " "}], ":1: sol2 is empty"),
+        ("hellaswag/val.jsonl", [HELLASWAG | {"endings": ["1", "2", "", "4"]}], ":1: endings.2 is empty"),
+        ("hellaswag/val.jsonl", [HELLASWAG | {"endings": ["1", "2"]}], ":1: endings = "),
+        ("hellaswag/val.jsonl", [HELLASWAG | {"label": 4}], ":1: label = 4: unknown label; use one of 0, 1, 2, 3"),
+        ("winogrande/dev.jsonl", [WINOGRANDE | {"sentence": "No blank."}], ":1: sentence = "),
+        ("winogrande/dev.jsonl", [WINOGRANDE | {"sentence": "It was _"}], ":1: sentence = "),
+        ("wic/val.jsonl", [WIC | {"end1": 2}], ":1: no word of sentence1 lies at 2:2"),
+        ("lambada/test.jsonl", [{"text": "word"}], ':1: text = "word"'),
+        ("race_h/test/1.txt", [RACE | {"answers": ["E"]}], ': problems.0.answer = "E": unknown label; use one of a, b'),
+        ("race_h/test/1.txt", [RACE | {"answers": []}], ": questions, options and answers are not lists of one length"),
+        ("race_h/test/1.txt", [RACE | {"options": [["1", "2", "", "4"]]}], ": problems.0.options.2 is empty"),
+        ("hans/dev.txt", ["gold_label\tsentence1", "entailment\ta\tb"], ":2: 3 columns where the header has 2"),
+        ("hans/dev.txt", ["gold_label\tsentence1", "entailment\ta"], ":2: sentence2: required key is missing"),
+        ("boolq/train.jsonl", [BOOLQ], "boolq: only training rows; "),
+        ("boolq/rows.jsonl", [BOOLQ], "boolq: no .jsonl"),
+        ("boolq/train-test.jsonl", [BOOLQ], ": test and train in one name"),
+        ("anli_r2/test.tsv", ["a"], ": anli_r2 is read from .jsonl files"),
+        ("boolq/val.jsonl", [], "boolq: no rows to score"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line_with_its_place(
+    tmp_path: Path, file: str, lines: list[Any], told: str
+) -> None:
+    written(tmp_path, file, *lines)
+    with pytest.raises(Failure) as failure:
+        read_task(tmp_path, file.split("/", maxsplit=1)[0])
+    assert told in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_missing_folder_and_missing_labels_are_told(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="wic: no such folder"):
+        read_task(tmp_path, "wic")
+    written(tmp_path, "wic/dev.data.txt", "w\tN\t0-0\tw\tw")
+    with pytest.raises(Failure, match=r"no dev\.gold\.txt with its labels beside it"):
+        read_task(tmp_path, "wic")
+    written(tmp_path, "wic/dev.gold.txt", "T", "F")
+    with pytest.raises(Failure, match="2 labels for the 1 rows"):
+        read_task(tmp_path, "wic")
+
+
+def test_bytes_that_are_no_utf_8_are_told(tmp_path: Path) -> None:
+    written(tmp_path, "lambada/test.txt", "a passage of words").write_bytes(b"a passage\na \xff word\n")
+    with pytest.raises(Failure, match=r"test\.txt:2: 'utf-8' codec can't decode"):
+        read_task(tmp_path, "lambada")
+
+
+def test_a_malformed_row_of_the_pool_is_left_out_and_named(tmp_path: Path) -> None:
+    written(tmp_path, "boolq/val.jsonl", BOOLQ)
+    train = written(tmp_path, "boolq/train.jsonl", BOOLQ, BOOLQ | {"passage": ""}, "nothing", BOOLQ)
+    rows = read_task(tmp_path, "boolq")
+    assert len(rows.shots) == 2
+    assert [line.split(": ")[0] for line in rows.left_out] == [f"{train}:2", f"{train}:3"]
+
+
+def test_texts_hold_every_passage_question_and_option() -> None:
+    told = {name: [text for _, text in read_texts(OURS, name)] for name in ROWS}
+    assert told["boolq"][:2] == [
+        "Ask -- The church of Ask was built in 1460. The town hall beside it was added in 1712.",
+        "is the town hall of Ask older than its church",
+    ]
+    assert len(told["race_h"]) == 2 + 3 + 12
+    assert "Ida asked Ruth the way because Ida's map had got wet." in told["winogrande"]
+    assert len(told["hellaswag"]) == 8
+    assert told["piqa"][1] == "rub some soap on the hinges."
+    assert all(len(texts) == len(set(texts)) for texts in told.values())
+
+
+def test_a_text_that_comes_again_is_told_once() -> None:
+    rows = [("", lambda: PIQA), ("", lambda: PIQA | {"sol2": "c"})]
+    assert [text for _, text in row_texts("piqa", rows)] == ["g", "a", "b", "c"]
