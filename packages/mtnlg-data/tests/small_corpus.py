@@ -34,6 +34,9 @@ paths = ["raw/crawl/*.warc.gz"]
 weight = 0.6
 filtered = true
 
+[quality]
+alpha = 1.0
+
 [clean]
 shortest = 200
 
@@ -90,7 +93,7 @@ def member(content: bytes) -> bytes:
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(zstandard.compress(lines))
+    path.write_bytes(zstandard.compress(lines) if path.suffix == ".zst" else lines)
 
 
 def write_run(folder: Path, pages: int = 120) -> Path:

@@ -76,14 +76,16 @@ def passed(source: str, account: Summary) -> Summary:
 def line(account: Summary) -> str:
     """One line for a person: what a stage kept, what it dropped and why."""
     kept, all_ = account["documents_out"], account["documents_in"]
-    share = f" ({kept / all_:.1%})" if all_ else ""
+    # Decontamination may leave more documents than came: a cut makes two of one.
+    documents = f"kept {kept:,} of {all_:,} documents" if kept <= all_ else f"made {kept:,} of {all_:,} documents"
+    share = f" ({kept / all_:.1%})" if 0 < kept <= all_ else ""
     reasons: Counter[str] = Counter()
     for total in account["sources"].values():
         reasons.update(total["dropped"])
     why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
     millions = f"{account['characters_in'] / 1e6:.1f} → {account['characters_out'] / 1e6:.1f} M characters"
     dropped = f"; dropped: {why}" if why else ""
-    return f"{account['name']}: kept {kept:,} of {all_:,} documents{share}, {millions}{dropped}"
+    return f"{account['name']}: {documents}{share}, {millions}{dropped}"
 
 
 def _sorted(reasons: Counter[str]) -> dict[str, int]:

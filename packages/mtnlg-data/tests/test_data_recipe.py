@@ -1,0 +1,157 @@
+"""The recipe: what it fills in, and that every mistake is one line before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.corpus import CORPUS, DATASETS
+from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, load_recipe
+from mtnlg_data.settings import dump
+
+ROOT = Path(__file__).parents[3]
+
+GOOD = """
+[sources.books]
+kind = "jsonl"
+paths = ["books/*.jsonl"]
+weight = 0.4
+curated = true
+
+[sources.crawl]
+kind = "warc"
+paths = ["crawl/**/*.warc.gz"]
+weight = 0.6
+filtered = true
+
+[tokenize]
+vocabulary = 400
+"""
+
+
+def write(folder: Path, content: str = GOOD) -> Path:
+    (folder / "data.toml").write_text(content)
+    return folder
+
+
+# --- the corpus ------------------------------------------------------------------------------------------------------
+
+
+def test_the_corpus_is_the_papers() -> None:
+    assert len(CORPUS) == len(DATASETS) == 15
+    assert sum(dataset.tokens for dataset in CORPUS) == pytest.approx(338.6, abs=0.01)
+    assert sum(dataset.weight for dataset in CORPUS) == pytest.approx(1, abs=1e-9)
+    assert sum(dataset.subset is not None for dataset in CORPUS) == 11
+
+
+def test_weights_and_sizes_give_the_epochs_that_the_paper_prints() -> None:
+    for dataset in CORPUS:
+        # Tokens and epochs are printed with one decimal, and for a plan of 270 to 285 B tokens (paper.md 4.1).
+        low = 270 * dataset.weight / (dataset.tokens + 0.05) - 0.05
+        high = 285 * dataset.weight / (dataset.tokens - 0.05) + 0.05
+        assert low <= dataset.epochs <= high, dataset
+
+
+def test_a_source_with_a_name_of_the_corpus_is_known(tmp_path: Path) -> None:
+    names = [dataset.name for dataset in CORPUS]
+    tables = "".join(f'[sources.{name}]\nkind = "pile"\npaths = ["x"]\n' for name in names)
+    recipe = load_recipe(write(tmp_path, f"{tables}[tokenize]\nvocabulary = 400\n"))
+    assert list(recipe.sources) == names, "the order is the priority"
+    assert recipe.weights == {dataset.name: dataset.weight for dataset in CORPUS}
+    assert recipe.sources["Wikipedia"].subset == "Wikipedia (en)"
+    assert "whitespace" in recipe.sources["ArXiv"].rules
+    assert "whitespace" not in recipe.sources["GitHub"].rules
+
+
+# --- what it fills in ------------------------------------------------------------------------------------------------
+
+
+def test_defaults_by_kind_and_overrides(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path), ["quality.alpha=9", "input=elsewhere", "sources.books.rules=['short']"])
+    assert recipe.quality.alpha == 9
+    assert recipe.input == Path("elsewhere")
+    assert recipe.sources["crawl"].rules == list(PAGE_RULES)
+    assert recipe.sources["books"].rules == ["short"]
+    assert load_recipe(write(tmp_path)).sources["books"].rules == list(TEXT_RULES)
+    assert (recipe.filtered, recipe.curated) == (("crawl",), ("books",))
+
+
+def test_the_resolved_recipe_reads_back_to_the_same(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path), ["texts=t.jsonl"])
+    (tmp_path / "resolved.toml").write_text(dump(recipe))
+    assert load_recipe(tmp_path / "resolved.toml") == recipe
+
+
+def test_the_quickstarts_recipe_is_sound() -> None:
+    recipe = load_recipe(ROOT / "recipes" / "quickstart")
+    assert list(recipe.sources) == ["docstrings", "snapshot", "code"]
+
+
+def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: Path) -> None:
+    for name in ("crawl/b/1.warc.gz", "crawl/a/1.warc.gz", "crawl/c.warc.gz", "crawl/notes.txt", "books/x.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    files = load_recipe(write(tmp_path), [f"input={tmp_path}"]).files()
+    assert [(file.source, file.name) for file in files] == [
+        ("books", "x.jsonl"),
+        ("crawl", "a/1.warc.gz"),
+        ("crawl", "b/1.warc.gz"),
+        ("crawl", "c.warc.gz"),
+    ]
+
+
+# --- what it refuses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("weight = 0.6", "weight = 0.7", ["sum to 1.1, not to 1", "books 0.4", "crawl 0.7"]),
+        ("weight = 0.6", "weight = 0.602", ["sum to 1.002"]),
+        ("weight = 0.6", "weight = '0.6'", ["sources.crawl.weight", "'0.6'", "number"]),
+        ("weight = 0.6", "weight = -1", ["sources.crawl.weight", "greater than 0"]),
+        ("weight = 0.6", "weight = nan", ["sources.crawl.weight"]),
+        ("weight = 0.6\n", "", ["sources.crawl.weight", "missing"]),
+        ("weight = 0.6", "wieght = 0.6", ["sources.crawl.wieght", "unknown key", "did you mean weight?"]),
+        ('kind = "warc"', 'kind = "arc"', ["sources.crawl.kind", "'arc'", "'warc', 'jsonl', 'pile' or 'parquet'"]),
+        ('kind = "warc"', 'kind = "warc"\nsubset = "Books3"', ["subset = 'Books3' is of kind 'pile'"]),
+        ('kind = "warc"', 'kind = "warc"\nfield = "body"', ["field = 'body' is of kinds 'jsonl' and 'parquet'"]),
+        ('paths = ["books/*.jsonl"]', "paths = []", ["sources.books.paths"]),
+        ('paths = ["books/*.jsonl"]', 'paths = "books"', ["sources.books.paths = 'books'", "array"]),
+        ("curated = true", "curated = false", ["crawl has filtered = true, but no source has curated = true"]),
+        ("filtered = true", "filtered = true\ncurated = true", ["both curated and filtered"]),
+        ("curated = true", 'curated = true\nrules = ["tidy"]', ["sources.books.rules.0", "'tidy'", "'whitespace'"]),
+        ("[sources.crawl]", '[sources."../crawl"]', ["../crawl"]),
+        ("[sources.crawl]", "[source.crawl]", ["source", "unknown key", "did you mean sources?"]),
+        ("vocabulary = 400", "", ["vocabulary"]),
+        ("[tokenize]", "[quality]\nalpha = 0\n[tokenize]", ["quality.alpha = 0", "greater than 0"]),
+        ("[tokenize]", "[extract]\nlargest = 1.5\n[tokenize]", ["extract.largest = 1.5"]),
+        ("[tokenize]", "[tokenize", ["not TOML"]),
+    ],
+)
+def test_every_mistake_is_one_line_with_file_and_key(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+    assert old in GOOD
+    with pytest.raises(UsageFailure) as raised:
+        load_recipe(write(tmp_path, GOOD.replace(old, new)))
+    message = str(raised.value)
+    assert message.startswith(f"{tmp_path / 'data.toml'}: ")
+    assert all(word in message for word in words), message
+    assert "\n" not in message or all(line.startswith(str(tmp_path)) for line in message.splitlines())
+
+
+def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path), [f"input={tmp_path}", "texts=none.jsonl"])
+    with pytest.raises(Failure, match=r"books/\*\.jsonl: no such file, which source books names"):
+        recipe.files()
+    with pytest.raises(Failure, match=r"none\.jsonl: no such file of task texts"):
+        recipe.texts_file()
+    for name in ("a/x.jsonl", "b/x.jsonl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    twice = load_recipe(tmp_path, [f"input={tmp_path}", "sources.books.paths=['a/*.jsonl', 'b/*.jsonl']"])
+    with pytest.raises(Failure, match=r"b/x\.jsonl: .*a/x\.jsonl of source books has the same name"):
+        twice.files()
+    with pytest.raises(Failure, match="no such recipe"):
+        load_recipe(tmp_path / "nowhere")
