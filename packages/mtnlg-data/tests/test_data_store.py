@@ -145,17 +145,64 @@ def test_a_missing_file_of_the_pair_is_named(tmp_path: Path, suffix: str) -> Non
         TokenStore(tmp_path / "x")
 
 
-@given(data=st.data())
-def test_a_damaged_index_is_a_failure_or_reads_without_leaving_its_file(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+def test_a_rewrite_killed_before_its_index_leaves_no_index_of_other_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "x", [[1, 2]], 10)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module, "_write_index", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "x", [[3], [4]], 10)
+    with pytest.raises(Failure, match=r"x\.idx: No such file"):
+        TokenStore(tmp_path / "x")
+
+
+@given(byte=st.integers(0, 33), flip=st.integers(1, 255))
+def test_a_damaged_header_is_a_failure_that_names_the_index(
+    byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "x"
     write(prefix, [[1, 2], [3]], 10)
-    content = bytearray(idx_path(prefix).read_bytes())
-    content[data.draw(st.integers(0, 33), label="byte")] ^= data.draw(st.integers(1, 255), label="flip")
-    idx_path(prefix).write_bytes(bytes(content))
+    _flip(idx_path(prefix), byte, flip)
     with pytest.raises(Failure, match=r"x\.(idx|bin): "):
         TokenStore(prefix)
+
+
+@given(byte=st.integers(34, 34 + 4 * 3 + 8 * 3 + 8 * 4 - 1), flip=st.integers(1, 255))
+def test_a_damaged_index_gives_failures_or_tokens_of_the_store_and_nothing_else(
+    byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    prefix = tmp_path_factory.mktemp("store") / "x"
+    write(prefix, [[1, 2], [3], [4, 5]], 10)
+    _flip(idx_path(prefix), byte, flip)
+    try:
+        store = TokenStore(prefix)
+        for document in range(3):
+            assert set(store[document].tolist()) <= {1, 2, 3, 4, 5}
+    except Failure:
+        pass
+
+
+def _flip(path: Path, byte: int, flip: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= flip
+    path.write_bytes(bytes(content))
+
+
+def test_bounds_that_do_not_cover_the_sequences_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "x", [[1], [2]], 10)
+    _flip(idx_path(tmp_path / "x"), 34 + 12 * 2 + 8 * 2, 1)
+    with pytest.raises(Failure, match="document bounds do not cover its 2 sequences"):
+        TokenStore(tmp_path / "x")
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 1), (2, 1), (0, 4)])
+def test_tokens_that_are_not_there_are_refused(tmp_path: Path, start: int, stop: int) -> None:
+    with pytest.raises(Failure, match=f"no tokens {start} to {stop} of 3"):
+        write(tmp_path / "x", [[1, 2], [3]], 10).read(start, stop)
 
 
 def test_an_index_that_claims_absurdly_many_sequences_is_refused_without_reading_them(tmp_path: Path) -> None:

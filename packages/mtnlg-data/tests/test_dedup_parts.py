@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from typing import TYPE_CHECKING
@@ -156,6 +157,9 @@ def test_the_best_source_stays_and_among_equals_the_lowest_hash_whatever_the_ord
     assert ids[kept[1]] == "e"
     back = representatives(ids[::-1], sources[::-1], component[::-1], ["books", "web"])
     assert [ids[k] for k in kept] == [ids[::-1][k] for k in back]
+    many = [f"web/{number}" for number in range(20)]
+    (lowest,) = representatives(many, ["web"] * 20, np.zeros(20, np.int64), ["web"])
+    assert many[lowest] == min(many, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
 
 
 @given(arrays=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), max_size=10))

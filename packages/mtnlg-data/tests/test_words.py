@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtnlg_data.words import _spans_by_arrays, code_points, runs_of, spans, word_characters, words_of
+from mtnlg_data.words import _spans_by_arrays, code_points, fold, runs_of, spans, word_characters, words_of
 
 texts = st.lists(st.text(max_size=40), max_size=8)
 
@@ -47,3 +47,15 @@ def test_runs_hash_alike_exactly_where_they_are_alike(values: list[int], length:
     tuples = [tuple(values[i : i + length]) for i in range(max(0, len(values) - length + 1))]
     assert len(runs) == len(tuples)
     assert len(set(tuples)) == len(set(runs)) == len(set(zip(tuples, runs, strict=True)))
+
+
+greek = st.text(
+    alphabet="a\u0391\u03a3\u03c2\u03c3'.İI \u0307"
+)  # with every sigma, and what lower() looks at beside one
+
+
+@given(one=greek, other=greek)
+def test_folding_a_character_does_not_look_at_its_neighbours(one: str, other: str) -> None:
+    assert fold(one + other) == fold(one) + fold(other)
+    assert len(fold(one)) == len(one)
+    assert fold("ΟΔΟΣ") == fold("οδος")

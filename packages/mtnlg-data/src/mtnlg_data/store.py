@@ -159,13 +159,19 @@ class TokenStore:
     def offset(self, document: int) -> int:
         """Tokens before this document; ``offset(documents)`` is all of them."""
         sequence = int(self._bounds[document])
+        if not 0 <= sequence <= len(self._offsets):
+            raise Failure(f"{idx_path(self.prefix)}: document {document} begins at no sequence; write the store again")
         return int(self._offsets[sequence]) // self.dtype.itemsize if sequence < len(self._offsets) else self.tokens
 
     def read(self, start: int, stop: int) -> NDArray[np.integer[Any]]:
         """Tokens ``start`` to ``stop`` of the whole run, across documents; read-only.
 
-        Raises ``Failure`` when the file has been cut short since it was opened.
+        Raises ``Failure`` where there are no such tokens, or the file has been cut short since it was opened.
         """
+        if not 0 <= start <= stop <= self.tokens:
+            raise Failure(
+                f"{bin_path(self.prefix)}: no tokens {start} to {stop} of {self.tokens}; is the index damaged?"
+            )
         first, last = start * self.dtype.itemsize, stop * self.dtype.itemsize
         block = b""
         while len(block) < last - first:  # one read moves at most 2 GiB
