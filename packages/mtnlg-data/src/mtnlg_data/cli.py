@@ -11,6 +11,8 @@ import typer
 
 from .console import application, print_json, run
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
 
 
@@ -18,7 +20,7 @@ app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended t
 def run_recipe(
     recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")],
     out: Annotated[Path, typer.Option("--out", help="The folder that everything is written to.")],
-    workers: Annotated[int, typer.Option(min=1, help="Processes to use.")] = len(os.sched_getaffinity(0)),
+    workers: Annotated[int, typer.Option(min=1, help="Processes to use.")] = CORES,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as quality.alpha=9."),

@@ -10,6 +10,7 @@ import fcntl
 import json
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .clean import clean
@@ -48,10 +49,9 @@ def curate(recipe: Recipe, out: Path, engine: Engine) -> Summary:
         write_text(out / "recipe.toml", dump(recipe))
         chain = _Chain(out)
 
-        states = [(file.source, file.name, *_state(file.path)) for file in files]
-        how = [source.model_dump(mode="json") for source in recipe.sources.values()]
+        states = [(asdict(file), _state(file.path)) for file in files]
         extracted = chain.run(
-            "extract", [states, how, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
+            "extract", [states, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
         )
         shards = [extracted / name for name in shard_names(files)]
 

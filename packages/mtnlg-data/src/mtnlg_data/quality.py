@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
-from .classifier import Classifier, area_under_curve, train
+from .classifier import WINDOW, Classifier, area_under_curve, train
 from .console import Failure
 from .document import SCHEMA, read_documents, source_of, write_documents
 from .engine import checksum, key_of, run_units
@@ -120,7 +121,9 @@ def draw_sample(unit: Sample) -> Summary:
 
     def chosen() -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
-            yield batch.filter(pa.array(draws(unit.seed, "sample", batch.column("id").to_pylist()) < unit.share))
+            drawn = batch.filter(pa.array(draws(unit.seed, "sample", batch.column("id").to_pylist()) < unit.share))
+            read = pc.utf8_slice_codeunits(drawn.column("text"), 0, WINDOW)
+            yield drawn.set_column(2, SCHEMA.field("text"), read)
 
     return {"documents": write_documents(unit.output, chosen())}
 

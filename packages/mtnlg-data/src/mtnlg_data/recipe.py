@@ -128,7 +128,7 @@ class Recipe(Settings):
             base = _fixed_part(whole)
             matches = [path for path in base.glob(str(whole.relative_to(base))) if path.is_file()]
             if not matches:
-                raise Failure(f"{whole}: no such file, which source {name} names in its paths")
+                raise Failure(f"{whole}: no such file, which source {name} names; paths start at input = {self.input}")
             for path in matches:
                 inner = path.relative_to(base).as_posix()
                 if found.setdefault(inner, path) != path:
