@@ -340,3 +340,17 @@ def _scratch(whole: Path, factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(whole, path)
     shutil.copyfile(whole / "manifest.json", path / "manifest.json")
     return path
+
+
+def test_a_changed_digit_of_the_manifest_is_seen(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "step-1")
+    path = tmp_path / "step-1" / "manifest.json"
+    path.write_text(path.read_text().replace('"samples": 2', '"samples": 3'))
+    with pytest.raises(CheckpointError, match="checksum: does not match the content"):
+        Checkpoint.open(tmp_path / "step-1")
+
+
+def test_a_file_that_became_a_link_after_the_check_is_not_read(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").symlink_to(whole / "a.weights-0.safetensors")
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: Too many levels of symbolic links"):
+        TensorFile(tmp_path / "x.safetensors")

@@ -203,3 +203,23 @@ def test_the_newest_of_a_folder_is_opened(tmp_path: Path, tokenizer_path: Path) 
     for step in (9, 10):
         save(Decoder(CONFIG), tmp_path, step, PROGRESS, tokenizer_path)
     assert Checkpoint.open(tmp_path).directory == tmp_path / "step-10"
+
+
+def test_a_killed_attempts_part_does_not_count_for_the_next(tmp_path: Path, tokenizer_path: Path) -> None:
+    write_all(tmp_path).close()
+    again = write_all(tmp_path)
+    with pytest.raises(CheckpointError, match="writer a has not closed"):
+        publish(tmp_path, 1, ["a"], CONFIG, PROGRESS, tokenizer_path)
+    again.close()
+    Checkpoint.open(publish(tmp_path, 1, ["a"], CONFIG, PROGRESS, tokenizer_path)).verify()
+
+
+def test_a_tensor_is_read_into_one_of_its_kind_only(tmp_path: Path, tokenizer_path: Path) -> None:
+    decoder = Decoder(CONFIG)
+    checkpoint = Checkpoint.open(save(decoder, tmp_path, 1, PROGRESS, tokenizer_path))
+    out = torch.empty(32, 64)
+    assert checkpoint.tensor(DOWN, (slice(None), slice(64, 128)), out=out) is out
+    assert torch.equal(out, decoder.state_dict()[DOWN][:, 64:])
+    for wrong in (torch.empty(32, 63), torch.empty(32, 64, dtype=torch.bfloat16), torch.empty(64, 32).T):
+        with pytest.raises(CheckpointError, match=f"{DOWN}: weight: cannot be read into"):
+            checkpoint.tensor(DOWN, (slice(None), slice(64, 128)), out=wrong)

@@ -1,7 +1,7 @@
 """Generation against transformers' ``generate`` and its samplers, on the same weights."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from mtnlg_model import generate as generation
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.decoder import Decoder
@@ -157,3 +158,22 @@ def test_what_is_no_tokenizer_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Failure, match=r"tokenizer.json: no tokenizer.json: "):
         Tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_stream_of_text_never_shows_what_the_stop_text_takes_back(
+    monkeypatch: pytest.MonkeyPatch, pair: Pairs, tokenizer_path: Path
+) -> None:
+    tokenizer, (decoder, _) = Tokenizer(tokenizer_path), pair(CONFIG)
+
+    def scripted(*_: object, ended: Callable[[Sequence[int]], bool], **__: object) -> Iterator[tuple[int, int]]:
+        new = []
+        for token in tokenizer.encode("one 🦊 T THE END of it"):
+            new.append(token)
+            yield 0, token
+            if ended(new):
+                return
+
+    monkeypatch.setattr(generation, "stream", scripted)
+    shown = list(generation.pieces(decoder, tokenizer, "", 99, stop=["THE END", "never"]))
+    assert "".join(shown) == "one 🦊 T "
+    assert "one" in "".join(shown[:5])

@@ -61,9 +61,6 @@ def within(inner: Box, outer: Box) -> Index:
 
 def fragment(box: Box, first: int, last: int) -> Iterator[tuple[Box, int]]:
     """The boxes that elements [first, last) of the flattened ``box`` make up, each with its offset from ``first``."""
-    if (first, last) == (0, volume(box)):
-        yield box, 0
-        return
     (start, _), rest = box[0], box[1:]
     row = volume(rest)
     top, bottom = -(-first // row), last // row

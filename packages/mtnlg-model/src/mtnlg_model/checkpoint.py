@@ -35,7 +35,7 @@ from .manifest import (
 )
 from .steps import latest, resolve, retain
 from .tensorfile import DTYPES, TensorFile
-from .writer import FILE_BYTES, CheckpointWriter, publish
+from .writer import CheckpointWriter, publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,17 +122,26 @@ class Checkpoint:
         """Element type of a slot."""
         return DTYPES[self._slot(name, slot).dtype]
 
-    def tensor(self, name: str, index: Index | None = None, slot: SlotName = "weight") -> Tensor:
+    def tensor(
+        self, name: str, index: Index | None = None, slot: SlotName = "weight", out: Tensor | None = None
+    ) -> Tensor:
         """The box ``index`` (half-open, step 1) of a global tensor, on the CPU; all of it when None.
 
-        Reads exactly the bytes of the pieces that overlap it.
+        Reads exactly the bytes of the pieces that overlap it, into ``out`` where that is given: a contiguous CPU tensor
+        of the box's shape and the slot's dtype.
         """
         held = self._slot(name, slot)
         try:
             box = boxes.box_of(index, self.shape(name))
         except ValueError as error:
             raise CheckpointError(f"{name}: {error}") from None
-        out = torch.empty(boxes.lengths(box), dtype=DTYPES[held.dtype], device="cpu")
+        if out is None:
+            out = torch.empty(boxes.lengths(box), dtype=DTYPES[held.dtype], device="cpu")
+        elif not _fits(out, boxes.lengths(box), DTYPES[held.dtype]):
+            given = f"{out.dtype} {list(out.shape)} on {out.device}"
+            raise CheckpointError(
+                f"{name}: {slot}: cannot be read into {given}; give a contiguous CPU tensor of its own kind"
+            )
         for piece in held.pieces:
             if boxes.intersection(piece.box, box):
                 self._copy(piece, held, box, out)
@@ -214,7 +223,7 @@ def save(  # noqa: PLR0917  (the contract)
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Path:
     """Write a whole model, and Adam's moments where ``optimizer`` has them, from one process; the published folder."""
-    writer = CheckpointWriter(directory, step, "all", backlog=FILE_BYTES)
+    writer = CheckpointWriter(directory, step, "all", copy=False)
     steps = 0
     for name, parameter in decoder.named_parameters():
         writer.add(name, parameter.shape, "weight", None, parameter)
@@ -236,7 +245,14 @@ def load(decoder: Decoder, checkpoint: Checkpoint, optimizer: torch.optim.Optimi
             raise CheckpointError(f"{checkpoint.directory}: {field} = {value} where the decoder has {mine[field]}")
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
-            parameter.copy_(checkpoint.tensor(name))
+            if _fits(parameter, checkpoint.shape(name), checkpoint.dtype(name)):
+                checkpoint.tensor(name, out=parameter)
+            else:
+                parameter.copy_(checkpoint.tensor(name))
             if optimizer is not None:
                 state = {slot: checkpoint.tensor(name, slot=slot).to(parameter.device) for slot in MOMENTS}
                 optimizer.state[parameter] = {"step": torch.tensor(float(checkpoint.optimizer_steps)), **state}
+
+
+def _fits(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return tuple(out.shape) == shape and out.dtype == dtype and out.device.type == "cpu" and out.is_contiguous()

@@ -147,7 +147,7 @@ def import_gpt2(folder: Path, target: Path, advance: Advance) -> None:
         if key not in ours and f"transformer.{key}" not in ours and not key.endswith(LEFT_ALONE):
             raise Failure(f"{folder}: {key}: a tensor that GPT-2 does not have")
     with _new_folder(target) as partial:
-        writer = CheckpointWriter(partial, 0, "import", backlog=0)
+        writer = CheckpointWriter(partial, 0, "import", copy=False, backlog=0)
         for name, shape in config.parameter_shapes().items():
             tensor = from_gpt2(name, _tensor(folder, held, name, shape), config.heads)
             writer.add(name, shape, "weight", None, tensor)

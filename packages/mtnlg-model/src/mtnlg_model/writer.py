@@ -35,23 +35,29 @@ if TYPE_CHECKING:
     from .config import ModelConfig
     from .manifest import Progress, SlotName
 
-FILE_BYTES = 1 << 30
+FILE_BYTES = 1 << 29
+THREADS = 2
+"""Files written at once: one thread of SHA-256 is slower than a good disk."""
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
 class CheckpointWriter:
     """Writes one process's pieces of step ``step``; many processes at once, each with its own ``writer`` name.
 
-    `add` copies the tensor to host memory and returns, so it may change at once; a thread writes. ``backlog`` is how
-    many bytes may wait for the disk before `add` waits too; None never waits.
+    `add` copies the tensor to host memory and returns, so it may change at once; threads write. With ``copy`` False a
+    CPU tensor is written as it lies and must stay as it is until `close`. ``backlog`` is how many bytes may wait for
+    the disk before `add` waits too; None never waits.
     """
 
-    def __init__(self, directory: Path, step: int, writer: str, backlog: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, step: int, writer: str, *, copy: bool = True, backlog: int | None = None
+    ) -> None:
         if not _WRITER.fullmatch(writer):
             raise CheckpointError(f"writer {writer!r}: use letters, digits, - and _")
         if (directory / f"step-{step}").exists():
             raise CheckpointError(f"{directory / f'step-{step}'}: exists already; remove it to write this step again")
-        self._folder, self._writer, self._backlog = directory / f"step-{step}.tmp", writer, backlog
+        self._folder, self._writer = directory / f"step-{step}.tmp", writer
+        self._copy, self._backlog = copy, backlog
         self._folder.mkdir(parents=True, exist_ok=True)
         # A part left by a killed attempt must not be taken for this one's.
         _part(self._folder, writer).unlink(missing_ok=True)
@@ -60,7 +66,7 @@ class CheckpointWriter:
         self._written: dict[str, Future[File]] = {}
         self._numbers = {"weights": 0, "optimizer": 0}
         self._waiting: dict[Future[File], int] = {}
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._threads = ThreadPoolExecutor(THREADS, "checkpoint")
 
     def add(  # noqa: PLR0917  (the contract)
         self,
@@ -91,7 +97,7 @@ class CheckpointWriter:
                 f"{place}: {tensor.numel()} elements given for {piece.key}, which has {_count(piece)}"
             )
         self._record(name, shape, slot, Slot(dtype=NAMES[tensor.dtype], pieces=(piece,)))
-        group[piece.key] = tensor.detach().reshape(piece.stored).to("cpu", copy=True).contiguous()
+        group[piece.key] = tensor.detach().reshape(piece.stored).to("cpu", copy=self._copy).contiguous()
         if _size(group) >= FILE_BYTES:
             self._hand_over(kind)
 
@@ -101,7 +107,7 @@ class CheckpointWriter:
             if group:
                 self._hand_over(kind)
         files = {name: written.result() for name, written in self._written.items()}
-        self._thread.shutdown()
+        self._threads.shutdown()
         part = Part(files=files, tensors=self._tensors)
         write_text(_part(self._folder, self._writer), part.model_dump_json())
 
@@ -115,7 +121,7 @@ class CheckpointWriter:
         file = f"{self._writer}.{kind}-{self._numbers[kind]}.safetensors"
         self._numbers[kind] += 1
         kinds = {key: Kind(tensor.dtype, tuple(tensor.shape)) for key, tensor in group.items()}
-        future = self._thread.submit(tensorfile.write, self._folder / file, kinds, group.__getitem__)
+        future = self._threads.submit(tensorfile.write, self._folder / file, kinds, group.__getitem__)
         self._written[file], self._waiting[future] = future, _size(group)
         while self._backlog is not None and sum(self._waiting.values()) > self._backlog:
             done, _ = wait([next(iter(self._waiting))])
