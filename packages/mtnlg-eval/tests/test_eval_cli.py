@@ -87,7 +87,7 @@ def test_an_evaluation_leaves_results_samples_and_a_summary(
     for part in ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"):
         assert set(results[part]) == entries
     assert {name: results["n-shot"][f"{name}_few"] for name in ROWS} == FEW
-    assert results["n-samples"]["race_h_0"] == {"original": 3, "effective": 3}
+    assert results["n-samples"]["race_h_0"] == {"original": 4, "effective": 4}
     assert results["config"]["model_args"]["digest"] == checkpoint.digest
     assert {path.stem for path in (out / "samples").iterdir()} == entries
     (sample, *_) = map(json.loads, (out / "samples" / "hans_1.jsonl").read_text().splitlines())
@@ -228,7 +228,7 @@ def test_nothing_of_lm_eval_is_heard(checkpoint: Checkpoint, tmp_path: Path) -> 
     told = outside(words, tmp_path)
     assert told.returncode == 0
     assert told.stderr.count("\n") == 1
-    assert told.stderr.startswith("scoring: 78/78 requests")
+    assert told.stderr.startswith("scoring: 102/102 requests")
     assert outside(("--quiet", *words), tmp_path).stderr == ""
 
 

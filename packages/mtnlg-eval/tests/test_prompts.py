@@ -58,7 +58,7 @@ def test_lambada_is_plain_at_0_shots_and_cloze_from_one_on(load_task: Load) -> N
 
 def test_race_scores_every_question_and_fills_in_the_earlier_answers(load_task: Load) -> None:
     task = load_task("race_h")
-    assert [doc["id"] for doc in task.eval_docs] == ["high1.txt-1", "high1.txt-2", "high2.txt-1"]
+    assert [doc["id"] for doc in task.eval_docs] == ["high1.txt-1", "high1.txt-2", "high1.txt-3", "high2.txt-1"]
     second = str(task.doc_to_text(task.eval_docs[1]))
     assert "Question: What does the school sell?\nAnswer: Honey.\nQuestion:" in second
     assert second.endswith("\nAnswer:")

@@ -166,7 +166,7 @@ def test_texts_hold_every_passage_question_and_option() -> None:
         "Ask -- The church of Ask was built in 1460. The town hall beside it was added in 1712.",
         "is the town hall of Ask older than its church",
     ]
-    assert len(told["race_h"]) == 2 + 3 + 12
+    assert len(told["race_h"]) == 2 + 4 + 16
     assert "Ida asked Ruth the way because Ida's map had got wet." in told["winogrande"]
     assert len(told["hellaswag"]) == 8
     assert told["piqa"][1] == "rub some soap on the hinges."

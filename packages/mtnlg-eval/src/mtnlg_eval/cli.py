@@ -27,7 +27,7 @@ Data = Annotated[
 ]
 
 
-Tasks = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(NAMES)}.")]
+Tasks = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(NAMES)}.", show_default="all nine")]
 
 
 @app.command("run")
@@ -44,8 +44,9 @@ def score(  # noqa: PLR0917  (typer names them)
 ) -> None:
     """Score a checkpoint on the paper's nine tasks at 0, 1 and few shots.
 
-    Writes results.json (lm-eval's schema), summary.json and samples/ into --out. A task that cannot run is named, the
-    others go on, and the exit status is 1.
+    Writes results.json (lm-eval's schema), summary.json and samples/ into --out.
+
+    A task that cannot run is named, the others go on, and the exit status is 1.
     """
     started = time.monotonic()
     names, asked = _names(tasks), _numbers(shots)
@@ -79,9 +80,9 @@ def texts(
     data: Data = None,
     tasks: Tasks = NINE,
 ) -> None:
-    """Write what must not be trained on: passages, questions and options of the rows that are scored.
+    """Write what must not be trained on, for the decontamination of mtnlg-data.
 
-    mtnlg-data takes the file for its decontamination. One object a line: task, id, text.
+    Passages, questions and options of the rows that are scored, one object a line: task, id, text.
     """
     names = _names(tasks)
     _refuse_missing(data)

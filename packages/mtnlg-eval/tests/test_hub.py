@@ -1,0 +1,84 @@
+"""Rows of the hub: what its data sets hold becomes the documents that the published files become. No network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import pytest
+
+from mtnlg_eval.data import read_task
+from mtnlg_eval.harness import task_manager, texts_from_hub
+from mtnlg_eval.rows import ROWS
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RACE = [
+    {"question": "q", "answer": "B", "options": ["1", "2", "3", "4"]},
+    {"question": "r", "answer": "A", "options": ["5", "6", "7", "8"]},
+]
+WINOGRANDE = {"sentence": "A, as _ left.", "option1": "B", "option2": "C", "answer": "2"}
+SCENE = {"ind": 4, "activity_label": "a", "ctx_a": "b", "ctx_b": ""}
+HELLASWAG = {**SCENE, "endings": ["1", "2", "3", "4"], "label": "3"}
+WIC = {"word": "w", "sentence1": "a w", "sentence2": "w", "start1": 2, "end1": 3}
+SUPERGLUE = {"idx": 3, "label": 1}
+HANS = {"gold_label": "entailment", "heuristic": "h", "subcase": "s", "template": "t", "pairID": "ex0"}
+# A row of each data set, under its name there, as its features are; labels are numbers or text as the hub has them.
+HUB: dict[str, tuple[str, str | None, str, dict[str, Any]]] = {
+    "lambada": ("EleutherAI/lambada_openai", "default", "test", {"text": "a passage of words"}),
+    "race_h": ("EleutherAI/race", "high", "test", {"article": "a", "problems": repr(RACE)}),
+    "boolq": ("aps/super_glue", "boolq", "validation", {"question": "q", "passage": "p", **SUPERGLUE}),
+    "winogrande": ("allenai/winogrande", "winogrande_xl", "validation", WINOGRANDE),
+    "hellaswag": ("Rowan/hellaswag", None, "validation", HELLASWAG),
+    "piqa": ("baber/piqa", None, "validation", {"goal": "g", "sol1": "a", "sol2": "b", "label": 1}),
+    "anli_r2": ("facebook/anli", None, "test_r2", {"uid": "u", "premise": "p", "hypothesis": "h", "label": 2}),
+    "hans": ("csv", None, "validation", {"sentence1": "a", "sentence2": "b", **HANS}),
+    "wic": ("aps/super_glue", "wic", "validation", WIC | SUPERGLUE),
+}
+POOLS = {"lambada": "test", "race_h": "test", "anli_r2": "train_r2"}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """Stands in for the hub; returns what was asked of it."""
+    asked: list[tuple[str, str | None]] = []
+
+    def load_dataset(path: str, name: str | None = None, **_: object) -> dict[str, list[dict[str, Any]]]:
+        asked.append((path, name))
+        for task, (own_path, own_name, split, row) in HUB.items():
+            if (own_path, own_name) == (path, name):
+                return {split: [row], POOLS.get(task, "train"): [row]}
+        raise AssertionError(path)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return asked
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_task_takes_its_rows_from_its_data_set(name: str, hub: list[tuple[str, str | None]]) -> None:
+    path, dataset, _, row = HUB[name]
+    task = task_manager(None).load([name])["tasks"][name]
+    assert hub == [(path, dataset)]
+    expected = ROWS[name].model_validate(row).documents()
+    assert task.eval_docs == task.rows.shots == expected
+    assert [text for _, text in texts_from_hub(name)] == list(dict.fromkeys(ROWS[name].model_validate(row).texts()))
+
+
+def test_a_row_of_the_hub_that_is_wrong_is_named(
+    hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del hub
+    path, name, split, row = HUB["boolq"]
+    monkeypatch.setitem(HUB, "boolq", (path, name, split, row | {"label": -1}))
+    with pytest.raises(Failure, match="aps/super_glue validation row 1: label = -1: unknown label"):
+        task_manager(None).load(["boolq"])
+
+
+def test_a_folder_needs_no_hub(hub: list[tuple[str, str | None]], tmp_path: Path) -> None:
+    (tmp_path / "lambada").mkdir()
+    (tmp_path / "lambada" / "test.txt").write_text("a passage of words\n")
+    task = task_manager(tmp_path).load(["lambada"])["tasks"]["lambada"]
+    assert task.eval_docs == read_task(tmp_path, "lambada").scored
+    assert not hub
