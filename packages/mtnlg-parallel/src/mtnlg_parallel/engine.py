@@ -35,6 +35,7 @@ def join(layout: Layout) -> torch.device:
     cuda = torch.cuda.is_available()
     os.environ["DS_ACCELERATOR"] = "cuda" if cuda else "cpu"
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # megatron-core orders its overlap by it
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core decorates with torch.compile what we never call
     # DeepSpeed still calls collectives by names that torch is about to drop.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")

@@ -1,0 +1,47 @@
+"""The README's blocks are true: Python prints what its comments say, the recipe loads, the commands exist."""
+
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import typer
+from typer.main import get_command
+
+from mtnlg_parallel.cli import app
+from mtnlg_parallel.recipe import load_recipe
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def test_python_prints_what_the_comments_say() -> None:
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        said = StringIO()
+        with redirect_stdout(said):
+            exec(compile(block, "README.md", "exec"), names)  # noqa: S102  (the block is what is tested)
+        promised = [re.split(r"\s{2,}# ", line)[1] for line in block.splitlines() if line.startswith("print")]
+        for line, promise in zip(said.getvalue().splitlines(), promised, strict=True):
+            assert promise.startswith(line)
+
+
+def test_the_recipe_loads(tmp_path: Path) -> None:
+    (block,) = blocks("toml")
+    path = tmp_path / "train.toml"
+    path.write_text(block)
+    assert load_recipe(path).model.layers == 24
+
+
+def test_every_command_and_option_exists() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    context = typer.Context(get_command(app))
+    used = re.findall(r"(?:mtnlg-parallel|mtnlg_parallel\.cli) (train|layout) ((?:recipes|RECIPE).*)", README)
+    assert {name for name, _ in used} == set(commands)
+    for name, words in used:
+        options = {option for parameter in commands[name].get_params(context) for option in parameter.opts}
+        options |= {option for parameter in commands[name].get_params(context) for option in parameter.secondary_opts}
+        assert set(re.findall(r"--[a-z-]+", words)) <= options
