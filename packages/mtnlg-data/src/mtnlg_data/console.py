@@ -156,16 +156,18 @@ def _silent(n: int, note: str = "") -> None:
 
 
 def _plain_lines(label: str, total: int, unit: str) -> Advance:
-    started = shown = time.monotonic()
+    """A line every ten seconds and one at the end; nothing of what ends before the first line is due."""
+    began = time.monotonic()
+    shown = began
     done = 0
 
     def advance(n: int, note: str = "") -> None:
         nonlocal done, shown
         done += n
         now = time.monotonic()
-        if done >= total or now - shown >= SECONDS_BETWEEN_LINES:
+        if now - shown >= SECONDS_BETWEEN_LINES or (done >= total and shown > began):
             shown = now
-            rate = done / max(now - started, 1e-9)
+            rate = done / (now - began)
             left = (total - done) / rate if rate else 0.0
             say(f"{label}: {done}/{total} {unit} {rate:.1f}/s, {left:.0f} s left {note}".rstrip())
 
