@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -63,7 +64,8 @@ def score(  # noqa: PLR0917  (typer names them)
 
     evaluation = Evaluation(names, asked, data, limit)
     lm = DecoderLM.open(opened, out / "scores.sqlite")
-    evaluation.run(lm, out)
+    with closing(lm.store):
+        evaluation.run(lm, out)
     summary = evaluation.write(lm, opened, out, time.monotonic() - started)
     if as_json:
         print_json(summary)

@@ -6,15 +6,15 @@ the tokens: another checkpoint, or the same at another precision, never finds an
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import sqlite3
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_model.console import Failure
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 KEYS_AT_ONCE = 500
@@ -28,12 +28,11 @@ class Store:
         self._model = model.encode()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        self._path = path
+        with self._told():
             self._connection = sqlite3.connect(path or ":memory:")
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT NOT NULL)")
-        except sqlite3.Error as error:
-            raise Failure(f"{path}: cannot hold the answers ({error}); remove it or give another --out") from None
 
     def key(self, *parts: object) -> bytes:
         """The key of a question to this model, ``parts`` being JSON values such as tokens."""
@@ -46,18 +45,25 @@ class Store:
         for start in range(0, len(keys), KEYS_AT_ONCE):
             part = keys[start : start + KEYS_AT_ONCE]
             marks = ",".join("?" * len(part))
-            rows = self._connection.execute(f"SELECT key, answer FROM answers WHERE key IN ({marks})", part)  # noqa: S608  (marks)
-            found |= {key: json.loads(answer) for key, answer in rows}
+            query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608  (question marks)
+            with self._told():
+                found |= {key: json.loads(answer) for key, answer in self._connection.execute(query, part)}
         return found
 
     def keep(self, answers: Iterable[tuple[bytes, Any]]) -> None:
         """Write these answers, all of them or, if the process dies here, none."""
         told = [(key, json.dumps(answer, ensure_ascii=False)) for key, answer in answers]
+        with self._told(), self._connection:
+            self._connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", told)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A file that fails ends the whole run, as OSError does; a `Failure` would be one task's."""
         try:
-            with self._connection:
-                self._connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", told)
+            yield
         except sqlite3.Error as error:
-            raise Failure(f"the answers cannot be kept: {error}") from None
+            why = f"cannot hold the answers ({error}); remove it or give another --out"
+            raise OSError(errno.EIO, why, str(self._path)) from None
 
     def close(self) -> None:
         """Close the file."""
