@@ -161,6 +161,25 @@ def test_every_place_of_every_ngram_is_found_by_start_the_longest_first(
         assert [(m.start, m.end, numbered[m.ngram]) for m in found] == [e for e in expected if e[2] in ngrams]
 
 
+@settings(max_examples=300)
+@given(text=prose, texts=task_texts, window=st.integers(0, 9), shortest=st.integers(0, 9))
+def test_the_pieces_of_a_text_are_those_of_the_definition(
+    text: str, texts: list[tuple[str, str]], window: int, shortest: int
+) -> None:
+    how = SMALL.model_copy(update={"window": window, "shortest": shortest})
+    ngrams = [" ".join(ngram) for ngram in sorted(plain_ngrams(texts, how))]
+    matches = NgramSet(ngrams, how.minimum).search([text])[0]
+    left = pieces(text, matches, window, shortest)[0] if matches else [text]
+    assert left == plain_cut(text, plain_ngrams(texts, how), how)
+
+
+def test_documents_are_the_same_whatever_the_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [around(f"{THIRTEEN if n % 3 else ''} {n}", left=100 * n) for n in range(9)]
+    _, expected = run(tmp_path, documents, [("wic", THIRTEEN)], PAPER)
+    monkeypatch.setattr("mtnlg_data.document.ROWS_A_GROUP", 2)
+    assert run(tmp_path, documents, [("wic", THIRTEEN)], PAPER)[1] == expected
+
+
 # --- the paper's figures ---------------------------------------------------------------------------------------------
 
 THIRTEEN = "one two three four five six seven eight nine ten eleven twelve thirteen"
@@ -263,6 +282,17 @@ def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_piece_of_a_cut_holds_no_match_begun_in_what_was_cut() -> None:
     text = "aa bb. cc dd"
     assert pieces(text, [Match(0, 5, 0), Match(3, 9, 1)], 0, 0) == ([" cc dd"], [Match(0, 5, 0)])
+
+
+def test_a_cut_stops_at_punctuation_that_stands_exactly_at_its_edge() -> None:
+    left = [pieces("aaaa.bbbXccc.dddd", [Match(8, 9, 0)], window, 0)[0] for window in (3, 4, 5)]
+    assert left == [["aaaa.", "dddd"], ["aaaa."], []]
+
+
+def test_what_is_too_short_to_be_kept_is_not_searched_on() -> None:
+    matches = [Match(0, 1, 0), Match(4, 5, 1)]
+    assert pieces("X.  Y", matches, 0, 4) == ([], matches[:1])
+    assert pieces("X.  Y", matches, 0, 3) == ([], matches)
 
 
 def test_neither_workers_nor_the_order_of_shards_move_a_byte(tmp_path: Path) -> None:

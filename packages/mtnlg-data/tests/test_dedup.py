@@ -195,6 +195,18 @@ def test_neither_workers_nor_the_order_of_shards_move_a_byte(tmp_path: Path, sha
     assert len(contents(tmp_path / "one")) == len(shards) + 1
 
 
+def test_documents_are_the_same_whatever_the_row_groups(
+    tmp_path: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for out in ("large", "small"):
+        paths = write_shards(tmp_path, documents, 2)
+        _, ledger = run(paths, tmp_path / out)
+        runs.append([ledger, *(pq.read_table(tmp_path / out / path.name).to_pylist() for path in paths)])
+        monkeypatch.setattr("mtnlg_data.document.ROWS_A_GROUP", 2)
+    assert runs[0] == runs[1]
+
+
 class Killed(Exception):  # noqa: N818  (no error, an end)
     pass
 
