@@ -19,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import Document, batches, write_documents
@@ -214,11 +216,16 @@ def test_gpt2s_two_files_give_gpt2s_ids(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_json_without_an_end_token_gets_one_and_one_elsewhere_is_refused(tmp_path: Path) -> None:
-    words = Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
+    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1, "[CLS]": 2}, unk_token="[UNK]"))  # noqa: S106
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
     words.enable_truncation(2)
     words.save(str(tmp_path / "words.json"))
     account = run(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "words.json"))
-    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (3, 2)
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (4, 3)
+    store = TokenStore(tmp_path / "out" / "code")
+    assert min(len(store[n]) for n in range(len(store))) > 10  # nothing is cut
+    assert set(store.read(0, store.tokens).tolist()) == {0, 1, 3}  # and nothing is put in but ends
     first = Tokenizer(BPE({EOD: 0, "a": 1}, []))
     first.save(str(tmp_path / "first.json"))
     with pytest.raises(Failure, match=r"first\.json: <\|endoftext\|> is token 0 of 2, and must be the last"):
