@@ -54,9 +54,13 @@ def test_a_draw_is_fair() -> None:
     assert all(abs(firsts.count(name) - 1000) < 137 for name in "0123")
 
 
-@given(st.integers(0, 60), st.integers(0, 60))
-def test_the_most_that_fit_are_found(count: int, room: int) -> None:
-    assert most_that_fit(count, lambda shots: shots <= room) == min(count, room)
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(0, 900))
+def test_the_most_that_fit_are_found(lengths: list[int], room: int) -> None:
+    def size(shots: int) -> int:
+        return 7 + sum(lengths[:shots])
+
+    expected = max((n for n in range(len(lengths) + 1) if size(n) <= room), default=0)
+    assert most_that_fit(len(lengths), size, room) == expected
 
 
 def prompts_by_id(task: PaperTask) -> dict[str, list[str]]:

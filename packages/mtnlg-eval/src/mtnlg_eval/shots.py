@@ -7,7 +7,6 @@ one shot.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +50,21 @@ def _shuffled(size: int, random: Random) -> Iterator[int]:
         moved[other] = moved.get(place, place)
 
 
-def most_that_fit(count: int, fits: Callable[[int], bool]) -> int:
-    """The largest number of shots up to ``count`` that fits, where every smaller number fits as well."""
-    return bisect_left(range(1, count + 1), 1, key=lambda shots: not fits(shots))
+def most_that_fit(count: int, size: Callable[[int], int], room: int) -> int:
+    """The largest number of shots up to ``count`` whose prompt has a ``size`` of at most ``room``; 0 where none has.
+
+    A prompt grows with its shots. Each guess is in proportion to the last one's size, so that two or three prompts are
+    tokenized, and one alone where all shots fit.
+    """
+    fits, too_many, guess = 0, count + 1, count
+    while too_many - fits > 1:
+        told = size(guess)
+        if told <= room:
+            fits = guess
+        else:
+            too_many = guess
+        guess = min(max(guess * room // max(told, 1), fits + 1), too_many - 1)
+    return fits
 
 
 class DrawnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no types

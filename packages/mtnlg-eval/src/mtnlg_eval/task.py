@@ -122,12 +122,12 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         if room < 1:
             raise Failure(f"{self.config.task} {doc['id']}: {answer} tokens to score are more than the context holds")
 
-        def fits(shots: int) -> bool:
+        def size(shots: int) -> int:
             context = render(doc, num_fewshot=shots, **options)
-            return all(len(self._model.tok_encode(text)) <= room for text in _texts(context))
+            return max(len(self._model.tok_encode(text)) for text in _texts(context))
 
-        shots = most_that_fit(len(self.sampler.drawn), fits)
-        self.shown.append(Shown(shots, truncated=not shots and not fits(0)))
+        shots = most_that_fit(len(self.sampler.drawn), size, room)
+        self.shown.append(Shown(shots, truncated=not shots and size(0) > room))
         context: str | list[str] = render(doc, num_fewshot=shots, **options)
         return context
 
