@@ -68,9 +68,15 @@ def test_every_stage_says_what_it_kept_and_why_it_dropped_the_rest(main_job: Pat
     for stage in stages:
         for source, counts in stage["sources"].items():
             dropped = sum(counts["dropped"].values())
-            assert counts["documents_in"] - dropped == counts["documents_out"], (stage["name"], source)
+            left = counts["documents_in"] - dropped
+            cut = stage["name"] == "decontaminate"  # what is left of a document on both sides of a cut
+            assert counts["documents_out"] == left or (cut and counts["documents_out"] > left), (stage["name"], source)
     assert stages[0]["documents_in"] > 1000
     assert stages[-1]["documents_out"] > 1000
+
+
+def test_a_document_that_holds_a_text_of_the_tasks_is_cut(main_job: Path) -> None:
+    assert read_json(main_job / "data" / "summary.json")["decontamination"]["cuts_by_task"]["boolq"] > 0
 
 
 def test_the_loss_falls_well_below_the_unigram_entropy(main_job: Path) -> None:
@@ -111,7 +117,6 @@ def test_the_report_stands_by_itself(main_job: Path) -> None:
 def test_the_same_command_again_finds_everything_done(main_job: Path) -> None:
     kept = ["report.html", "results.json", "data/summary.json", "train/metrics.jsonl", "eval/summary.json"]
     before = [(main_job / name).read_bytes() for name in kept]
-    assert run("mtnlg-data", "run", "recipes/quickstart", "--help").returncode == 0
     done = run(sys.executable, "-m", "nox", "-s", "quickstart")
     assert done.returncode == 0, done.stderr
     assert [(main_job / name).read_bytes() for name in kept] == before
