@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import settings
 
+from mtnlg_data.engine import Local
+from mtnlg_data.pipeline import curate
+from mtnlg_data.recipe import load_recipe
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
+
+    from mtnlg_data.engine import Summary
 
 # Machines differ, and the first example pays for what is compiled or imported.
 settings.register_profile("no clock", deadline=None)
@@ -35,3 +42,20 @@ def units(_modules_beside: None) -> ModuleType:
 def corpus(_modules_beside: None) -> ModuleType:
     """``small_corpus.py``."""
     return importlib.import_module("small_corpus")
+
+
+class Run(NamedTuple):
+    """A finished curation."""
+
+    recipe: Path
+    out: Path
+    summary: Summary
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Run:
+    """A curation of the small corpus that nobody disturbed; not to be written to."""
+    folder = tmp_path_factory.mktemp("run")
+    recipe = corpus.write_run(folder)
+    with closing(Local(1)) as engine:
+        return Run(recipe, folder / "data", curate(load_recipe(recipe), folder / "data", engine))

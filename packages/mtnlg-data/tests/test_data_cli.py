@@ -6,10 +6,9 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,10 +16,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.document import Document, batches, read_documents, write_documents
-from mtnlg_data.engine import Local
 from mtnlg_data.inspection import inspected
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -30,12 +26,9 @@ COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    with closing(Local(1)) as engine:
-        curate(load_recipe(corpus.write_run(folder, pages=40)), folder / "data", engine)
-    return folder / "data"
+@pytest.fixture
+def out(finished: Any) -> Path:  # noqa: ANN401  (the curation that conftest.py runs)
+    return Path(finished.out)
 
 
 def test_help_and_version_answer_without_the_libraries() -> None:

@@ -14,11 +14,12 @@ import sys
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow.parquet as pq
 import pytest
 
+from mtnlg_data.cli import main
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
 STAGES = ["extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize"]
-MOST_KILLS = 5
+MOST_KILLS = 4
 
 
-class Run(NamedTuple):
-    """A finished run."""
+class Run(Protocol):
+    """A finished curation, as the fixture ``finished`` gives it."""
 
     recipe: Path
     out: Path
@@ -60,14 +61,6 @@ def tokens(out: Path) -> dict[str, bytes]:
 
 def changed(out: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.parent != out}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Run:
-    """A run that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("run")
-    recipe = corpus.write_run(folder)
-    return Run(recipe, folder / "data", run(recipe, folder / "data"))
 
 
 # --- what comes out --------------------------------------------------------------------------------------------------
@@ -157,12 +150,11 @@ def test_a_damaged_result_is_found_and_made_again(finished: Run, tmp_path: Path,
     assert tokens(tmp_path / "data") == tokens(finished.out)
 
 
-def test_another_input_file_is_noticed(tmp_path: Path, corpus: ModuleType) -> None:
-    recipe = corpus.write_run(tmp_path)
-    first = run(recipe, tmp_path / "data")
-    corpus.write_jsonl(tmp_path / "raw" / "books" / "2.jsonl.zst", [{"text": corpus.text(n)} for n in range(200, 210)])
-    second = run(recipe, tmp_path / "data")
-    assert second["tokens"]["books"]["documents"] == first["tokens"]["books"]["documents"] + 10
+def test_another_input_file_is_noticed(finished: Run, tmp_path: Path, corpus: ModuleType) -> None:
+    folder = shutil.copytree(finished.recipe.parent, tmp_path / "moved")
+    corpus.write_jsonl(folder / "raw" / "books" / "2.jsonl.zst", [{"text": corpus.text(n)} for n in range(200, 210)])
+    summary = run(finished.recipe, folder / "data", f"input={folder}")
+    assert summary["stages"][0]["documents_in"] == finished.summary["stages"][0]["documents_in"] + 10
 
 
 # --- no kill and no number of workers changes the end ----------------------------------------------------------------
@@ -232,17 +224,27 @@ def test_a_disk_that_takes_no_more_is_one_line_and_the_same_command_goes_on(fini
     ],
 )
 def test_what_cannot_work_ends_before_any_work(
-    finished: Run, tmp_path: Path, options: list[str], status: int, words: str
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    options: list[str],
+    status: int,
+    words: str,
 ) -> None:
-    ended = command(finished.recipe, tmp_path / "data", *options)
-    assert ended.returncode == status
-    assert words in last_line(ended)
+    command_line = ["mtnlg-data", "run", str(finished.recipe), "--out", str(tmp_path / "data"), *options]
+    monkeypatch.setattr(sys, "argv", command_line)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    assert words in capsys.readouterr().err.strip().splitlines()[-1]
     assert not (tmp_path / "data").exists()
 
 
 def test_a_folder_in_which_another_run_is_at_work_is_refused(finished: Run) -> None:
     with (finished.out / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.lockf(lock, fcntl.LOCK_EX)
         ended = command(finished.recipe, finished.out)
     assert (ended.returncode, last_line(ended).endswith("wait for it, or give another --out")) == (1, True)
 

@@ -165,9 +165,9 @@ def _alone_in(out: Path) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: a child of a killed run would hold on to it
+        except (BlockingIOError, PermissionError):
             raise Failure(f"{out}: another run is at work here; wait for it, or give another --out") from None
         for leftover in out.rglob(".*.tmp"):
-            leftover.unlink()
+            leftover.unlink(missing_ok=True)
         yield
