@@ -55,6 +55,7 @@ greek = st.text(
 
 
 @given(one=greek, other=greek)
+@example(one="a\u03a3", other="a")
 def test_folding_a_character_does_not_look_at_its_neighbours(one: str, other: str) -> None:
     assert fold(one + other) == fold(one) + fold(other)
     assert len(fold(one)) == len(one)

@@ -86,7 +86,7 @@ class NgramSet:
         self._is_prefix = np.zeros(1 << bits, np.bool_)
         self._is_prefix[prefixes >> self._shift] = True
         self._by_length: list[tuple[int, NDArray[np.uint64], NDArray[np.int64]]] = []
-        for length in sorted(set(counts.tolist()), reverse=True):
+        for length in sorted(set(counts.tolist())):
             numbers = np.flatnonzero(counts == length)
             whole = runs_of(hashes, length, bounds[numbers])
             order = np.argsort(whole, kind="stable")
