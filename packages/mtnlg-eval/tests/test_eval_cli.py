@@ -227,8 +227,7 @@ def test_nothing_of_lm_eval_is_heard(checkpoint: Checkpoint, tmp_path: Path) -> 
     words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path / "eval", "--tasks", "race_h,lambada")
     told = outside(words, tmp_path)
     assert told.returncode == 0
-    assert told.stderr.count("\n") == 1
-    assert told.stderr.startswith("scoring: 102/102 requests")
+    assert all(line.startswith("scoring: ") for line in told.stderr.splitlines()), told.stderr
 
 
 def test_rows_longer_than_the_context_are_told_once_and_counted(
