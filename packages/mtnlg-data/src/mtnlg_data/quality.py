@@ -24,6 +24,7 @@ from .document import SCHEMA, read_documents, source_of, write_documents
 from .engine import checksum, key_of, run_units
 from .funnel import Tally, passed, stage
 from .settings import Settings
+from .shards import Made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +92,8 @@ def quality(
     run_units(engine, draw_sample, samples, "quality: sample")
     training = Training(tuple(samples), settings, out / "classifier.npy")
     (measured,) = run_units(engine, train_classifier, [training], "quality: train")
-    units = [Filtering(shard, checksum(shard), training, out / shard.name) for shard in classes[False]]
+    made = Made.by(training)
+    units = [Filtering(shard, checksum(shard), made, settings, out / shard.name) for shard in classes[False]]
     summaries = run_units(engine, filter_shard, units, "quality: score")
     counted = {name: np.sum([summary[name] for summary in summaries], axis=0) for name in ("candidates", "kept")}
     histograms = {"edges": EDGES.round(2).tolist(), **{name: counts.tolist() for name, counts in counted.items()}}
@@ -179,20 +181,21 @@ class Filtering:
 
     shard: Path
     checksum: str
-    training: Training
+    classifier: Made
+    settings: QualitySettings
     output: Path
 
     @cached_property
     def key(self) -> str:
         """See ``Unit``."""
-        return key_of("quality filter", self.shard.name, self.checksum, self.training.key)
+        return key_of("quality filter", self.shard.name, self.checksum, self.classifier.key)
 
 
 def filter_shard(unit: Filtering) -> Summary:
     """Run one unit."""
     tally = Tally(source_of(unit.shard))
-    classifier = Classifier.load(unit.training.output)
-    settings = unit.training.settings
+    classifier = Classifier.load(unit.classifier.path)
+    settings = unit.settings
     candidates, kept = np.zeros(len(EDGES) - 1, np.int64), np.zeros(len(EDGES) - 1, np.int64)
 
     def survivors() -> Iterator[pa.RecordBatch]:
