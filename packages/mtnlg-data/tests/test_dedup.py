@@ -242,11 +242,15 @@ def test_killed_after_any_number_of_units_it_goes_on_to_the_same_bytes(tmp_path:
     assert again["duplicates"]["cluster_sizes"] == account["duplicates"]["cluster_sizes"]
 
 
-def test_a_damaged_state_file_is_found_and_made_again(tmp_path: Path, shards: list[Path]) -> None:
-    run(shards, tmp_path / "out")
+def test_a_damaged_state_file_is_found_and_made_again(tmp_path: Path, documents: list[Document]) -> None:
+    settings = WORDS.model_copy(update={"bands": 2, "rows": 5})
+    shards = write_shards(tmp_path, documents)
+    run(shards, tmp_path / "out", settings)
     before = contents(tmp_path / "out")
-    for path in sorted((tmp_path / "out").glob("state/*[!n]")):  # all but the manifests
+    state = [path for path in (tmp_path / "out" / "state").iterdir() if path.suffix != ".json"]
+    assert len(state) == 2 * len(shards) + 2 * settings.bands + 1
+    for path in state:
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         (tmp_path / "out" / "removed.parquet").unlink()
-        run(shards, tmp_path / "out")
+        run(shards, tmp_path / "out", settings)
         assert contents(tmp_path / "out") == before, path.name
