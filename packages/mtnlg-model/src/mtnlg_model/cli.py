@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
-from .console import UsageFailure, application, print_json, progress, run, say
+from .console import Failure, UsageFailure, application, print_json, progress, run, say
 from .manifest import read_manifest
 from .settings import validate
 from .steps import resolve
@@ -169,17 +169,32 @@ def export(
 
 @app.command("import")
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A Hugging Face GPT-2 folder with safetensors weights.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of weights, Hugging Face's or DeepSpeed's.")],
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder to make; must not exist.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="DeepSpeed only: the tokenizer.json to put beside.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="DeepSpeed only: number of attention heads.")] = None,
 ) -> None:
-    """Make a checkpoint, without optimizer state, from a Hugging Face GPT-2 folder."""
+    """Make a checkpoint, without optimizer state, from other weights.
+
+    DIR is a Hugging Face GPT-2 folder with safetensors, or a Megatron-DeepSpeed pipeline checkpoint (its layer_*.pt
+    files, opened as tensors only). No other pickle is opened.
+    """
+    from . import deepspeed_pipeline  # noqa: PLC0415  (torch)
     from .huggingface import import_gpt2, read_config  # noqa: PLC0415  (torch)
 
-    config = read_config(folder)
-    with progress("import", len(config.parameter_shapes()), "tensors") as advance:
-        import_gpt2(folder, checkpoint, advance)
+    if (folder / ".metadata").exists():
+        raise Failure(
+            f"{folder}: a torch.distributed checkpoint, whose index is a pickle; export it to Hugging Face first"
+        )
+    if deepspeed_pipeline.is_pipeline(folder):
+        if tokenizer is None or heads is None:
+            raise UsageFailure(f"{folder}: a DeepSpeed checkpoint tells neither; give --tokenizer FILE and --heads N")
+        with progress("import", deepspeed_pipeline.count_files(folder), "files") as advance:
+            config = deepspeed_pipeline.import_pipeline(folder, checkpoint, tokenizer, heads, advance)
+    else:
+        config = read_config(folder)
+        with progress("import", len(config.parameter_shapes()), "tensors") as advance:
+            import_gpt2(folder, checkpoint, advance)
     say(f"{checkpoint}: {config.parameters:,} parameters")
 
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import math
 import shutil
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .checkpoint import CheckpointWriter, Layout, Progress, publish
 from .config import ModelConfig
 from .console import Failure
-from .files import sync_directory, write_json
+from .conversion import new_checkpoint, new_folder
+from .files import write_json
 from .manifest import TOKENIZER
 from .settings import validate
 from .tensorfile import DTYPES, Kind, TensorFile, write
 from .tokenizer import EOD, Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -118,7 +116,7 @@ def export_gpt2(checkpoint: Checkpoint, folder: Path, advance: Advance) -> None:
         return to_gpt2(ours[key], checkpoint.tensor(ours[key]), config.heads)
 
     shards = _shards(kinds)
-    with _new_folder(folder) as partial:
+    with new_folder(folder) as partial:
         files = [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
         files = files if len(files) > 1 else ["model.safetensors"]
         for file, shard in zip(files, shards, strict=True):
@@ -146,18 +144,11 @@ def import_gpt2(folder: Path, target: Path, advance: Advance) -> None:
     for key in held:
         if key not in ours and f"transformer.{key}" not in ours and not key.endswith(LEFT_ALONE):
             raise Failure(f"{folder}: {key}: a tensor that GPT-2 does not have")
-    with _new_folder(target) as partial:
-        writer = CheckpointWriter(partial, 0, "import", copy=False, backlog=0)
+    with new_checkpoint(target, config, folder / TOKENIZER) as writer:
         for name, shape in config.parameter_shapes().items():
             tensor = from_gpt2(name, _tensor(folder, held, name, shape), config.heads)
             writer.add(name, shape, "weight", None, tensor)
             advance(1)
-        writer.close()
-        progress = Progress(step=0, samples=0, tokens=0, loss=0.0, stream="", layout=Layout())
-        step = publish(partial, 0, ["import"], config, progress, folder / TOKENIZER)
-        for path in step.iterdir():
-            path.rename(partial / path.name)
-        step.rmdir()
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -287,20 +278,3 @@ def _tensor(folder: Path, held: dict[str, TensorFile], name: str, shape: tuple[i
     tensor = torch.empty(expected, dtype=DTYPES[stored.dtype])
     held[key].read(key, [(0, tensor.numel())], tensor)
     return tensor
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, renamed to ``folder`` when it is whole and removed when it is not."""
-    if folder.exists():
-        raise Failure(f"{folder}: exists already; remove it or name another")
-    partial = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        sync_directory(partial)
-        partial.rename(folder)
-        sync_directory(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

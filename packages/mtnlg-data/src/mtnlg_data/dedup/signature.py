@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from datasketch import MinHash
 
 from mtnlg_data.compiled import compiled
 from mtnlg_data.document import read_documents
@@ -105,10 +106,9 @@ def _within(
 
 
 def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """The multipliers a (odd) and the offsets b of ``count`` permutations, as datasketch 2 draws them."""
-    draw = np.random.RandomState(seed)  # its stream is frozen, and datasketch's
-    a = draw.randint(0, 1 << 31, count, np.uint32) * np.uint32(2) + np.uint32(1)
-    return a, draw.randint(0, 1 << 32, count, np.uint32)
+    """The multipliers a (odd) and the offsets b of ``count`` permutations: datasketch's own."""
+    a, b = MinHash(num_perm=count, seed=seed, scheme="affine32").permutations
+    return a.astype(np.uint32), b.astype(np.uint32)
 
 
 def _minhash_by_arrays(
