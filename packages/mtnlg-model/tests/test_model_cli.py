@@ -136,13 +136,11 @@ def test_export_and_import_are_each_others_reverse(mtnlg_model: Command, checkpo
         assert first.tensor(name).equal(Checkpoint.open(tmp_path / "back").tensor(name))
 
 
-def test_import_tells_the_kinds_of_folders_apart(
-    mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path, tokenizer_path: Path
-) -> None:
+def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path: Path, tokenizer_path: Path) -> None:
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / ".metadata").touch()
     _, _, err = mtnlg_model("import", "dist", "out")
-    assert "dist: a torch.distributed checkpoint, whose index is a pickle; export it to Hugging Face first" in err
+    assert "dist: a torch.distributed checkpoint: its index is a pickle; export it to Hugging Face first" in err
     (tmp_path / "pipe").mkdir()
     (tmp_path / "pipe" / "layer_01-model_00-model_states.pt").touch()
     status, _, err = mtnlg_model("import", "pipe", "out")

@@ -184,7 +184,7 @@ def import_(
 
     if (folder / ".metadata").exists():
         raise Failure(
-            f"{folder}: a torch.distributed checkpoint, whose index is a pickle; export it to Hugging Face first"
+            f"{folder}: a torch.distributed checkpoint: its index is a pickle; export it to Hugging Face first"
         )
     if deepspeed_pipeline.is_pipeline(folder):
         if tokenizer is None or heads is None:
