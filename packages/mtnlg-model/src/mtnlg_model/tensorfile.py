@@ -11,10 +11,8 @@ import hashlib
 import json
 import os
 import struct
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -24,7 +22,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from concurrent.futures import Future
+    from hashlib import _Hash
     from io import FileIO
     from pathlib import Path
 
@@ -38,8 +36,7 @@ DTYPES: Final[dict[DtypeName, torch.dtype]] = {
 }
 NAMES: Final[dict[torch.dtype, DtypeName]] = {dtype: name for name, dtype in DTYPES.items()}
 MOST_HEADER_BYTES = 100_000_000
-CHUNK_BYTES = 8 << 20
-CHUNKS_BEHIND = 8
+CHUNK_BYTES = 256 << 10
 
 
 class Kind(NamedTuple):
@@ -75,38 +72,20 @@ def write(path: Path, kinds: Mapping[str, Kind], tensor: Callable[[str], Tensor]
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb", buffering=0) as file, _Hashing() as hashing:
-        _put(file, hashing, memoryview(struct.pack("<Q", len(text)) + text))
+    checksum = hashlib.sha256()
+    with path.open("wb", buffering=0) as file:
+        _put(file, checksum, memoryview(struct.pack("<Q", len(text)) + text))
         for key, _ in ordered:
-            _put(file, hashing, _bytes(tensor(key)))
+            _put(file, checksum, _bytes(tensor(key)))
         os.fsync(file.fileno())
-    return File(bytes=8 + len(text) + offset, sha256=hashing.checksum.hexdigest())
+    return File(bytes=8 + len(text) + offset, sha256=checksum.hexdigest())
 
 
-class _Hashing:
-    """SHA-256 in a thread beside the writing, a few chunks behind it at most, so that their tensors can be freed."""
-
-    def __init__(self) -> None:
-        self.checksum = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(1, "checksum")
-        self._behind: deque[Future[None]] = deque()
-
-    def add(self, chunk: memoryview) -> None:
-        self._behind.append(self._thread.submit(self.checksum.update, chunk))
-        if len(self._behind) > CHUNKS_BEHIND:
-            self._behind.popleft().result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-
-
-def _put(file: FileIO, hashing: _Hashing, block: memoryview) -> None:
+def _put(file: FileIO, checksum: _Hash, block: memoryview) -> None:
+    """Write and hash in chunks that stay in the processor's cache in between; hashing beside the writing was slower."""
     for start in range(0, len(block), CHUNK_BYTES):
         chunk = block[start : start + CHUNK_BYTES]
-        hashing.add(chunk)
+        checksum.update(chunk)
         while chunk:
             chunk = chunk[file.write(chunk) :]
 
