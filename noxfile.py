@@ -109,10 +109,9 @@ def recipe_of(session: nox.Session) -> tuple[Path, Path, list[str]]:
     parser = argparse.ArgumentParser(prog=f"nox -s {session.name} --", allow_abbrev=False)
     parser.add_argument("recipe", type=Path, help="a folder under recipes/")
     parser.add_argument("--out", type=Path, help="where the run lies (default runs/NAME)")
-    try:
-        known, options = parser.parse_known_args(session.posargs)
-    except SystemExit:
+    if not session.posargs or session.posargs[0].startswith("-"):
         session.error(f"usage: nox -s {session.name} -- recipes/NAME [--out DIR] [options]")
+    known, options = parser.parse_known_args(session.posargs)
     if not known.recipe.is_dir():
         names = ", ".join(sorted(map(str, Path("recipes").iterdir())))
         session.error(f"{known.recipe}: no such recipe; there are {names}")

@@ -189,6 +189,7 @@ def test_what_cannot_work_ends_before_any_rank_starts(  # noqa: PLR0917  (three 
 def test_missing_data_and_a_missing_recipe_are_named(recipe: Path, tmp_path: Path) -> None:
     done = finished("train", recipe, "--data", tmp_path / "none", "--out", tmp_path / "out")
     assert (done.returncode, "blend.json: No such file" in done.stderr) == (1, True), done.stderr
+    assert "internal error" not in done.stderr
     done = finished("layout", tmp_path / "none")
     assert (done.returncode, done.stderr) == (1, f"cli.py: {tmp_path / 'none'}: no such recipe\n")
 

@@ -102,12 +102,12 @@ def _guarded(command: Callable[[], object]) -> int:
         if _flags.debug:
             traceback.print_exc()
         sys.stderr.write(f"{name}: {_line(error)}\n")
-        return error.exit_status if isinstance(error, Failure) else 1
+        return getattr(error, "exit_status", 1)
     return 0
 
 
 def _line(error: Exception) -> str:
-    if isinstance(error, Failure):
+    if hasattr(error, "exit_status"):  # a Failure, of this module or of its twin
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
