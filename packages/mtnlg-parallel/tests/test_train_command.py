@@ -17,7 +17,7 @@ from mtnlg_model.checkpoint import Checkpoint
 from mtnlg_parallel.metrics import read_steps
 from mtnlg_parallel.recipe import load_recipe
 
-STEPS = 60
+STEPS = 30
 RECIPE = f"""
 [model]
 layers = 2
@@ -38,8 +38,8 @@ micro_batch = 2
 lr = 1e-2
 decay = 800
 precision = "fp32"
-checkpoint_every = 5
-validation_every = 20
+checkpoint_every = 4
+validation_every = 10
 validation_samples = 8
 """
 
@@ -113,7 +113,7 @@ def test_a_run_killed_in_every_way_ends_as_an_untouched_one(
     words = (recipe, "--data", data, "--out", out)
 
     with training(*words) as process:  # one rank is killed: the job ends, and says which
-        until(lambda: len(steps_of(out)) >= 7, process)
+        until(lambda: len(steps_of(out)) >= 6, process)
         os.kill(min(ranks_of(out)), signal.SIGKILL)
         _, said = process.communicate(timeout=60)
     last = said.strip().splitlines()[-1]
@@ -138,8 +138,7 @@ def test_a_run_killed_in_every_way_ends_as_an_untouched_one(
 
     done = under_torchrun("train", *words)  # the same command joins whoever has started it
     assert done.returncode == 0, done.stderr
-    assert f"{STEPS}/{STEPS}" not in done.stderr, "it did not begin again"
-    assert "steps" in done.stderr, "the progress is shown"
+    assert "at step 0" not in done.stderr, "it went on"
     again = finished("train", *words)
     assert (again.returncode, again.stderr.split(",", 1)[0]) == (0, f"already trained {STEPS} steps")
 
@@ -153,7 +152,7 @@ def test_a_run_killed_in_every_way_ends_as_an_untouched_one(
     assert ours.progress == theirs.progress
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["steps"], summary["layout"]) == (STEPS, {"tp": 1, "pp": 2, "dp": 1})
-    assert {path.name for path in (out / "checkpoints").iterdir()} == {"step-55", "step-60"}
+    assert {path.name for path in (out / "checkpoints").iterdir()} == {"step-28", "step-30"}
 
 
 def timeless(step: Mapping[str, Any]) -> dict[str, float]:

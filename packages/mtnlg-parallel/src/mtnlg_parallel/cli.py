@@ -53,8 +53,7 @@ def train(  # noqa: PLR0917  (typer names them)
     elif launch.is_rank():
         _be_a_rank(chosen, data, out, resume)
     else:
-        open_data(data, chosen)
-        start = prepare(out, chosen, resume)
+        start = prepare(out, chosen, open_data(data, chosen).train.fingerprint, resume)
         if not start.complete:
             say(
                 f"training {chosen.model.parameters:,} parameters over {chosen.layout}, "
@@ -70,7 +69,9 @@ def _be_a_rank(recipe: Recipe, data: Path, out: Path, resume: bool | None) -> No
     from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
     def first() -> Start | None:
-        return None if resume is None else prepare(out, recipe, resume)
+        if resume is None:
+            return None
+        return prepare(out, recipe, open_data(data, recipe).train.fingerprint, resume)
 
     run_rank(recipe, data, out, first)
 

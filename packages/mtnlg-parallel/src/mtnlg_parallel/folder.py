@@ -32,10 +32,11 @@ class Start(NamedTuple):
     complete: bool
 
 
-def prepare(out: Path, recipe: Recipe, resume: bool) -> Start:
+def prepare(out: Path, recipe: Recipe, stream: str, resume: bool) -> Start:
     """Make ``out`` ready for this recipe, and say where it stands; without ``resume`` an earlier run is removed.
 
-    Raises ``UsageFailure`` where ``out`` is the run of another recipe.
+    Raises ``UsageFailure`` where ``out`` is the run of another recipe, ``Failure`` where its token stream is another
+    than that of this fingerprint.
     """
     before = out / RECIPE
     if not resume:
@@ -44,7 +45,7 @@ def prepare(out: Path, recipe: Recipe, resume: bool) -> Start:
         raise UsageFailure(f"{out}: another run: {difference}; give another --out, or --no-resume to begin again")
     if done := _finished(out, recipe):
         return done
-    start = _start(out, recipe)
+    start = _start(out, recipe, stream)
     write_text(before, dump(recipe))
     metrics.cut_back(out, start.step)
     (out / SUMMARY).unlink(missing_ok=True)
@@ -66,7 +67,7 @@ def _clear(out: Path) -> None:
 
 def _finished(out: Path, recipe: Recipe) -> Start | None:
     """Where the run stands if it is complete."""
-    if not (out / SUMMARY).exists():
+    if not (out / SUMMARY).exists() or not any((out / CHECKPOINTS).glob("step-*")):
         return None
     summary = read_summary(out)
     if summary["samples"] < recipe.train.samples:
@@ -74,12 +75,14 @@ def _finished(out: Path, recipe: Recipe) -> Start | None:
     return Start(summary["steps"], summary["samples"], summary["steps"], complete=True)
 
 
-def _start(out: Path, recipe: Recipe) -> Start:
-    from mtnlg_model.checkpoint import Checkpoint, latest  # noqa: PLC0415  (imports torch)
+def _start(out: Path, recipe: Recipe, stream: str) -> Start:
+    from mtnlg_model.checkpoint import latest  # noqa: PLC0415  (imports torch)
+
+    from .sharding import open_checkpoint  # noqa: PLC0415  (as above)
 
     found = latest(out / CHECKPOINTS)
     step, samples = 0, 0
     if found:
-        progress = Checkpoint.open(found).progress
+        progress = open_checkpoint(found, recipe.model, stream).progress
         step, samples = progress.step, progress.samples
     return Start(step, samples, step + recipe.batch_size.number_of_steps(recipe.train.samples, samples), complete=False)

@@ -84,7 +84,8 @@ def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -
 
 
 def _start(number: int, layout: Layout, command: Sequence[str], port: int, logs: Path) -> Rank:
-    threads = max(1, len(os.sched_getaffinity(0)) // layout.world)
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    threads = max(1, cores // layout.world)
     environment = {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
@@ -128,7 +129,7 @@ def _obituary(ranks: Sequence[Rank], layout: Layout) -> str:
     status = first.process.returncode
     who = f"rank {first.number} ({layout.coordinates(first.number)})"
     lines = first.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    said = f": {lines[-1]}" if lines and status > 0 else ""
+    said = f": {lines[-1].removeprefix('cli.py: ')}" if lines and status > 0 else ""
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     return f"{who} {how}{said}; its log is {first.log}; the same command goes on from the newest checkpoint"
 
