@@ -1,0 +1,255 @@
+"""Saving and loading a model of 1.4 GB: mtnlg_model against torch.save, safetensors and torch.distributed.checkpoint.
+
+    python benchmarks/checkpoint_io.py [--rounds 5] [--folder DIR] [--out FILE]
+
+Every round runs every way once, each round in another order, so that a busy machine is busy for all; medians of the
+rounds are reported. mtnlg_model computes checksums and waits for the disk, as a checkpoint must. The others do neither,
+so each of them is timed as it is, and with an fsync of what it wrote. Loading is into tensors that exist: of the whole
+state, and of one tp-2 slice (of every weight what one of two ranks holds), with the bytes that each way takes by read
+calls (rchar of /proc/self/io) and from the disk (read_bytes, the file's pages dropped from the cache before). Memory is
+that of ``mtnlg-model export`` on a model far larger than its largest tensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import safetensors.torch
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from mtnlg_model import checkpoint
+from mtnlg_model.checkpoint import Checkpoint, CheckpointWriter, Layout, Progress
+from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PRESET = "gpt2-medium"
+EXPORTED = "dense-1.3b"
+PROGRESS = Progress(step=1, samples=1, tokens=1, loss=1.0, stream="", layout=Layout())
+TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {"<|endoftext|>": 0}, "merges": []}}
+Times = dict[str, list[float]]
+T = TypeVar("T")
+
+
+def sync(folder: Path) -> None:
+    """Wait until every file under ``folder`` is on disk."""
+    for path in [folder, *folder.rglob("*")]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def forget(folder: Path) -> None:
+    """Drop the pages of the files under ``folder`` from the cache."""
+    sync(folder)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def counters() -> dict[str, int]:
+    """The I/O counters of this process."""
+    return {
+        key: int(value) for key, value in (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    }
+
+
+def savers(decoder: Decoder, tokenizer: Path) -> dict[str, Callable[[Path], object]]:
+    """Every way to save, into an empty folder."""
+    state = dict(decoder.state_dict())
+    return {
+        "mtnlg_model": lambda folder: checkpoint.save(decoder, folder, 1, PROGRESS, tokenizer),
+        "torch.save": lambda folder: torch.save(state, folder / "model.pt"),
+        "safetensors": lambda folder: safetensors.torch.save_file(state, folder / "model.safetensors"),
+        "torch.distributed.checkpoint": lambda folder: save_distributed(state, checkpoint_id=folder, no_dist=True),
+    }
+
+
+def loaders(decoder: Decoder) -> dict[str, Callable[[Path], object]]:
+    """Every way to load the whole into ``decoder``."""
+    state = dict(decoder.state_dict())
+    return {
+        "mtnlg_model": lambda folder: checkpoint.load(decoder, Checkpoint.open(folder)),
+        "torch.save": lambda folder: decoder.load_state_dict(torch.load(folder / "model.pt")),
+        "safetensors": lambda folder: decoder.load_state_dict(
+            safetensors.torch.load_file(folder / "model.safetensors")
+        ),
+        "torch.distributed.checkpoint": lambda folder: load_distributed(state, checkpoint_id=folder, no_dist=True),
+    }
+
+
+def tp2_index(name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """What rank 0 of tp 2 holds: columns of row-parallel weights, rows of all else, norms and their like whole."""
+    if name.endswith(("out.weight", "down.weight")):
+        return (slice(None), slice(0, shape[1] // 2))
+    if any(part in name for part in ("qkv", "up.", "token")):
+        return (slice(0, shape[0] // 2),)
+    return ()
+
+
+def slicers(config: ModelConfig, targets: dict[str, torch.Tensor]) -> dict[str, Callable[[Path], None]]:
+    """Every way that can to load a tp-2 slice into ``targets``."""
+    indices = {name: tp2_index(name, shape) for name, shape in config.parameter_shapes().items()}
+
+    def ours(folder: Path) -> None:
+        opened = Checkpoint.open(folder)
+        for name, index in indices.items():
+            opened.tensor(name, index, out=targets[name])
+
+    def theirs(folder: Path) -> None:
+        with safetensors.safe_open(folder / "model.safetensors", "pt") as file:
+            for name, index in indices.items():
+                targets[name].copy_(file.get_slice(name)[index or (slice(None),)])
+
+    return {"mtnlg_model": ours, "safetensors": theirs}
+
+
+def measure(scratch: Path, rounds: int) -> dict[str, object]:
+    """All figures of one run."""
+    config = PRESETS[PRESET]
+    decoder = Decoder(config)
+    tokenizer = scratch / "tokenizer.json"
+    tokenizer.write_text("{}")
+    folders = {name: scratch / name for name in savers(decoder, tokenizer)}
+    saved, synced, loaded, sliced = (Times() for _ in range(4))
+    reads: dict[str, dict[str, int]] = {}
+    targets = {
+        name: torch.empty(shape)[tp2_index(name, shape)].clone() for name, shape in config.parameter_shapes().items()
+    }
+    size = sum(target.nbytes for target in targets.values())
+    for number in range(rounds):
+        for name, save in turned(savers(decoder, tokenizer), number):
+            shutil.rmtree(folders[name], ignore_errors=True)
+            folders[name].mkdir()
+            started = time.perf_counter()
+            save(folders[name])
+            saved.setdefault(name, []).append(time.perf_counter() - started)
+            sync(folders[name])
+            synced.setdefault(name, []).append(time.perf_counter() - started)
+        for name, load in turned(loaders(decoder), number):
+            started = time.perf_counter()
+            load(folders[name])
+            loaded.setdefault(name, []).append(time.perf_counter() - started)
+        for name, cut in turned(slicers(config, targets), number):
+            cut(folders[name])
+            started = time.perf_counter()
+            cut(folders[name])
+            sliced.setdefault(name, []).append(time.perf_counter() - started)
+            forget(folders[name])
+            before = counters()
+            cut(folders[name])
+            after = counters()
+            reads[name] = {"slice": size, **{key: after[key] - before[key] for key in ("rchar", "read_bytes")}}
+    return {
+        "model": {"preset": PRESET, "bytes": 4 * config.parameters},
+        "save_seconds": medians(saved),
+        "save_and_sync_seconds": medians(synced),
+        "load_seconds": medians(loaded),
+        "load_tp2_slice_seconds": medians(sliced),
+        "bytes_read_for_the_slice": reads,
+        "save_against_safetensors": ratio(saved["safetensors"], saved["mtnlg_model"]),
+        "save_and_sync_against_safetensors": ratio(synced["safetensors"], synced["mtnlg_model"]),
+        "load_against_safetensors": ratio(loaded["safetensors"], loaded["mtnlg_model"]),
+    }
+
+
+def turned(ways: dict[str, T], number: int) -> list[tuple[str, T]]:
+    """The ways, beginning with the ``number``-th."""
+    listed = list(ways.items())
+    return listed[number % len(listed) :] + listed[: number % len(listed)]
+
+
+def medians(times: Times) -> dict[str, dict[str, object]]:
+    """Median of every way, and all its rounds."""
+    return {
+        name: {"median": round(statistics.median(found), 3), "rounds": [round(seconds, 3) for seconds in found]}
+        for name, found in times.items()
+    }
+
+
+def ratio(theirs: list[float], ours: list[float]) -> float:
+    """How many times as fast we are, by the medians."""
+    return statistics.median(theirs) / statistics.median(ours)
+
+
+def export_memory(scratch: Path) -> dict[str, int | str]:
+    """Peak memory of ``mtnlg-model export`` on a model far larger than its largest tensor, in bytes."""
+    config = PRESETS[EXPORTED]
+    shapes = config.parameter_shapes()
+    writer = CheckpointWriter(scratch / "large", 1, "a", backlog=0)
+    for name, shape in shapes.items():
+        writer.add(name, shape, "weight", None, torch.zeros(shape))
+    writer.close()
+    tokenizer = scratch / "tokenizer.json"
+    tokenizer.write_text(json.dumps(TOKENIZER))
+    path = checkpoint.publish(scratch / "large", 1, ["a"], config, PROGRESS, tokenizer)
+    return {
+        "preset": EXPORTED,
+        "model": 4 * config.parameters,
+        "largest_tensor": 4 * max(math.prod(shape) for shape in shapes.values()),
+        "peak_of_imports_alone": peak("import mtnlg_model.huggingface"),
+        "peak_of_export": peak("from mtnlg_model import cli; cli.main()", "export", str(path), str(scratch / "gpt2")),
+    }
+
+
+def peak(code: str, *arguments: str) -> int:
+    """Greatest resident set of a Python that runs ``code``, in bytes."""
+    # Not ru_maxrss, which begins with that of the process that forked.
+    code = f"import atexit\natexit.register(lambda: print(open('/proc/self/status').read()))\n{code}"
+    child = subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    return int(child.stdout.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def machine() -> dict[str, object]:
+    """Where and with what this ran."""
+    packages = ("mtnlg-model", "torch", "safetensors")
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average_before": round(os.getloadavg()[0], 1),
+        **{package: version(package) for package in packages},
+    }
+
+
+def main() -> None:
+    """Run and print, and write to ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where to write some 12 GB; a temporary folder when left out")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        result = {**machine(), "rounds": options.rounds, **measure(Path(scratch), options.rounds)}
+        for folder in Path(scratch).iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+        result["export_peak_bytes"] = export_memory(Path(scratch))
+    text = json.dumps(result, indent=2) + "\n"
+    print(text, end="")
+    if options.out:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
