@@ -175,6 +175,16 @@ def test_bf16_follows_fp32_and_resumes_to_the_last_bit(
     assert felt_losses(halves) == felt_losses(whole)
 
 
+def test_a_run_goes_on_in_another_precision(
+    plain: tuple[list[Json], Decoder, torch.optim.AdamW], world: World, data: Path, tmp_path: Path
+) -> None:
+    steps: list[Json] = []
+    for precision, samples in (("fp32", 12), ("bf16", 24), ("fp32", 40)):
+        steps += world("train", recipe_of(precision=precision, samples=samples), data=data, out=tmp_path)[0]["steps"]
+    losses = [step["loss"] for step in steps]
+    assert losses == pytest.approx([step["loss"] for step in plain[0]], rel=BF16_LOSS)
+
+
 def felt_losses(steps: list[Json]) -> list[float]:
     """Loss and gradient norm of every step, in one list."""
     return [step[key] for step in steps for key in ("loss", "grad_norm")]

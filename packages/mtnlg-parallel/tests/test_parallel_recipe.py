@@ -6,7 +6,7 @@ import pytest
 
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_parallel.picture import facts
+from mtnlg_parallel.picture import draw, facts
 from mtnlg_parallel.recipe import Recipe, disagreement, load_recipe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -34,9 +34,13 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(not RECIPES.exists(), reason="the package stands alone, without the recipes beside it")
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_holds_the_published_decoder_and_can_be_laid_out(name: str) -> None:
+def test_a_published_recipe_holds_the_published_decoder_and_can_be_laid_out(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = load_recipe(RECIPES / name)
     assert recipe.model == PRESETS[name]
+    draw(recipe)
+    assert f"{recipe.model.parameters:,} parameters over {recipe.layout}" in capsys.readouterr().out
     told = facts(recipe)
     assert told["world"] == len(told["ranks"]) == recipe.layout.world
     assert sum(len(stage["parts"]) for stage in told["stages"]) == recipe.model.layers + 3

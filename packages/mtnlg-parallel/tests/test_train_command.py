@@ -152,6 +152,7 @@ def test_a_run_killed_in_every_way_ends_as_an_untouched_one(
     assert ours.progress == theirs.progress
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["steps"], summary["layout"]) == (STEPS, {"tp": 1, "pp": 2, "dp": 1})
+    assert any(events.stat().st_size for events in (out / "tensorboard").iterdir())
     assert {path.name for path in (out / "checkpoints").iterdir()} == {"step-28", "step-30"}
 
 

@@ -1,9 +1,9 @@
 """WARC: the HTML pages of a crawl, through fastwarc.
 
 fastwarc reads fast but takes a record at its word: a payload that ends early is handed out short, a length that lies
-shifts all that follows, and a broken gzip member ends the file. This adapter holds every record until the next has
-begun where the first said it would, and after a broken one searches for the next beginning: a gzip member or a line
-``WARC/1``, so one bad record costs one record.
+shifts all that follows, and a broken gzip member ends the file, in silence where the flags of its header broke.
+This adapter holds every record until the next has begun where the first said it would, and after a broken one searches
+for the next beginning: a gzip member or a line ``WARC/1``, so one bad record costs one record.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HTML = {"text/html", "application/xhtml+xml"}
+MEMBER = re.compile(rb"\x1f\x8b\x08")
 BEGINNING = re.compile(rb"\x1f\x8b\x08|WARC/1\.")
 OVERLAP = len(b"WARC/1.") - 1
 CHUNK = 1 << 20
@@ -102,15 +103,24 @@ def _records_until_broken(file: BinaryIO, largest: int) -> Iterator[WarcRecord |
         return
     if held is not None:
         yield held
+    yield from _hidden_behind(file, offset, held)
 
 
-def _next_beginning(file: BinaryIO, start: int) -> int | None:
+def _hidden_behind(file: BinaryIO, offset: int, last: WarcRecord | None) -> Iterator[tuple[int, str, str]]:
+    """The member behind the last record, at ``offset``, if there is one; that at ``offset`` itself after no record."""
+    file.seek(offset)
+    hidden = _next_beginning(file, offset + 1, MEMBER) if MEMBER.match(file.read(3)) else None
+    if hidden is not None:
+        yield (offset if last is None else hidden), "unreadable", "the flags of its gzip header hide what follows"
+
+
+def _next_beginning(file: BinaryIO, start: int, what: re.Pattern[bytes] = BEGINNING) -> int | None:
     """The offset of the next place, at or after ``start``, that looks like the beginning of a record."""
     file.seek(start)
     window = b""
     while chunk := file.read(CHUNK):
         window += chunk
-        found = BEGINNING.search(window)
+        found = what.search(window)
         if found:
             return start + found.start()
         start += len(window) - OVERLAP
