@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_model.console import Failure, UsageFailure, progress
 
@@ -21,7 +21,7 @@ from .folder import LOGS, Start
 from .metrics import Follower, described
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import FrameType
 
@@ -73,12 +73,15 @@ def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     logs = out / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    with _terminable():
+    with _noted_signals() as check_signals:
         ranks: list[Rank] = []
         try:
             for number in range(layout.world):  # one by one, so that what was started is ended if the next fails
+                check_signals()
                 ranks += [_start(number, layout, command, store.port, logs)]
-            _follow(ranks, layout, out, start)
+            for _ in _progress(ranks, layout, out, start):
+                check_signals()
+                time.sleep(POLL_SECONDS)
         finally:
             _end(ranks)
 
@@ -104,21 +107,19 @@ def _start(number: int, layout: Layout, command: Sequence[str], port: int, logs:
     return Rank(number, process, log)
 
 
-def _follow(ranks: Sequence[Rank], layout: Layout, out: Path, start: Start) -> None:
-    """Show the steps as they are recorded until every rank has ended."""
-    with (
-        closing(Follower(out, start.step)) as follower,
-        progress("training", start.steps - start.step, "steps") as advance,
-    ):
+def _progress(ranks: Sequence[Rank], layout: Layout, out: Path, start: Start) -> Iterator[None]:
+    """At each turn show the steps that were recorded, until every rank has ended; ``Failure`` where one ends badly."""
+    left = start.steps - start.step
+    with closing(Follower(out, start.step)) as follower, progress("training", left, "steps") as advance:
         while True:
-            running = [rank for rank in ranks if rank.process.poll() is None]
+            ended = [rank.process.poll() for rank in ranks]
             for step in follower.steps():
                 advance(1, described(step))
-            if any(rank.process.returncode for rank in ranks if rank not in running):
+            if any(ended):
                 raise Failure(_obituary(ranks, layout))
-            if not running:
+            if None not in ended:
                 return
-            time.sleep(POLL_SECONDS)
+            yield
 
 
 def _obituary(ranks: Sequence[Rank], layout: Layout) -> str:
@@ -149,17 +150,28 @@ def _end(ranks: Sequence[Rank]) -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the block as an error does, so that the ranks are ended too."""
+def _noted_signals() -> Iterator[Callable[[], None]]:
+    """Yield a check that raises once SIGTERM or Ctrl-C has arrived.
 
-    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise Stopped("stopped by SIGTERM; the same command goes on from the newest checkpoint")
+    They are only noted when they come: raised in the middle of starting a rank, they would lose sight of it.
+    """
+    arrived: list[int] = []
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def note(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    def check() -> None:
+        if signal.SIGTERM in arrived:
+            raise Stopped("stopped by SIGTERM; the same command goes on from the newest checkpoint")
+        if arrived:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield check
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def is_rank() -> bool:
