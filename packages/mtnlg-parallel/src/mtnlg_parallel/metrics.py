@@ -7,6 +7,7 @@ nothing had happened.
 from __future__ import annotations
 
 import json
+import os
 from typing import IO, TYPE_CHECKING, Self, TypedDict
 
 from mtnlg_model.files import replacing
@@ -96,6 +97,10 @@ class Recorder:
         for name, value in step.items():
             if name != "step":
                 self._board.add_scalar(f"train/{name}", value, step["step"])
+
+    def sync(self) -> None:
+        """Have the steps so far on disk, as the checkpoint that follows them will be."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Finish both files."""

@@ -74,6 +74,8 @@ class Training:
                 recorder.add(step)
                 observe(step)
             if self.finished or (checkpoint_every and self.progress.step % checkpoint_every == 0):
+                if recorder:
+                    recorder.sync()
                 self.checkpoint()
         if recorder:
             recorder.close()
