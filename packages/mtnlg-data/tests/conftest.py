@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 # Machines differ, and the first example pays for what is compiled or imported.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
+
+# What a shell starts in the background ignores Ctrl-C, and so would every process that these tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
