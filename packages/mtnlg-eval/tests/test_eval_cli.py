@@ -115,6 +115,27 @@ def test_json_a_limit_and_other_numbers_of_shots(
     assert summary["tasks"]["hans"]["2"]["shots_used"] == 2
 
 
+def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kept_to_hans(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "eval"
+    words = ("run", checkpoint.directory, "--data", OURS, "--out", out, "--shots", "0,1,2", "--shot-labels", "negative")
+    assert run(*words) == 2
+    assert "--tasks hans goes with them" in capsys.readouterr().err
+    assert run(*words, "--tasks", "hans") == 0
+    shown = [json.loads(line) for line in (out / "samples" / "hans_2.jsonl").read_text().splitlines()]
+    assert all(" True\n" not in sample["arguments"]["gen_args_0"]["arg_0"] for sample in shown)
+    assert run("hans", out) == 0
+    assert "lexical_overlap, non-entailment" in capsys.readouterr().out
+    assert run("hans", out, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((out / "hans.json").read_bytes())
+    assert told["shots_from"] == {"source": "any", "labels": "negative"}
+    assert list(told["shots"]) == ["0", "1", "2"]
+    summary = json.loads((out / "summary.json").read_bytes())
+    assert told["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
+
+
 def test_the_newest_checkpoint_of_a_folder_is_scored(
     run: Run, write_checkpoint: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

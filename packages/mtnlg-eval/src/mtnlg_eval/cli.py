@@ -6,7 +6,7 @@ import json
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -41,6 +41,13 @@ def score(  # noqa: PLR0917  (typer names them)
     ] = "0,1,few",
     data: Data = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rows of a task.")] = None,
+    shot_source: Annotated[
+        Literal["any", "other_subcases"], typer.Option(help="HANS: whether shots may be of the row's own subcase.")
+    ] = "any",
+    shot_labels: Annotated[
+        Literal["drawn", "interleaved", "negative"],
+        typer.Option(help="HANS: labels of the shots as drawn, by turns, or non-entailment alone."),
+    ] = "drawn",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
 ) -> None:
     """Score a checkpoint on the paper's nine tasks at 0, 1 and few shots.
@@ -52,6 +59,8 @@ def score(  # noqa: PLR0917  (typer names them)
     started = time.monotonic()
     names, asked = _names(tasks), _numbers(shots)
     _refuse_missing(data)
+    if (shot_source, shot_labels) != ("any", "drawn") and names != ["hans"]:
+        raise UsageFailure("--shot-source and --shot-labels are modes of the HANS study: --tasks hans goes with them")
 
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
@@ -61,8 +70,9 @@ def score(  # noqa: PLR0917  (typer names them)
     opened = Checkpoint.open(_newest(checkpoint))
     from .harness import Evaluation  # noqa: PLC0415  (as above)
     from .model import DecoderLM  # noqa: PLC0415  (as above)
+    from .shots import Choice  # noqa: PLC0415  (as above)
 
-    evaluation = Evaluation(names, asked, data, limit)
+    evaluation = Evaluation(names, asked, data, limit, Choice(shot_source, shot_labels))
     lm = DecoderLM.open(opened, out / "scores.sqlite")
     with closing(lm.store):
         evaluation.run(lm, out)
@@ -103,6 +113,27 @@ def texts(
         say(f"{gap['task']}: not read: {gap['why']}")
     say(f"{written} texts of {len(names) - len(gaps)} tasks in {out}")
     _end(gaps, names)
+
+
+@app.command()
+def hans(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `run --tasks hans --out DIR` wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the study as JSON instead of a table.")] = False,
+) -> None:
+    """Break the scored HANS rows down by heuristic, label and subcase, and write DIR/hans.json.
+
+    Accuracy → accuracy with the threshold shifted to the mean of P(True), in percent, at each number of shots:
+    [bold]run --tasks hans --shots 0,1,2,4,8,16,32[/bold] gives the paper's figure 5.
+    """
+    from .hans import lines, study  # noqa: PLC0415  (--help shall be fast)
+
+    told = study(folder)
+    if as_json:
+        print_json(told)
+        return
+    from .table import show_rows  # noqa: PLC0415  (as above)
+
+    show_rows("HANS", [f"{asked} shots" for asked in told["shots"]], lines(told))
 
 
 @app.command()

@@ -11,6 +11,7 @@ No file but summary.json, which holds the seconds of the run that scored, depend
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from mtnlg_model.files import write_json, write_text
 
 from .hub import hub_texts
 from .published import TASKS
+from .shots import ANY
 from .task import SEED
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from mtnlg_model.console import Advance
 
     from .model import DecoderLM
+    from .shots import Choice
     from .task import PaperTask
 
 FEW = {task.name: task.few for task in TASKS}
@@ -58,11 +61,21 @@ def texts_from_hub(task: str) -> Iterator[tuple[str, str]]:
 class Evaluation:
     """Tasks by name at each of ``shots`` (numbers, or "few" for the paper's K), on the first ``limit`` rows if given.
 
+    ``choice`` says which rows may be shots (HANS alone knows others than any).
+
     Whatever keeps a task from running ends up in ``not_run``, and the others go on.
     """
 
-    def __init__(self, names: Sequence[str], shots: Sequence[str], data: Path | None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        shots: Sequence[str],
+        data: Path | None,
+        limit: int | None = None,
+        choice: Choice = ANY,
+    ) -> None:
         """Read the rows of every task, from the folder ``data`` or from the hub; ``Failure`` where no task has any."""
+        self.choice = choice
         self.shots, self.limit, self.rows_from = tuple(shots), limit, str(data) if data else "hub"
         self.not_run: list[dict[str, str]] = []
         self.scores: dict[str, dict[str, dict[str, Any]]] = {}
@@ -105,6 +118,7 @@ class Evaluation:
             "model_dtype": lm.precision,
             "limit": self.limit,
             "fewshot_seed": SEED,
+            "shots": asdict(self.choice),
         }
         about = {"config": config, "lm_eval_version": version("lm_eval"), "max_length": lm.max_length}
         write_json(out / "results.json", self.results | about | {"eot_token_id": lm.eot_token_id})
@@ -132,7 +146,7 @@ class Evaluation:
         """Score one task at one number of shots; returns the ids of the rows that do not fit the context."""
         entry, task = f"{name}_{asked}", self.tasks[name]
         lm.scored = partial(advance, note=f"{name} {asked}")
-        task.ask(FEW[name] if asked == "few" else int(asked))
+        task.ask(FEW[name] if asked == "few" else int(asked), self.choice)
         told = evaluate(lm, {"tasks": {entry: task}}, limit=self.limit, bootstrap_iters=1)
         return self._collect(name, asked, told, out / "samples" / f"{entry}.jsonl")
 

@@ -7,8 +7,11 @@ one shot.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lm_eval.api.samplers import ContextSampler
 
@@ -18,27 +21,59 @@ if TYPE_CHECKING:
     from .rows import Document
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which documents may be shots and in which order their labels come: the modes of the HANS study (paper.md 5.3)."""
+
+    source: Literal["any", "other_subcases"] = "any"
+    labels: Literal["drawn", "interleaved", "negative"] = "drawn"
+
+    def admits(self, shot: Document, document: Document) -> bool:
+        """Whether ``shot`` may stand before ``document``; negative is every label but the first, 0."""
+        if self.source == "other_subcases" and shot["subcase"] == document["subcase"]:
+            return False
+        return self.labels != "negative" or shot["label"] != 0
+
+
+ANY = Choice()
+
+
 class Pool:
     """Documents to draw shots from, in an order of their own."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = sorted(documents, key=lambda document: (document["group"], document["id"]))
 
-    def draw(self, document: Document, count: int, key: str) -> list[Document]:
+    def draw(self, document: Document, count: int, key: str, choice: Choice = ANY) -> list[Document]:
         """At most ``count`` documents of as many groups, none of them the group of ``document``.
 
         ``key`` stands for seed and task. The draw for a smaller count is the beginning of that for a larger one.
         """
+        admitted = self._admitted(document, key, choice)
+        return list(islice(_interleaved(admitted) if choice.labels == "interleaved" else admitted, count))
+
+    def _admitted(self, document: Document, key: str, choice: Choice) -> Iterator[Document]:
+        """All that may be shots of ``document``, in the order of its own draw."""
         taken = {document["group"]}
-        drawn: list[Document] = []
         for number in _shuffled(len(self._documents), Random(f"{key}/{document['id']}")):
-            if len(drawn) == count:
-                break
             shot = self._documents[number]
-            if shot["group"] not in taken:
+            if shot["group"] not in taken and choice.admits(shot, document):
                 taken.add(shot["group"])
-                drawn.append(shot)
-        return drawn
+                yield shot
+
+
+def _interleaved(shots: Iterator[Document]) -> Iterator[Document]:
+    """The shots with their labels by turns, each turn the first one left of its label; two labels, 0 and 1."""
+    waiting: tuple[deque[Document], ...] = (deque(), deque())
+    turn = -1
+    while True:
+        while turn < 0 or not waiting[turn]:
+            if (shot := next(shots, None)) is None:
+                return
+            waiting[shot["label"]].append(shot)
+            turn = shot["label"] if turn < 0 else turn
+        yield waiting[turn].popleft()
+        turn = 1 - turn
 
 
 def _shuffled(size: int, random: Random) -> Iterator[int]:

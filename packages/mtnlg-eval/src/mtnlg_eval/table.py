@@ -11,7 +11,7 @@ from rich.table import Table
 from .published import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 TITLES = {task.name: task.title for task in TASKS}
 
@@ -30,6 +30,17 @@ def show(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
         drawn.add_row(TITLES[task], *(_cell(scores[asked], asked) for asked in shots), str(rows))
     for gap in summary["not_run"]:
         drawn.add_row(TITLES[gap["task"]], *("not run" for _ in shots), "")
+    Console(highlight=False).print(drawn)
+
+
+def show_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of text under these columns, the first one headed ``head``."""
+    drawn = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    drawn.add_column(head, no_wrap=True)
+    for column in columns:
+        drawn.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*row)
     Console(highlight=False).print(drawn)
 
 

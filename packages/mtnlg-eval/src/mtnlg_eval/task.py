@@ -24,7 +24,7 @@ from mtnlg_model.console import Failure
 
 from .data import TaskRows, read_task
 from .hub import hub_rows
-from .shots import DrawnShots, Pool, most_that_fit
+from .shots import ANY, DrawnShots, Pool, most_that_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
 
     from .rows import Document
+    from .shots import Choice
 
 SEED = 1234
 """Seed of the shots, as the training run's (paper.md 2)."""
@@ -68,6 +69,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         self._rendered: dict[tuple[int, str], Any] = {}
         self._tokens: dict[str, list[int]] = {}
         self._lm: TemplateLM | None = None
+        self._choice = ANY
         super().__init__(config=config)
         self._plain = self.config.doc_to_text
         self._pool = Pool(self.rows.shots)
@@ -91,8 +93,9 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         """The pool of shots."""
         return self.rows.shots
 
-    def ask(self, shots: int) -> None:
-        """Show this many shots from now on."""
+    def ask(self, shots: int, choice: Choice = ANY) -> None:
+        """Show this many shots from now on, of those that ``choice`` admits."""
+        self._choice = choice
         self.set_config("num_fewshot", shots)
         prompt = self.config.metadata.get("with_shots", self._plain) if shots else self._plain
         self.config.doc_to_text = self.fewshot_cfg.doc_to_text = prompt
@@ -114,7 +117,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
 
     def fewshot_context(self, doc: Document, num_fewshot: int, **options: Any) -> str | list[str]:  # noqa: ANN401
         """lm-eval's context with as many of the drawn shots as fit the model's context beside the longest choice."""
-        self.sampler.drawn = self._pool.draw(doc, num_fewshot, f"{SEED}/{self.config.task}")
+        self.sampler.drawn = self._pool.draw(doc, num_fewshot, f"{SEED}/{self.config.task}", self._choice)
         render = super().fewshot_context
         bare = render(doc, num_fewshot=0, **options)
         answer = max(self._sizes(self.construct_requests(doc, bare)))
