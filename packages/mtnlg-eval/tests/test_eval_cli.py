@@ -75,6 +75,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return told | {"summary": json.dumps(summary).encode()}
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.json*")}
+
+
 def test_an_evaluation_leaves_results_samples_and_a_summary(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +138,21 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     assert list(told["shots"]) == ["0", "1", "2"]
     summary = json.loads((out / "summary.json").read_bytes())
     assert told["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
+
+
+def test_operators_are_asked_once_and_counted(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("operators", checkpoint.directory, "--out", tmp_path, "--problems", 1)
+    assert run(*words, "--shots", "few") == 2
+    assert run(*words, "--shots", "1", "--json") == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert cells == json.loads((tmp_path / "operators.json").read_bytes())["cells"]
+    assert len(cells) == 40
+    before = files_of(tmp_path)
+    assert run(*words, "--shots", "1") == 0
+    assert "add, hash" in capsys.readouterr().out
+    assert files_of(tmp_path) == before
 
 
 def test_the_newest_checkpoint_of_a_folder_is_scored(

@@ -137,6 +137,42 @@ def hans(
 
 
 @app.command()
+def operators(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder: its newest.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers go; the same command again goes on there.")],
+    shots: Annotated[str, typer.Option(metavar="1,2,4", help="Examples before the question.")] = "1,2,4,8",
+    problems: Annotated[int, typer.Option(min=1, help="Problems of each operator, disguise and number of shots.")] = 25,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON instead of a table.")] = False,
+) -> None:
+    """Ask what arithmetic stands behind a strange sign: 17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ?
+
+    Writes operators.json (counts with 95 % intervals) and operators.jsonl (a problem a line) into --out.
+    """
+    asked = _numbers(shots)
+    if "few" in asked:
+        raise UsageFailure(f"--shots {shots}: operators take numbers of examples, such as 1,2,4,8")
+
+    from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
+
+    quiet()
+    from mtnlg_model.checkpoint import Checkpoint  # noqa: PLC0415  (as above)
+
+    opened = Checkpoint.open(_newest(checkpoint))
+    from .model import DecoderLM  # noqa: PLC0415  (as above)
+    from .operators import measure, rows  # noqa: PLC0415  (as above)
+
+    lm = DecoderLM.open(opened, out / "scores.sqlite")
+    with closing(lm.store):
+        cells = measure(lm, out, [int(number) for number in asked], problems)
+    if as_json:
+        print_json([cell._asdict() for cell in cells])
+    else:
+        from .table import show_rows  # noqa: PLC0415  (as above)
+
+        show_rows("operator, disguise", [f"{number} shots" for number in asked], rows(cells))
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run: data/, train/, eval/ in it.")],
 ) -> None:

@@ -1,0 +1,81 @@
+"""Hidden operators: a problem has one explanation, fewer examples are the same question, answers are counted."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from mtnlg_eval.intervals import wilson
+from mtnlg_eval.operators import DISGUISES, OPERATORS, measure, problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lm_eval.api.instance import Instance
+
+EVERY = st.tuples(st.sampled_from(list(OPERATORS)), st.sampled_from(DISGUISES), st.integers(0, 9), st.integers(0, 999))
+
+
+def numbers(line: str) -> list[int]:
+    return [int(word) for word in "".join(c if c.isdigit() else " " for c in line).split()]
+
+
+@given(EVERY)
+def test_the_examples_have_one_explanation_and_it_gives_the_answer(which: tuple[str, str, int, int]) -> None:
+    made = problem(*which)
+    *examples, question = made.prompt.split("\n")
+    assert len(examples) == made.shots
+    explained = [numbers(line) for line in examples]
+    for name, apply in OPERATORS.items():
+        fits = all(apply(a, b) == c for a, b, c in explained)
+        assert fits == (name == made.operator or not examples)
+    assert made.answer == str(OPERATORS[made.operator](*numbers(question)))
+    assert len({tuple(row[:2]) for row in [*explained, numbers(question)]}) == made.shots + 1
+
+
+@given(EVERY)
+def test_fewer_examples_are_the_end_of_the_same_prompt(which: tuple[str, str, int, int]) -> None:
+    hidden, disguise, shots, number = which
+    assert problem(hidden, disguise, shots + 1, number).prompt.endswith("\n" + problem(*which).prompt)
+
+
+def test_a_prompt_reads_as_documented() -> None:
+    prompts = [problem("multiply", disguise, 0, 0).prompt for disguise in DISGUISES]
+    a, b = numbers(prompts[0])
+    assert prompts[0] == f"{a} # {b} ="
+    assert [prompt.translate({48 + n: None for n in range(10)}) for prompt in prompts] == [
+        " #  =",
+        " &  =",
+        " blick  =",
+        "f(, ) =",
+        " +  =",
+    ]
+
+
+class Adder:
+    """Answers every problem as if its operator were addition."""
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        return [f" {sum(numbers(request.args[0].rsplit(chr(10))[-1]))}" for request in requests]
+
+
+def test_answers_are_counted_by_operator_disguise_and_shots(tmp_path: Path) -> None:
+    lm: Any = Adder()
+    cells = measure(lm, tmp_path, [1, 2], 5)
+    assert len(cells) == len(OPERATORS) * len(DISGUISES) * 2
+    assert all(cell.right == (5 if cell.operator == "add" else 0) for cell in cells)
+    lines = [json.loads(line) for line in (tmp_path / "operators.jsonl").read_text().splitlines()]
+    assert len(lines) == 5 * len(cells)
+    assert sum(line["right"] for line in lines) == 5 * len(DISGUISES) * 2
+    assert json.loads((tmp_path / "operators.json").read_bytes())["cells"][0]["operator"] == "add"
+
+
+@pytest.mark.parametrize(("right", "of"), [(0, 1), (0, 20), (7, 20), (50, 50), (1, 3)])
+def test_intervals_are_scipys(right: int, of: int) -> None:
+    theirs = binomtest(right, of).proportion_ci(0.95, "wilson")
+    assert wilson(right, of) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
