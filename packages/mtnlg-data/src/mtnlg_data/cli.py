@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import closing
 from pathlib import Path  # noqa: TC003  (typer reads the annotations)
 from typing import Annotated, NoReturn
 
 import typer
 
-from .console import application, print_json, run
-
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from .console import UsageFailure, application, print_json, run
+from .engine import EngineName  # noqa: TC001  (typer reads the annotations)
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
 
@@ -20,7 +17,18 @@ app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended t
 def run_recipe(
     recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")],
     out: Annotated[Path, typer.Option("--out", help="The folder that everything is written to.")],
-    workers: Annotated[int, typer.Option(min=1, help="Processes to use.")] = CORES,
+    *,
+    engine: Annotated[
+        EngineName,
+        typer.Option(help="Where it runs: processes of this machine, or a Ray cluster over one shared folder."),
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes to use; all cores of the machine or the cluster if not given.")
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="This is task I (from 0) of N that run this command over one shared folder."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as quality.alpha=9."),
@@ -31,15 +39,17 @@ def run_recipe(
 
     The same command again goes on from the last finished part, with any number of workers, and ends with the same
     bytes. Relative paths in the recipe start from its key "input": [bold]--set input=runs/quickstart[/bold].
+    In a job array of Slurm: [bold]--shard $SLURM_ARRAY_TASK_ID/16[/bold].
     """
     # Here and not above, so that --help need not wait for the libraries.
-    from .engine import Local  # noqa: PLC0415
+    from .engine import engine_named  # noqa: PLC0415
     from .pipeline import curate  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
 
+    part = None if shard is None else part_of(shard)
     resolved = load_recipe(recipe, overrides or [])
-    with closing(Local(workers)) as engine:
-        summary = curate(resolved, out, engine)
+    with engine_named(engine, workers) as runs:
+        summary = curate(resolved, out, runs, part)
     if as_json:
         print_json(summary)
 
@@ -59,6 +69,14 @@ def inspect(
         print_json(found)
     else:
         show(found)
+
+
+def part_of(shard: str) -> tuple[int, int]:
+    """The numbers of I/N. Raises ``UsageFailure`` where they are none, or I is none of N."""
+    task, _, tasks = shard.partition("/")
+    if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
+        raise UsageFailure(f"--shard {shard}: expected I/N with I from 0 to N - 1, such as 0/16")
+    return int(task), int(tasks)
 
 
 def main() -> NoReturn:

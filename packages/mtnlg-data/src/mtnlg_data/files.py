@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -28,9 +29,13 @@ def sync_directory(directory: Path) -> None:
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """Yield a name beside ``path`` to write; on success sync that file and rename it to ``path``, else remove it."""
+    """Yield a name beside ``path`` to write; on success sync that file and rename it to ``path``, else remove it.
+
+    The name is drawn: on a shared folder the process of another machine may have this one's number. An error of the
+    system that names no file, such as a full disk, leaves naming ``path``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield partial
         handle = os.open(partial, os.O_RDWR)
@@ -40,6 +45,10 @@ def aside(path: Path) -> Iterator[Path]:
             os.close(handle)
         partial.replace(path)
         sync_directory(path.parent)
+    except OSError as error:
+        if error.filename is None and error.errno:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

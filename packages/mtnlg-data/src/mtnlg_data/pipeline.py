@@ -6,19 +6,17 @@ settings and results are as its account says is not run again; one that was cut 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .clean import clean
-from .console import Failure, say
+from .console import say
 from .decontaminate import decontaminate
 from .dedup import deduplicate
 from .document import source_of
-from .engine import checksum, key_of
+from .engine import Sharded, at_work_in, checksum, key_of
 from .extract import extract, shard_names
 from .files import sha256, write_json, write_text
 from .funnel import line
@@ -27,7 +25,7 @@ from .settings import dump
 from .tokenization import tokenize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from .engine import Engine, Summary
@@ -38,15 +36,19 @@ EXTRAS = ("quality", "languages", "duplicates", "decontamination", "tokens", "vo
 ACCOUNT = "account.json"
 
 
-def curate(recipe: Recipe, out: Path, engine: Engine) -> Summary:
+def curate(recipe: Recipe, out: Path, engine: Engine, shard: tuple[int, int] | None = None) -> Summary:
     """Run every stage of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
 
+    ``shard`` is (i, n) for task i of n that run the same over one shared folder, each to the end.
     Raises ``Failure`` before any work where an input is missing, and where another run is at work in ``out``.
     """
     files, texts = recipe.files(), recipe.texts_file()
     priority = list(recipe.sources)
-    with _alone_in(out):
-        write_text(out / "recipe.toml", dump(recipe))
+    resolved = dump(recipe)
+    with at_work_in(out, key_of(resolved), shared=shard is not None) as claims:
+        if shard is not None:
+            engine = Sharded(engine, shard, claims)
+        write_text(out / "recipe.toml", resolved)
         chain = _Chain(out)
 
         states = [(asdict(file), _state(file.path)) for file in files]
@@ -146,7 +148,8 @@ def _kept_account(path: Path, key: str, results: Path) -> Summary | None:
 
 def _states(results: Path) -> dict[str, list[int]]:
     """Size and time of change of every file: enough to see that a finished stage was not touched since."""
-    paths = (path for path in results.rglob("*") if path.is_file() and path.name != ACCOUNT)
+    names = (path for path in results.rglob("*") if path.name != ACCOUNT and not path.name.startswith("."))
+    paths = (path for path in names if path.is_file())
     return {path.relative_to(results).as_posix(): _state(path) for path in sorted(paths)}
 
 
@@ -157,17 +160,3 @@ def _state(path: Path) -> list[int]:
 
 def _checksums(shards: Sequence[Path]) -> list[tuple[str, str]]:
     return [(shard.name, checksum(shard)) for shard in shards]
-
-
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Keep a second run out of ``out``, and clear what a killed one left half written."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: a child of a killed run would hold on to it
-        except (BlockingIOError, PermissionError):
-            raise Failure(f"{out}: another run is at work here; wait for it, or give another --out") from None
-        for leftover in out.rglob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
-        yield
