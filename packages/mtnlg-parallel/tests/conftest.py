@@ -1,77 +1,7 @@
-"""Tokens to train on, and jobs of several ranks."""
+"""How hypothesis runs here."""
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pytest
 from hypothesis import settings
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-from mtnlg_data.store import TokenStore, writing_store
-from mtnlg_parallel.recipe import Recipe
 
 # Without a clock: machines differ, and the first example pays for what is imported.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
-
-VOCABULARY = 64
-Json = dict[str, Any]
-World = Callable[..., list[Json]]
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder of two small stores of tokens that can be learnt: each is mostly the last one plus a few."""
-    folder = tmp_path_factory.mktemp("data")
-    make_data(folder, seed=1)
-    return folder
-
-
-def make_data(folder: Path, seed: int) -> None:
-    """Write ``tokens/`` as mtnlg-data does."""
-    tokens = folder / "tokens"
-    tokens.mkdir()
-    draw = np.random.default_rng(seed)
-    sources = []
-    for name, weight in (("prose", 0.7), ("code", 0.3)):
-        with writing_store(tokens / name, VOCABULARY) as store:
-            for _ in range(60):
-                store.add(np.cumsum(draw.integers(0, 4, draw.integers(40, 120))) % VOCABULARY)
-        written = TokenStore(tokens / name)
-        figures = {"documents": written.documents, "tokens": written.tokens, "sha256": written.checksum()}
-        sources.append({"name": name, "prefix": name, "weight": weight, **figures})
-    blend = {"seed": seed, "vocabulary": VOCABULARY, "eod": 0, "validation": 0.1, "sources": sources}
-    (tokens / "blend.json").write_text(json.dumps(blend))
-    (tokens / "tokenizer.json").write_text("{}")
-
-
-@pytest.fixture(scope="session")
-def world() -> Iterator[World]:
-    """``world(scenario, recipe, **more)`` runs a job of ``recipe.layout`` and returns each rank's answer."""
-    script = Path(__file__).with_name("worlds.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-
-        def ask(scenario: str, recipe: Recipe, **more: object) -> list[Json]:
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            request = {"scenario": scenario, "recipe": recipe.model_dump(mode="json"), "port": store.port}
-            line = json.dumps({**request, "world": recipe.layout.world, **more}, default=str)
-            process.stdin.write(line + "\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
-            answers: list[Json] = json.loads(process.stdout.readline())  # type: ignore[union-attr]
-            errors = [answer["error"] for answer in answers if "error" in answer]
-            assert not errors, "\n".join(errors)
-            return answers
-
-        yield ask
-        process.stdin.close()

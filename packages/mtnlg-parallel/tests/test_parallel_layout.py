@@ -48,7 +48,7 @@ def test_tensor_parallel_lies_inside_a_node_and_stages_outermost() -> None:
 
 
 def test_the_paper_gets_three_layers_a_stage_and_1_887e9_parameters_in_the_middle() -> None:
-    cut = stages(PRESETS["mt-nlg-530b"], MT_NLG, recompute=True)
+    cut = stages(PRESETS["mt-nlg-530b"], MT_NLG, recompute="full")
     assert [len(stage.layers) for stage in cut] == [3] * 35
     assert cut[17].parameters == pytest.approx(1.887e9, rel=1e-3)
     assert cut[0].parameters - cut[17].parameters == pytest.approx(131e6 + 42e6, rel=0.01)
@@ -58,7 +58,7 @@ def test_the_paper_gets_three_layers_a_stage_and_1_887e9_parameters_in_the_middl
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_stages_hold_the_whole_decoder(tp: int, pp: int) -> None:
     config = ModelConfig(layers=6, hidden=48, heads=4, sequence=32, vocabulary=64)
-    cut = stages(config, Layout(tp=tp, pp=pp), recompute=False)
+    cut = stages(config, Layout(tp=tp, pp=pp), recompute="none")
     parts = [part for stage in cut for part in stage.parts]
     assert parts == ["embedding", *(f"layers.{n}" for n in range(6)), "final_norm", "head"]
     assert sum(stage.cost for stage in cut) == pytest.approx(1.0)
@@ -69,7 +69,7 @@ def test_stages_hold_the_whole_decoder(tp: int, pp: int) -> None:
 
 def test_a_dear_head_takes_layers_off_the_last_stage() -> None:
     small = ModelConfig(layers=8, hidden=64, heads=4, sequence=128, vocabulary=8192)
-    cut = stages(small, Layout(pp=2), recompute=False)
+    cut = stages(small, Layout(pp=2), recompute="none")
     assert len(cut[0].layers) > len(cut[1].layers)
 
 

@@ -63,7 +63,7 @@ def build(recipe: Recipe, device: torch.device) -> Any:  # noqa: ANN401  (DeepSp
 
     with hushed():
         with torch.no_grad():  # it broadcasts tied weights, which autograd would otherwise remember
-            module = Pipeline(recipe.model, recipe.layout, recipe.train.recompute == "full", device)
+            module = Pipeline(recipe, device)
         optimizer = adamw(module, recipe.train)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings(recipe))
     return engine
@@ -79,6 +79,9 @@ def settings(recipe: Recipe) -> dict[str, Any]:
         "zero_optimization": {"stage": 1},
         "steps_per_print": sys.maxsize,
     }
+    if train.sequence_parallel:
+        # DeepSpeed would send each slice's part of what it takes for copies; here each sends its part of the sequence.
+        chosen["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     if train.precision == "bf16":
         chosen |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     return chosen

@@ -11,7 +11,8 @@ Stages are cut where the slowest is fastest. Cost of a token forward, in operati
 
     layer  24 h² + 4 h s        head  2 h V        embedding  2 h (two rows read and added)
 
-and twice that backward; recomputation does a layer's forward once more, the head's not.
+and twice that backward. Full recomputation does a layer's forward once more, selective its attention core, 4 h s; the
+head is never done again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
 Axis = Literal["tp", "pp", "dp"]
+Recompute = Literal["none", "selective", "full"]
+"""What of a layer is run again backward: nothing, the attention core (Korthikanti et al. 2022), or all of it."""
 
 CUTS: Final[dict[str, int]] = {
     "token.weight": 0,
@@ -98,16 +101,18 @@ def parse_layout(text: str) -> dict[str, int]:
     return axes
 
 
-def refusal(layout: Layout, config: ModelConfig) -> str | None:
+def refusal(layout: Layout, config: ModelConfig, sequence_parallel: bool = False) -> str | None:
     """Why this decoder cannot be cut so, naming the value and the valid choices; None when it can.
 
     What tp must divide further, hidden h and feed-forward width 4h, heads already divide.
     """
-    for key in ("heads", "vocabulary"):
-        whole: int = getattr(config, key)
+    keys = ("heads", "vocabulary", "sequence") if sequence_parallel else ("heads", "vocabulary")
+    wholes: dict[str, int] = {key: getattr(config, key) for key in keys}
+    for key, whole in wholes.items():
         if whole % layout.tp:
-            valid = [n for n in _divisors(config.heads) if config.vocabulary % n == 0]
-            return f"layout.tp = {layout.tp} does not divide model.{key} = {whole}; use {_listed(valid)}"
+            valid = [n for n in _divisors(config.heads) if all(other % n == 0 for other in wholes.values())]
+            way_out = ", or train.sequence_parallel = false" if key == "sequence" else ""
+            return f"layout.tp = {layout.tp} does not divide model.{key} = {whole}; use {_listed(valid)}{way_out}"
     if layout.pp > config.layers:
         return f"layout.pp = {layout.pp} stages for model.layers = {config.layers}; use 1 to {config.layers}"
     return None
@@ -132,11 +137,12 @@ class Stage(NamedTuple):
     cost: float
 
 
-def stages(config: ModelConfig, layout: Layout, recompute: bool) -> tuple[Stage, ...]:
+def stages(config: ModelConfig, layout: Layout, recompute: Recompute) -> tuple[Stage, ...]:
     """The stages into which a decoder is cut."""
-    h = config.hidden
-    backward = 4 if recompute else 3
-    costs = [float(backward * (24 * h * h + 4 * h * config.sequence))] * config.layers
+    h, core = config.hidden, 4 * config.hidden * config.sequence
+    layer = 24 * h * h + core
+    again = {"none": 0, "selective": core, "full": layer}[recompute]
+    costs = [float(3 * layer + again)] * config.layers
     costs[0] += 3 * 2 * h
     costs[-1] += 3 * 2 * h * config.vocabulary
     bounds = balanced_cuts(tuple(costs), layout.pp)

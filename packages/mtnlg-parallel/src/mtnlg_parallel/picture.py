@@ -32,7 +32,7 @@ def draw(recipe: Recipe) -> None:
     table = Table("stage", "ranks", "parts")
     for name in ("parameters a rank", "share of the time"):
         table.add_column(name, justify="right")
-    for stage in stages(config, layout, train.recompute == "full"):
+    for stage in stages(config, layout, train.recompute):
         first = layout.rank(tp=0, pp=stage.number, dp=0)
         last = layout.rank(tp=layout.tp - 1, pp=stage.number, dp=layout.dp - 1)
         ranks = f"{first}" if first == last else f"{first}-{last}"
@@ -49,7 +49,7 @@ def draw(recipe: Recipe) -> None:
 def facts(recipe: Recipe) -> dict[str, Any]:
     """The same, every rank and group by itself."""
     layout, config = recipe.layout, recipe.model
-    cut = stages(config, layout, recipe.train.recompute == "full")
+    cut = stages(config, layout, recipe.train.recompute)
     return {
         "layout": layout.model_dump(),
         "world": layout.world,

@@ -8,77 +8,36 @@ The head is the token table again: where first and last stage differ, each has a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-
-from mtnlg_model import decoder
 
 from . import tensor
 from .layout import CUTS, stages
+from .parts import Embedding, Head, Layer, Norm, logits
+from .tensor import Slicing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mtnlg_model.config import ModelConfig
+    import torch
+    from torch import nn
+    from torch.distributed import ProcessGroup
 
-    from .layout import Layout
+    from .recipe import Recipe
     from .tensor import Box
 
 TIED = "embedding"
 
 
-class Embedding(decoder.Embedding):
-    """The decoder's embedding with this rank's rows of the token table."""
-
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        with torch.device("meta"):
-            super().__init__(config)
-        tensor.slice_parallel(self, device)
-
-
-class Layer(decoder.DecoderLayer):
-    """A decoder layer with this rank's slices."""
-
-    def __init__(self, config: ModelConfig, number: int, device: torch.device) -> None:
-        with torch.device("meta"):
-            super().__init__(config, number, tensor.OPS)
-        tensor.slice_parallel(self, device)
-
-
-class Norm(decoder.LayerNorm):
-    """The final norm."""
-
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        with torch.device("meta"):
-            super().__init__(config)
-        tensor.slice_parallel(self, device)
-
-
-class Head(nn.Module):
-    """The token table alone, for a last stage that is not the first."""
-
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        super().__init__()
-        with torch.device("meta"):
-            self.token = decoder.Table(config.vocabulary, config.hidden)
-        tensor.slice_parallel(self, device)
-
-
-def _logits(tied: Embedding | Head, x_SBH: Tensor) -> Tensor:
-    return tensor.parallel_logits(x_SBH, tied.token.weight)
-
-
 class Part(NamedTuple):
-    """A parameter of this rank: its global name and shape, and the box of it that is here."""
+    """A parameter of this rank: its global name and shape, along which axis it is cut, and the box that is here."""
 
     name: str
     parameter: nn.Parameter
     shape: tuple[int, ...]
+    axis: int | None
     box: Box
     first: bool  # of all ranks that hold this box, data-parallel ones apart, this is the one that writes it
 
@@ -86,19 +45,21 @@ class Part(NamedTuple):
 class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotations
     """The parts of this rank's stage."""
 
-    def __init__(self, config: ModelConfig, layout: Layout, recompute: bool, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        config, layout, recompute = recipe.model, recipe.layout, recipe.train.recompute
+        self.slicing = slicing = Slicing.here(recipe.train.sequence_parallel, device)
         self.model_config, self.cut = config, stages(config, layout, recompute)
         tied = {"tied_weight_attr": "token.weight"}
-        parts = [TiedLayerSpec(TIED, Embedding, config, device, **tied)]
-        parts += [LayerSpec(Layer, config, number, device) for number in range(config.layers)]
-        parts += [LayerSpec(Norm, config, device)]
-        parts += [TiedLayerSpec(TIED, Head, config, device, forward_fn=_logits, **tied)]
+        parts = [TiedLayerSpec(TIED, Embedding, config, slicing, device, **tied)]
+        parts += [LayerSpec(Layer, config, number, slicing, recompute, device) for number in range(config.layers)]
+        parts += [LayerSpec(Norm, config, slicing, device)]
+        parts += [TiedLayerSpec(TIED, Head, config, slicing, device, forward_fn=logits, **tied)]
         super().__init__(
             parts,
             topology=PipeModelDataParallelTopology(num_pp=layout.pp, num_dp=layout.dp, num_mp=layout.tp),
             loss_fn=tensor.cross_entropy,
-            activation_checkpoint_interval=int(recompute),
-            activation_checkpoint_func=_recomputed,
+            activation_checkpoint_interval=int(recompute == "full"),
+            activation_checkpoint_func=tensor.recomputed,
             checkpointable_layers=[Layer.__name__],
         )
 
@@ -109,15 +70,25 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
         stage = self.stage_id
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
 
+    def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
+        """Whose gradients the engine sums over which ranks, once a step, before it averages over replicas.
+
+        Beside the tied token table that is all that is whole on every rank, where each has seen a part of the sequence.
+        """
+        summed: list[tuple[nn.Parameter, ProcessGroup]] = super().get_tied_weights_and_groups()
+        if self.slicing.sequence_parallel:
+            summed += [(part.parameter, self.slicing.group) for part in self.held() if part.axis is None]
+        return summed
+
     def held(self) -> Iterator[Part]:
         """Every parameter of this rank, in model order."""
         shapes = self.model_config.parameter_shapes()
         for key, module in self._named_parts():
             for name, parameter in module.named_parameters():
                 whole, axis = f"{key}.{name}", CUTS.get(name)
-                replica = vars(parameter)["ds_pipe_replicated"] or (axis is None and tensor.rank() > 0)
-                box = tensor.box(shapes[whole], axis)
-                yield Part(whole, parameter, shapes[whole], box, first=not replica)
+                replica = vars(parameter)["ds_pipe_replicated"] or (axis is None and self.slicing.rank > 0)
+                box = self.slicing.box(shapes[whole], axis)
+                yield Part(whole, parameter, shapes[whole], axis, box, first=not replica)
 
     def _named_parts(self) -> Iterator[tuple[str, nn.Module]]:
         yield from self.tied_modules.items()
@@ -126,8 +97,3 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
                 yield f"layers.{number - 1}", getattr(self, str(number))
             elif number == self.model_config.layers + 1:
                 yield "final_norm", getattr(self, str(number))
-
-
-def _recomputed(function: Any, *inputs: Tensor) -> Any:  # noqa: ANN401  (DeepSpeed's signature)
-    """``function`` of ``inputs``, keeping only these and running it again backward, with the same random numbers."""
-    return checkpoint(function, *inputs, use_reentrant=False)

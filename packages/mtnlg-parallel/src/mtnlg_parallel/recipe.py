@@ -15,7 +15,7 @@ from mtnlg_model.config import ModelConfig, preset
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import Settings, load
 
-from .layout import Layout, refusal
+from .layout import Layout, Recompute, refusal
 from .schedule import BatchSize, LearningRate, Ramp, Samples
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class Train(Settings):
     clip: Positive = 1.0
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 1234
     precision: Literal["fp32", "bf16"] = "bf16"
-    recompute: Literal["none", "full"] = "full"
+    recompute: Recompute = "full"
+    sequence_parallel: bool = Field(True, description="where tp > 1, cut activations between slices too")
     checkpoint_every: Every = Field(description="steps; 0 for the end alone")
     keep: Samples = Field(2, description="how many checkpoints stay")
     validation_every: Every = Field(0, description="steps; 0 for never")
@@ -89,7 +90,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _can_be_laid_out(self) -> Self:
-        if reason := refusal(self.layout, self.model):
+        if reason := refusal(self.layout, self.model, self.train.sequence_parallel):
             raise ValueError(reason)
         train, dp = self.train, self.layout.dp
         multiple = dp * train.micro_batch
@@ -115,8 +116,8 @@ class Recipe(Settings):
 
 FREE: dict[str, set[str] | bool] = {
     "layout": True,
-    "train": {"samples", "micro_batch", "precision", "recompute", "checkpoint_every", "keep", "validation_every"}
-    | {"validation_samples"},
+    "train": {"samples", "micro_batch", "precision", "recompute", "sequence_parallel", "checkpoint_every", "keep"}
+    | {"validation_every", "validation_samples"},
 }
 """What may change when a run goes on from its checkpoint; all else decides which run it is."""
 

@@ -7,14 +7,20 @@
 Rows of qkv are ordered head by head, so that a cut keeps whole heads. Norms, positions and row-parallel biases are
 whole on every rank. The sliced layers keep the decoder's names and its `Linear` convention (x Wᵀ, bias left to the
 caller); a layer of one slice takes the same way. Nothing but this module knows megatron-core.
+
+With sequence parallelism (`regions`) what lies between the slices is cut along the sequence: a Column gathers it, a Row
+and the Rows scatter what they sum. The gradients of what is whole are then those of a part of the sequence, and the
+pipeline sums them over the ranks once a step.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
 from megatron.core import parallel_state
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.tensor_parallel import (
@@ -25,15 +31,17 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mtnlg_model import functional
 
+from . import regions
 from .layout import CUTS
 
 if TYPE_CHECKING:
     from mtnlg_model.decoder import Linear, Table
 
-    from .layout import Layout
+    from .layout import Layout, Recompute
 
 Box = tuple[slice, ...]
 
@@ -45,33 +53,95 @@ def initialize(layout: Layout) -> None:
     )
 
 
-def rank() -> int:
-    """Tensor-parallel rank of this process."""
-    return int(parallel_state.get_tensor_model_parallel_rank())
+class Group(Protocol):
+    """What of a process group decides how a tensor is cut."""
+
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def rank(self) -> int:
+        """Number of this one among them."""
 
 
-def degree() -> int:
-    """Number of tensor-parallel ranks."""
-    return int(parallel_state.get_tensor_model_parallel_world_size())
+@dataclass(frozen=True)
+class Slicing:
+    """How this rank's parts are cut: over which ranks, and whether along the sequence too between the slices.
 
+    ``overlapped`` leaves sequence parallelism to megatron-core, which knows CUDA alone.
+    """
 
-def _config() -> ModelParallelConfig:
-    return ModelParallelConfig(
-        tensor_model_parallel_size=degree(),
-        use_cpu_initialization=True,  # that is: allocate where torch's default device says
-        perform_initialization=False,
-    )
+    group: Any  # a torch.distributed.ProcessGroup; to count parameters a `Group` is enough
+    sequence_parallel: bool = False
+    overlapped: bool = False
+
+    @classmethod
+    def here(cls, sequence_parallel: bool, device: torch.device) -> Slicing:
+        """Of this process, as `initialize` has placed it."""
+        group = parallel_state.get_tensor_model_parallel_group()
+        wanted = sequence_parallel and group.size() > 1
+        return cls(group, wanted, overlapped=wanted and device.type == "cuda")
+
+    @property
+    def rank(self) -> int:
+        """Tensor-parallel rank."""
+        return int(self.group.rank())
+
+    @property
+    def degree(self) -> int:
+        """Number of tensor-parallel ranks."""
+        return int(self.group.size())
+
+    @property
+    def by_regions(self) -> bool:
+        """Whether sequence parallelism is done by `regions`."""
+        return self.sequence_parallel and not self.overlapped
+
+    @property
+    def config(self) -> ModelParallelConfig:
+        """The same for megatron-core."""
+        return ModelParallelConfig(
+            tensor_model_parallel_size=self.degree,
+            sequence_parallel=self.overlapped,
+            use_cpu_initialization=True,  # that is: allocate where torch's default device says
+            perform_initialization=False,
+        )
+
+    def box(self, shape: tuple[int, ...], axis: int | None) -> Box:
+        """What this rank has of a global tensor of ``shape`` that is cut along ``axis``."""
+        if axis is None:
+            return tuple(slice(0, size) for size in shape)
+        width = shape[axis] // self.degree
+        mine = slice(self.rank * width, (self.rank + 1) * width)
+        return tuple(mine if n == axis else slice(0, size) for n, size in enumerate(shape))
+
+    def positions(self, tokens_BS: Tensor) -> Tensor | None:
+        """Of the part of the sequence that this rank embeds, [1, S/tp]; None where it embeds all of it."""
+        if not self.sequence_parallel:
+            return None
+        width = tokens_BS.shape[1] // self.degree
+        return torch.arange(self.rank * width, (self.rank + 1) * width, device=tokens_BS.device)[None]
 
 
 class Column(ColumnParallelLinear):  # type: ignore[misc] # megatron-core has no annotations
     """A slice of a `Linear`'s outputs."""
 
-    def __init__(self, whole: Linear) -> None:
+    def __init__(self, whole: Linear, slicing: Slicing) -> None:
         outputs, inputs = whole.weight.shape
-        super().__init__(inputs, outputs, config=_config(), init_method=_untouched, skip_bias_add=True)
+        self.slicing = slicing
+        super().__init__(
+            inputs,
+            outputs,
+            config=slicing.config,
+            init_method=_untouched,
+            skip_bias_add=True,
+            disable_grad_reduce=slicing.by_regions,
+            tp_group=slicing.group,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] → [..., outputs / tp], without the bias."""
+        """[..., inputs] → [..., outputs / tp] of the whole sequence, without the bias."""
+        if self.slicing.by_regions:
+            x = regions.gather(x, self.slicing.group)
         out: Tensor = super().forward(x)[0]
         return out
 
@@ -79,29 +149,44 @@ class Column(ColumnParallelLinear):  # type: ignore[misc] # megatron-core has no
 class Row(RowParallelLinear):  # type: ignore[misc] # as above
     """A slice of a `Linear`'s inputs."""
 
-    def __init__(self, whole: Linear) -> None:
+    def __init__(self, whole: Linear, slicing: Slicing) -> None:
         outputs, inputs = whole.weight.shape
+        self.slicing = slicing
         super().__init__(
             inputs,
             outputs,
-            config=_config(),
+            config=slicing.config,
             init_method=_untouched,
             bias=True,
             input_is_parallel=True,
             skip_bias_add=True,
+            tp_group=slicing.group,
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs / tp] → [..., outputs], summed over the ranks, without the bias."""
+        if self.slicing.by_regions:
+            return regions.scatter(F.linear(x, self.weight), self.slicing.group)
         out: Tensor = super().forward(x)[0]
         return out
 
 
 class Rows(VocabParallelEmbedding):  # type: ignore[misc] # as above
-    """A slice of the token table's rows: [...] → [..., width], summed over the ranks."""
+    """A slice of the token table's rows."""
 
-    def __init__(self, whole: Table) -> None:
-        super().__init__(*whole.weight.shape, config=_config(), init_method=_untouched)
+    def __init__(self, whole: Table, slicing: Slicing) -> None:
+        self.slicing = slicing
+        super().__init__(*whole.weight.shape, init_method=_untouched, config=slicing.config, tp_group=slicing.group)
+
+    def forward(self, numbers_SB: Tensor) -> Tensor:
+        """[S, B] → [S, B, width], summed over the ranks; this rank's part of the sequence where that is cut."""
+        if not self.slicing.sequence_parallel:
+            out: Tensor = super().forward(numbers_SB)
+            return out
+        local = numbers_SB - self.vocab_start_index
+        here = (local >= 0) & (local < self.num_embeddings_per_partition)
+        found = F.embedding(torch.where(here, local, 0), self.weight) * here[..., None]
+        return regions.scatter(found, self.slicing.group)
 
 
 TABLE: dict[str, type[Column | Row | Rows]] = {
@@ -113,7 +198,7 @@ TABLE: dict[str, type[Column | Row | Rows]] = {
 }
 
 
-def slice_parallel(module: nn.Module, device: torch.device) -> None:
+def slice_parallel(module: nn.Module, slicing: Slicing, device: torch.device) -> None:
     """Replace every submodule that `TABLE` names, and give all parameters (uninitialised) storage on ``device``.
 
     ``module`` is a plain part of the decoder on the meta device.
@@ -121,32 +206,25 @@ def slice_parallel(module: nn.Module, device: torch.device) -> None:
     for name, whole in list(module.named_modules()):
         if name in TABLE:
             with torch.device("meta"):
-                module.set_submodule(name, TABLE[name](whole))
+                module.set_submodule(name, TABLE[name](whole, slicing))
     module.to_empty(device=device)
     for name, parameter in module.named_parameters():
         # Both engines read it: the gradients of what is whole are counted once in a norm.
         vars(parameter)["tensor_model_parallel"] = name in CUTS
 
 
-def box(shape: tuple[int, ...], axis: int | None) -> Box:
-    """What this rank has of a global tensor of ``shape`` that is cut along ``axis``."""
-    if axis is None:
-        return tuple(slice(0, size) for size in shape)
-    width = shape[axis] // degree()
-    mine = slice(rank() * width, (rank() + 1) * width)
-    return tuple(mine if n == axis else slice(0, size) for n, size in enumerate(shape))
-
-
-def parallel_logits(x_SBH: Tensor, weight: Tensor) -> Tensor:
-    """x_SBH times this rank's rows of the tied token table: logits [S, B, V / tp]."""
+def parallel_logits(x_SBH: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:
+    """x_SBH times this rank's rows of the tied token table: logits [S, B, V / tp] of the whole sequence."""
+    if slicing.by_regions:
+        return F.linear(regions.gather(x_SBH, slicing.group), weight)
     logits: Tensor = linear_with_grad_accumulation_and_async_allreduce(
         x_SBH,
         weight,
         bias=None,
         gradient_accumulation_fusion=False,
-        allreduce_dgrad=degree() > 1,
-        sequence_parallel=False,
-        tp_group=parallel_state.get_tensor_model_parallel_group(),
+        allreduce_dgrad=slicing.degree > 1 and not slicing.sequence_parallel,
+        sequence_parallel=slicing.sequence_parallel,
+        tp_group=slicing.group,
     )
     return logits
 
@@ -157,8 +235,22 @@ def cross_entropy(logits_SBV: Tensor, targets_BS: Tensor) -> Tensor:
     return losses_SB.mean()
 
 
+def operations(slicing: Slicing, recompute: Recompute) -> functional.Ops:
+    """The decoder's operations where each rank has some of the heads."""
+    attention = partial(_attention, slicing)
+    if recompute == "selective":
+        attention = partial(recomputed, attention)
+    return replace(functional.EAGER, attention=attention)
+
+
 def _attention(  # noqa: PLR0917  (the signature of functional.attention)
-    q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Tensor | None, scale: float, rate: float
+    slicing: Slicing,
+    q_BNSD: Tensor,
+    k_BNTD: Tensor,
+    v_BNTD: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    rate: float,
 ) -> Tensor:
     """Attention over this rank's heads, with dropout of its own.
 
@@ -168,14 +260,15 @@ def _attention(  # noqa: PLR0917  (the signature of functional.attention)
     """
     if not rate:
         return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
-    seed = int(torch.randint(1 << 62, (), device="cpu")) ^ rank()
+    seed = int(torch.randint(1 << 62, (), device="cpu")) ^ slicing.rank
     with torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else []):
         torch.manual_seed(seed)
         return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
 
 
-OPS = replace(functional.EAGER, attention=_attention)
-"""The decoder's operations where each rank has some of the heads."""
+def recomputed(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)
+    """``function`` of ``inputs``, keeping only these and running it again backward, with the same random numbers."""
+    return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
 
 
 def _untouched(_weight: Tensor) -> None:

@@ -59,8 +59,8 @@ class Training:
     @property
     def holds(self) -> tuple[str, ...]:
         """The parts of the decoder on this rank."""
-        recompute = self.recipe.train.recompute == "full"
-        return stages(self.recipe.model, self.recipe.layout, recompute)[self.place.pp].parts
+        recipe = self.recipe
+        return stages(recipe.model, recipe.layout, recipe.train.recompute)[self.place.pp].parts
 
     def run(self, observe: Callable[[Step], None]) -> Progress:
         """Train to the recipe's end; rank 0 records, and shows every step to ``observe``."""
@@ -146,7 +146,7 @@ class Training:
         recipe, progress = self.recipe, self.progress
         layout, recompute = recipe.layout, recipe.train.recompute
         seconds = sum(step["seconds"] for step in read_steps(self.out))
-        cut = stages(recipe.model, Layout(pp=layout.pp), recompute == "full")
+        cut = stages(recipe.model, Layout(pp=layout.pp), recompute)
         return {
             "version": 1,
             "layout": layout.model_dump(),
@@ -155,6 +155,7 @@ class Training:
             "parameters": recipe.model.parameters,
             "model": recipe.model.model_dump(),
             "recompute": recompute,
+            "sequence_parallel": recipe.train.sequence_parallel and layout.tp > 1,
             "precision": recipe.train.precision,
             "steps": progress.step,
             "samples": progress.samples,
@@ -171,6 +172,7 @@ class Training:
         return micro_batches(stream, samples, self.recipe.train.micro_batch, self.recipe.layout.dp, self.place.dp)
 
     def _seed(self, samples: int) -> int:
-        """Of this step's dropout: the same on the ranks of a tensor-parallel group, another on all others."""
-        key = f"{self.recipe.train.seed}/{samples}/{self.place.pp}/{self.place.dp}"
+        """Of this step's dropout: the same on ranks that hold copies of the hidden state, another on all others."""
+        copies = not self.recipe.train.sequence_parallel
+        key = f"{self.recipe.train.seed}/{samples}/{self.place.pp}/{self.place.dp}/{0 if copies else self.place.tp}"
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")

@@ -107,7 +107,7 @@ def ranks_of(out: Path) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 def test_a_run_killed_in_every_way_ends_as_an_untouched_one(
-    recipe: Path, data: Path, world: Callable[..., list[dict[str, Any]]], tmp_path: Path
+    recipe: Path, data: Path, world: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     words = (recipe, "--data", data, "--out", out)
@@ -143,7 +143,7 @@ def test_a_run_killed_in_every_way_ends_as_an_untouched_one(
     assert (again.returncode, again.stderr.split(",", 1)[0]) == (0, f"already trained {STEPS} steps")
 
     untouched = tmp_path / "untouched"
-    world("train", load_recipe(recipe), data=data, out=untouched)
+    world("train", [load_recipe(recipe)], data=data, outs=[untouched])
     assert steps_of(out) == list(range(1, STEPS + 1))
     for step, other in zip(read_steps(out), read_steps(untouched), strict=True):
         assert timeless(step) == timeless(other)

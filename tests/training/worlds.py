@@ -1,6 +1,7 @@
 """A process that runs small jobs on request: it imports the engines once, and forks the ranks of each job.
 
-A request is one line of JSON on stdin, the answer one on stdout: what each rank returned, or its traceback.
+A request is one line of JSON on stdin, the answer one on stdout: what each rank returned, or its traceback. A job may
+train several recipes of one layout in turn: its ranks meet once.
 """
 
 from __future__ import annotations
@@ -28,32 +29,52 @@ from mtnlg_parallel.samples import open_data  # noqa: E402
 from mtnlg_parallel.training import Training  # noqa: E402
 
 
-def train(request: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Run a recipe to its end, and tell what this rank holds of the model afterwards."""
-    recipe = validate(request["recipe"], Recipe, "request")
-    device = engine.join(recipe.layout)
-    training = Training(recipe, open_data(Path(request["data"]), recipe), Path(request["out"]), rank, device)
-    steps: list[Any] = []
-    training.run(steps.append)
-    distributed.barrier()
-    held = list(training.engine.module.held())
-    return {
-        "steps": steps,
-        "held": sum(part.parameter.numel() for part in held),
-        "names": [part.name for part in held],
-        "sums": {part.name: float(part.parameter.double().sum()) for part in held if part.parameter.ndim == 1},
-    }
+def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
+    """Run each recipe to its end, and tell what this rank holds of the model afterwards."""
+    recipes = [validate(recipe, Recipe, "request") for recipe in request["recipes"]]
+    device = engine.join(recipes[0].layout)
+    if request.get("as_on_cuda"):
+        overlap_on_the_cpu()
+    answers = []
+    for recipe, out in zip(recipes, request["outs"], strict=True):
+        training = Training(recipe, open_data(Path(request["data"]), recipe), Path(out), rank, device)
+        steps: list[Any] = []
+        training.run(steps.append)
+        distributed.barrier()
+        held = list(training.engine.module.held())
+        answers.append(
+            {
+                "steps": steps,
+                "held": sum(part.parameter.numel() for part in held),
+                "names": [part.name for part in held],
+                "sums": {part.name: float(part.parameter.double().sum()) for part in held if part.parameter.ndim == 1},
+            }
+        )
+    return answers
+
+
+def overlap_on_the_cpu() -> None:
+    """Take megatron-core's own sequence-parallel path: all that ties it to CUDA is where it allocates."""
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
+    here = tensor.Slicing.here.__func__  # type: ignore[attr-defined]
+
+    def overlapped(cls: type[tensor.Slicing], sequence_parallel: bool, device: torch.device) -> tensor.Slicing:
+        slicing: tensor.Slicing = here(cls, sequence_parallel, device)
+        return tensor.Slicing(slicing.group, slicing.sequence_parallel, overlapped=slicing.sequence_parallel)
+
+    tensor.Slicing.here = classmethod(overlapped)  # type: ignore[assignment]
 
 
 def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden dropout, attention dropout, hidden dropout, as a layer does; the three masks' fingerprints."""
-    recipe = validate(request["recipe"], Recipe, "request")
-    engine.join(recipe.layout)
+    recipe = validate(request["recipes"][0], Recipe, "request")
+    device = engine.join(recipe.layout)
+    attention = tensor.operations(tensor.Slicing.here(sequence_parallel=False, device=device), "none").attention
     torch.manual_seed(5)
     ones = torch.ones(1, 2, 16, 8)
     drawn = [
         torch.nn.functional.dropout(ones, 0.5),
-        tensor.OPS.attention(ones, ones, ones, None, 1.0, 0.5),
+        attention(ones, ones, ones, None, 1.0, 0.5),
         torch.nn.functional.dropout(ones, 0.5),
     ]
     return {"rank": rank, "masks": [mask.flatten().tolist() for mask in drawn]}
@@ -76,7 +97,7 @@ def rank_of(request: dict[str, Any], rank: int, answer: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     torch.set_num_threads(1)
     try:
-        result = SCENARIOS[request["scenario"]](request, rank)
+        result: Any = SCENARIOS[request["scenario"]](request, rank)
     except BaseException:  # noqa: BLE001  (whatever it is, the test shall see it)
         result = {"error": traceback.format_exc()}
     with os.fdopen(answer, "w") as pipe:
