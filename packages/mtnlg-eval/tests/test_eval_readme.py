@@ -35,7 +35,7 @@ def test_the_blocks_of_the_readme_run(write_checkpoint: Callable[..., Path], tmp
         "HF_HUB_OFFLINE": "1",
     }
     commands = [["bash", "-euc", block] for block in blocks("bash")] + [[sys.executable, "-c", *blocks("python")]]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr

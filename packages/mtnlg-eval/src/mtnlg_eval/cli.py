@@ -18,6 +18,8 @@ from .published import TASKS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .model import DecoderLM
+
 app = application("mtnlg-eval", "Score an MT-NLG checkpoint on the paper's nine tasks, and draw the report of a run.")
 
 NAMES = tuple(task.name for task in TASKS)
@@ -155,13 +157,9 @@ def operators(
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
-    from mtnlg_model.checkpoint import Checkpoint  # noqa: PLC0415  (as above)
-
-    opened = Checkpoint.open(_newest(checkpoint))
-    from .model import DecoderLM  # noqa: PLC0415  (as above)
     from .operators import measure, rows  # noqa: PLC0415  (as above)
 
-    lm = DecoderLM.open(opened, out / "scores.sqlite")
+    lm = _model(checkpoint, out)
     with closing(lm.store):
         cells = measure(lm, out, [int(number) for number in asked], problems)
     if as_json:
@@ -170,6 +168,37 @@ def operators(
         from .table import show_rows  # noqa: PLC0415  (as above)
 
         show_rows("operator, disguise", [f"{number} shots" for number in asked], rows(cells))
+
+
+@app.command()
+def bias(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder: its newest.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers go; the same command again goes on there.")],
+    kinds: Annotated[
+        str, typer.Option(metavar="A,B", help="Some of occupation, gender, ethnicity, religion.")
+    ] = "occupation,gender,ethnicity,religion",
+    samples: Annotated[int, typer.Option(min=1, help="Texts drawn for each prompt; the paper drew 800.")] = 800,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON instead of tables.")] = False,
+) -> None:
+    """Ask what the model takes people for: the gender of occupations' holders, adjectives by group, their sentiment.
+
+    Writes bias.json into --out.
+    """
+    from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
+
+    quiet()
+    from .bias import kinds_of, measure  # noqa: PLC0415  (as above)
+
+    asked = kinds_of(kinds)
+    lm = _model(checkpoint, out)
+    with closing(lm.store):
+        told = measure(lm, out, asked, samples)
+    if as_json:
+        print_json(told)
+    else:
+        from .bias.table import show  # noqa: PLC0415  (as above)
+
+        show(told)
 
 
 @app.command()
@@ -220,6 +249,15 @@ def _newest(folder: Path) -> Path:
     if (newest := latest(folder)) is None:
         raise Failure(f"{folder}: no checkpoint in it; step-N with its manifest.json is one")
     return newest
+
+
+def _model(checkpoint: Path, out: Path) -> DecoderLM:
+    """The model of a checkpoint, its answers kept under ``out``."""
+    from mtnlg_model.checkpoint import Checkpoint  # noqa: PLC0415  (--help shall be fast)
+
+    from .model import DecoderLM  # noqa: PLC0415  (as above)
+
+    return DecoderLM.open(Checkpoint.open(_newest(checkpoint)), out / "scores.sqlite")
 
 
 def _texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:

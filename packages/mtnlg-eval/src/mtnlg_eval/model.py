@@ -19,6 +19,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mtnlg_model.console import Failure
+from mtnlg_model.generate import complete
 from mtnlg_model.tokenizer import Tokenizer
 
 from .generation import Prompt, completions
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from mtnlg_model.checkpoint import Checkpoint
     from mtnlg_model.decoder import Decoder
+    from mtnlg_model.generate import Sampling
 
     from .packing import Batch, Row
 
@@ -144,6 +146,14 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
             if prompts[missing[place]].greedy:
                 self.store.keep([(keys[missing[place]], text)])
         return [texts[n] for n in range(len(prompts))]
+
+    def samples(self, prompt: str, count: int, tokens: int, sampling: Sampling, stop: Sequence[str]) -> list[str]:
+        """Texts behind one prompt, each up to ``stop``, drawn as ``sampling`` says; kept in the store as one answer."""
+        key = self.store.key("samples", prompt, count, tokens, sampling.model_dump(), list(stop))
+        if key not in (known := self.store.known([key])):
+            known[key] = complete(self.decoder, self._tokenizer, [prompt] * count, tokens, sampling, stop)
+            self.store.keep([(key, known[key])])
+        return list(known[key])
 
     def _loglikelihood_tokens(self, requests: Iterable[tuple[Any, list[int], list[int]]], **_: object) -> list[Score]:
         return self.score([self._cut(context, answer) for _, context, answer in requests])

@@ -33,12 +33,12 @@ def show(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
     Console(highlight=False).print(drawn)
 
 
-def show_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of text under these columns, the first one headed ``head``."""
+def show_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, wrap: bool = False) -> None:
+    """Print rows under these columns, the first one headed ``head``; text that may ``wrap`` stands left."""
     drawn = Table(box=SIMPLE_HEAD, padding=(0, 1))
     drawn.add_column(head, no_wrap=True)
     for column in columns:
-        drawn.add_column(column, justify="right", no_wrap=True)
+        drawn.add_column(column, justify="left" if wrap else "right", no_wrap=not wrap)
     for row in rows:
         drawn.add_row(*row)
     Console(highlight=False).print(drawn)
