@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from mtnlg_model.console import application, print_json, run, say
+from mtnlg_model.console import UsageFailure, application, print_json, run, say
 
 from . import launch
 from .folder import RECIPE, prepare, read_summary
@@ -35,19 +37,32 @@ Overrides = Annotated[
 @app.command()
 def train(  # noqa: PLR0917  (typer names them)
     recipe: RecipePath,
-    data: Annotated[Path, typer.Option(help="What mtnlg-data run made: the folder that holds tokens/.")],
-    out: Annotated[Path, typer.Option(help="Where metrics, checkpoints and logs go.")],
+    data: Annotated[
+        Path | None, typer.Option(help="What mtnlg-data run made: the folder that holds tokens/.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where metrics, checkpoints and logs go.", show_default=False)
+    ] = None,
     layout: LayoutText = None,
     resume: Annotated[
         bool, typer.Option(help="Go on from the newest checkpoint in --out, in any layout; --no-resume begins again.")
     ] = True,
     overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build what --rank would hold, and tell its size.")
+    ] = False,
+    rank: Annotated[int, typer.Option(help="Which rank --dry-run shows.")] = 0,
 ) -> None:
     """Train a recipe on tokens; run again, go on from the newest checkpoint.
 
     Starts one process a rank on this machine. Under torchrun (RANK in the environment) it joins as that rank.
     """
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or [])])
+    if dry_run:
+        _show_rank(chosen, rank)
+        return
+    if data is None or out is None:
+        raise UsageFailure("train needs --data and --out, or --dry-run")
     if launch.die_with_parent():
         _be_a_rank(chosen, data, out, None)
     elif launch.is_rank():
@@ -62,6 +77,14 @@ def train(  # noqa: PLR0917  (typer names them)
             words = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
             launch.run_local(chosen.layout, [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words], out, start)
         say(("already " if start.complete else "") + _outcome(out))
+
+
+def _show_rank(recipe: Recipe, rank: int) -> None:
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core decorates with torch.compile what we never call
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what megatron-core could use and we do not
+        from . import shard  # noqa: PLC0415  (imports torch and megatron-core)
+    shard.draw(shard.shard_of(recipe, rank), recipe)
 
 
 def _be_a_rank(recipe: Recipe, data: Path, out: Path, resume: bool | None) -> None:

@@ -41,7 +41,7 @@ def draw(recipe: Recipe) -> None:
     works: dict[Axis, str] = {"tp": "slice a layer", "dp": "share a stage's gradients", "pp": "pass activations on"}
     for axis, work in works.items():
         groups = layout.groups(axis)
-        shown = "  ".join(_listed(group) for group in groups[:MOST_GROUPS])
+        shown = "  ".join(listed(group) for group in groups[:MOST_GROUPS])
         more = f"  … {len(groups):,} groups" if len(groups) > MOST_GROUPS else ""
         console.print(f"{axis}: ranks that {work}: {shown}{more}")
 
@@ -71,6 +71,7 @@ def _parts(stage: Stage) -> str:
     return ", ".join([*others[:place], layers, *others[place:]])
 
 
-def _listed(group: list[int]) -> str:
+def listed(group: list[int]) -> str:
+    """A group of ranks in brackets; of a large one the beginning and the end."""
     few = group if len(group) <= 8 else [*group[:3], "…", group[-1]]
     return "[" + " ".join(map(str, few)) + "]"

@@ -15,9 +15,10 @@ pipeline sums them over the ranks once a step.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
@@ -30,7 +31,7 @@ from megatron.core.tensor_parallel import (
     vocab_parallel_cross_entropy,
 )
 from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 from mtnlg_model import functional
@@ -39,6 +40,8 @@ from . import regions
 from .layout import CUTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mtnlg_model.decoder import Linear, Table
 
     from .layout import Layout, Recompute
@@ -53,16 +56,6 @@ def initialize(layout: Layout) -> None:
     )
 
 
-class Group(Protocol):
-    """What of a process group decides how a tensor is cut."""
-
-    def size(self) -> int:
-        """Number of ranks."""
-
-    def rank(self) -> int:
-        """Number of this one among them."""
-
-
 @dataclass(frozen=True)
 class Slicing:
     """How this rank's parts are cut: over which ranks, and whether along the sequence too between the slices.
@@ -70,7 +63,7 @@ class Slicing:
     ``overlapped`` leaves sequence parallelism to megatron-core, which knows CUDA alone.
     """
 
-    group: Any  # a torch.distributed.ProcessGroup; to count parameters a `Group` is enough
+    group: Any  # a torch.distributed.ProcessGroup, or an imagined one
     sequence_parallel: bool = False
     overlapped: bool = False
 
@@ -120,6 +113,31 @@ class Slicing:
             return None
         width = tokens_BS.shape[1] // self.degree
         return torch.arange(self.rank * width, (self.rank + 1) * width, device=tokens_BS.device)[None]
+
+
+class _Imagined(NamedTuple):
+    """A process group of a job that does not run: its size and a place in it."""
+
+    number: int
+    ranks: int
+
+    def size(self) -> int:
+        return self.ranks
+
+    def rank(self) -> int:
+        return self.number
+
+
+@contextmanager
+def imagined(rank: int, degree: int, sequence_parallel: bool) -> Iterator[Slicing]:
+    """The slicing of any rank, to build parts on the meta device with no job around; nothing can be computed."""
+    # megatron-core asks a group for its size only where torch.distributed is up: one process, nobody to talk to.
+    store = distributed.HashStore()  # type: ignore[attr-defined] # exported where torch is built with c10d
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield Slicing(_Imagined(rank, degree), sequence_parallel and degree > 1)
+    finally:
+        distributed.destroy_process_group()
 
 
 class Column(ColumnParallelLinear):  # type: ignore[misc] # megatron-core has no annotations
