@@ -1,22 +1,39 @@
 """What several tests need: a decoder beside the same GPT-2 of transformers, a tokenizer, a checkpoint."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import os
+import resource
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from mtnlg_model.checkpoint import Layout, Progress, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.huggingface import gpt2_name, to_gpt2
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from transformers import GPT2LMHeadModel
+
+    Pair = tuple[Decoder, GPT2LMHeadModel]
+
 # One thread, so that tests that fork have no thread pool to lose and machines with many cores compute the same.
 torch.set_num_threads(1)
 
-Pair = tuple[Decoder, GPT2LMHeadModel]
+# MUTATIONS=20000 pytest -k any_ tries as many.
+settings.register_profile(
+    "mutations",
+    max_examples=int(os.environ.get("MUTATIONS", "200")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 @pytest.fixture
@@ -36,6 +53,8 @@ def pair() -> Callable[[ModelConfig], Pair]:
 
 
 def twin(decoder: Decoder) -> GPT2LMHeadModel:
+    from transformers import GPT2Config, GPT2LMHeadModel  # seconds, which most tests need not wait for
+
     c = decoder.config
     gpt2 = GPT2LMHeadModel(
         GPT2Config(
@@ -55,6 +74,19 @@ def twin(decoder: Decoder) -> GPT2LMHeadModel:
     state = {gpt2_name(name): to_gpt2(name, p.detach(), c.heads) for name, p in decoder.named_parameters()}
     gpt2.load_state_dict({**state, "lm_head.weight": state["transformer.wte.weight"]})
     return gpt2.eval()
+
+
+@pytest.fixture
+def no_gigabytes() -> Iterator[None]:
+    """Memory for one more gigabyte of addresses: a lie that would have more allocated is a MemoryError, which fails."""
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        pytest.skip("needs /proc to know how much memory is in use")
+    used = int(statistics.read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture(scope="session")

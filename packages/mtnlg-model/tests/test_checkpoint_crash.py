@@ -1,96 +1,138 @@
-"""A writer killed at any line: the newest whole checkpoint is found, and the same save goes on."""
+"""A writer killed before any change to the disk: the newest whole checkpoint is found, and the same save goes on."""
 
 import os
 import shutil
-import signal
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
-from mtnlg_model import files, steps, tensorfile, writer
-from mtnlg_model.checkpoint import Checkpoint, Layout, Progress, latest, retain, save
+from mtnlg_model import tensorfile
+from mtnlg_model.checkpoint import Checkpoint, CheckpointWriter, Layout, Progress, latest, publish, retain
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
 CONFIG = ModelConfig(layers=1, hidden=8, heads=2, sequence=4, vocabulary=5)
-TRACED = {module.__file__ for module in (files, steps, tensorfile, writer, shutil)}
-# They touch no name; killing there again and again would show nothing new.
-UNINTERESTING = {"add", "check", "_record", "_key", "_count", "_size", "_merged", "_bytes", "_hand_over", "sha256"}
-REPEATED = {"write", "_put", "_rmtree_safe_fd"}
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
+KILLED = 77
 
 
 def whole_save(decoder: Decoder, directory: Path, step: int, tokenizer: Path) -> None:
-    progress = Progress(step=step, samples=step, tokens=step, loss=1.0, stream="f00d", layout=Layout())
-    save(decoder, directory, step, progress, tokenizer)
+    """As two ranks would: one writes the weights, one the optimizer's state; one publishes and removes what is old."""
+    for name, slots in (("rank-0", ("weight",)), ("rank-1", ("exp_avg", "exp_avg_sq"))):
+        writer = CheckpointWriter(directory, step, name)
+        for slot in slots:
+            for key, parameter in decoder.named_parameters():
+                writer.add(key, parameter.shape, slot, None, parameter)  # type: ignore[arg-type]
+        writer.close()
+    progress = Progress(step=step, samples=step, tokens=step, loss=1.0, stream="f00d", layout=Layout(dp=2))
+    publish(directory, step, ["rank-0", "rank-1"], CONFIG, progress, tokenizer)
     retain(directory, keep=1)
 
 
-def killed_at(line: int, work: Callable[[], None]) -> bool:
-    """Run ``work`` in a child that dies at the ``line``-th traced line; whether it died there."""
+def changes_the_disk(event: str, arguments: Sequence[Any]) -> bool:
+    return event in CHANGES or (event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR)))
+
+
+def killed_before(change: int, work: Callable[[], None]) -> bool:
+    """Run ``work`` in a child that dies, as by SIGKILL, before its ``change``-th change to the disk; whether it did."""
     child = os.fork()
-    if child == 0:
-        left, seen = line, set[int]()
+    if child:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in {0, KILLED}
+        return status == KILLED
+    left, put = change, tensorfile._put
 
-        def trace(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401  (the interpreter's own signature)
-            nonlocal left
-            name = frame.f_code.co_name
-            if frame.f_code.co_filename not in TRACED or name in UNINTERESTING or name.startswith("<"):
-                return None
-            if event == "line" and (name not in REPEATED or frame.f_lineno not in seen):
-                seen.add(frame.f_lineno)
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
+    def step() -> None:
+        nonlocal left
+        if left == 0:
+            os._exit(KILLED)
+        left -= 1
 
-        threading.settrace(trace)
-        sys.settrace(trace)
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    _, end = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(end) or os.WEXITSTATUS(end) == 0
-    return os.WIFSIGNALED(end)
+    def torn(file: Any, checksum: Any, block: memoryview) -> None:  # noqa: ANN401  (those of the function it replaces)
+        # In the middle of the header and of the largest tensors; of the small ones nothing else would be seen.
+        middle = len(block) // 2 if len(block) > 1000 else len(block)
+        put(file, checksum, block[:middle])
+        if middle < len(block):
+            step()
+            put(file, checksum, block[middle:])
+
+    status = 1
+    try:
+        tensorfile._put = torn
+        sys.addaudithook(lambda event, arguments: step() if changes_the_disk(event, arguments) else None)
+        work()
+        status = 0
+    finally:
+        os._exit(status)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_killed_at_any_line_the_newest_whole_checkpoint_is_found_and_the_same_save_goes_on(
+def test_killed_before_any_change_the_newest_whole_checkpoint_is_found_and_the_same_save_goes_on(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A killed process loses nothing that it has written; only a power cut needs the disk to be waited for.
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    old, new = Decoder(CONFIG, seed=1), Decoder(CONFIG, seed=2)
-    whole_save(old, tmp_path / "before", 1, tokenizer_path)
-    found = set()
-    line, alive = 0, True
-    while alive:
-        directory = tmp_path / f"killed-{line}"
+    decoders = {"step-1": Decoder(CONFIG, seed=1), "step-2": Decoder(CONFIG, seed=2)}
+    whole_save(decoders["step-1"], tmp_path / "before", 1, tokenizer_path)
+    found: list[str] = []
+    killed = True
+    while killed:
+        directory = tmp_path / f"killed-{len(found)}"
         shutil.copytree(tmp_path / "before", directory)
-        alive = killed_at(line, lambda directory=directory: whole_save(new, directory, 2, tokenizer_path))  # type: ignore[misc]
+
+        def save(directory: Path = directory) -> None:
+            whole_save(decoders["step-2"], directory, 2, tokenizer_path)
+
+        killed = killed_before(len(found), save)
         path = latest(directory)
         assert path is not None
-        found.add(path.name)
-        checkpoint = Checkpoint.open(path)
-        checkpoint.verify()
-        expected = old if path.name == "step-1" else new
-        for name, parameter in expected.named_parameters():
-            assert torch.equal(checkpoint.tensor(name), parameter)
+        found.append(path.name)
+        assert_whole(path, decoders[path.name])
         if path.name == "step-1":
-            whole_save(new, directory, 2, tokenizer_path)
+            save()
         retain(directory, keep=1)
         assert [path.name for path in directory.iterdir()] == ["step-2"]
-        Checkpoint.open(directory / "step-2").verify()
+        assert_whole(directory / "step-2", decoders["step-2"])
         assert {path.suffix for path in (directory / "step-2").iterdir()} == {".json", ".safetensors"}
         shutil.rmtree(directory)
-        line += 1
-    assert found == {"step-1", "step-2"}
-    assert line > 100
+    # The old one is the newest until the one rename; the new one is it ever after.
+    assert found == sorted(found)
+    assert found.count("step-1") > 25
+    assert found.count("step-2") > 5
+
+
+def assert_whole(path: Path, decoder: Decoder) -> None:
+    checkpoint = Checkpoint.open(path)
+    checkpoint.verify()
+    for name, parameter in decoder.named_parameters():
+        assert torch.equal(checkpoint.tensor(name), parameter)
+        assert torch.equal(checkpoint.optimizer(name, "exp_avg_sq"), parameter)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_exists(
+    tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut needs: every file synced at its full length, then the folder, then the rename, then its name."""
+    synced: list[tuple[int, int]] = []
+    order = []
+
+    def identity(found: os.stat_result) -> tuple[int, int]:
+        return found.st_ino, found.st_size
+
+    def rename(path: Path, target: Path) -> Path:
+        assert {identity(file.stat()) for file in path.iterdir()} <= set(synced)
+        assert synced[-1] == identity(path.stat())
+        order.append("rename")
+        path.replace(target)
+        synced.clear()
+        return target
+
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(identity(os.fstat(handle))))
+    monkeypatch.setattr(Path, "rename", rename)
+    whole_save(Decoder(CONFIG), tmp_path, 1, tokenizer_path)
+    assert order == ["rename"]
+    assert synced[-1][0] == tmp_path.stat().st_ino

@@ -1,8 +1,8 @@
 """Writing: many processes at once, in the background, bounded in memory; reading: no byte too many."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -27,7 +27,16 @@ def write_all(folder: Path, name: str = "a", *, skip: str = "") -> CheckpointWri
     return new
 
 
-def test_the_tensors_may_change_as_soon_as_they_are_added(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_training_goes_on_while_a_slow_disk_is_written_to(
+    tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, put = Event(), tensorfile._put
+
+    def slow(*arguments: Any) -> None:  # noqa: ANN401  (any arguments)
+        disk.wait()
+        put(*arguments)
+
+    monkeypatch.setattr(tensorfile, "_put", slow)
     decoder = Decoder(CONFIG)
     before = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     new = CheckpointWriter(tmp_path, 1, "a")
@@ -35,8 +44,13 @@ def test_the_tensors_may_change_as_soon_as_they_are_added(tmp_path: Path, tokeni
         for name, parameter in decoder.named_parameters():
             new.add(name, parameter.shape, "weight", None, parameter)
             parameter.fill_(float("nan"))
-    with ThreadPoolExecutor(1) as background:
-        background.submit(new.close).result()
+    assert not new.done
+    new.finish()
+    decoder(torch.ones(1, 1, dtype=torch.long))
+    assert not new.done
+    disk.set()
+    new.close()
+    assert new.done
     checkpoint = Checkpoint.open(publish(tmp_path, 1, ["a"], CONFIG, PROGRESS, tokenizer_path))
     for name, tensor in before.items():
         assert torch.equal(checkpoint.tensor(name), tensor)
@@ -87,13 +101,16 @@ def test_files_are_cut_at_their_size_and_the_backlog_waits(
     load(Decoder(CONFIG, seed=2), Checkpoint.open(path))
 
 
-def test_a_full_disk_reaches_whoever_adds_or_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_reaches_whoever_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:  # noqa: ANN401  (any arguments)
         raise OSError(28, "No space left on device", "a.weights-0.safetensors")
 
     monkeypatch.setattr(tensorfile, "_put", full)
+    failing = write_all(tmp_path)
+    failing.finish()
     with pytest.raises(OSError, match="No space left"):
-        write_all(tmp_path).close()
+        failing.close()
+    assert failing.done
     assert not list(tmp_path.glob("*/*.part.json"))
 
 

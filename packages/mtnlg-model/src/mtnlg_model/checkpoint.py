@@ -19,7 +19,6 @@ import torch
 from . import boxes
 from .boxes import Index
 from .decoder import Decoder
-from .files import sha256
 from .manifest import (
     MANIFEST,
     MOMENTS,
@@ -31,6 +30,7 @@ from .manifest import (
     Progress,
     SlotName,
     check_file,
+    checksum,
     read_manifest,
 )
 from .steps import latest, resolve, retain
@@ -92,7 +92,7 @@ class Checkpoint:
 
     @property
     def digest(self) -> str:
-        """SHA-256 that stands for the weights and their configuration: any changed byte of a weight changes it."""
+        """Stands for the weights and their configuration: any changed byte of a weight changes it."""
         return self._manifest.digest
 
     @property
@@ -160,19 +160,19 @@ class Checkpoint:
         return decoder.eval()
 
     def verify(self, advance: Callable[[int], None] | None = None) -> None:
-        """Hold every file's SHA-256 and every entry against the manifest; ``CheckpointError`` where they differ.
+        """Hold every file's checksum and every entry against the manifest; ``CheckpointError`` where they differ.
 
         ``advance`` hears of the bytes done, file by file.
         """
         for name, file in self._manifest.files.items():
             path = self.directory / name
             check_file(path, file)
-            same = sha256(path) == file.sha256
+            same = checksum(path) == file.checksum
             if advance:
                 advance(file.bytes)
             if not same:
                 raise CheckpointError(
-                    f"{path}: its SHA-256 is not the one in {MANIFEST}; the file was changed or damaged"
+                    f"{path}: its checksum is not the one in {MANIFEST}; the file was changed or damaged"
                 )
         for entry in self._manifest.tensors.values():
             for held in entry.slots.values():

@@ -7,7 +7,6 @@ costs its own bytes and no read-ahead, and no descriptor stays open.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -15,14 +14,14 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
+import xxhash
 from pydantic import TypeAdapter, ValidationError
 
-from .manifest import ITEM_BYTES, CheckpointError, DtypeName, File, Whole
+from .manifest import CHUNK_BYTES, ITEM_BYTES, CheckpointError, DtypeName, File, Whole
 from .settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from hashlib import _Hash
     from io import FileIO
     from pathlib import Path
 
@@ -36,7 +35,6 @@ DTYPES: Final[dict[DtypeName, torch.dtype]] = {
 }
 NAMES: Final[dict[torch.dtype, DtypeName]] = {dtype: name for name, dtype in DTYPES.items()}
 MOST_HEADER_BYTES = 100_000_000
-CHUNK_BYTES = 256 << 10
 
 
 class Kind(NamedTuple):
@@ -58,7 +56,7 @@ _HEADER = TypeAdapter(dict[str, Stored | dict[str, str]])
 
 
 def write(path: Path, kinds: Mapping[str, Kind], tensor: Callable[[str], Tensor]) -> File:
-    """Write one synced safetensors file of entries so typed and shaped; its length and SHA-256.
+    """Write one synced safetensors file of entries so typed and shaped; its length and checksum.
 
     ``tensor`` gives one entry after the other, contiguous and on the CPU, so that a file may be larger than memory.
     """
@@ -72,17 +70,17 @@ def write(path: Path, kinds: Mapping[str, Kind], tensor: Callable[[str], Tensor]
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    checksum = hashlib.sha256()
+    checksum = xxhash.xxh3_128()
     with path.open("wb", buffering=0) as file:
         _put(file, checksum, memoryview(struct.pack("<Q", len(text)) + text))
         for key, _ in ordered:
             _put(file, checksum, _bytes(tensor(key)))
         os.fsync(file.fileno())
-    return File(bytes=8 + len(text) + offset, sha256=checksum.hexdigest())
+    return File(bytes=8 + len(text) + offset, checksum=checksum.hexdigest())
 
 
-def _put(file: FileIO, checksum: _Hash, block: memoryview) -> None:
-    """Write and hash in chunks that stay in the processor's cache in between; hashing beside the writing was slower."""
+def _put(file: FileIO, checksum: xxhash.xxh3_128, block: memoryview) -> None:
+    """Write and hash in chunks that stay in the processor's cache in between."""
     for start in range(0, len(block), CHUNK_BYTES):
         chunk = block[start : start + CHUNK_BYTES]
         checksum.update(chunk)

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from . import boxes, tensorfile
-from .files import replacing, sha256, sync_directory, write_text
+from .files import replacing, sync_directory, write_text
 from .manifest import (
     MANIFEST,
     TOKENIZER,
@@ -20,6 +20,7 @@ from .manifest import (
     Slot,
     check,
     check_file,
+    checksum,
     read,
     sealed,
 )
@@ -37,16 +38,19 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 1 << 29
 THREADS = 2
-"""Files written at once: one thread of SHA-256 is slower than a good disk."""
+"""Files written at once: one thread alone does not fill a good disk."""
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
 class CheckpointWriter:
     """Writes one process's pieces of step ``step``; many processes at once, each with its own ``writer`` name.
 
-    `add` copies the tensor to host memory and returns, so it may change at once; threads write. With ``copy`` False a
-    CPU tensor is written as it lies and must stay as it is until `close`. ``backlog`` is how many bytes may wait for
-    the disk before `add` waits too; None never waits.
+    `add` copies the tensor to host memory and returns, so it may change at once; threads write. After the last one
+    `finish` returns at once too: training goes on, and calls `close` when the writer is `done`, or needs it to be.
+    Whatever went wrong meanwhile, a full disk say, `close` raises.
+
+    With ``copy`` False a CPU tensor is written as it lies and must stay as it is until `close`. ``backlog`` is how many
+    bytes may wait for the disk before `add` waits too; None never waits.
     """
 
     def __init__(
@@ -101,11 +105,20 @@ class CheckpointWriter:
         if _size(group) >= FILE_BYTES:
             self._hand_over(kind)
 
-    def close(self) -> None:
-        """Wait until every file is on disk and synced, then write this writer's part of the manifest."""
+    def finish(self) -> None:
+        """Give the threads the rest to write; nothing is added after this."""
         for kind, group in self._filling.items():
             if group:
                 self._hand_over(kind)
+
+    @property
+    def done(self) -> bool:
+        """Whether `close` would not wait: after `finish`, everything is on disk, or could not be brought there."""
+        return not any(self._filling.values()) and all(written.done() for written in self._written.values())
+
+    def close(self) -> None:
+        """Wait until every file is on disk and synced, then write this writer's part of the manifest."""
+        self.finish()
         files = {name: written.result() for name, written in self._written.items()}
         self._threads.shutdown()
         part = Part(files=files, tensors=self._tensors)
@@ -156,7 +169,8 @@ def publish(  # noqa: PLR0917  (the contract)
             tensors[name] = _merged(name, tensors[name], entry) if name in tensors else entry
     with replacing(folder / TOKENIZER) as copy:
         copy.write(tokenizer.read_bytes())
-    files[TOKENIZER] = File(bytes=(folder / TOKENIZER).stat().st_size, sha256=sha256(folder / TOKENIZER))
+    copied = folder / TOKENIZER
+    files[TOKENIZER] = File(bytes=copied.stat().st_size, checksum=checksum(copied))
     manifest = Manifest(
         config=config,
         progress=progress,
