@@ -103,7 +103,9 @@ def test_rearranging_is_undone_exactly(name: str) -> None:
         ("tie_word_embeddings", False, "tie_word_embeddings = False"),
         ("n_head", 5, "heads = 5 does not divide hidden = 48"),
         ("n_layer", "many", "n_layer: Input should be a valid integer"),
-        ("n_embd", 96, "model.safetensors|transformer.wte.weight: F32 .* where config.json means"),
+        ("n_embd", 96, "bytes of weights where 3\\d{5} parameters are claimed"),
+        ("n_layer", 10**11, "bytes of weights where 2\\d{15} parameters are claimed"),
+        ("n_positions", 33, r"transformer.wpe.weight: F32 \[32, 48\] where config.json means \[33, 48\]"),
         ("n_layer", 4, "transformer.h.3.ln_1.weight: no such tensor"),
     ],
 )

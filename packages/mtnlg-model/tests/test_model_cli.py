@@ -116,7 +116,7 @@ def test_verify_finds_one_flipped_bit(mtnlg_model: Command, checkpoint_path: Pat
     content[-5] ^= 1
     file.write_bytes(content)
     status, _, err = mtnlg_model("verify", checkpoint_path)
-    assert (status, f"{file}: its SHA-256 is not the one in manifest.json" in err) == (1, True)
+    assert (status, f"{file}: its checksum is not the one in manifest.json" in err) == (1, True)
 
 
 def test_inspect_lists_what_there_is(mtnlg_model: Command, checkpoint_path: Path) -> None:
@@ -139,11 +139,13 @@ def test_export_and_import_are_each_others_reverse(mtnlg_model: Command, checkpo
 def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path: Path, tokenizer_path: Path) -> None:
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / ".metadata").touch()
-    _, _, err = mtnlg_model("import", "dist", "out")
-    assert "dist: a torch.distributed checkpoint: its index is a pickle; export it to Hugging Face first" in err
+    status, _, err = mtnlg_model("import", "dist", "out")
+    assert (status, "dist: a Megatron-LM checkpoint holds no tokenizer; give --tokenizer FILE" in err) == (2, True)
+    status, _, err = mtnlg_model("import", "dist", "out", "--tokenizer", tokenizer_path)
+    assert (status, "dist/.metadata: no pickle that can be read as data: pickle exhausted" in err) == (1, True)
     (tmp_path / "pipe").mkdir()
     (tmp_path / "pipe" / "layer_01-model_00-model_states.pt").touch()
     status, _, err = mtnlg_model("import", "pipe", "out")
     assert (status, "give --tokenizer FILE and --heads N" in err) == (2, True)
     status, _, err = mtnlg_model("import", "pipe", "out", "--tokenizer", tokenizer_path, "--heads", "4")
-    assert (status, "holds more than tensors, or is damaged" in err) == (1, True)
+    assert (status, "no file of torch.save, or damaged" in err) == (1, True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
-from .console import Failure, UsageFailure, application, print_json, progress, run, say
+from .console import UsageFailure, application, print_json, progress, run, say
 from .manifest import read_manifest
 from .settings import validate
 from .steps import resolve
@@ -169,31 +169,35 @@ def export(
 
 @app.command("import")
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of weights, Hugging Face's or DeepSpeed's.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of weights of one of the three kinds.")],
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder to make; must not exist.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="DeepSpeed only: the tokenizer.json to put beside.")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="DeepSpeed only: number of attention heads.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The tokenizer.json to put beside; Hugging Face's own.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Number of attention heads; asked of DeepSpeed's.")] = None,
 ) -> None:
     """Make a checkpoint, without optimizer state, from other weights.
 
-    DIR is a Hugging Face GPT-2 folder with safetensors, or a Megatron-DeepSpeed pipeline checkpoint (its layer_*.pt
-    files, opened as tensors only). No other pickle is opened.
+    DIR is a Hugging Face GPT-2 folder with safetensors, a Megatron-LM torch_dist checkpoint (iter_*, with .metadata),
+    or a Megatron-DeepSpeed pipeline checkpoint (global_step*, with layer_*.pt). Pickles in these are read as data;
+    nothing of them runs.
     """
-    from . import deepspeed_pipeline  # noqa: PLC0415  (torch)
+    from . import deepspeed_pipeline, torch_dist  # noqa: PLC0415  (torch)
     from .huggingface import import_gpt2, read_config  # noqa: PLC0415  (torch)
 
-    if (folder / ".metadata").exists():
-        raise Failure(
-            f"{folder}: a torch.distributed checkpoint: its index is a pickle; export it to Hugging Face first"
-        )
-    if deepspeed_pipeline.is_pipeline(folder):
+    if torch_dist.is_torch_dist(folder):
+        if tokenizer is None:
+            raise UsageFailure(f"{folder}: a Megatron-LM checkpoint holds no tokenizer; give --tokenizer FILE")
+        with progress("import", torch_dist.count_pieces(folder), "pieces") as advance:
+            config = torch_dist.import_torch_dist(folder, checkpoint, tokenizer, heads, advance)
+    elif deepspeed_pipeline.is_pipeline(folder):
         if tokenizer is None or heads is None:
             raise UsageFailure(f"{folder}: a DeepSpeed checkpoint tells neither; give --tokenizer FILE and --heads N")
         with progress("import", deepspeed_pipeline.count_files(folder), "files") as advance:
             config = deepspeed_pipeline.import_pipeline(folder, checkpoint, tokenizer, heads, advance)
     else:
         config = read_config(folder)
-        with progress("import", len(config.parameter_shapes()), "tensors") as advance:
+        with progress("import", config.tensors, "tensors") as advance:
             import_gpt2(folder, checkpoint, advance)
     say(f"{checkpoint}: {config.parameters:,} parameters")
 

@@ -98,6 +98,11 @@ class ModelConfig(Settings):
         """Bytes that the key and value cache takes a token in 16-bit precision."""
         return 2 * self.layers * self.hidden * 2
 
+    @property
+    def tensors(self) -> int:
+        """Number of tensors that the parameters lie in, counted without listing them."""
+        return self.layers * len(self.layer_shapes()) + len(self.outer_shapes())
+
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of every parameter, in model order."""
         first, last = dict(list(self.outer_shapes().items())[:2]), dict(list(self.outer_shapes().items())[2:])

@@ -11,7 +11,7 @@ from .console import Failure
 from .files import sync_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from .config import ModelConfig
@@ -50,3 +50,12 @@ def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterat
         for path in step.iterdir():
             path.rename(partial / path.name)
         step.rmdir()
+
+
+def refuse_unless_held(config: ModelConfig, files: Iterable[Path]) -> None:
+    """Raise ``Failure`` where these files are too small for the model: a lie about a size is to allocate nothing."""
+    files = list(files)
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    if 2 * config.parameters > size:
+        place = files[0].parent if files else "no folder"
+        raise Failure(f"{place}: {size} bytes of weights where {config.parameters} parameters are claimed")

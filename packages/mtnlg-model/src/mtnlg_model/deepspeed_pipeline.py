@@ -1,9 +1,8 @@
 """Checkpoints of Megatron-DeepSpeed's pipeline engine, the lineage of MT-NLG: layer_03-model_00-model_states.pt …
 
-One file a layer and tensor-parallel rank, each a dictionary of tensors in torch's own format. They are opened by
-``torch.load(weights_only=True)``, which builds tensors and refuses everything else: no code of the file runs. What the
-run's other files hold (arguments, optimizer state) is pickled classes, which are not opened, so the number of heads has
-to be told, and optimizer state is absent.
+One file a layer and tensor-parallel rank, each a dictionary of tensors in torch's own format, read as data
+(`torchfile`), so nothing of it runs. The run's other files, arguments and optimizer state, are left alone: the number
+of heads has to be told.
 
 Rows of query_key_value are q, k, v head by head, ours as well (Megatron's checkpoint version 2.0 and later).
 """
@@ -11,15 +10,13 @@ Rows of query_key_value are q, k, v head by head, ours as well (Megatron's check
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from .config import ModelConfig
 from .console import Failure
 from .conversion import new_checkpoint
 from .settings import validate
+from .torchfile import TorchFile, View
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +49,7 @@ def is_pipeline(folder: Path) -> bool:
 
 
 def import_pipeline(folder: Path, target: Path, tokenizer: Path, heads: int, advance: Advance) -> ModelConfig:
-    """Write the layers in ``folder`` as the checkpoint ``target``, one file at a time; ``advance(1)`` at every file.
+    """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` at every file.
 
     ``Failure`` where a file is missing, holds anything but the tensors of this decoder, or does not fit the others.
     """
@@ -62,7 +59,8 @@ def import_pipeline(folder: Path, target: Path, tokenizer: Path, heads: int, adv
     with new_checkpoint(target, config, tokenizer) as writer:
         for number, files in ranks.items():
             for rank, path in enumerate(files):
-                for theirs, tensor in _read(path).items():
+                file = TorchFile(path)
+                for theirs, view in _views(file).items():
                     name = names[number].get(theirs)
                     if name is None:
                         raise Failure(f"{path}: {theirs}: a tensor that this decoder does not have")
@@ -70,9 +68,9 @@ def import_pipeline(folder: Path, target: Path, tokenizer: Path, heads: int, adv
                     if cut is None:
                         continue
                     expected = tuple(c.stop - c.start for c in cut)
-                    if tuple(tensor.shape) != expected:
-                        raise Failure(f"{path}: {theirs}: shape {list(tensor.shape)} where {list(expected)} fits")
-                    writer.add(name, shapes[name], "weight", cut, tensor)
+                    if view.shape != expected:
+                        raise Failure(f"{path}: {theirs}: shape {list(view.shape)} where {list(expected)} fits")
+                    writer.add(name, shapes[name], "weight", cut, file.tensor(view))
                 advance(1)
     return config
 
@@ -102,8 +100,8 @@ def _survey(folder: Path, ranks: Ranks, heads: int) -> tuple[ModelConfig, dict[i
     names: dict[int, dict[str, str]] = {}
     layers, sizes = 0, dict[str, int]()
     for number, files in ranks.items():
-        held = _read(files[0])
-        if held.keys() == EMBEDDING.keys() and all(table.dim() == 2 for table in held.values()):
+        held = _views(TorchFile(files[0]))
+        if held.keys() == EMBEDDING.keys() and all(len(table.shape) == 2 for table in held.values()):
             names[number] = EMBEDDING
             tokens, positions = (held[key].shape for key in EMBEDDING)
             sizes |= {"hidden": tokens[1], "vocabulary": tokens[0] * len(files), "sequence": positions[0]}
@@ -122,14 +120,10 @@ def _survey(folder: Path, ranks: Ranks, heads: int) -> tuple[ModelConfig, dict[i
     return config, names
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        held: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001  (a damaged or hostile file may break torch's reader in any way)
-        line = str(error).strip().splitlines()
-        raise Failure(f"{path}: holds more than tensors, or is damaged: {line[0] if line else error!r}") from None
-    if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
-        raise Failure(f"{path}: is no dictionary of tensors")
+def _views(file: TorchFile) -> dict[str, View]:
+    held = file.content
+    if not isinstance(held, dict) or not all(isinstance(view, View) for view in held.values()):
+        raise Failure(f"{file.path}: is no dictionary of tensors")
     return held
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .config import ModelConfig
 from .console import Failure
-from .conversion import new_checkpoint, new_folder
+from .conversion import new_checkpoint, new_folder, refuse_unless_held
 from .files import write_json
 from .manifest import TOKENIZER
 from .settings import validate
@@ -140,6 +140,7 @@ def import_gpt2(folder: Path, target: Path, advance: Advance) -> None:
     if not (folder / TOKENIZER).is_file():
         raise Failure(f"{folder}: has no {TOKENIZER}; save its tokenizer as a fast one")
     held = _held(folder)
+    refuse_unless_held(config, {file.path for file in held.values()})
     ours = {gpt2_name(name) for name in config.parameter_shapes()}
     for key in held:
         if key not in ours and f"transformer.{key}" not in ours and not key.endswith(LEFT_ALONE):

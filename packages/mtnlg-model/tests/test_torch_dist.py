@@ -1,0 +1,203 @@
+"""Megatron-LM's torch_dist folders, as torch.distributed.checkpoint itself writes them; nothing in them runs."""
+
+import argparse
+import os
+import pickle
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import Failure
+from mtnlg_model.decoder import Decoder
+from mtnlg_model.torch_dist import count_pieces, import_torch_dist
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+CONFIG = ModelConfig(layers=3, hidden=16, heads=4, sequence=8, vocabulary=64)
+OUTER = {
+    "embedding.word_embeddings.weight": "embedding.token.weight",
+    "embedding.position_embeddings.weight": "embedding.position.weight",
+    "decoder.final_layernorm.weight": "final_norm.weight",
+    "decoder.final_layernorm.bias": "final_norm.bias",
+}
+INNER = {
+    "self_attention.linear_qkv.layer_norm_": "attention_norm.",
+    "self_attention.linear_qkv.": "attention.qkv.",
+    "self_attention.linear_proj.": "attention.out.",
+    "mlp.linear_fc1.layer_norm_": "mlp_norm.",
+    "mlp.linear_fc1.": "mlp.up.",
+    "mlp.linear_fc2.": "mlp.down.",
+}
+
+
+def silent(n: int, note: str = "") -> None:
+    del n, note
+
+
+def megatrons(decoder: Decoder, *, stacked: bool) -> dict[str, Any]:
+    """The model by Megatron-Core's names, with what else lies in such a folder."""
+    ours = decoder.state_dict()
+    held: dict[str, Any] = {theirs: ours[name] for theirs, name in OUTER.items()}
+    for theirs, name in INNER.items():
+        for kind in ("weight", "bias"):
+            layers = [ours[f"layers.{n}.{name}{kind}"] for n in range(CONFIG.layers)]
+            if stacked:
+                held[f"decoder.layers.{theirs}{kind}"] = torch.stack(layers)
+            else:
+                held |= {f"decoder.layers.{n}.{theirs}{kind}": tensor for n, tensor in enumerate(layers)}
+    moments = {f"optimizer.state.exp_avg.{key}": torch.zeros_like(tensor) for key, tensor in held.items()}
+    return {
+        **held,
+        **moments,
+        "rng_state/shard_0_1": b"rng",
+        "decoder.layers.mlp.linear_fc1._extra_state/shard_0_3": b"",
+    }
+
+
+def write(folder: Path, held: dict[str, Any], **arguments: object) -> Path:
+    save(held, checkpoint_id=folder, no_dist=True)
+    torch.save({"args": argparse.Namespace(**arguments), "iteration": 10}, folder / "common.pt")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "iter_0000010", megatrons(Decoder(CONFIG, seed=3), stacked=True), num_attention_heads=4)
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["layers stacked", "layers numbered"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_tensor_arrives(tmp_path: Path, tokenizer_path: Path, stacked: bool, dtype: torch.dtype) -> None:
+    decoder = Decoder(CONFIG, seed=3).to(dtype)
+    folder = write(
+        tmp_path / "iter_0000010", megatrons(decoder, stacked=stacked), num_attention_heads=4, layernorm_epsilon=1e-6
+    )
+    done: list[int] = []
+    config = import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, lambda n, _="": done.append(n))
+    assert config == CONFIG.model_copy(update={"layer_norm_eps": 1e-6})
+    assert sum(done) == count_pieces(folder)
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    checkpoint.verify()
+    for name, tensor in decoder.state_dict().items():
+        assert torch.equal(checkpoint.tensor(name), tensor), name
+
+
+class Malice:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:  # noqa: ANN401  (as pickle has it)
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_in_index_arguments_or_pieces_is_run(folder: Path, tmp_path: Path, tokenizer_path: Path) -> None:
+    malice = Malice(tmp_path / "ran")
+    torch.save({"args": malice}, folder / "common.pt")
+    import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4, silent)
+    (folder / "__0_0.distcp").write_bytes(pickle.dumps(malice) * 3000)
+    with pytest.raises(Failure, match=r"__0_0\.distcp: no file of torch\.save, or damaged"):
+        import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4, silent)
+    for index in (malice, {"a": malice}, [malice]):
+        (folder / ".metadata").write_bytes(pickle.dumps(index))
+        with pytest.raises(Failure, match=r"\.metadata: no index of a torch\.distributed checkpoint"):
+            import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4, silent)
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "again").exists()
+
+
+def changed(decoder: Decoder, name: str, tensor: Tensor | None) -> dict[str, Any]:
+    held = megatrons(decoder, stacked=True)
+    held.pop(name, None)
+    return held if tensor is None else {**held, name: tensor}
+
+
+UP = "decoder.layers.mlp.linear_fc1.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (UP, None, "tensors: 37 where config has 40"),
+        (UP, torch.zeros(3, 60, 16), r"layers\.0\.mlp\.up\.weight: weight: axis 0: 0:60:1|elements"),
+        (UP, torch.zeros(3, 64, 16, dtype=torch.long), "linear_fc1.weight: is no tensor of numbers"),
+        ("decoder.layers.mlp.router.weight", torch.zeros(3, 4), "router.weight: a tensor that this decoder does not"),
+        ("output_layer.weight", torch.zeros(64, 16), "output_layer.weight: a tensor that this decoder does not have"),
+        ("embedding.position_embeddings.weight", None, "no GPT with learned positions"),
+        ("embedding.word_embeddings.weight", torch.zeros(64), "no GPT with learned positions"),
+        ("decoder.layers.self_attention.linear_qkv.bias", torch.zeros(2, 48), "elements are missing|tensors: "),
+    ],
+)
+def test_another_model_is_one_line(
+    tmp_path: Path, tokenizer_path: Path, name: str, tensor: Tensor | None, message: str
+) -> None:
+    folder = write(tmp_path / "iter", changed(Decoder(CONFIG), name, tensor), num_attention_heads=4)
+    with pytest.raises(Failure, match=message) as error:
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "does not tell the number of attention heads; give --heads N"),
+        ({"num_attention_heads": 5}, "heads = 5 does not divide hidden = 16"),
+        ({"num_attention_heads": "4"}, "heads = '4': Input should be a valid integer"),
+        ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: this decoder has it not"),
+    ],
+)
+def test_what_the_arguments_of_the_run_say_counts(
+    tmp_path: Path, tokenizer_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    folder = write(tmp_path / "iter", megatrons(Decoder(CONFIG), stacked=True), **arguments)
+    with pytest.raises(Failure, match=message):
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
+
+
+def test_a_name_that_leaves_the_folder_is_refused(folder: Path, tmp_path: Path, tokenizer_path: Path) -> None:
+    shutil.copyfile(folder / "__0_0.distcp", tmp_path / "secret_.distcp")
+    index = (folder / ".metadata").read_bytes()
+    assert index.count(b"__0_0.distcp") == 1
+    for name in (b"../sec.distc", b"/tmp/x.distc", b"..\x00\x00distcp.."):
+        assert len(name) == len(b"__0_0.distcp")
+        (folder / ".metadata").write_bytes(index.replace(b"__0_0.distcp", name))
+        with pytest.raises(Failure, match="is no plain name in this folder"):
+            import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
+
+
+@pytest.mark.usefixtures("no_gigabytes")
+@settings(settings.get_profile("mutations"))
+@given(data=st.data())
+def test_any_change_to_any_file_is_refused_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path, data: st.DataObject
+) -> None:
+    """One to three bytes, or a number in them, become others, in index, arguments or pieces."""
+    folder = tmp_path_factory.getbasetemp() / "torch_dist"
+    if not folder.exists():
+        write(folder, megatrons(Decoder(CONFIG, seed=3), stacked=True), num_attention_heads=4)
+    path = folder / data.draw(st.sampled_from([".metadata", ".metadata", "common.pt", "__0_0.distcp"]))
+    before = path.read_bytes()
+    after = bytearray(before)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(after) - 1))
+        bytes_in = data.draw(st.sampled_from([b"\xff", b"\0", b"R", b"c", b"\xff\xff\xff\x7f", None]))
+        new = data.draw(st.binary(min_size=1, max_size=4)) if bytes_in is None else bytes_in
+        after[place : place + len(new)] = new
+    path.write_bytes(after)
+    out = tmp_path_factory.getbasetemp() / "out"
+    try:
+        with suppress(Failure):
+            import_torch_dist(folder, out, tokenizer_path, None, silent)
+    finally:
+        path.write_bytes(before)
+        shutil.rmtree(out, ignore_errors=True)
