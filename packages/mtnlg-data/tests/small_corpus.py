@@ -7,6 +7,8 @@ import json
 import random
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zstandard
 
 if TYPE_CHECKING:
@@ -94,6 +96,19 @@ def write_jsonl(path: Path, rows: Iterable[object]) -> None:
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(zstandard.compress(lines) if path.suffix == ".zst" else lines)
+
+
+def write_texts(path: Path, texts: list[str]) -> None:
+    """A file of these texts in the format of its suffix; what ends in .zst is in the Pile's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"text": text, "meta": {"pile_set_name": "Own"}} for text in texts]
+    match path.suffix:
+        case ".parquet":
+            pq.write_table(pa.table({"text": texts}), path)
+        case ".gz":
+            path.write_bytes(member(b"".join(json.dumps(row).encode() + b"\n" for row in rows)))
+        case _:
+            write_jsonl(path, rows)
 
 
 def write_run(folder: Path, pages: int = 120) -> Path:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.corpus import CORPUS, DATASETS
+from mtnlg_data.corpus import CORPUS, DATASETS, Step
 from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, load_recipe
 from mtnlg_data.settings import dump
+from mtnlg_data.sources import Record, read_records
+from mtnlg_data.sources.bases import Folder
+from mtnlg_data.sources.snapshot import fetch
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,6 +52,9 @@ def test_the_corpus_is_the_papers() -> None:
     assert sum(dataset.tokens for dataset in CORPUS) == pytest.approx(338.6, abs=0.01)
     assert sum(dataset.weight for dataset in CORPUS) == pytest.approx(1, abs=1e-9)
     assert sum(dataset.subset is not None for dataset in CORPUS) == 11
+    assert [d.snapshot for d in CORPUS if d.snapshot] == ["CC-MAIN-2021-04", "CC-MAIN-2020-50"]
+    assert not [d for d in CORPUS if d.subset and d.snapshot]
+    assert {step for d in CORPUS for step in d.steps} == set(get_args(Step))
 
 
 def test_weights_and_sizes_give_the_epochs_that_the_paper_prints() -> None:
@@ -89,6 +100,59 @@ def test_the_quickstarts_recipe_is_sound() -> None:
     assert list(recipe.sources) == ["docstrings", "snapshot", "code"]
 
 
+def test_the_recipe_of_the_530b_run_names_all_fifteen() -> None:
+    recipe = load_recipe(ROOT / "recipes" / "mt-nlg-530b")
+    assert list(recipe.sources) == [dataset.name for dataset in CORPUS]
+    assert recipe.filtered == tuple(dataset.name for dataset in CORPUS if dataset.snapshot)
+    for dataset in CORPUS:
+        source = recipe.sources[dataset.name]
+        assert (source.subset, source.weight) == (dataset.subset, dataset.weight)
+        assert (source.snapshot or "").endswith(dataset.snapshot or "")
+
+
+FIVE_LINES = """\
+tokenize.vocabulary = 400
+[sources.own]
+kind = "{kind}"
+paths = ["own/*.{suffix}"]
+weight = 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [("jsonl", "jsonl"), ("jsonl", "jsonl.gz"), ("jsonl", "jsonl.zst"), ("pile", "jsonl.zst"), ("parquet", "parquet")],
+)
+def test_a_source_of_ones_own_takes_five_lines(tmp_path: Path, corpus: ModuleType, kind: str, suffix: str) -> None:
+    texts = [corpus.text(number) for number in range(3)]
+    corpus.write_texts(tmp_path / "own" / f"x.{suffix}", texts)
+    recipe = load_recipe(write(tmp_path, FIVE_LINES.format(kind=kind, suffix=suffix)), [f"input={tmp_path}"])
+    (file,) = recipe.files()
+    assert [record.content for record in read_records(file) if isinstance(record, Record)] == texts
+
+
+def test_a_snapshot_gives_what_has_landed_of_it(tmp_path: Path) -> None:
+    places = [f"segments/1/warc/CC-MAIN-{n}.warc.gz" for n in (3, 1, 2)]
+    crawl = tmp_path / "mirror" / "crawl-data" / "CC-MAIN-2020-50"
+    for place in places:
+        (crawl / place).parent.mkdir(parents=True, exist_ok=True)
+        (crawl / place).write_bytes(place.encode())
+    listing = "".join(f"crawl-data/CC-MAIN-2020-50/{place}\n" for place in places)
+    (crawl / "warc.paths.gz").write_bytes(gzip.compress(listing.encode()))
+    table = 'kind = "warc"\npaths = ["crawl/**/*.warc.gz"]'
+    assert table in GOOD
+    recipe = load_recipe(write(tmp_path, GOOD.replace(table, 'snapshot = "raw"')), [f"input={tmp_path}"])
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "x.jsonl").touch()
+    with pytest.raises(
+        Failure, match=r"raw: no file of source crawl has landed; mtnlg-data fetch SNAPSHOT --out .*raw"
+    ):
+        recipe.files()
+    fetch("CC-MAIN-2020-50", tmp_path / "raw", Folder(tmp_path / "mirror"), files=2)
+    assert [file.name for file in recipe.files()[1:]] == places[:2], "in the order of the listing"
+    assert recipe.sources["crawl"].rules == list(PAGE_RULES)
+
+
 def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: Path) -> None:
     for name in ("crawl/b/1.warc.gz", "crawl/a/1.warc.gz", "crawl/c.warc.gz", "crawl/notes.txt", "books/x.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +183,8 @@ def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: P
         ('kind = "warc"', 'kind = "warc"\nsubset = "Books3"', ["subset = 'Books3' is of kind 'pile'"]),
         ('kind = "warc"', 'kind = "warc"\nfield = "body"', ["field = 'body' is of kinds 'jsonl' and 'parquet'"]),
         ('paths = ["books/*.jsonl"]', "paths = []", ["sources.books.paths"]),
+        ('paths = ["books/*.jsonl"]\n', "", ["sources.books", "either paths or a snapshot"]),
+        ('paths = ["books/*.jsonl"]', 'snapshot = "x"', ["sources.books", "snapshot = 'x' is of kind 'warc'"]),
         ('paths = ["books/*.jsonl"]', 'paths = "books"', ["sources.books.paths = 'books'", "array"]),
         ("curated = true", "curated = false", ["crawl has filtered = true, but no source has curated = true"]),
         ("filtered = true", "filtered = true\ncurated = true", ["both curated and filtered"]),

@@ -55,6 +55,39 @@ def run_recipe(
 
 
 @app.command()
+def fetch(
+    snapshot: Annotated[str, typer.Argument(help="A snapshot of Common Crawl, such as CC-MAIN-2020-50.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", help="The folder that the files land in.")],
+    base: Annotated[
+        str | None, typer.Option(metavar="URL|FOLDER", help="Another server, or a folder that mirrors one.")
+    ] = None,
+    files: Annotated[int | None, typer.Option(min=1, help="The first so many files, and not all.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Files to fetch at a time.")] = 4,
+    verify: Annotated[bool, typer.Option("--verify", help="Read what is there already, and check every byte.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was fetched as JSON.")] = False,
+) -> None:
+    """Fetch a snapshot of Common Crawl: its listing, then its WARC files, each whole and checked.
+
+    The same command again goes on where it was, in mid-file too. A recipe's source reads the folder by
+    [bold]snapshot = "FOLDER"[/bold], whatever of it has landed.
+    """
+    from .console import Failure, say  # noqa: PLC0415
+    from .sources.bases import base_of  # noqa: PLC0415
+    from .sources.snapshot import COMMON_CRAWL  # noqa: PLC0415
+    from .sources.snapshot import fetch as fetch_snapshot  # noqa: PLC0415
+
+    origin = base_of(base or COMMON_CRAWL)
+    told = fetch_snapshot(snapshot, out, origin, files=files, workers=workers, verify=verify)
+    done = f"{told['fetched']:,} files fetched, {told['kept']:,} there before, of {told['wanted']:,}"
+    say(f"{snapshot}: {done} wanted and {told['listed']:,} listed; {told['bytes'] / 1e9:.2f} GB in {out}")
+    if as_json:
+        print_json(told)
+    if failed := told["failed"]:
+        raise Failure(f"{len(failed)} of {told['wanted']} files could not be fetched; the first: {failed[0]['why']}")
+
+
+@app.command()
 def inspect(
     path: Annotated[Path, typer.Argument(help="A Parquet file of documents, a token store, or a folder of either.")],
     documents: Annotated[int, typer.Option(min=0, help="How many documents to show.")] = 3,

@@ -7,9 +7,13 @@ first is kept::
     kind = "pile"
     paths = ["pile/*.jsonl.zst"]
 
+    [sources.own]
+    kind = "jsonl"                       # or "parquet", "pile", "warc"
+    paths = ["own/**/*.jsonl.gz"]        # relative to ``input``, which is relative to the working directory
+    weight = 0.1
+
     [sources.crawl]
-    kind = "warc"
-    paths = ["crawl/**/*.warc.gz"]       # relative to ``input``, which is relative to the working directory
+    snapshot = "raw/CC-MAIN-2020-50"     # a folder that ``mtnlg-data fetch`` fills: the files that have landed so far
     weight = 0.3
     filtered = true                      # judged by the classifier that learns from sources with ``curated = true``
 
@@ -33,6 +37,7 @@ from .extract import ExtractSettings
 from .quality import QualitySettings
 from .settings import Settings, load
 from .sources import Kind, SourceFile
+from .sources.snapshot import landed_files
 from .tokenization import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
 
 if TYPE_CHECKING:
@@ -50,7 +55,8 @@ class Source(Settings):
     """One source of documents."""
 
     kind: Kind
-    paths: list[str] = Field(min_length=1)
+    paths: list[str] | None = Field(None, min_length=1)
+    snapshot: str | None = None  # in place of paths: a folder that ``mtnlg-data fetch`` fills
     weight: float = Field(gt=0, le=1)  # share of the training samples
     filtered: bool = False  # judged by the quality classifier
     curated: bool = False  # what the quality classifier takes for good
@@ -60,6 +66,10 @@ class Source(Settings):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
+        if (self.paths is None) == (self.snapshot is None):
+            raise ValueError("a source has either paths or a snapshot, the folder of one that was fetched")
+        if self.snapshot is not None and self.kind != "warc":
+            raise ValueError(f"snapshot = {self.snapshot!r} is of kind 'warc', not of kind {self.kind!r}")
         if self.subset is not None and self.kind != "pile":
             raise ValueError(f"subset = {self.subset!r} is of kind 'pile', not of kind {self.kind!r}")
         if self.field != "text" and self.kind not in {"jsonl", "parquet"}:
@@ -122,8 +132,25 @@ class Recipe(Settings):
         return [file for name, source in self.sources.items() for file in self._files_of(name, source)]
 
     def _files_of(self, name: str, source: Source) -> list[SourceFile]:
+        kept = (source.kind, source.field, source.subset)
+        if source.snapshot is not None:
+            return [SourceFile(name, path, inner, *kept) for inner, path in self._landed(name, source.snapshot)]
+        found = self._found(name, source.paths or ())
+        return [SourceFile(name, found[inner], inner, *kept) for inner in sorted(found)]
+
+    def _landed(self, name: str, snapshot: str) -> list[tuple[str, Path]]:
+        """What has landed of a snapshot, in the order of its listing: what lands later comes behind."""
+        folder = self.input / snapshot
+        files = landed_files(folder)
+        if not files:
+            known = DATASETS.get(name)
+            which = (known and known.snapshot) or "SNAPSHOT"
+            raise Failure(f"{folder}: no file of source {name} has landed; mtnlg-data fetch {which} --out {folder}")
+        return files
+
+    def _found(self, name: str, patterns: Sequence[str]) -> dict[str, Path]:
         found: dict[str, Path] = {}
-        for pattern in source.paths:
+        for pattern in patterns:
             whole = self.input / pattern
             base = _fixed_part(whole)
             matches = [path for path in base.glob(str(whole.relative_to(base))) if path.is_file()]
@@ -133,8 +160,7 @@ class Recipe(Settings):
                 inner = path.relative_to(base).as_posix()
                 if found.setdefault(inner, path) != path:
                     raise Failure(f"{path}: {found[inner]} of source {name} has the same name; rename one of the two")
-        kept = (source.kind, source.field, source.subset)
-        return [SourceFile(name, found[inner], inner, *kept) for inner in sorted(found)]
+        return found
 
     def texts_file(self) -> Path | None:
         """The texts of the tasks. Raises ``Failure`` where the recipe names a file that is none."""
@@ -151,6 +177,7 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def _filled(name: str, table: dict[str, Any]) -> dict[str, Any]:
     known = DATASETS.get(name)
+    table = {"kind": "warc", **table} if "snapshot" in table else table
     rules = PAGE_RULES if table.get("kind") == "warc" or (known and known.whitespace) else TEXT_RULES
     filled = {"rules": list(rules), **table}
     if known is not None:

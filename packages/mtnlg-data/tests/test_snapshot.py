@@ -1,0 +1,490 @@
+"""Fetching a snapshot, from a server that fails on purpose and from a mirror: the bytes, or why not."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.sources.bases import Web, base_of, refusal
+from mtnlg_data.sources.download import ATTEMPTS, LONGEST_WAIT, backoff, manifest_of
+from mtnlg_data.sources.snapshot import fetch, landed_files, read_listing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Fault = Callable[["Handler", bytes], None]
+
+NAME = "CC-MAIN-2021-04"
+PLACES = [f"segments/1610703.{n // 2}/warc/CC-MAIN-{n:05d}.warc.gz" for n in range(4)]
+
+
+def content(place: str) -> bytes:
+    return hashlib.sha256(place.encode()).digest() * 5000  # 160 kB
+
+
+class Server(ThreadingHTTPServer):
+    """Files in memory; ``faults`` says by path what goes wrong, one after the other."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.faults: dict[str, list[Fault]] = {}
+        self.asked: list[tuple[str, str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/mirror"
+
+    def put(self, lines: list[str]) -> None:
+        listing = gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
+        self.files[f"/mirror/crawl-data/{NAME}/warc.paths.gz"] = listing
+
+    def ranges(self, place: str) -> list[str | None]:
+        return [asked for path, asked in self.asked if path.endswith(place)]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as a plain file server with ranges and strong ETags, unless a fault is due."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Range")))
+        data = self.server.files.get(self.path)
+        if data is None:
+            self.send_error(404)
+            return
+        due = self.server.faults.get(self.path)
+        (due.pop(0) if due else plain)(self, data)
+
+    def version_string(self) -> str:
+        return ""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
+        pass
+
+    def start(self, data: bytes) -> int:
+        """Where the range that is asked for begins, if there is one and it is of this version."""
+        asked = self.headers.get("Range")
+        same = self.headers.get("If-Range") == tag(data)
+        return int(asked.removeprefix("bytes=").rstrip("-")) if asked and same else 0
+
+    def answer(self, data: bytes, body: bytes | None = None, start: int | None = None, **headers: Any) -> None:  # noqa: ANN401
+        begin = self.start(data) if start is None else start
+        sent = data[begin:] if body is None else body
+        self.send_response_only(206 if begin else 200)
+        told = {"ETag": tag(data), "Content-Length": str(len(data) - begin)}
+        if begin:
+            told["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+        for name, value in (told | {key.replace("_", "-"): value for key, value in headers.items()}).items():
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(sent)
+
+
+def tag(data: bytes) -> str:
+    return f'"{hashlib.sha1(data).hexdigest()[:16]}"'  # noqa: S324  (a name, no secret)
+
+
+def plain(handler: Handler, data: bytes) -> None:
+    handler.answer(data)
+
+
+def cut_off(at: int) -> Fault:
+    """The connection ends behind so many bytes of what was asked for."""
+    return lambda handler, data: handler.answer(data, data[handler.start(data) :][:at])
+
+
+def busy(status: int = 503, **headers: str) -> Fault:
+    def fault(handler: Handler, data: bytes) -> None:
+        del data
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+
+    return fault
+
+
+def deaf(handler: Handler, data: bytes) -> None:
+    """Ignores what range was asked for."""
+    handler.answer(data, start=0)
+
+
+def wrong(digest: str) -> Fault:
+    """Bytes of the right length that are not those of the checksum."""
+
+    def fault(handler: Handler, data: bytes) -> None:
+        handler.answer(data, bytes(len(data)), 0, **digests(data)[digest])
+
+    return fault
+
+
+def honest(digest: str) -> Fault:
+    return lambda handler, data: handler.answer(data, **digests(data)[digest])
+
+
+def digests(data: bytes) -> dict[str, dict[str, Any]]:
+    sha, md5 = hashlib.sha256(data).digest(), hashlib.md5(data).digest()  # noqa: S324  (what S3 sends)
+    return {
+        "Digest": {"Digest": f"unheard-of=x, SHA-256={base64.b64encode(sha).decode()}"},
+        "Repr-Digest": {"Repr_Digest": f"sha-256=:{base64.b64encode(sha).decode()}:"},
+        "Content-MD5": {"Content_MD5": base64.b64encode(md5).decode()},
+        "ETag of S3": {"ETag": f'"{md5.hex()}"', "Server": "AmazonS3"},
+    }
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        running.put([f"crawl-data/{NAME}/{place}" for place in PLACES])
+        for place in PLACES:
+            running.files[f"/mirror/crawl-data/{NAME}/{place}"] = content(place)
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def faulty(server: Server, number: int, *faults: Fault) -> str:
+    place = PLACES[number]
+    server.faults[f"/mirror/crawl-data/{NAME}/{place}"] = list(faults)
+    return place
+
+
+def get(server: Server, out: Path, **options: Any) -> tuple[dict[str, Any], list[float]]:  # noqa: ANN401
+    """Fetch; returns what is told and how long it would have waited."""
+    waits: list[float] = []
+    return fetch(NAME, out, Web(server.url, timeout=5), wait=waits.append, **options), waits
+
+
+def whole(out: Path, places: list[str] = PLACES) -> bool:
+    return all((out / place).read_bytes() == content(place) for place in places)
+
+
+# --- what lands ------------------------------------------------------------------------------------------------------
+
+
+def test_every_file_lands_at_its_place_with_a_manifest_and_nothing_else_is_left(server: Server, tmp_path: Path) -> None:
+    told, waits = get(server, tmp_path)
+    assert whole(tmp_path)
+    assert (told["fetched"], told["kept"], told["failed"], told["refused"], waits) == (4, 0, [], [], [])
+    assert told["bytes"] == sum(len(content(place)) for place in PLACES)
+    manifest = json.loads(manifest_of(tmp_path / PLACES[0]).read_text())
+    assert manifest["sha256"] == hashlib.sha256(content(PLACES[0])).hexdigest()
+    assert [name for name, _ in landed_files(tmp_path)] == PLACES
+    assert [path.name for path in tmp_path.rglob(".*") if path.is_file()] == [".lock"]
+
+
+def test_a_second_run_fetches_only_what_is_missing_or_was_touched(server: Server, tmp_path: Path) -> None:
+    get(server, tmp_path, files=2)
+    assert not (tmp_path / PLACES[2]).exists()
+    (tmp_path / PLACES[0]).write_bytes(bytes(len(content(PLACES[0]))))
+    server.asked.clear()
+    told, _ = get(server, tmp_path, files=3)
+    assert (told["fetched"], told["kept"]) == (2, 1)
+    assert sorted(path.rpartition("/")[2] for path, _ in server.asked) == [
+        "CC-MAIN-00000.warc.gz",
+        "CC-MAIN-00002.warc.gz",
+    ]
+    assert whole(tmp_path, PLACES[:3])
+
+
+def test_verify_finds_a_byte_that_rotted_without_a_trace(server: Server, tmp_path: Path) -> None:
+    get(server, tmp_path)
+    target = tmp_path / PLACES[1]
+    status = target.stat()
+    target.write_bytes(b"?" + content(PLACES[1])[1:])
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert get(server, tmp_path)[0]["kept"] == 4
+    assert get(server, tmp_path, verify=True)[0]["fetched"] == 1
+    assert whole(tmp_path)
+
+
+# --- a server that fails ---------------------------------------------------------------------------------------------
+
+
+def test_a_cut_off_file_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    place = faulty(server, 0, cut_off(70_000), cut_off(50_000))
+    told, waits = get(server, tmp_path)
+    assert server.ranges(place) == [None, "bytes=70000-", "bytes=120000-"]
+    assert whole(tmp_path)
+    assert told["failed"] == []
+    assert len(waits) == 2
+
+
+def test_a_run_that_was_killed_goes_on_from_the_bytes_that_are_safe(server: Server, tmp_path: Path) -> None:
+    place = faulty(server, 0, *[cut_off(0 if n else 70_000) for n in range(ATTEMPTS)])
+    assert len(get(server, tmp_path)[0]["failed"]) == 1
+    partial = (tmp_path / place).with_name(f".{Path(place).name}.partial")
+    with partial.open("ab") as file:
+        file.write(b"what the disk made of the bytes that were under way")
+    server.asked.clear()
+    assert get(server, tmp_path)[0]["failed"] == []
+    assert server.ranges(place) == ["bytes=70000-"]
+    assert whole(tmp_path)
+
+
+def test_bytes_that_changed_on_the_disk_are_not_built_upon(server: Server, tmp_path: Path) -> None:
+    place = faulty(server, 0, *[cut_off(0 if n else 70_000) for n in range(ATTEMPTS)])
+    get(server, tmp_path)
+    partial = (tmp_path / place).with_name(f".{Path(place).name}.partial")
+    partial.write_bytes(b"x" * 70_000)
+    server.asked.clear()
+    get(server, tmp_path)
+    assert server.ranges(place) == [None]
+    assert whole(tmp_path)
+
+
+def test_a_file_that_changed_on_the_server_is_begun_again(server: Server, tmp_path: Path) -> None:
+    place = faulty(server, 0, cut_off(70_000))
+    path = f"/mirror/crawl-data/{NAME}/{place}"
+    new = b"another version" * 9000
+
+    def replace(seconds: float) -> None:
+        del seconds
+        server.files[path] = new
+
+    fetch(NAME, tmp_path, Web(server.url, timeout=5), wait=replace)
+    assert (tmp_path / place).read_bytes() == new
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [busy(503), busy(500), busy(429), cut_off(1000), wrong("Digest"), lambda handler, _: handler.connection.close()],
+    ids=["503", "500", "429", "cut off", "wrong bytes", "hangs up"],
+)
+def test_what_fails_twice_lands_at_the_third_attempt(server: Server, tmp_path: Path, fault: Fault) -> None:
+    place = faulty(server, 2, fault, fault)
+    told, waits = get(server, tmp_path)
+    assert (told["failed"], len(waits), len(server.ranges(place))) == ([], 2, 3)
+    assert whole(tmp_path)
+
+
+def test_a_server_that_asks_to_wait_is_heard_within_reason(server: Server, tmp_path: Path) -> None:
+    faulty(server, 0, busy(503, Retry_After="7"), busy(503, Retry_After="99999"))
+    _, waits = get(server, tmp_path)
+    assert waits == [7, LONGEST_WAIT]
+
+
+def test_a_server_that_ignores_ranges_gives_the_file_all_the_same(server: Server, tmp_path: Path) -> None:
+    faulty(server, 1, cut_off(70_000), deaf)
+    assert get(server, tmp_path)[0]["failed"] == []
+    assert whole(tmp_path)
+
+
+def test_an_answer_with_another_range_is_thrown_away(server: Server, tmp_path: Path) -> None:
+    def other(handler: Handler, data: bytes) -> None:
+        handler.answer(data, start=60_000)
+
+    place = faulty(server, 1, cut_off(70_000), other)
+    assert get(server, tmp_path)[0]["failed"] == []
+    assert server.ranges(place) == [None, "bytes=70000-", None]
+    assert whole(tmp_path)
+
+
+@pytest.mark.parametrize("digest", ["Digest", "Repr-Digest", "Content-MD5", "ETag of S3"])
+def test_every_checksum_that_a_server_may_offer_is_checked(server: Server, tmp_path: Path, digest: str) -> None:
+    faulty(server, 0, honest(digest))
+    faulty(server, 3, wrong(digest), honest(digest))
+    told, waits = get(server, tmp_path)
+    assert (told["failed"], len(waits)) == ([], 1)
+    assert whole(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (wrong("Digest"), "its bytes have sha256 .* where .* is promised"),
+        (
+            lambda handler, data: handler.answer(data, start=0, Content_Length="999999"),
+            "160000 bytes came where 999999",
+        ),
+        (busy(502), "HTTP status 502"),
+    ],
+    ids=["wrong bytes", "a length that lies", "502"],
+)
+def test_a_file_that_never_comes_costs_that_file_and_is_named(
+    server: Server, tmp_path: Path, fault: Fault, words: str
+) -> None:
+    place = faulty(server, 0, *[fault] * ATTEMPTS)
+    told, waits = get(server, tmp_path)
+    assert (told["fetched"], len(waits)) == (3, ATTEMPTS - 1)
+    (failed,) = told["failed"]
+    assert failed["path"] == str(tmp_path / place)
+    assert re.search(f"{place}: {words}.*, {ATTEMPTS} times; the same command tries again", failed["why"])
+    assert not (tmp_path / place).exists()
+    assert len(landed_files(tmp_path)) == 3
+
+
+def test_a_file_without_length_and_checksum_is_refused(server: Server, tmp_path: Path) -> None:
+    faulty(server, 0, lambda handler, data: handler.answer(data, Content_Length=""))
+    (failed,) = get(server, tmp_path)[0]["failed"]
+    assert "neither length nor checksum is told" in failed["why"]
+
+
+def test_a_missing_file_is_not_asked_for_twice(server: Server, tmp_path: Path) -> None:
+    del server.files[f"/mirror/crawl-data/{NAME}/{PLACES[0]}"]
+    told, waits = get(server, tmp_path)
+    assert (told["fetched"], waits, len(server.ranges(PLACES[0]))) == (3, [], 1)
+    assert "HTTP status 404" in told["failed"][0]["why"]
+
+
+def test_waits_grow_and_are_bounded() -> None:
+    longest = [max(backoff(tries) for _ in range(200)) for tries in range(1, 12)]
+    assert longest == sorted(longest[:7]) + longest[7:]
+    assert 0.5 <= longest[0] <= 1
+    assert max(longest) <= LONGEST_WAIT
+
+
+# --- what leads elsewhere --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("http://127.0.0.1:{port}/elsewhere/x", "redirects out of"),
+        ("http://127.0.0.1:{port}/mirror/../x", "redirects out of"),
+        ("http://127.0.0.1:{port}/mirror/%2e%2e/x", "redirects out of"),
+        ("http://localhost:{port}/mirror/x", "another host"),
+        ("http://127.0.0.1:1/mirror/x", "another host"),
+        ("file:///etc/passwd", "is not allowed"),
+        ("https://127.0.0.1.example.org/mirror/x", "another host"),
+    ],
+)
+def test_a_redirect_that_leaves_the_base_is_refused_and_named(
+    server: Server, tmp_path: Path, place: str, words: str
+) -> None:
+    location = place.format(port=server.server_address[1])
+    faulty(server, 0, busy(302, Location=location))
+    told, waits = get(server, tmp_path)
+    assert (told["fetched"], waits) == (3, [])
+    assert words in told["failed"][0]["why"]
+    assert location.partition("/..")[0] in told["failed"][0]["why"]
+
+
+def test_a_redirect_below_the_base_is_followed(server: Server, tmp_path: Path) -> None:
+    server.files["/mirror/moved.warc.gz"] = content(PLACES[0])
+    faulty(server, 0, busy(301, Location="/mirror/moved.warc.gz"))
+    assert get(server, tmp_path)[0]["failed"] == []
+    assert whole(tmp_path)
+
+
+LEAVING = [
+    "../../etc/passwd.warc.gz",
+    f"crawl-data/{NAME}/../CC-MAIN-2020-50/x.warc.gz",
+    f"crawl-data/{NAME}/./x.warc.gz",
+    f"/crawl-data/{NAME}/x.warc.gz",
+    f"crawl-data/{NAME}/%2e%2e/%2e%2e/x.warc.gz",
+    f"crawl-data/{NAME}//x.warc.gz",
+    f"crawl-data/{NAME}/.hidden/x.warc.gz",
+    f"crawl-data/{NAME}/a\\..\\x.warc.gz",
+    f"crawl-data/{NAME}/x?y=.warc.gz",
+    f"crawl-data/{NAME}/x\u2025.warc.gz",
+    "http://example.org/x.warc.gz",
+    "//example.org/x.warc.gz",
+    "crawl-data/CC-MAIN-2020-50/x.warc.gz",
+    f"crawl-data/{NAME}x/x.warc.gz",
+    f"crawl-data/{NAME}/x.warc.gz.json",
+]
+
+
+def test_lines_of_a_listing_that_leave_the_folder_are_refused_and_named(server: Server, tmp_path: Path) -> None:
+    server.put([*LEAVING, f"crawl-data/{NAME}/{PLACES[0]}"])
+    told, _ = get(server, tmp_path)
+    assert (told["listed"], told["wanted"], told["fetched"]) == (len(LEAVING) + 1, 1, 1)
+    assert len(told["refused"]) == len(LEAVING)
+    assert all(refused["why"] for refused in told["refused"])
+    assert len(server.asked) == 2
+    assert sorted(path.name for path in tmp_path.rglob("*.warc.gz*")) == [
+        "CC-MAIN-00000.warc.gz",
+        "CC-MAIN-00000.warc.gz.json",
+    ]
+
+
+@given(st.text(alphabet="ab./%\\:\n\x00-_~é ", max_size=24))
+def test_a_path_that_is_not_refused_stays_below_its_folder(path: str) -> None:
+    if refusal(path) is None:
+        folder = Path("/base/folder")
+        inside = Path(os.path.normpath(folder / path))
+        assert inside.is_relative_to(folder)
+        assert inside == folder / path
+        assert inside != folder
+
+
+def test_a_listing_that_is_a_bomb_or_no_gzip_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtnlg_data.sources.snapshot.MOST_LINES", 1000)
+    listing = tmp_path / "warc.paths.gz"
+    for data, words in (
+        (gzip.compress(b"a" * 10_000_000), "line 1 is too long"),
+        (gzip.compress(b"a\n" * 1001), "one too many"),
+        (b"no gzip", "remove it, and fetch again"),
+        (gzip.compress(b"a\n" * 900)[:-9], "remove it, and fetch again"),
+    ):
+        listing.write_bytes(data)
+        with pytest.raises(Failure, match=words):
+            read_listing(listing, NAME)
+    assert landed_files(tmp_path / "none") == []
+
+
+# --- a mirror, and the command ---------------------------------------------------------------------------------------
+
+
+def mirror(folder: Path) -> Path:
+    crawl = folder / "crawl-data" / NAME
+    for place in PLACES:
+        (crawl / place).parent.mkdir(parents=True, exist_ok=True)
+        (crawl / place).write_bytes(content(place))
+    lines = "".join(f"crawl-data/{NAME}/{place}\n" for place in PLACES)
+    (crawl / "warc.paths.gz").write_bytes(gzip.compress(lines.encode()))
+    return folder
+
+
+def test_a_mirror_folder_gives_the_same_files_and_no_link_leads_out_of_it(tmp_path: Path) -> None:
+    base = mirror(tmp_path / "mirror")
+    (tmp_path / "secret").write_bytes(b"secret")
+    linked = base / "crawl-data" / NAME / PLACES[3]
+    linked.unlink()
+    linked.symlink_to(tmp_path / "secret")
+    told = fetch(NAME, tmp_path / "out", base_of(str(base)))
+    assert whole(tmp_path / "out", PLACES[:3])
+    assert "refused: it is a link that leaves" in told["failed"][0]["why"]
+    assert not (tmp_path / "out" / PLACES[3]).exists()
+
+
+def test_the_command_tells_what_it_did_and_fails_where_a_file_is_missing(tmp_path: Path) -> None:
+    base = mirror(tmp_path / "mirror")
+    words = ["fetch", NAME, "--out", str(tmp_path / "out"), "--base", str(base), "--json"]
+    done = CliRunner().invoke(app, [*words, "--files", "1"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["fetched"] == 1
+    (base / "crawl-data" / NAME / PLACES[3]).unlink()
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, Failure)
+    assert "1 of 4 files could not be fetched; the first: " in str(done.exception)
+    assert json.loads(done.stdout)["kept"] == 1
+
+
+def test_what_is_no_snapshot_and_no_base_is_a_wrong_command_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageFailure, match="no name of a snapshot, such as CC-MAIN-2020-50"):
+        fetch("../CC-MAIN-2020-50", tmp_path, base_of(str(tmp_path)))
+    with pytest.raises(UsageFailure, match="neither a URL of http or https nor a folder"):
+        base_of("ftp://example.org/")
+    with pytest.raises(Failure, match="no such folder"):
+        base_of(str(tmp_path / "none"))
