@@ -11,6 +11,7 @@ import torch
 from lm_eval.api.model import TemplateLM
 
 from mtnlg_eval.harness import task_manager
+from mtnlg_eval.task import PAPER
 from mtnlg_model.checkpoint import Checkpoint, Layout, Progress, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
@@ -53,8 +54,8 @@ class Counter(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 def load_task() -> Callable[..., PaperTask]:
     """A task over our rows, or those of another folder, asking a model that counts words."""
 
-    def load(name: str, data: Path = ROWS, max_length: int = 1_000_000) -> PaperTask:
-        task: PaperTask = task_manager(data).load([name])["tasks"][name]
+    def load(name: str, data: Path = ROWS, max_length: int = 1_000_000, style: str = PAPER) -> PaperTask:
+        task: PaperTask = task_manager(data, style).load([name])["tasks"][name]
         task.bind(Counter(max_length))
         return task
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Load = Callable[..., PaperTask]
 
 GOLDENS = Path(__file__).parent / "goldens"
-SHOTS = ("0", "1", "few")
+SHOTS = {"paper": ("0", "1", "few"), "gpt3": ("0", "1"), "lm_eval": ("0", "1")}
 
 
 def rendered(task: PaperTask, shots: str) -> str:
@@ -32,11 +32,11 @@ def rendered(task: PaperTask, shots: str) -> str:
     return "".join(f"--- {request.doc['id']}\n{request.args[0]}⟪{request.args[1]}⟫\n" for request in task.instances)
 
 
-@pytest.mark.parametrize("shots", SHOTS)
+@pytest.mark.parametrize(("style", "shots"), [(style, n) for style, numbers in SHOTS.items() for n in numbers])
 @pytest.mark.parametrize("name", ROWS)
-def test_prompts_equal_their_goldens_to_the_byte(name: str, shots: str, load_task: Load) -> None:
-    golden = GOLDENS / f"{name}_{shots}.txt"
-    told = rendered(load_task(name), shots).encode()
+def test_prompts_equal_their_goldens_to_the_byte(name: str, style: str, shots: str, load_task: Load) -> None:
+    golden = GOLDENS / style / f"{name}_{shots}.txt"
+    told = rendered(load_task(name, style=style), shots).encode()
     if os.environ.get("UPDATE_GOLDENS"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_bytes(told)

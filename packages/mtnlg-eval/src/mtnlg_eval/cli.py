@@ -43,6 +43,10 @@ def score(  # noqa: PLR0917  (typer names them)
     ] = "0,1,few",
     data: Data = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rows of a task.")] = None,
+    style: Annotated[
+        Literal["paper", "gpt3", "lm_eval"],
+        typer.Option(help="Prompts and scores of MT-NLG, GPT-3 or lm-eval."),
+    ] = "paper",
     shot_source: Annotated[
         Literal["any", "other_subcases"], typer.Option(help="HANS: whether shots may be of the row's own subcase.")
     ] = "any",
@@ -74,7 +78,7 @@ def score(  # noqa: PLR0917  (typer names them)
     from .model import DecoderLM  # noqa: PLC0415  (as above)
     from .shots import Choice  # noqa: PLC0415  (as above)
 
-    evaluation = Evaluation(names, asked, data, limit, Choice(shot_source, shot_labels))
+    evaluation = Evaluation(names, asked, data, limit, choice=Choice(shot_source, shot_labels), style=style)
     lm = DecoderLM.open(opened, out / "scores.sqlite")
     with closing(lm.store):
         evaluation.run(lm, out)

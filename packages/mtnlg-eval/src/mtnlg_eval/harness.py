@@ -28,7 +28,7 @@ from mtnlg_model.files import write_json, write_text
 from .hub import hub_texts
 from .published import TASKS
 from .shots import ANY
-from .task import SEED
+from .task import PAPER, SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,9 +47,9 @@ BY_TASK = ("results", "group_subtasks", "configs", "versions", "n-shot", "higher
 """The parts of lm-eval's results that go by task."""
 
 
-def task_manager(data: Path | None) -> TaskManager:
+def task_manager(data: Path | None, style: str = PAPER) -> TaskManager:
     """lm-eval's manager over our nine tasks alone: to index its own takes it longer than a whole small evaluation."""
-    metadata = {"rows_from": str(data)} if data else None
+    metadata = {"style": style} | ({"rows_from": str(data)} if data else {})
     return TaskManager(include_path=Path(__file__).parent / "tasks", include_defaults=False, metadata=metadata)
 
 
@@ -61,7 +61,7 @@ def texts_from_hub(task: str) -> Iterator[tuple[str, str]]:
 class Evaluation:
     """Tasks by name at each of ``shots`` (numbers, or "few" for the paper's K), on the first ``limit`` rows if given.
 
-    ``choice`` says which rows may be shots (HANS alone knows others than any).
+    ``choice`` says which rows may be shots (HANS alone knows others than any), ``style`` whose prompts and scores.
 
     Whatever keeps a task from running ends up in ``not_run``, and the others go on.
     """
@@ -72,16 +72,18 @@ class Evaluation:
         shots: Sequence[str],
         data: Path | None,
         limit: int | None = None,
+        *,
         choice: Choice = ANY,
+        style: str = PAPER,
     ) -> None:
         """Read the rows of every task, from the folder ``data`` or from the hub; ``Failure`` where no task has any."""
-        self.choice = choice
+        self.choice, self.style = choice, style
         self.shots, self.limit, self.rows_from = tuple(shots), limit, str(data) if data else "hub"
         self.not_run: list[dict[str, str]] = []
         self.scores: dict[str, dict[str, dict[str, Any]]] = {}
         self.results: dict[str, Any] = {part: {} for part in BY_TASK}
         self.tasks: dict[str, PaperTask] = {}
-        manager = task_manager(data)
+        manager = task_manager(data, style)
         for name in names:
             try:
                 self.tasks[name] = manager.load([name])["tasks"][name]
@@ -119,6 +121,7 @@ class Evaluation:
             "limit": self.limit,
             "fewshot_seed": SEED,
             "shots": asdict(self.choice),
+            "prompt_style": self.style,
         }
         about = {"config": config, "lm_eval_version": version("lm_eval"), "max_length": lm.max_length}
         write_json(out / "results.json", self.results | about | {"eot_token_id": lm.eot_token_id})
@@ -134,6 +137,7 @@ class Evaluation:
             "not_run": self.not_run,
             "seconds": round(seconds, 3),
             "rows_from": self.rows_from,
+            "prompt_style": self.style,
         }
         path = out / "summary.json"
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -4,8 +4,12 @@ The prompts are in tasks/*.yaml and lm-eval renders them. What YAML cannot say i
 
     shots      drawn for each document (shots.py); those that do not fit the context are dropped whole
     token      score of a choice = log P(choice | context) / tokens of the choice
+    sum        score of a choice = log P(choice | context)                                   style lm_eval
     ratio      score of a choice = log P(choice | context) - log P(choice | "Answer:")       RACE, `unconditional`
     greedy     right where greedy decoding gives the target                                  LAMBADA, loglikelihood
+
+Two other styles stand beside the paper's in each YAML, under ``styles``: GPT-3's prompts, and stock lm-eval's with its
+scores. Each says only what it has otherwise.
 
 A task is built once for its rows, told how many shots to show (``ask``) and which model will answer (``bind``, for its
 tokens and its context), and goes to ``lm_eval.evaluate``.
@@ -39,6 +43,14 @@ SEED = 1234
 """Seed of the shots, as the training run's (paper.md 2)."""
 
 
+PAPER = "paper"
+STYLES = (PAPER, "gpt3", "lm_eval")
+"""Whose prompts and scores: MT-NLG's, GPT-3's (its appendix G), stock lm-eval's (peers' tables are mostly these)."""
+
+SCORING = ("with_shots", "unconditional", "score", "questions")
+"""What a style keeps in the metadata."""
+
+
 class Documents(list["Document"]):
     """A split as ConfigurableTask reads it: a list whose documents have the same keys."""
 
@@ -60,11 +72,14 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     """A task with the paper's shots and scores. ``metadata`` of its YAML holds:
 
     ``with_shots``, the prompt from one shot on where that is another one; ``unconditional``, the context of the ratio's
-    denominator; ``rows_from``, the folder of the rows, put there by whoever loads the task (absent: the hub).
+    denominator; ``score``, sum where it is not by the token; ``questions``, last where RACE's others are not scored;
+    ``styles``, what other styles have in place of all this and of the prompts; and, put there by whoever loads the
+    task, ``style`` and ``rows_from``, the folder of the rows (absent: the hub).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
         config.pop("class", None)
+        config = _styled(config)
         self.shown: list[Shown] = []
         self._rendered: dict[tuple[int, str], Any] = {}
         self._tokens: dict[str, list[int]] = {}
@@ -82,6 +97,8 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         del dataset_kwargs  # the hub's, which hub_rows takes from the config
         task = self.config.task
         self.rows: TaskRows = read_task(Path(folder), task) if folder else hub_rows(self.config.to_dict())
+        if self.config.metadata.get("questions") == "last":
+            self.rows = replace(self.rows, scored=_last(self.rows.scored), shots=_last(self.rows.shots))
         self._scored = Documents(self.rows.scored)
 
     @property
@@ -156,6 +173,8 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         if self.unconditional:
             given, alone = np.split(loglikelihoods, 2)
             return list((given - alone).tolist())
+        if self.config.metadata.get("score") == "sum":
+            return list(loglikelihoods.tolist())
         return list((loglikelihoods / np.array(self._tokens[doc["id"]])).tolist())
 
     def process_results(self, doc: Document, results: Sequence[tuple[float, bool]]) -> dict[str, float]:
@@ -193,6 +212,19 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         """Tokens of each request's continuation, cut off as lm-eval cuts it."""
         pairs = (request.arguments for request in requests)
         return [len(self._model._encode_pair(*pair)[1]) for pair in pairs]  # noqa: SLF001  (TemplateLM's own door)
+
+
+def _styled(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with what the wanted style has otherwise in its place."""
+    metadata = dict(config["metadata"])
+    other = metadata.pop("styles", {}).get(metadata.get("style", PAPER), {})
+    metadata |= {key: value for key, value in other.items() if key in SCORING}
+    return config | {key: value for key, value in other.items() if key not in SCORING} | {"metadata": metadata}
+
+
+def _last(documents: Sequence[Document]) -> list[Document]:
+    """The last document of each group, which has its earlier ones in its prompt."""
+    return list({document["group"]: document for document in documents}.values())
 
 
 def _texts(context: str | list[str]) -> list[str]:
