@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from mtnlg_data.console import Failure
 from mtnlg_data.dedup import DeduplicateSettings, deduplicate
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mtnlg_data.engine import Summary, U
 
@@ -160,14 +162,20 @@ def test_samples_show_both_texts(tmp_path: Path, documents: list[Document]) -> N
         assert sample["text_dropped"] == texts[sample["dropped"]][:600]
 
 
-def test_a_source_that_loses_more_than_its_share_is_named(
-    tmp_path: Path, documents: list[Document], capsys: pytest.CaptureFixture[str]
+def test_a_source_that_would_lose_more_than_its_share_stops_the_run_until_a_person_says_go_on(
+    tmp_path: Path, documents: list[Document]
 ) -> None:
-    settings = WORDS.model_copy(update={"alarm_share": 0.2})
-    account, _ = run(write_shards(tmp_path, documents), tmp_path / "out", settings, ("books", "web"))
+    shards, out = write_shards(tmp_path, documents), tmp_path / "out"
+    with pytest.raises(Failure, match=r"of web 28.6% would go as duplicates, more than alarm_share = 0.2") as stopped:
+        run(shards, out, WORDS.model_copy(update={"alarm_share": 0.2}), ("books", "web"))
+    assert [path.name for path in out.glob("*.parquet")] == ["removed.parquet"]
+    advice = re.search(r"--set deduplicate.alarm_share=(\S+)$", str(stopped.value))
+    assert advice
+    engine = Counting()
+    settings = WORDS.model_copy(update={"alarm_share": float(advice[1])})
+    account = deduplicate(shards, out, settings, ("books", "web"), engine)
     assert account["duplicates"]["removed_share"] == {"books": 0.166667, "web": 0.285714}
-    assert len(account["duplicates"]["alarms"]) == 1
-    assert "warning: web lost 29% of its documents as duplicates, more than 20%" in capsys.readouterr().err
+    assert engine.functions == ["mark", "survive", "survive"]  # the search is not done again
 
 
 @pytest.mark.parametrize("texts", [[], ["", "."], ["one two three"]])
@@ -187,10 +195,16 @@ def shards(tmp_path: Path, documents: list[Document]) -> list[Path]:
     return write_shards(tmp_path, [*documents, *planted([0.7, 0.85, 0.95], 10, 100)], 3)
 
 
-def test_neither_workers_nor_the_order_of_shards_move_a_byte(tmp_path: Path, shards: list[Path]) -> None:
+class Backwards(Local):
+    """Runs the last unit first."""
+
+    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
+        yield from super().imap(function, list(units)[::-1])
+
+
+def test_neither_the_order_of_units_nor_of_shards_moves_a_byte(tmp_path: Path, shards: list[Path]) -> None:
     run(shards, tmp_path / "one")
-    with contextlib.closing(Local(2)) as two:
-        deduplicate(shards[::-1], tmp_path / "two", WORDS, ["web"], two)
+    deduplicate(shards[::-1], tmp_path / "two", WORDS, ["web"], Backwards(1))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert len(contents(tmp_path / "one")) == len(shards) + 1
 
@@ -207,18 +221,53 @@ def test_documents_are_the_same_whatever_the_row_groups(
     assert runs[0] == runs[1]
 
 
+def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_clusters(
+    tmp_path: Path, shards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(shards, tmp_path / "one")
+    monkeypatch.setattr("mtnlg_data.dedup.bands.KEYS_A_PART", 30)
+    monkeypatch.setattr("mtnlg_data.dedup.bands.KEYS_A_UNIT", 30)
+    monkeypatch.setattr("mtnlg_data.dedup.clusters.GROUP_BYTES", 5000)
+    monkeypatch.setattr("mtnlg_data.dedup.candidates.BYTES_AT_ONCE", 3000)
+    monkeypatch.setattr("mtnlg_data.dedup.verify.SPILL_BYTES", 1000)
+    monkeypatch.setattr("mtnlg_data.dedup.signature.CHARACTERS_AT_ONCE", 500)
+    monkeypatch.setattr("mtnlg_data.dedup.ledger.ROWS_AT_ONCE", 3)
+    engine = Counting()
+    deduplicate(shards, tmp_path / "many", WORDS, ["web"], engine)
+    assert engine.functions.count("link") == 3 * WORDS.bands
+    assert engine.functions.count("judge") > 10
+    one, many = (pq.read_table(tmp_path / name / "removed.parquet") for name in ("one", "many"))
+    assert one.equals(many)
+    assert one.num_rows > 10
+    for shard in shards:
+        assert contents(tmp_path / "one")[shard.name] == contents(tmp_path / "many")[shard.name]
+
+
+class Counting(Local):
+    """Knows what it ran."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.functions: list[str] = []
+
+    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
+        for result in super().imap(function, units):
+            self.functions.append(function.args[0].__name__)  # type: ignore[attr-defined]  # a partial of the engine
+            yield result
+
+
 class Killed(Exception):  # noqa: N818  (no error, an end)
     pass
 
 
-class KilledAfter(Local):
+class KilledAfter(Counting):
     """Ends the run after so many units have ended, as a kill would."""
 
     def __init__(self, units: int) -> None:
-        super().__init__(1)
+        super().__init__()
         self.left = units
 
-    def imap(self, function: Callable[[U], Summary], units: Sequence[U]) -> Iterator[tuple[U, Summary]]:
+    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
         for result in super().imap(function, units):
             if not self.left:
                 raise Killed
@@ -236,21 +285,36 @@ def test_killed_after_any_number_of_units_it_goes_on_to_the_same_bytes(tmp_path:
             break
         except Killed:
             kills += 1
-    units = 3 * len(shards) + 2 * settings.bands + 2
-    assert kills == units // 4  # the unit at whose end the kill comes has its manifest already
+    units = 3 * len(shards) + 5  # signatures, candidates, survivors; bands, clusters, a group, ledger, mark
+    assert kills == (units - 1) // 4  # the unit at whose end the kill comes has its manifest already
     assert contents(out) == contents(tmp_path / "whole")
-    assert again["duplicates"]["cluster_sizes"] == account["duplicates"]["cluster_sizes"]
+    assert again["duplicates"] == account["duplicates"]
 
 
 def test_a_damaged_state_file_is_found_and_made_again(tmp_path: Path, documents: list[Document]) -> None:
     settings = WORDS.model_copy(update={"bands": 2, "rows": 5})
-    shards = write_shards(tmp_path, documents)
-    run(shards, tmp_path / "out", settings)
-    before = contents(tmp_path / "out")
-    state = [path for path in (tmp_path / "out" / "state").iterdir() if path.suffix != ".json"]
-    assert len(state) == 2 * len(shards) + 2 * settings.bands + 1
+    shards, out = write_shards(tmp_path, documents), tmp_path / "out"
+    run(shards, tmp_path / "whole", settings)
+    units = 2 * len(shards) + 3  # up to the groups
+    with pytest.raises(Killed):
+        deduplicate(shards, out, settings, ["web"], KilledAfter(units))
+    state = [path for path in (out / "state").rglob("*") if path.is_file() and path.suffix != ".json"]
+    assert len(state) == units
     for path in state:
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-        (tmp_path / "out" / "removed.parquet").unlink()
-        run(shards, tmp_path / "out", settings)
-        assert contents(tmp_path / "out") == before, path.name
+        shutil.copytree(out, tmp_path / "damaged", dirs_exist_ok=True)
+        damaged = tmp_path / "damaged" / path.relative_to(out)
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+        run(shards, tmp_path / "damaged", settings)
+        assert contents(tmp_path / "damaged") == contents(tmp_path / "whole"), path.name
+        shutil.rmtree(tmp_path / "damaged")
+
+
+def test_the_bulk_of_the_state_goes_and_what_is_left_serves_another_threshold(
+    tmp_path: Path, documents: list[Document]
+) -> None:
+    shards, out = write_shards(tmp_path, documents), tmp_path / "out"
+    run(shards, out)
+    assert not list(out.rglob("*.arrow"))
+    engine = Counting()
+    deduplicate(shards, out, WORDS.model_copy(update={"threshold": 0.9}), ["web"], engine)
+    assert set(engine.functions) == {"collect", "judge", "enter", "mark", "survive"}

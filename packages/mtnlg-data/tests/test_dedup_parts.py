@@ -1,4 +1,4 @@
-"""The parts of deduplication, each against an oracle: datasketch, plain Python, a plain union-find."""
+"""The parts of deduplication, each against an oracle: datasketch, scipy, plain Python."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from datasketch import MinHash
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from mtnlg_data.dedup.bands import buckets
-from mtnlg_data.dedup.graph import components
-from mtnlg_data.dedup.ragged import Ragged, write_ragged
+from mtnlg_data.dedup.bands import BandPart, link, links_in
+from mtnlg_data.dedup.candidates import keys_of, sets
+from mtnlg_data.dedup.clusters import GROUP_BYTES, group_ends
+from mtnlg_data.dedup.graph import _unite_by_graph, components, forest, unite
 from mtnlg_data.dedup.representative import representatives
-from mtnlg_data.dedup.signature import NO_KEY, _minhash_by_arrays, band_keys, minhash, permutations, shingles
-from mtnlg_data.dedup.verify import EDGE, _shared_by_arrays, duplicates, jaccard, shared
+from mtnlg_data.dedup.runs import NO_KEY, Run, run_bytes, write_run
+from mtnlg_data.dedup.signature import _minhash_by_arrays, band_keys, minhash, permutations, shingles
+from mtnlg_data.dedup.verify import Sets, _common_by_arrays, _verified, buckets, common, draws, jaccard, verified
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-sorted_sets = st.sets(st.integers(-(2**63), 2**63 - 1), max_size=40).map(
-    lambda values: np.array(sorted(values), np.int64)
-)
+sorted_sets = st.sets(st.integers(0, 2**64 - 1), max_size=40).map(lambda values: np.array(sorted(values), np.uint64))
 
 
 @given(
@@ -78,75 +82,163 @@ def test_two_texts_share_the_key_of_a_band_exactly_where_all_its_rows_agree(one:
     assert (keys[0] == keys[1]).tolist() == agrees
 
 
-@given(keys=st.lists(st.integers(0, 5), max_size=40))
-def test_a_bucket_holds_the_documents_of_one_key_and_those_without_a_key_are_in_none(keys: list[int]) -> None:
+@given(
+    shards=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=12), min_size=1, max_size=4),
+    parts=st.integers(1, 3),
+)
+def test_links_join_the_documents_of_one_key_and_no_others_over_shards_and_parts(
+    shards: list[list[int]], parts: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Keys over the whole range of 64 bits, 0 for a document without a key; two bands, of which the second is asked."""
+    folder = tmp_path_factory.mktemp("runs")
+    keys = [np.array(shard, np.uint64) * np.uint64(2**64 // 6) for shard in shards]
+    firsts = np.cumsum([0, *map(len, shards)])
+    runs = [Run(folder / f"{n}.run", int(firsts[n]), len(shard), 2) for n, shard in enumerate(shards)]
+    for run, own in zip(runs, keys, strict=True):
+        write_run(run.path, np.stack([np.ones_like(own), own]), np.arange(len(own), dtype=np.uint32))
+    parent = forest(int(firsts[-1]))
+    for part in range(parts):
+        unit = BandPart(range(1, 2), part, parts, runs, "", folder / f"{part}.links")
+        assert link(unit)["links"] == sum(map(len, links_in(unit.output)))
+        for pairs in links_in(unit.output):
+            unite(parent, pairs)
+    flat = np.concatenate(keys)
+    nodes, component = components(parent)
+    ours = {frozenset(nodes[component == number].tolist()) for number in set(component.tolist())}
+    plain = {frozenset(np.flatnonzero(flat == key).tolist()) for key in set(flat.tolist()) - {0}}
+    assert ours == {members for members in plain if len(members) > 1}
+
+
+@given(keys=st.lists(st.lists(st.integers(0, 2**64 - 1), min_size=3, max_size=3), min_size=1, max_size=20))
+def test_a_run_gives_back_the_keys_and_counts_of_any_rows(
+    keys: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    by_row = np.array(keys, np.uint64)
+    counts = np.arange(len(keys), dtype=np.uint32)
+    run = Run(tmp_path_factory.mktemp("run") / "x", 0, len(keys), 3)
+    write_run(run.path, by_row.T.copy(), counts)
+    rows = np.arange(0, len(keys), 2)
+    assert keys_of(run, rows).tolist() == by_row[rows].tolist()
+    assert run.counts.tolist() == counts.tolist()
+    assert (np.diff(run.keys.astype(object), axis=1) >= 0).all()
+    assert run.path.stat().st_size == run_bytes(len(keys), 3)
+
+
+@given(sizes=st.lists(st.integers(1, 6), max_size=30), data=st.data())
+def test_a_group_ends_with_the_cluster_that_fills_it(sizes: list[int], data: st.DataObject) -> None:
+    weights = data.draw(st.lists(st.integers(1, GROUP_BYTES), min_size=sum(sizes), max_size=sum(sizes)))
+    begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[:-1]
+    ends = group_ends(begins, np.array(weights, np.int64)).tolist()
+    assert ends == sorted(set(ends))
+    assert ends[-1:] == ([sum(sizes)] if sizes else [])
+    assert set(ends) <= {*begins.tolist(), sum(sizes)}
+    for begin, end in itertools.pairwise([0, *ends]):
+        last = max(first for first in begins.tolist() if first < end)
+        assert sum(weights[begin:last]) < GROUP_BYTES  # without its last cluster it was not full
+        assert end == sum(sizes) or sum(weights[:end]) // GROUP_BYTES > sum(weights[:begin]) // GROUP_BYTES
+
+
+@given(keys=st.lists(st.integers(1, 5), max_size=40))
+def test_a_bucket_holds_the_candidates_of_one_key(keys: list[int]) -> None:
     members, sizes = buckets(np.array(keys, np.uint64))
     ours = [part.tolist() for part in np.split(members, np.cumsum(sizes)[:-1])] if len(sizes) else []
     plain = [[i for i, key in enumerate(keys) if key == wanted] for wanted in range(1, 6)]
-    assert ours == [documents for documents in plain if len(documents) > 1]
+    assert ours == [candidates for candidates in plain if len(candidates) > 1]
+
+
+@given(texts=st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=6))
+def test_sets_are_the_shingles_of_each_text_once_ascending(texts: list[list[int]]) -> None:
+    flat = np.array(list(itertools.chain(*texts)), np.uint64)
+    values, bounds = sets(flat, np.cumsum([0, *map(len, texts)]))
+    ours = [values[begin:end].tolist() for begin, end in itertools.pairwise(bounds.tolist())]
+    assert ours == [sorted(set(text)) for text in texts]
+
+
+# --- verification ----------------------------------------------------------------------------------------------------
+
+
+def shelved(sets_: Sequence[NDArray[np.uint64]]) -> Sets:
+    """The sets one after another, the last first."""
+    ends = np.cumsum([len(one) for one in sets_[::-1]])[::-1].astype(np.int64)
+    values = np.concatenate([np.empty(0, np.uint64), *sets_[::-1]])
+    return Sets(values, ends - np.array([len(one) for one in sets_], np.int64), ends)
 
 
 @given(one=sorted_sets, other=sorted_sets)
 def test_the_intersection_is_counted_exactly_with_and_without_numba(
-    one: NDArray[np.int64], other: NDArray[np.int64]
+    one: NDArray[np.uint64], other: NDArray[np.uint64]
 ) -> None:
-    common = len(set(one.tolist()) & set(other.tolist()))
-    assert shared(one, other) == _shared_by_arrays(one, other) == common
+    expected = len(set(one.tolist()) & set(other.tolist()))
+    assert common(one, other) == _common_by_arrays(one, other) == expected
     if len(one):
-        assert jaccard(one, other) == common / len(set(one.tolist()) | set(other.tolist()))
+        (similarity,) = jaccard(np.array([[0, 1]]), shelved([one, other]))
+        assert similarity == expected / len(set(one.tolist()) | set(other.tolist()))
+
+
+small_sets = st.lists(st.sets(st.integers(0, 6), min_size=1), min_size=2, max_size=12)
 
 
 @given(
-    sets=st.lists(st.sets(st.integers(0, 6), min_size=1), min_size=2, max_size=12),
-    draws=st.lists(st.integers(0, 10**9), min_size=11, max_size=11),
+    sets_=st.lists(small_sets, min_size=1, max_size=3),
+    draws_=st.lists(st.integers(0, 2**63 - 1), min_size=33, max_size=33),
 )
 def test_every_pair_of_a_bucket_of_twelve_is_joined_or_below_the_threshold_or_behind_a_pivot(
-    sets: list[set[int]], draws: list[int]
+    sets_: list[list[set[int]]], draws_: list[int]
 ) -> None:
-    """What no edge touches as a duplicate was compared with every pivot: no two such documents are alike."""
-    arrays = [np.array(sorted(one)) for one in sets]
-    edges = duplicates(list(range(len(sets))), arrays.__getitem__, 0.8, iter(draws))
-    for one, other, similarity in edges:
-        assert similarity == len(sets[one] & sets[other]) / len(sets[one] | sets[other]) >= 0.8
-    removed = {other for _, other, _ in edges}
-    assert len(removed) == len(edges)
-    left = [number for number in range(len(sets)) if number not in removed]
-    for one, other in itertools.combinations(left, 2):
-        assert len(sets[one] & sets[other]) / len(sets[one] | sets[other]) < 0.8
+    """What no pair names as a duplicate was compared with every pivot: no two such documents are alike."""
+    flat = list(itertools.chain(*sets_))
+    stored = shelved([np.array(sorted(one), np.uint64) for one in flat])
+    bounds = np.cumsum([0, *map(len, sets_)])
+    turns = np.array(draws_).reshape(3, 11)[: len(sets_)]
+    pairs = verified(np.arange(len(flat)), bounds, turns, stored, 0.8)
+    assert pairs.tolist() == _verified(np.arange(len(flat)), bounds, turns, stored, 0.8).tolist()
+    for one, other in pairs.tolist():
+        assert len(flat[one] & flat[other]) / len(flat[one] | flat[other]) >= 0.8
+    removed = set(pairs[:, 1].tolist())
+    assert len(removed) == len(pairs)
+    for begin, end in itertools.pairwise(bounds.tolist()):
+        assert all(begin <= one < end for pair in pairs.tolist() for one in pair if begin <= pair[0] < end)
+        left = [number for number in range(begin, end) if number not in removed]
+        for one, other in itertools.combinations(left, 2):
+            assert len(flat[one] & flat[other]) / len(flat[one] | flat[other]) < 0.8
 
 
-def test_a_bucket_gets_no_more_rounds_than_it_has_draws() -> None:
-    different = [np.array([number]) for number in range(30)]
-    asked: list[int] = []
-
-    def shingles_of(number: int) -> NDArray[np.int64]:
-        asked.append(number)
-        return different[number]
-
-    assert duplicates(list(range(30)), shingles_of, 0.8, iter([0] * 11)) == []
-    assert len(asked) == sum(1 + 29 - turn for turn in range(11))
+@pytest.mark.parametrize("rounds", [1, 2, 11])
+def test_a_bucket_gets_no_more_rounds_than_it_has_draws(rounds: int) -> None:
+    """Of thirty pairs of twins in one bucket a round finds one."""
+    twins = shelved([np.array([number // 2], np.uint64) for number in range(60)])
+    turns = draws(np.array([7], np.uint64), 3, rounds, 1)
+    pairs = verified(np.arange(60), np.array([0, 60]), turns, twins, 0.8)
+    assert len(pairs) == rounds
+    assert (pairs // 2 == pairs[:, :1] // 2).all()
 
 
-@given(edges=st.lists(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=10), min_size=1, max_size=4))
-def test_components_are_those_of_a_plain_union_find(
-    edges: list[list[tuple[int, int]]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("edges")
-    paths = [folder / f"{number}.npy" for number in range(len(edges))]
-    for path, band in zip(paths, edges, strict=True):
-        np.save(path, np.array([(one, other, 1.0) for one, other in band], EDGE))
-    parent = list(range(21))
+def test_draws_depend_on_seed_band_key_and_round_and_on_nothing_else() -> None:
+    keys = np.array([3, 5, 2**64 - 1], np.uint64)
+    numbers = draws(keys, 2, 11, 1)
+    assert numbers.shape == (3, 11)
+    assert (numbers >= 0).all()
+    assert draws(keys[1:], 2, 5, 1).tolist() == numbers[1:, :5].tolist()
+    assert len({*numbers.ravel(), *draws(keys, 3, 11, 1).ravel(), *draws(keys, 2, 11, 2).ravel()}) == 99
 
-    def root(node: int) -> int:
-        return node if parent[node] == node else root(parent[node])
 
-    for one, other in itertools.chain(*edges):
-        parent[max(root(one), root(other))] = min(root(one), root(other))
-    touched = sorted(set(itertools.chain(*itertools.chain(*edges))))
-    roots = list(dict.fromkeys(root(node) for node in touched))
-    nodes, component = components(paths)
-    assert nodes.tolist() == touched
-    assert component.tolist() == [roots.index(root(node)) for node in touched]
+# --- components ------------------------------------------------------------------------------------------------------
+
+
+@given(links=st.lists(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=10), min_size=1, max_size=4))
+def test_components_are_scipys_and_numbered_by_their_first_documents(links: list[list[tuple[int, int]]]) -> None:
+    parent, other_way = forest(21), forest(21)
+    for some in links:
+        unite(parent, np.array(some, np.int64).reshape(-1, 2))
+        _unite_by_graph(other_way, np.array(some, np.int64).reshape(-1, 2))
+    everything = np.array(list(itertools.chain(*links)), np.int64).reshape(-1, 2)
+    graph = coo_array((np.ones(len(everything)), (everything[:, 0], everything[:, 1])), shape=(21, 21))
+    _, theirs = connected_components(graph, directed=False)
+    nodes, component = components(parent)
+    assert nodes.tolist() == sorted(set(everything.ravel().tolist()))
+    firsts = list(dict.fromkeys(theirs[nodes].tolist()))
+    assert component.tolist() == [firsts.index(label) for label in theirs[nodes]]
+    assert [part.tolist() for part in components(other_way)] == [nodes.tolist(), component.tolist()]
 
 
 def test_the_best_source_stays_and_among_equals_the_lowest_hash_whatever_the_order() -> None:
@@ -160,16 +252,3 @@ def test_the_best_source_stays_and_among_equals_the_lowest_hash_whatever_the_ord
     many = [f"web/{number}" for number in range(20)]
     (lowest,) = representatives(many, ["web"] * 20, np.zeros(20, np.int64), ["web"])
     assert many[lowest] == min(many, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
-
-
-@given(arrays=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), max_size=10))
-def test_a_ragged_file_gives_its_arrays_back(arrays: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("ragged") / "x"
-    halves = [arrays[:3], arrays[3:]]
-    parts = [
-        (np.array(list(itertools.chain(*half)), np.int64), np.array([len(one) for one in half], np.int64))
-        for half in halves
-    ]
-    assert write_ragged(path, parts) == len(arrays)
-    ragged = Ragged(path)
-    assert [ragged[number].tolist() for number in range(len(ragged))] == arrays

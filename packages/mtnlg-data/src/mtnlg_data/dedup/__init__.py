@@ -1,40 +1,56 @@
 """Fuzzy deduplication across all sources (paper.md 4.3).
 
-Signatures of every document, a shard at a time → buckets of every band → shingle sets of the candidates → verified
-pairs → components → a ledger of what goes, and for whose sake → the shards of what stays. Each arrow is a set of units,
-so a killed run goes on from there; no step holds all documents, nor more than one band of all of them.
+    signature.py       every document, a shard at a time → band keys, in sorted runs (runs.py)
+    bands.py           runs → links between documents that share a key
+    clusters.py        links → clusters of candidates (graph.py), in groups that fit into memory
+    candidates.py      their names, keys and exact shingle sets, laid down group by group
+    verify.py          buckets of a group → pairs that are duplicates
+    representative.py  pairs → components, and who of each stays
+    ledger.py          the ledger of all that goes, and for whose sake
+    survivors.py       the shards of what stays
+
+Each step is a set of units, so a killed run goes on from there. No step holds all documents; ``plan.py`` says what
+every step takes of disk and memory, before it runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter
+from dataclasses import replace
+from shutil import rmtree
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import numpy as np
 from pydantic import Field, PositiveInt
 
-from mtnlg_data.console import Failure, say
-from mtnlg_data.dedup.bands import Band, Candidates, bucket, gather
-from mtnlg_data.dedup.representative import Ledger, enter
+from mtnlg_data.console import Failure
+from mtnlg_data.dedup.bands import BandPart, bands_at_once, link, parts_of
+from mtnlg_data.dedup.candidates import CandidatesOf, collect
+from mtnlg_data.dedup.clusters import Clusters, cluster
+from mtnlg_data.dedup.ledger import Ledger, Removed, enter, mark
+from mtnlg_data.dedup.plan import StepState, state_bytes
+from mtnlg_data.dedup.representative import Group, judge
+from mtnlg_data.dedup.runs import Run
 from mtnlg_data.dedup.signature import ShingleKind, Signatures, sign
-from mtnlg_data.dedup.verify import ShingleSets, Verification, collect, verify
-from mtnlg_data.document import read_documents, write_documents
+from mtnlg_data.dedup.survivors import Survivors, survive
 from mtnlg_data.engine import key_of, run_units
+from mtnlg_data.engine.units import finished
 from mtnlg_data.funnel import stage
 from mtnlg_data.settings import Settings
-from mtnlg_data.shards import Made, Tallies, in_order, numbered
+from mtnlg_data.shards import Made, in_order, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mtnlg_data.engine import Engine, Summary
     from mtnlg_data.shards import Shard
 
-REASON = "duplicate"
+
+__all__ = ["DeduplicateSettings", "StepState", "deduplicate", "state_bytes"]
+
+
+BULK = "verification"  # the part of the state that no other threshold could use
 
 
 class DeduplicateSettings(Settings):
@@ -47,21 +63,7 @@ class DeduplicateSettings(Settings):
     shingle_length: PositiveInt = 5
     rounds: PositiveInt = 11  # pivots a bucket
     seed: int = Field(1, ge=0, lt=1 << 32)
-    alarm_share: float = Field(0.5, ge=0, le=1)  # a source that loses more than this is named
-
-
-@dataclass(frozen=True)
-class Survivors:
-    """Unit: one shard and the ledger → the documents of the shard that stay."""
-
-    shard: Shard
-    ledger: Made
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("survivors", self.shard.checksum, self.shard.path.name, self.ledger.key)
+    alarm_share: float = Field(0.5, ge=0, le=1)  # a source that would lose more than this stops the run; 1: none does
 
 
 def deduplicate(
@@ -71,72 +73,96 @@ def deduplicate(
 
     ``priority`` names the sources, the best first: of a component the document from the best source stays. Those that
     it does not name come after, all alike. The account's ``duplicates`` has components, cluster sizes, sample pairs,
-    each source's removed share, and alarms.
+    and each source's removed share. Where a source would lose more than ``alarm_share`` of its documents it raises
+    ``Failure`` before any is removed; called again with a higher share, it goes on from there.
     """
     if not shards:
         raise Failure("nothing to deduplicate: no shards were given")
     all_shards = numbered(shards)
     ledger, found = _search(all_shards, out, settings, tuple(priority), engine)
-    survivors = [Survivors(shard, Made.by(ledger), out / shard.path.name) for shard in all_shards]
+    found["removed_share"] = _shares(found.pop("documents"), found.pop("removed"), settings.alarm_share, ledger.path)
+    if engine.part[1] == 1:  # tasks that share the folder may still be looking at it
+        rmtree(out / "state" / BULK, ignore_errors=True)
+    removed = Removed(ledger, all_shards, out / "state" / "removed.npy")
+    run_units(engine, mark, [removed], "deduplicate: mark")
+    survivors = [Survivors(shard, Made.by(removed), out / shard.path.name) for shard in all_shards]
     summaries = run_units(engine, survive, survivors, "deduplicate: write")
-    account = stage("deduplicate", summaries, in_order(summaries, priority))
-    shares = {
-        source: counts["dropped"].get(REASON, 0) / counts["documents_in"]
-        for source, counts in account["sources"].items()
-        if counts["documents_in"]
-    }
-    alarms = [
-        f"{source} lost {share:.0%} of its documents as duplicates, more than {settings.alarm_share:.0%}; "
-        f"look at the pairs in {ledger.output}"
-        for source, share in shares.items()
-        if share > settings.alarm_share
-    ]
-    for alarm in alarms:
-        say(f"warning: {alarm}")
-    shares = {source: round(share, 6) for source, share in shares.items()}
-    return {**account, "duplicates": {**found, "removed_share": shares, "alarms": alarms}}
+    return {**stage("deduplicate", summaries, in_order(summaries, priority)), "duplicates": found}
+
+
+def _shares(documents: dict[str, int], removed: dict[str, int], alarm_share: float, ledger: Path) -> dict[str, float]:
+    """The share of its documents that each source would lose. Raises ``Failure`` where that is alarming."""
+    shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
+    alarming = {source: share for source, share in shares.items() if share > alarm_share}
+    if alarming:
+        what = ", ".join(f"{source} {share:.1%}" for source, share in alarming.items())
+        raise Failure(
+            f"of {what} would go as duplicates, more than alarm_share = {alarm_share:g}; nothing is removed yet: "
+            f"look at the pairs in {ledger}, and if they are right go on with --set deduplicate.alarm_share="
+            f"{np.ceil(max(alarming.values()) * 100) / 100:g}"
+        )
+    return {source: round(share, 6) for source, share in shares.items()}
 
 
 def _search(
     shards: list[Shard], out: Path, settings: DeduplicateSettings, priority: tuple[str, ...], engine: Engine
-) -> tuple[Ledger, Summary]:
-    """Run all units up to the ledger; returns that unit and its summary."""
+) -> tuple[Made, Summary]:
+    """Run all units up to the ledger, unless that is done; returns it and its summary."""
     state = out / "state"
     shingle = (settings.shingle, settings.shingle_length)
-    lsh = (settings.bands, settings.rows, settings.seed)
-    signatures = tuple(Signatures(s, *shingle, *lsh, state / f"{s.path.stem}.keys.npy") for s in shards)
-    bands = tuple(Band(b, signatures, state / f"band-{b:03d}.buckets") for b in range(settings.bands))
-    candidates = Candidates(bands, sum(s.rows for s in shards), state / "candidates.npy")
-    sets = tuple(ShingleSets(s, Made.by(candidates), *shingle, state / f"{s.path.stem}.sets") for s in shards)
     how = (settings.threshold, settings.rounds, settings.seed)
-    edges = tuple(Verification(b, sets, *how, state / f"band-{b.number:03d}.edges.npy") for b in bands)
-    ledger = Ledger(edges, tuple(shards), priority, out / "removed.parquet")
-    run_units(engine, sign, signatures, "deduplicate: signatures")
-    run_units(engine, bucket, bands, "deduplicate: bands")
-    run_units(engine, gather, [candidates], "deduplicate: candidates")
-    run_units(engine, collect, sets, "deduplicate: shingles")
-    run_units(engine, verify, edges, "deduplicate: verify")
-    return ledger, run_units(engine, enter, [ledger], "deduplicate: components")[0]
+    signatures = tuple(
+        Signatures(s, *shingle, settings.bands, settings.rows, settings.seed, state / f"{s.path.stem}.run")
+        for s in shards
+    )
+    signed = key_of([(unit.shard.path.name, unit.key) for unit in signatures])
+    ledger = Ledger(key_of(signed, how, priority), shards, (), (), out / "removed.parquet")
+    found = finished(ledger)
+    if found is None:
+        documents = run_units(engine, sign, signatures, "deduplicate: signatures")
+        bulk = state / BULK
+        runs = [Run(unit.output, unit.shard.first, unit.shard.rows, settings.bands) for unit in signatures]
+        clusters, groups = _cluster([run for run in runs if run.rows], signed, state, engine)
+        candidates = [
+            CandidatesOf(shard, run, clusters, groups, *shingle, bulk / f"{shard.path.stem}.arrow")
+            for shard, run in zip(shards, runs, strict=True)
+            if groups and run.rows
+        ]
+        files = [unit.output for unit in candidates]
+        where = run_units(engine, collect, candidates, "deduplicate: candidates")
+        parts = [
+            Group(number, files, batches, ledger.verified, *how, priority, shards, bulk / f"group-{number:06d}.parquet")
+            for number, batches in enumerate(_batches_of([found["groups"] for found in where], len(groups)))
+        ]
+        run_units(engine, judge, parts, "deduplicate: verify")
+        sources: Counter[str] = Counter()
+        for summary in documents:
+            sources.update(summary["documents"])
+        ledger = replace(ledger, documents=tuple(sorted(sources.items())), parts=[part.output for part in parts])
+        found = run_units(engine, enter, [ledger], "deduplicate: ledger")[0]
+    return Made.by(ledger), found
 
 
-def survive(unit: Survivors) -> Summary:
-    """Run one unit."""
-    name = unit.shard.path.name
-    removed = pq.read_table(unit.ledger.path, columns=["row"], filters=[("shard", "=", name)])["row"]
-    tallies = Tallies()
-    write_documents(unit.output, _kept(unit.shard.path, set(removed.to_pylist()), tallies))
-    return tallies.summary()
+def _cluster(runs: list[Run], signed: str, state: Path, engine: Engine) -> tuple[Made, list[int]]:
+    """Run the units from the runs to the clusters; returns these and the ends of their groups."""
+    documents = sum(run.rows for run in runs)
+    parts = parts_of(documents)
+    links = [
+        BandPart(bands, part, parts, runs, signed, state / f"bands-{bands[0]:03d}-{part:05d}.links")
+        for bands in (bands_at_once(documents, runs[0].bands) if runs else ())
+        for part in range(parts)
+    ]
+    clusters = Clusters([unit.output for unit in links], key_of(signed, parts), runs, documents, state / "clusters")
+    run_units(engine, link, links, "deduplicate: bands")
+    summary = run_units(engine, cluster, [clusters], "deduplicate: clusters")[0]
+    return Made.by(clusters), summary["groups"]
 
 
-def _kept(path: Path, removed: set[int], tallies: Tallies) -> Iterator[pa.RecordBatch]:
-    first = 0
-    for batch in read_documents(path):
-        lengths = pc.utf8_length(batch["text"]).to_pylist()
-        stays = [first + row not in removed for row in range(len(lengths))]
-        for source, length, kept in zip(batch["source"].to_pylist(), lengths, stays, strict=True):
-            if kept:
-                tallies[source].keep(length)
-            else:
-                tallies[source].drop(length, REASON)
-        yield batch.filter(pa.array(stays))
-        first += len(lengths)
+def _batches_of(files: list[list[int]], groups: int) -> list[bytes]:
+    """Of every group its record batches as int32[n, 2], file and number; given the group of each batch of each file."""
+    file = np.repeat(np.arange(len(files), dtype=np.int32), [len(of_file) for of_file in files])
+    batch = np.concatenate([np.arange(len(of_file), dtype=np.int32) for of_file in [*files, []]])
+    group = np.concatenate([np.array(of_file, np.int32) for of_file in [*files, []]])
+    order = np.argsort(group, kind="stable")
+    pairs = np.stack([file, batch], axis=1)[order]
+    return [part.tobytes() for part in np.split(pairs, np.searchsorted(group[order], np.arange(1, groups)))][:groups]

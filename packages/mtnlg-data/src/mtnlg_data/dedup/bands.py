@@ -1,7 +1,9 @@
-"""Band keys → buckets: the documents that share a key of a band are candidates for being duplicates.
+"""Runs → links: documents that share the key of a band are candidates for being duplicates.
 
-A band's keys of all documents are sorted, one band at a time: 8 bytes a document for the keys and 8 for their order.
-With 20 bands of 13 rows a pair of Jaccard J shares a bucket with probability 1 - (1 - J**13)**20 (paper.md 4.3).
+With 20 bands of 13 rows a pair of Jaccard J shares a key with probability 1 - (1 - J**13)**20 (paper.md 4.3). The keys
+of a band are sorted a part at a time, a part being a range of keys: ``KEYS_A_PART`` of them on average, however many
+documents there are. Of documents of one run and one key only the first is sorted, so that a page that stands in the
+corpus a million times costs no more memory.
 """
 
 from __future__ import annotations
@@ -12,71 +14,95 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.dedup.ragged import Ragged, write_ragged
-from mtnlg_data.dedup.signature import NO_KEY
 from mtnlg_data.engine import key_of
 from mtnlg_data.files import replacing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.dedup.signature import Signatures
+    from mtnlg_data.dedup.runs import Run
     from mtnlg_data.engine import Summary
 
+KEYS_A_PART = 1 << 23
+KEYS_A_UNIT = 1 << 20  # at least: of a small corpus a unit does several bands
+
 
 @dataclass(frozen=True)
-class Band:
-    """Unit: one band of all shards → its buckets, by key; the documents of each by number."""
+class BandPart:
+    """Unit: one range of the keys of some bands, of all runs → int64[links, 2]: pairs of documents that share a key.
 
-    number: int
-    signatures: tuple[Signatures, ...]
+    The documents of a bucket are linked in a chain, or one chain a run and one between the runs.
+    """
+
+    bands: range
+    part: int
+    parts: int
+    runs: Sequence[Run]
+    signed: str  # a digest of the keys of all runs' units
     output: Path
 
     @cached_property
     def key(self) -> str:
         """See ``Unit``."""
-        return key_of("band", self.number, [unit.key for unit in self.signatures])
+        return key_of("band", list(self.bands), self.part, self.parts, self.signed)
 
 
-def bucket(unit: Band) -> Summary:
+def parts_of(documents: int) -> int:
+    """Into how many ranges the keys of a band of so many documents are cut."""
+    return -(-documents // KEYS_A_PART) or 1
+
+
+def bands_at_once(documents: int, bands: int) -> list[range]:
+    """The bands in turn, as many at once as make a unit worth its while."""
+    step = max(1, KEYS_A_UNIT // max(1, documents))
+    return [range(first, min(first + step, bands)) for first in range(0, bands, step)]
+
+
+def link(unit: BandPart) -> Summary:
     """Run one unit."""
-    parts = [np.load(part.output, mmap_mode="r")[unit.number] for part in unit.signatures if part.shard.rows]
-    members, sizes = buckets(np.concatenate([np.empty(0, np.uint64), *parts]))
-    write_ragged(unit.output, [(members, sizes)])
-    return {"buckets": len(sizes), "members": len(members)}
-
-
-def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the keys that two or more documents share: the documents, key by key, and how many have each."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))[: len(ordered)]
-    sizes = np.diff(np.append(begins, len(ordered)))
-    shared = (sizes > 1) & (ordered[begins] != NO_KEY)
-    return order[np.repeat(shared, sizes)], sizes[shared]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Unit: the buckets of all bands → the numbers of the documents that are in any, ascending."""
-
-    bands: tuple[Band, ...]
-    documents: int
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("candidates", [unit.key for unit in self.bands])
-
-
-def gather(unit: Candidates) -> Summary:
-    """Run one unit, with one byte a document."""
-    is_candidate = np.zeros(unit.documents, np.bool_)
-    for band in unit.bands:
-        is_candidate[Ragged(band.output).values] = True
+    count = 0
     with replacing(unit.output) as file:
-        np.save(file, np.flatnonzero(is_candidate))
-    return {"candidates": int(is_candidate.sum())}
+        for band in unit.bands:
+            for pairs in _links(unit, band):
+                file.write(pairs.tobytes())
+                count += len(pairs)
+    return {"links": count}
+
+
+def _links(unit: BandPart, band: int) -> Iterator[NDArray[np.int64]]:
+    heads = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
+    for keys, numbers in _pieces(unit, band):
+        pairs, is_head = chained(keys, numbers)
+        yield pairs
+        heads.append((keys[is_head], numbers[is_head]))
+    keys, numbers = (np.concatenate(parts) for parts in zip(*heads, strict=True))
+    del heads
+    order = np.argsort(keys, kind="stable")
+    yield chained(keys[order], numbers[order])[0]
+
+
+def _pieces(unit: BandPart, band: int) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+    """Of every run the band's keys in the unit's range, ascending, and whose they are."""
+    first = max(1, (unit.part << 64) // unit.parts)  # above NO_KEY
+    last = (unit.part + 1 << 64) // unit.parts - 1
+    for run in unit.runs:
+        keys = run.keys[band]
+        here = slice(np.searchsorted(keys, np.uint64(first)), np.searchsorted(keys, np.uint64(last), side="right"))
+        yield np.array(keys[here]), run.first + run.order[band, here].astype(np.int64)
+
+
+def chained(keys: NDArray[np.uint64], numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """[links, 2], every document with the one before it of the same key, and who has no such; keys ascend."""
+    same = keys[1:] == keys[:-1]
+    is_head = np.concatenate([np.ones(min(1, len(keys)), np.bool_), ~same])
+    return np.stack([numbers[:-1][same], numbers[1:][same]], axis=1), is_head
+
+
+def links_in(path: Path) -> Iterator[NDArray[np.int64]]:
+    """The links of one part, a million at a time."""
+    with path.open("rb") as file:
+        while len(pairs := np.fromfile(file, np.int64, 2 << 20)):
+            yield pairs.reshape(-1, 2)

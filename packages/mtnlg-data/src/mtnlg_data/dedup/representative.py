@@ -1,4 +1,4 @@
-"""Components → the ledger of what is removed, and for the sake of which document.
+"""Pairs → components → the ledger of what is removed, and for the sake of which document.
 
 Of each component the document from the best source stays (paper.md 4.3); among several of that source the one whose
 id hashes lowest, so that neither shards nor order decide.
@@ -7,7 +7,6 @@ id hashes lowest, so that neither shards nor order decide.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mtnlg_data.dedup.graph import components
-from mtnlg_data.dedup.verify import Shelf, jaccard
+from mtnlg_data.dedup.graph import components, forest, unite
+from mtnlg_data.dedup.verify import duplicates, gather, jaccard
 from mtnlg_data.engine import key_of
 from mtnlg_data.files import aside
-from mtnlg_data.shards import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.dedup.verify import Verification
     from mtnlg_data.engine import Summary
     from mtnlg_data.shards import Shard
 
@@ -43,58 +40,57 @@ LEDGER = pa.schema(
         pa.field("component", pa.int64(), nullable=False),
         pa.field("shard", pa.string(), nullable=False),
         pa.field("row", pa.int64(), nullable=False),
+        pa.field("kept_shard", pa.string(), nullable=False),
+        pa.field("kept_row", pa.int64(), nullable=False),
     ]
 )
-ROWS_A_GROUP = 65_536
-SAMPLES = 12
-SAMPLE_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Unit: the edges of all bands → the removed documents, in the order of their numbers."""
+class Group:
+    """Unit: one group of clusters → what of it is removed, a part of the ledger, component by component."""
 
-    verifications: tuple[Verification, ...]
-    shards: tuple[Shard, ...]
-    priority: tuple[str, ...]
+    number: int
+    files: Sequence[Path]  # of the candidates of all shards
+    batches: bytes  # int32[n, 2]: the file and the number in it of each record batch of this group
+    verified: str  # a digest of all that the ledger depends on
+    threshold: float
+    rounds: int
+    seed: int
+    priority: Sequence[str]
+    shards: Sequence[Shard]
     output: Path
 
     @cached_property
     def key(self) -> str:
         """See ``Unit``."""
-        return key_of("ledger", [u.key for u in self.verifications], [s[0].name for s in self.shards], self.priority)
+        return key_of("group", self.number, self.verified)
 
 
-def enter(unit: Ledger) -> Summary:
-    """Run one unit; the summary has the number of components, their sizes, and some pairs with their texts."""
-    documents, component = components([part.output for part in unit.verifications])
-    ids, sources = _names(unit.shards, documents)
-    kept = representatives(ids, sources, component, unit.priority)
-    removed = np.flatnonzero(kept[component] != np.arange(len(documents)))
+def judge(unit: Group) -> Summary:
+    """Run one unit."""
+    by_file: dict[int, list[int]] = {}
+    for file, batch in np.frombuffer(unit.batches, np.int32).reshape(-1, 2).tolist():
+        by_file.setdefault(file, []).append(batch)
+    found = gather([(unit.files[file], numbers) for file, numbers in by_file.items()], unit.output.parent)
+    parent = forest(len(found.numbers))
+    unite(parent, duplicates(found, unit.threshold, unit.rounds, unit.seed))
+    places, component = components(parent)
+    names, sources = (column.take(pa.array(places)) for column in (found.ids, found.sources))
+    kept = representatives(names.to_pylist(), sources.to_pylist(), component, unit.priority)
+    removed = np.flatnonzero(kept[component] != np.arange(len(places)))
     twins = kept[component[removed]]
-    shelf = Shelf(unit.verifications[0].sets)
-    pairs = zip(documents[removed].tolist(), documents[twins].tolist(), strict=True)
-    similarities = [jaccard(shelf(one), shelf(other)) for one, other in pairs]
-    shard, row = _places(unit.shards, documents[removed])
-    columns: list[Any] = [
-        [ids[i] for i in removed],
-        [sources[i] for i in removed],
-        [ids[i] for i in twins],
-        [sources[i] for i in twins],
-        similarities,
+    pairs = np.stack([places[removed], places[twins]], axis=1)
+    similarities = jaccard(pairs, found.sets)
+    columns = [
+        *(column.take(pa.array(which)) for which in (removed, twins) for column in (names, sources)),
+        pa.array(similarities, pa.float32()),
         component[removed],
-        [unit.shards[i].path.name for i in shard],
-        row,
+        *(column for end in pairs.T for column in _places(unit.shards, found.numbers[end])),
     ]
-    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, LEDGER, strict=True)], LEDGER)
     with aside(unit.output) as partial:
-        pq.write_table(table, partial, ROWS_A_GROUP, compression="zstd", compression_level=3)
-    sizes = Counter(np.bincount(component).tolist())
-    return {
-        "components": len(kept),
-        "cluster_sizes": {str(size): sizes[size] for size in sorted(sizes)},
-        "samples": _samples(unit.shards, table, documents[removed], documents[twins]),
-    }
+        pq.write_table(pa.table(columns, LEDGER), partial, compression="zstd", compression_level=3)
+    return {"components": len(kept), "removed": len(removed)}
 
 
 def representatives(
@@ -110,48 +106,12 @@ def representatives(
 
 
 def _hash(name: str) -> bytes:
-    return hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def _places(shards: Sequence[Shard], documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Shard and row of every document."""
+def _places(shards: Sequence[Shard], documents: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
+    """Shard (its file's name) and row of every document."""
     firsts = np.array([shard.first for shard in shards], np.int64)
-    place = np.searchsorted(firsts, documents, side="right") - 1
-    return place, documents - firsts[place]
-
-
-def _names(shards: Sequence[Shard], documents: NDArray[np.int64]) -> tuple[list[str], list[str]]:
-    """Id and source of every document."""
-    ids: list[str] = []
-    sources: list[str] = []
-    place, row = _places(shards, documents)
-    for number, shard in enumerate(shards):
-        for _, table in rows_of(shard.path, row[place == number], ["id", "source"]):
-            ids += table["id"].to_pylist()
-            sources += table["source"].to_pylist()
-    return ids, sources
-
-
-def _samples(
-    shards: Sequence[Shard], ledger: pa.Table, removed: NDArray[np.int64], kept: NDArray[np.int64]
-) -> list[dict[str, Any]]:
-    """Pairs for a person to judge, drawn by the hash of the removed document, the least alike first."""
-    entries = ledger.select(["document", "kept", "jaccard"]).to_pylist()
-    chosen = sorted(range(len(entries)), key=lambda i: _hash(entries[i]["document"]))[:SAMPLES]
-    chosen.sort(key=lambda i: (entries[i]["jaccard"], i))
-    return [
-        {
-            "kept": entries[i]["kept"],
-            "dropped": entries[i]["document"],
-            "jaccard": round(entries[i]["jaccard"], 4),
-            "text_kept": _text(shards, kept[i]),
-            "text_dropped": _text(shards, removed[i]),
-        }
-        for i in chosen
-    ]
-
-
-def _text(shards: Sequence[Shard], document: np.int64) -> str:
-    place, row = _places(shards, np.array([document]))
-    ((_, table),) = rows_of(shards[int(place[0])].path, row, ["text"])
-    return str(table["text"][0].as_py())[:SAMPLE_CHARACTERS]
+    shard = np.searchsorted(firsts, documents, side="right") - 1
+    names = pa.array([shard.path.name for shard in shards])
+    return names.take(pa.array(shard)), documents - firsts[shard]

@@ -4,12 +4,15 @@
     MinHash    h_p(document) = min over its shingles x of a_p fmix32(x) + b_p mod 2**32, a_p odd
     band key   hash of the ``rows`` values of one band
 
-This is the scheme "affine32" of datasketch 2, bit for bit, permutations included. A text of fewer than n words is one
-shingle; a text without words has none, and is nobody's duplicate.
+This is the scheme "affine32" of datasketch 2, bit for bit, permutations included; x is the upper half of the shingle's
+64 bits. Case is folded and nothing else: texts that differ in Unicode's composition ("é" of one code point or of two)
+differ here, and are made one by the stage before (ftfy composes them). A text of fewer than n words is one shingle; a
+text without words has none, and is nobody's duplicate.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -18,13 +21,13 @@ import numpy as np
 from datasketch import MinHash
 
 from mtnlg_data.compiled import compiled
+from mtnlg_data.dedup.runs import NO_KEY, write_run
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import key_of
-from mtnlg_data.files import replacing
 from mtnlg_data.words import code_points, fold, mix, runs_of, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -35,13 +38,13 @@ if TYPE_CHECKING:
 ShingleKind = Literal["word", "character"]
 
 EMPTY = np.uint32(0xFFFFFFFF)
-NO_KEY = np.uint64(0)
+CHARACTERS_AT_ONCE = 1_000_000  # what is worked on stays in the processor's caches
 SHINGLES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
 class Signatures:
-    """Unit: one shard → uint64[bands, documents], the band keys; ``NO_KEY`` where a document has no shingle."""
+    """Unit: one shard → a run: the keys of each band in order, and how many shingles each document has."""
 
     shard: Shard
     kind: ShingleKind
@@ -58,19 +61,37 @@ class Signatures:
 
 
 def sign(unit: Signatures) -> Summary:
-    """Run one unit."""
+    """Run one unit; the summary has the number of documents of each source."""
     a, b = permutations(unit.bands * unit.rows, unit.seed)
     keys = np.empty((unit.bands, unit.shard.rows), np.uint64)
+    counts = np.empty(unit.shard.rows, np.uint32)
+    sources: Counter[str] = Counter()
     done = 0
-    for batch in read_documents(unit.shard.path, ["text"]):
-        values, bounds = shingles(batch["text"].to_pylist(), unit.kind, unit.length)
-        signatures = minhash((values >> np.uint64(32)).astype(np.uint32), bounds, a, b)
-        keys[:, done : done + len(signatures)] = band_keys(signatures, unit.bands).T
-        keys[:, done : done + len(signatures)][:, bounds[1:] == bounds[:-1]] = NO_KEY
-        done += len(signatures)
-    with replacing(unit.output) as file:
-        np.save(file, keys)
-    return {"documents": done}
+    for batch in read_documents(unit.shard.path, ["source", "text"]):
+        for source in batch["source"].value_counts().to_pylist():
+            sources[source["values"]] += source["counts"]
+        for texts in portions(batch["text"].to_pylist()):
+            values, bounds = shingles(texts, unit.kind, unit.length)
+            signatures = minhash((values >> np.uint64(32)).astype(np.uint32), bounds, a, b)
+            here = slice(done, done + len(texts))
+            counts[here] = np.diff(bounds)
+            keys[:, here] = band_keys(signatures, unit.bands).T
+            keys[:, here][:, counts[here] == 0] = NO_KEY
+            done += len(texts)
+    write_run(unit.output, keys, counts)
+    return {"documents": dict(sorted(sources.items()))}
+
+
+def portions(texts: list[str]) -> Iterator[list[str]]:
+    """The texts in turn, about ``CHARACTERS_AT_ONCE`` at once."""
+    first = characters = 0
+    for place, text in enumerate(texts, 1):
+        characters += len(text)
+        if characters >= CHARACTERS_AT_ONCE:
+            yield texts[first:place]
+            first, characters = place, 0
+    if first < len(texts):
+        yield texts[first:]
 
 
 def shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

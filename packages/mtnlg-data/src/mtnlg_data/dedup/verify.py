@@ -1,165 +1,174 @@
-"""Buckets → edges: pairs whose Jaccard similarity of exact shingle sets reaches the threshold (paper.md 4.3).
+"""Candidates → pairs whose Jaccard similarity of exact shingle sets reaches the threshold (paper.md 4.3).
 
-A bucket holds false candidates as well. In each of at most 11 rounds a pivot is drawn from what is left of the bucket;
-what reaches the threshold with it is its duplicate and leaves with it. A bucket of up to 12 is so compared in full. The
-draw is a hash of (seed, band, bucket, round), so neither order nor restarts can move it.
+A bucket, the candidates of one key, holds false ones as well. In each of at most 11 rounds a pivot is drawn from what
+is left of the bucket; what reaches the threshold with it is its duplicate and leaves with it. A bucket of up to 12 is
+so compared in full. The draw is a hash of (seed, band, key, round): neither order, groups nor restarts can move it.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+import tempfile
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
 from mtnlg_data.compiled import compiled
-from mtnlg_data.dedup.ragged import Ragged, write_ragged
-from mtnlg_data.dedup.signature import shingles
-from mtnlg_data.engine import key_of
-from mtnlg_data.files import replacing
-from mtnlg_data.shards import rows_of
+from mtnlg_data.dedup.clusters import GROUP_BYTES
+from mtnlg_data.words import mix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from mtnlg_data.dedup.bands import Band
-    from mtnlg_data.dedup.signature import ShingleKind
-    from mtnlg_data.engine import Summary
-    from mtnlg_data.shards import Made, Shard
-
-EDGE = np.dtype([("one", np.int64), ("other", np.int64), ("jaccard", np.float64)])
+SPILL_BYTES = 2 * GROUP_BYTES  # a cluster that is larger than this lies on disk
 
 
-@dataclass(frozen=True)
-class ShingleSets:
-    """Unit: the candidates of one shard → the sorted set of shingle hashes of each, 64 bits a shingle."""
+class Sets(NamedTuple):
+    """The i-th of these sets is ``values[starts[i]:ends[i]]``, ascending."""
 
-    shard: Shard
-    candidates: Made
-    kind: ShingleKind
-    length: int
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("sets", self.shard.first, self.candidates.key, self.kind, self.length)
+    values: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
 
 
-def collect(unit: ShingleSets) -> Summary:
-    """Run one unit."""
-    first, last = unit.shard.first, unit.shard.first + unit.shard.rows
-    numbers = np.load(unit.candidates.path)
-    rows = numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, last)] - first
-    return {"sets": write_ragged(unit.output, _sets(unit, rows))}
+class Candidates(NamedTuple):
+    """The candidates of one group, by place."""
+
+    numbers: NDArray[np.int64]
+    ids: pa.Array
+    sources: pa.Array
+    keys: NDArray[np.uint64]  # [candidates, bands]
+    sets: Sets
 
 
-def _sets(unit: ShingleSets, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    for _, table in rows_of(unit.shard.path, rows, ["text"]):
-        values, bounds = shingles(table["text"].to_pylist(), unit.kind, unit.length)
-        signed = values.view(np.int64)
-        sets = [np.unique(signed[bounds[i] : bounds[i + 1]]) for i in range(len(bounds) - 1)]
-        yield np.concatenate(sets), np.array([len(part) for part in sets], np.int64)
+def gather(files: Iterable[tuple[Path, Sequence[int]]], scratch: Path) -> Candidates:
+    """The candidates of a group out of these record batches of these files; ``scratch`` is for what memory cannot hold.
+
+    Sets stay in the order of the files, so that they are copied once.
+    """
+    batches: list[pa.RecordBatch] = []
+    for path, numbers in files:
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        batches += [reader.get_batch(number) for number in numbers]
+    names = pa.Table.from_batches([batch.drop_columns(["shingles"]) for batch in batches])
+    order = np.argsort(names["place"].to_numpy())
+    names = names.take(pa.array(order))
+    lists = [batch["shingles"] for batch in batches]
+    sizes = np.concatenate([np.diff(part.offsets.to_numpy()) for part in lists])
+    starts = np.cumsum(sizes) - sizes
+    values = _room(int(sizes.sum()), scratch)
+    done = 0
+    for part in lists:
+        flat = part.flatten().to_numpy()
+        values[done : done + len(flat)] = flat
+        done += len(flat)
+    keys = names["keys"].combine_chunks().flatten().to_numpy().reshape(len(names), -1)
+    ids, sources = (names[column].combine_chunks() for column in ("id", "source"))
+    sets = Sets(values, starts[order], (starts + sizes)[order])
+    return Candidates(names["number"].to_numpy(), ids, sources, keys, sets)
 
 
-class Shelf:
-    """The shingle set of any candidate, out of the files of all shards."""
-
-    def __init__(self, parts: Sequence[ShingleSets]) -> None:
-        self._numbers = np.load(parts[0].candidates.path, mmap_mode="r")
-        self._files = [Ragged(part.output) for part in parts]
-        self._firsts = np.searchsorted(self._numbers, [part.shard.first for part in parts])
-
-    def __call__(self, document: int) -> NDArray[np.int64]:
-        """The sorted set of this document's shingle hashes."""
-        place = int(np.searchsorted(self._numbers, document))
-        file = int(np.searchsorted(self._firsts, place, side="right")) - 1
-        return self._files[file][place - int(self._firsts[file])]
+def _room(size: int, scratch: Path) -> NDArray[np.uint64]:
+    if 8 * size <= SPILL_BYTES:
+        return np.empty(size, np.uint64)
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        return np.memmap(file, np.uint64, "w+", shape=(size,))
 
 
-@dataclass(frozen=True)
-class Verification:
-    """Unit: the buckets of one band → the pairs in them that are duplicates, as ``EDGE``."""
-
-    band: Band
-    sets: tuple[ShingleSets, ...]
-    threshold: float
-    rounds: int
-    seed: int
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("edges", self.band.key, [p.key for p in self.sets], self.threshold, self.rounds, self.seed)
+def duplicates(found: Candidates, threshold: float, rounds: int, seed: int) -> NDArray[np.int64]:
+    """[pairs, 2]: (pivot, duplicate) by their places in the group."""
+    twos, pairs = [], []
+    for band in range(found.keys.shape[1]):
+        members, sizes = buckets(found.keys[:, band])
+        twos.append(members[np.repeat(sizes == 2, sizes)].reshape(-1, 2))
+        large = members[np.repeat(sizes > 2, sizes)]
+        bounds = np.concatenate([[0], np.cumsum(sizes[sizes > 2])])
+        pivots = draws(found.keys[large[bounds[:-1]], band], band, rounds, seed)
+        pairs.append(verified(large, bounds, pivots, found.sets, threshold))
+    once = np.unique(np.concatenate(twos), axis=0)  # the same two share the keys of many bands
+    return np.concatenate([once[jaccard(once, found.sets) >= threshold], *pairs])
 
 
-def verify(unit: Verification) -> Summary:
-    """Run one unit."""
-    shelf = Shelf(unit.sets)
-    buckets = Ragged(unit.band.output)
-    edges: list[tuple[int, int, float]] = []
-    for number in range(len(buckets)):
-        draws = (_draw(unit.seed, unit.band.number, number, turn) for turn in range(unit.rounds))
-        edges += duplicates(buckets[number].tolist(), shelf, unit.threshold, draws)
-    with replacing(unit.output) as file:
-        np.save(file, np.array(edges, EDGE))
-    return {"edges": len(edges)}
+def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the keys that two or more candidates share: the candidates, key by key, and how many have each."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))[: len(ordered)]
+    sizes = np.diff(np.append(begins, len(ordered)))
+    shared = sizes > 1
+    return order[np.repeat(shared, sizes)], sizes[shared]
 
 
-def duplicates(
-    documents: list[int],
-    shingles_of: Callable[[int], NDArray[np.int64]],
-    threshold: float,
-    draws: Iterator[int],
-) -> list[tuple[int, int, float]]:
-    """(pivot, duplicate, Jaccard) of one bucket; one round a draw."""
-    edges = []
-    for draw in draws:
-        if len(documents) < 2:
-            break
-        pivot = documents.pop(draw % len(documents))
-        pivot_set = shingles_of(pivot)
-        left = []
-        for document in documents:
-            similarity = jaccard(pivot_set, shingles_of(document))
-            if similarity >= threshold:
-                edges.append((pivot, document, similarity))
-            else:
-                left.append(document)
-        documents = left
-    return edges
+def draws(keys: NDArray[np.uint64], band: int, rounds: int, seed: int) -> NDArray[np.int64]:
+    """[buckets, rounds]: numbers from 0 to 2**63 - 1, from which a bucket's pivots follow."""
+    turns = mix(np.arange(rounds, dtype=np.uint64) + np.uint64(seed << 32) + np.uint64(band << 16))
+    return (mix(keys[:, None] + turns) >> np.uint64(1)).astype(np.int64)
 
 
-def _draw(seed: int, band: int, bucket: int, turn: int) -> int:
-    digest = hashlib.blake2b(f"{seed} {band} {bucket} {turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
-def jaccard(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
-    """Size of the intersection over size of the union of two sorted sets, of which one is not empty."""
-    both = int(shared(one, other))
-    return both / (len(one) + len(other) - both)
-
-
-def _shared_by_arrays(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+def _common_by_arrays(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
     return len(np.intersect1d(one, other, assume_unique=True))
 
 
-@compiled(instead=_shared_by_arrays)
-def shared(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """How many values two sorted sets have in common."""
+@compiled(instead=_common_by_arrays)
+def common(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
+    """How many values two ascending sets share."""
     i = j = count = 0
     while i < len(one) and j < len(other):
-        if one[i] < other[j]:
-            i += 1
-        elif one[i] > other[j]:
-            j += 1
-        else:
-            i, j, count = i + 1, j + 1, count + 1
+        a, b = one[i], other[j]
+        count += a == b
+        i += a <= b
+        j += b <= a
     return count
+
+
+def _jaccard(pairs: NDArray[np.int64], sets: Sets) -> NDArray[np.float64]:
+    """The Jaccard similarity of the sets of each pair [pairs, 2]; no set is empty."""
+    values, starts, ends = sets
+    found = np.empty(len(pairs), np.float64)
+    for pair in range(len(pairs)):
+        one, other = pairs[pair, 0], pairs[pair, 1]
+        both = common(values[starts[one] : ends[one]], values[starts[other] : ends[other]])
+        found[pair] = both / (ends[one] - starts[one] + ends[other] - starts[other] - both)
+    return found
+
+
+def _verified(
+    members: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    draws: NDArray[np.int64],
+    sets: Sets,
+    threshold: float,
+) -> NDArray[np.int64]:
+    """[pairs, 2]: (pivot, duplicate) of the buckets ``members[bounds[b]:bounds[b + 1]]``, one round a draw."""
+    values, starts, ends = sets
+    pairs = np.empty((len(members), 2), np.int64)
+    left = members.copy()
+    count = 0
+    for bucket in range(len(bounds) - 1):
+        begin, end = bounds[bucket], bounds[bucket + 1]
+        for turn in range(draws.shape[1]):
+            if end - begin < 2:
+                break
+            place = begin + draws[bucket, turn] % (end - begin)
+            end -= 1
+            pivot, left[place] = left[place], left[end]
+            size = ends[pivot] - starts[pivot]
+            kept = begin
+            for here in range(begin, end):
+                other = left[here]
+                both = common(values[starts[pivot] : ends[pivot]], values[starts[other] : ends[other]])
+                if both / (size + ends[other] - starts[other] - both) >= threshold:
+                    pairs[count, 0], pairs[count, 1] = pivot, other
+                    count += 1
+                else:
+                    left[kept] = other
+                    kept += 1
+            end = kept
+    return pairs[:count]
+
+
+# Without numba the loops run as they stand: what they call has its own way there.
+jaccard = compiled(instead=_jaccard)(_jaccard)
+verified = compiled(instead=_verified)(_verified)

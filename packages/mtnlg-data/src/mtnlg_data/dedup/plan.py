@@ -1,0 +1,71 @@
+"""What deduplication takes of disk and memory, said before it runs.
+
+All state is in arrays of fixed width, so the bytes follow from counts. ``documents`` and the settings are known; how
+many documents have a near duplicate is not, and is assumed. A benchmark holds these figures to what is measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from mtnlg_data.dedup.bands import KEYS_A_PART
+from mtnlg_data.dedup.candidates import BYTES_AT_ONCE
+from mtnlg_data.dedup.clusters import GROUP_BYTES, NAMES_BYTES
+from mtnlg_data.dedup.runs import run_bytes
+from mtnlg_data.dedup.signature import CHARACTERS_AT_ONCE
+from mtnlg_data.document import CHARACTERS_A_GROUP, ROWS_A_GROUP
+
+if TYPE_CHECKING:
+    from mtnlg_data.dedup import DeduplicateSettings
+
+LIBRARIES = 300_000_000  # Python, NumPy, Arrow, SciPy and numba, in every worker
+WORD = 6  # characters a word of English, with what parts it from the next
+LEDGER_ROW = 64  # compressed
+
+
+class StepState(NamedTuple):
+    """One step: bytes that it leaves on disk, and the peak of each of its processes.
+
+    ``workers`` is False of a step that one process does while the others wait.
+    """
+
+    step: str
+    disk: int
+    memory: int
+    workers: bool
+
+
+def state_bytes(
+    documents: int,
+    settings: DeduplicateSettings,
+    *,
+    characters: int = 4600,
+    shard: int = 100_000,
+    candidates: float = 0.3,
+) -> tuple[StepState, ...]:
+    """Disk and memory of every step of ``deduplicate``, for documents of so many characters on average.
+
+    ``shard`` is how many documents the largest shard has; ``candidates`` the share of documents that have a near
+    duplicate, about. 320 million documents of the paper's size take under 8 GB in any process.
+    """
+    bands = settings.bands
+    some = int(candidates * documents)
+    shingles = characters // WORD if settings.shingle == "word" else characters
+    candidate = 8 * shingles + 8 * bands + NAMES_BYTES
+    # A row group as Arrow holds it and as Python's strings, and the arrays of what is worked on at once.
+    text = 3 * min(ROWS_A_GROUP * characters, CHARACTERS_A_GROUP) + 64 * CHARACTERS_AT_ONCE
+    shard = min(shard, documents)
+    mask = documents  # a byte each
+    return (
+        StepState(
+            "signatures", run_bytes(documents, bands), LIBRARIES + text + shard * (12 * bands + 16), workers=True
+        ),
+        StepState("bands", 16 * bands * some, LIBRARIES + 40 * min(documents, KEYS_A_PART), workers=True),
+        StepState("clusters", 16 * some, LIBRARIES + 9 * documents + 48 * some, workers=False),
+        StepState(
+            "candidates", candidate * some, LIBRARIES + text + 3 * min(BYTES_AT_ONCE, candidate * shard), workers=True
+        ),
+        StepState("verify", LEDGER_ROW * some, LIBRARIES + 2 * min(GROUP_BYTES, candidate * some), workers=True),
+        StepState("ledger", LEDGER_ROW * some + mask, LIBRARIES + mask, workers=False),
+        StepState("write", 0, LIBRARIES + text + shard, workers=True),
+    )
