@@ -1,0 +1,220 @@
+"""Our boilerplate removal is jusText's, paragraph by paragraph, and costs no more than the page is long."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import justext
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from lxml.etree import ParserError
+
+from mtnlg_data.boilerplate import BoilerplateSettings, classes_of, main_text, revised
+from mtnlg_data.extract import decode
+from mtnlg_data.paragraphs import DEEPEST, Paragraph, read_page
+from mtnlg_data.sources import Record, SourceFile, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+DEFAULTS = BoilerplateSettings()
+STOP_WORDS = justext.get_stoplist("English")
+PROSE = "The people of the town had been there and it was all that they could do, or so it is said by those who were. "
+
+
+class Judged(NamedTuple):
+    """All that jusText says of a paragraph and that decides its class."""
+
+    text: str
+    linked: int
+    heading: bool
+    alone: str
+    final: str
+
+
+def ours(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Judged]:
+    paragraphs = read_page(html).paragraphs
+    alone = classes_of(paragraphs, settings)
+    final = revised(paragraphs, alone, settings.heading_distance)
+    return [Judged(*p[:3], one, other) for p, one, other in zip(paragraphs, alone, final, strict=True)]
+
+
+def theirs(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Judged] | None:
+    """The package's paragraphs; None where it fails: on a page of nothing, or where its edits of the tree do."""
+    try:
+        paragraphs = justext.justext(
+            html,
+            STOP_WORDS,
+            length_low=settings.length_low,
+            length_high=settings.length_high,
+            stopwords_low=settings.stop_low,
+            stopwords_high=settings.stop_high,
+            max_link_density=settings.most_linked,
+            max_heading_distance=settings.heading_distance,
+        )
+    except (AssertionError, ParserError, ValueError):
+        return None
+    return [Judged(p.text, p.chars_count_in_links, p.heading, p.cf_class, p.class_type) for p in paragraphs]
+
+
+# --- real pages ------------------------------------------------------------------------------------------------------
+
+
+def real_pages() -> Iterator[str]:
+    for path in sorted((SHARED / "extraction" / "html").glob("*.html.gz")):
+        yield gzip.decompress(path.read_bytes()).decode()
+    for path in sorted((SHARED / "web").rglob("*.warc*")):
+        for record in read_records(SourceFile("web", path, path.name, "warc")):
+            if isinstance(record, Record) and isinstance(record.content, bytes):
+                yield decode(record.content, record.charset)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared sample files are not beside this repository")
+def test_every_real_page_falls_into_the_packages_paragraphs_and_classes() -> None:
+    pages = list(real_pages())
+    assert len(pages) >= 28 + 40
+    assert sum(bool(main_text(read_page(page).paragraphs, DEFAULTS)) for page in pages) > 40
+    for page in pages:
+        assert ours(page) == theirs(page)
+
+
+# --- made pages ------------------------------------------------------------------------------------------------------
+
+NAMES = """html head body title meta link base style script noscript p div span a b i h1 h2 h6 br hr img image input
+select option optgroup button textarea form label fieldset legend table caption col tr td th ul li dl dt dd blockquote
+pre center iframe object embed applet param layer frameset noframes svg section my-select my-h1 a.h2 plaintext xmp"""
+ATTRIBUTES = ["", " rel=stylesheet", " rel='alternate StyleSheet'", " rel=next", " href='#' href=2", " {x}y=1", ' "q']
+TEXTS = [
+    PROSE,
+    PROSE * 3,
+    "Copyright © 2020 ",
+    "&copy; x",
+    "&amp;copy",
+    "home",
+    " ",
+    "\n",
+    " \r\n ",
+    "\t",
+    "\x0c",
+    "\x85",
+]
+TEXTS += [
+    "\xa0",
+    "&nbsp;",
+    "x",
+    "&#13;",
+    "&lt;p&gt;",
+    "&bogus;",
+    "&",
+    "<",
+    ">",
+    "</",
+    "<3",
+    "é",
+    "日本",
+    "ΣΑΣ ",
+    "İ",
+    "\x01",
+]
+MARKS = [
+    "<!-- c -->",
+    "<!---->",
+    "<!--> -->",
+    "<!doctype html>",
+    "<!-- un",
+    "<![CDATA[ x ]]>",
+    "<?pi x?>",
+    "</br>",
+    "\x00",
+]
+BEGINNINGS = ["", "", "<!doctype html>", " <HTML>", "<html><head><title>t</title></head><body>", "\ufeff<html>"]
+BEGINNINGS += ["<?xml version='1.0' encoding='utf-8'?>", "<?xml version='1.0' encoding='latin1'?><meta charset=latin1>"]
+
+names = st.sampled_from(NAMES.split())
+tokens = st.one_of(
+    st.builds("<{}{}>".format, names, st.sampled_from(ATTRIBUTES)),
+    st.builds("</{}>".format, names),
+    st.sampled_from(TEXTS),
+    st.sampled_from(MARKS),
+    st.sampled_from(["<br><br>", "<a href=x>", "</a>", "<p>", "</p>", "<h2>", "</h2>", "</body>", "</html>"]),
+    st.builds(str.__mul__, st.sampled_from(["<div>", "<b>x", "<ul><li>", "</div>"]), st.integers(1, 300)),
+)
+pages = st.builds(lambda begin, rest: begin + "".join(rest), st.sampled_from(BEGINNINGS), st.lists(tokens, max_size=30))
+settings_of = st.builds(
+    BoilerplateSettings,
+    length_low=st.integers(0, 80),
+    length_high=st.integers(0, 250),
+    stop_low=st.sampled_from([0.0, 0.3, 0.5]),
+    stop_high=st.sampled_from([0.0, 0.32, 0.6]),
+    most_linked=st.sampled_from([0.0, 0.2, 0.9]),
+    heading_distance=st.integers(0, 250),
+)
+
+
+@given(html=pages, settings=st.one_of(st.just(DEFAULTS), settings_of))
+@example(html="text</body></p>more<br>", settings=DEFAULTS)  # a fragment of two bodies
+@example(html="<a>x</a></body>lost", settings=DEFAULTS)  # a fragment that is one tag
+@example(html="<title>t</title><p>a</body>b<p>c", settings=DEFAULTS)
+@example(html="<html>a</html>lost<xmp>b", settings=DEFAULTS)
+@example(html="<html><p>" + "<a>x</a>\n" * 9 + "<h1>a<!---->\n b</h1>" + PROSE * 3, settings=DEFAULTS)
+def test_any_markup_falls_into_the_packages_paragraphs_and_classes(html: str, settings: BoilerplateSettings) -> None:
+    expected = theirs(html, settings)
+    found = ours(html, settings)
+    if expected is not None:
+        assert found == expected
+
+
+KINDS = st.sampled_from([PROSE * 3, PROSE, "short one", "long without any word that stops " * 4, "\N{COPYRIGHT SIGN}"])
+BLOCKS = st.builds("<{0}>{1}</{0}>".format, st.sampled_from(["p", "h2", "li"]), KINDS)
+
+
+@given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
+def test_any_sequence_of_paragraphs_is_judged_among_its_neighbours_as_the_package_does(html: str) -> None:
+    assert ours(f"<html><body>{html}") == theirs(f"<html><body>{html}")
+
+
+def test_where_the_packages_edits_fail_the_text_comes_out_all_the_same() -> None:
+    html = f"<html><body><p>{PROSE * 3}<!-- c -->\x01 end</p>"
+    assert theirs(html) is None
+    assert main_text(read_page(html).paragraphs, DEFAULTS).endswith("\x01 end")
+    for nothing in ("", " \n", "<!-- c -->", "<select><input></select>", "\x00"):
+        assert ours(nothing) in ([], [Judged("\ufffd", 0, False, "short", "bad")])
+
+
+# --- pages made to be slow -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_read_behind_tags_nested_too_deep_and_the_page_says_so() -> None:
+    deep = "<html><body>" + "<div>x" * (DEEPEST - 2)
+    assert not read_page(deep).cut
+    page = read_page(deep + "<p>lost" + "</div>" * 300 + PROSE)
+    assert page.cut
+    assert page.paragraphs == [Paragraph("x", 0, heading=False, choice=False)] * (DEEPEST - 2)
+    assert read_page("<b>" * 200_000).cut
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "<html><p " + " ".join(f"a{n}" for n in range(40_000)) + ">x",
+        "<html><p>x" + "<!---->" * 40_000,
+        "<html><p>" + "x<script></script>" * 15_000,
+        "<html>" + "<p>x " * 20_000,
+        "<html>" + "<h1>x</h1>" * 15_000 + f"<p>{PROSE * 3}",
+        "<html>" + "<br>x" * 20_000,
+        "<html>" + "".join(f"<x{n}></x{n}>" for n in range(20_000)),
+        "<html><p>" + "\n" * 1_000_000 + "x",
+        "<p>x" + "</body>x" * 15_000,
+        "<html>" + "<![CDATA[" * 40_000,
+        "<html>" + "&" * 300_000,
+    ],
+    ids=lambda made: made[:24],
+)
+def test_markup_that_is_quadratic_for_a_tree_is_read_in_one_pass(made: str) -> None:
+    page = read_page(made)
+    main_text(page.paragraphs, DEFAULTS)
+    assert not page.cut
