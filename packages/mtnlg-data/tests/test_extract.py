@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtnlg_data.engine import Local
-from mtnlg_data.extract import ExtractSettings, decode, extract, is_text, language_of, main_text
+from mtnlg_data.extract import ExtractSettings, decode, is_text, language_of, main_text
+from mtnlg_data.ingestion import extract
 from mtnlg_data.sources import SourceFile
 
 if TYPE_CHECKING:

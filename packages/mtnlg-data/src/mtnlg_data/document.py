@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .console import Failure
 from .files import aside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 #: ``id`` names a document for good: source, file and place in it, so that no draw or tie depends on order or shards.
@@ -24,8 +26,9 @@ SCHEMA = pa.schema(
         pa.field("score", pa.float32()),
     ]
 )
+#: A row group is what a reader holds: so many rows, or so many characters of text where those are fewer rows.
 ROWS_A_GROUP = 4096
-CHARACTERS_A_GROUP = 16_000_000
+CHARACTERS_A_GROUP = 1 << 22
 
 
 class Document(NamedTuple):
@@ -39,9 +42,25 @@ class Document(NamedTuple):
     score: float | None = None
 
 
-def shard_name(source: str, number: int) -> str:
-    """What the shards of a source are called, so that their names are unique over all sources."""
-    return f"{source}-{number:05d}.parquet"
+class Damaged(Failure):
+    """A shard whose bytes are not those that were written. Whoever can make it again may catch this."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(path, what)
+        self.path = path
+        self._what = what
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        return f"{self.path}: damaged: {self._what}"
+
+
+def shard_name(source: str, number: int, part: int = 0) -> str:
+    """What the shards of a source are called, so that their names are unique over all sources.
+
+    ``part`` counts the shards of one file, the ``number``-th of its source; most have one.
+    """
+    return f"{source}-{number:05d}.parquet" if part == 0 else f"{source}-{number:05d}.{part:03d}.parquet"
 
 
 def source_of(shard: Path) -> str:
@@ -70,17 +89,104 @@ def _batch(rows: list[Document]) -> pa.RecordBatch:
     )
 
 
+class DocumentWriter:
+    """Takes documents one by one or in batches and writes them in row groups; made by ``writing_documents``."""
+
+    def __init__(self, file: pq.ParquetWriter) -> None:
+        self.documents = 0
+        self.characters = 0  # of the documents that came one by one
+        self._file = file
+        self._rows: list[Document] = []
+        self._in_rows = 0
+        self._pending: list[pa.RecordBatch | pa.Table] = []
+
+    def add(self, document: Document) -> None:
+        """Append one."""
+        self._rows.append(document)
+        self._in_rows += len(document.text)
+        self.characters += len(document.text)
+        if len(self._rows) == ROWS_A_GROUP or self._in_rows >= CHARACTERS_A_GROUP:
+            self._batch_rows()
+
+    def write(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Append these, of ``SCHEMA``."""
+        self.documents += batch.num_rows
+        self._pending.append(batch)
+        rows = sum(part.num_rows for part in self._pending)
+        if rows >= ROWS_A_GROUP or sum(part.nbytes for part in self._pending) >= CHARACTERS_A_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """End the row group here."""
+        self._batch_rows()
+        if self._pending:
+            table = pa.concat_tables(
+                part if isinstance(part, pa.Table) else pa.Table.from_batches([part], SCHEMA) for part in self._pending
+            )
+            self._pending = []
+            self._file.write_table(table, row_group_size=ROWS_A_GROUP)
+
+    def _batch_rows(self) -> None:
+        rows, self._rows, self._in_rows = self._rows, [], 0
+        if rows:
+            self.write(_batch(rows))
+
+
+@contextmanager
+def writing_documents(path: Path) -> Iterator[DocumentWriter]:
+    """Replace ``path`` by the documents that are written meanwhile, with a checksum on every page."""
+    how = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
+    with aside(path) as partial, pq.ParquetWriter(partial, SCHEMA, **how) as file:
+        writer = DocumentWriter(file)
+        yield writer
+        writer.flush()
+
+
 def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
     """Replace ``path`` by these documents (of ``SCHEMA``), streaming; returns how many."""
-    count = 0
-    with aside(path) as partial, pq.ParquetWriter(partial, SCHEMA, compression="zstd", compression_level=3) as writer:
+    with writing_documents(path) as writer:
         for batch in batches:
-            writer.write(batch, row_group_size=ROWS_A_GROUP)
-            count += batch.num_rows
-    return count
+            writer.write(batch)
+    return writer.documents
 
 
-def read_documents(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The documents of one shard in order, a row group at a time."""
-    with pq.ParquetFile(path) as file:
-        yield from file.iter_batches(batch_size=ROWS_A_GROUP, columns=columns)
+class DocumentFile:
+    """A shard open for reading, a row group at a time. Raises ``Damaged`` where its pages have not their checksums."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._checked():
+            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+        metadata = self._file.metadata
+        self.rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def read(self, group: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """One row group, or these columns of it."""
+        with self._checked():
+            table = self._file.read_row_group(group, columns=None if columns is None else list(columns))
+        return table.combine_chunks().to_batches()[0]
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise Damaged(self._path, str(error).partition("\n")[0]) from None
+
+
+def read_documents(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The documents of one shard in order, a row group at a time; see ``DocumentFile``."""
+    with DocumentFile(path) as file:
+        for group, rows in enumerate(file.rows):
+            if rows:
+                yield file.read(group, columns)

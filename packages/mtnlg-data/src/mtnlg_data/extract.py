@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,17 +17,11 @@ import lxml.etree
 import pycld2
 from pydantic import Field
 
-from .document import Document, batches, shard_name, write_documents
-from .engine import key_of, run_units
-from .funnel import Tally, stage
 from .settings import Settings
-from .sources import LARGEST, Dropped, Record, SourceFile, read_records
+from .sources import LARGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from .engine import Engine, Summary
+    from .sources import Record
 
 ENGLISH = "en"
 UNKNOWN = "un"
@@ -42,6 +34,8 @@ LATIN_1 = {"ascii", "iso8859-1"}
 WINDOWS = "cp1252"
 #: C0, DEL and C1 controls but for tab, line feed, form feed and carriage return: cld2 refuses them.
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")
+#: What a page may raise that only looks like one.
+BROKEN = (ValueError, RecursionError, lxml.etree.LxmlError)
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\ufffd]")
 SAMPLE = 1 << 16
 MOST_NOT_TEXT = 0.01
@@ -51,81 +45,11 @@ class ExtractSettings(Settings):
     """How records become documents."""
 
     largest: int = Field(LARGEST, gt=0)  # bytes of the longest record that is read
+    shard_characters: int = Field(256_000_000, gt=0)  # of text in a shard, from which on a file begins a further one
 
 
-@dataclass(frozen=True)
-class Extraction:
-    """Unit: one source file → one shard."""
-
-    file: SourceFile
-    state: tuple[int, int]  # size and time of change: a checksum would read every crawl file twice
-    settings: ExtractSettings
-    output: Path
-
-    @property
-    def key(self) -> str:
-        """See ``Unit``."""
-        file = self.file
-        how = (file.source, file.name, file.kind, file.field, file.subset)
-        return key_of("extract", how, self.state, self.settings.model_dump())
-
-
-def extract(files: Sequence[SourceFile], out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
-    """Write ``out/<source>-<number>.parquet`` for every file; returns the stage's account with ``languages``."""
-    units = []
-    for file, name in zip(files, shard_names(files), strict=True):
-        status = file.path.stat()
-        units.append(Extraction(file, (status.st_size, status.st_mtime_ns), settings, out / name))
-    summaries = run_units(engine, extract_file, units, "extract")
-    languages: Counter[str] = Counter()
-    for summary in summaries:
-        languages.update(summary["languages"])
-    sources = list(dict.fromkeys(file.source for file in files))
-    return {**stage("extract", summaries, sources), "languages": dict(languages.most_common())}
-
-
-def shard_names(files: Sequence[SourceFile]) -> list[str]:
-    """What the shard of each file is called: its source and its number among the files of that source."""
-    numbers: Counter[str] = Counter()
-    names = []
-    for file in files:
-        names.append(shard_name(file.source, numbers[file.source]))
-        numbers[file.source] += 1
-    return names
-
-
-def extract_file(unit: Extraction) -> Summary:
-    """Run one unit."""
-    tally = Tally(unit.file.source)
-    languages: Counter[str] = Counter()
-    write_documents(unit.output, batches(_documents(unit, tally, languages)))
-    return {**tally.summary(), "languages": dict(sorted(languages.items()))}
-
-
-def _documents(unit: Extraction, tally: Tally, languages: Counter[str]) -> Iterator[Document]:
-    file = unit.file
-    for item in read_records(file, unit.settings.largest):
-        if isinstance(item, Dropped):
-            if item.what is None:
-                tally.drop(0, item.reason)
-            else:
-                tally.fail(item.reason, item.where, item.what)
-            continue
-        try:
-            text, language, length, reason = _text_of(item)
-        except (ValueError, RecursionError, lxml.etree.LxmlError) as error:
-            tally.fail("not_extracted", f"{file.path.name}: record {item.place}", f"{type(error).__name__}: {error}")
-            continue
-        languages.update([language] if language else [])
-        if reason is not None:
-            tally.drop(length, reason)
-            continue
-        tally.keep(length, len(text))
-        yield Document(f"{file.source}/{file.name}/{item.place}", file.source, text, item.url, language)
-
-
-def _text_of(record: Record) -> tuple[str, str | None, int, str | None]:
-    """Text, language, length as it came, and the reason to drop it, if there is one."""
+def text_of(record: Record) -> tuple[str, str | None, int, str | None]:
+    """Text, language, length as it came, and the reason to drop it, if there is one. May raise one of ``BROKEN``."""
     if isinstance(record.content, str):
         text = record.content
         return (text, language_of(text), len(text), None) if text.strip() else ("", None, len(text), "empty")

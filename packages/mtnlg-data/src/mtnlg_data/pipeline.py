@@ -17,9 +17,9 @@ from .decontaminate import decontaminate
 from .dedup import deduplicate
 from .document import source_of
 from .engine import Sharded, at_work_in, checksum, key_of
-from .extract import extract, shard_names
 from .files import sha256, write_json, write_text
 from .funnel import line
+from .ingestion import extract
 from .quality import quality
 from .settings import dump
 from .tokenization import tokenize
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 STAGES = ("extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize")
 EXTRAS = ("quality", "languages", "duplicates", "decontamination", "tokens", "vocabulary", "unigram_entropy_nats")
+NOT_TOLD = ("shards",)
 ACCOUNT = "account.json"
 
 
@@ -55,7 +56,7 @@ def curate(recipe: Recipe, out: Path, engine: Engine, shard: tuple[int, int] | N
         extracted = chain.run(
             "extract", [states, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
         )
-        shards = [extracted / name for name in shard_names(files)]
+        shards = [extracted / name for name in chain.accounts[-1]["shards"]]
 
         if recipe.filtered:
             before = chain.accounts[-1]["sources"]
@@ -131,7 +132,8 @@ class _Chain:
     def summary(self) -> Summary:
         """All accounts as one object."""
         seconds = round(sum(account["seconds"] for account in self.accounts), 3)
-        stages = [{name: value for name, value in account.items() if name not in EXTRAS} for account in self.accounts]
+        apart = {*EXTRAS, *NOT_TOLD}
+        stages = [{name: value for name, value in account.items() if name not in apart} for account in self.accounts]
         extras = {name: account[name] for account in self.accounts for name in EXTRAS if name in account}
         return {"version": 1, "seconds": seconds, "stages": stages, **extras}
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .console import Failure
+from .document import DocumentFile
 from .engine import checksum, manifest_path
 from .files import sha256
 from .funnel import Tally
@@ -68,19 +69,17 @@ def _rows(path: Path) -> int:
         raise Failure(f"{path}: not a Parquet file of documents: {error}") from None
 
 
-def rows_of(path: Path, rows: NDArray[np.int64], columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+def rows_of(path: Path, rows: NDArray[np.int64], columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """These rows (ascending) of a shard, a row group at a time, each with how many of them came before.
 
     Row groups that hold none of them are not read.
     """
-    with pq.ParquetFile(path) as file:
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    with DocumentFile(path) as file:
+        begins = np.concatenate([[0], np.cumsum(file.rows, dtype=np.int64)])
         cuts = np.searchsorted(rows, begins)
         for group in np.flatnonzero(np.diff(cuts)):
             wanted = rows[cuts[group] : cuts[group + 1]] - begins[group]
-            table = file.read_row_group(int(group), columns=list(columns))
-            yield int(cuts[group]), table.take(pa.array(wanted))
+            yield int(cuts[group]), file.read(int(group), columns).take(pa.array(wanted))
 
 
 class Tallies:

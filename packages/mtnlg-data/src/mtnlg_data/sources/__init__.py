@@ -31,6 +31,6 @@ def read_records(file: SourceFile, largest: int = LARGEST) -> Iterator[Record | 
         case "jsonl":
             return read_jsonl(file.path, file.field, largest)
         case "pile":
-            return read_pile(file.path, file.subset, largest)
+            return read_pile(file.path, None if file.subset is None else {file.subset}, largest)
         case "parquet":
             return read_parquet(file.path, file.field, largest)

@@ -11,21 +11,23 @@ from .jsonl import read_objects
 from .record import Dropped, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 
-def read_pile(path: Path, subset: str | None, largest: int) -> Iterator[Record | Dropped]:
-    """The documents of one subset (of all where ``subset`` is None); those of others are not counted."""
+def read_pile(path: Path, subsets: Collection[str] | None, largest: int) -> Iterator[Record | Dropped]:
+    """The documents of these subsets (of all where ``subsets`` is None); those of others are not counted."""
     for item in read_objects(path, largest):
         if isinstance(item, Dropped):
             yield item
             continue
         number, row = item
         meta = row.get("meta")
-        if subset is not None and (not isinstance(meta, dict) or meta.get("pile_set_name") != subset):
+        name = meta.get("pile_set_name") if isinstance(meta, dict) else None
+        subset = name if isinstance(name, str) else None
+        if subsets is not None and subset not in subsets:
             continue
         if isinstance(row.get("text"), str):
-            yield Record(number, row["text"])
+            yield Record(number, row["text"], subset=subset)
         else:
-            yield Dropped("no_text", f"{path.name}: line {number + 1}", "no string under 'text'")
+            yield Dropped("no_text", f"{path.name}: line {number + 1}", "no string under 'text'", subset)

@@ -30,6 +30,7 @@ class Record(NamedTuple):
     content: str | bytes  # text, or an HTML page as served
     url: str | None = None
     charset: str | None = None  # of an HTML page, as its HTTP header declared
+    subset: str | None = None  # of the Pile
 
 
 class Dropped(NamedTuple):
@@ -38,3 +39,4 @@ class Dropped(NamedTuple):
     reason: str
     where: str  # file and place, for a person
     what: str | None = None  # what was wrong with it; None where the record is sound but not wanted
+    subset: str | None = None  # of the Pile, where so much of it could be read
