@@ -17,6 +17,8 @@ from mtnlg_eval import cli
 from mtnlg_eval.harness import FEW
 from mtnlg_eval.report.folder import Evaluation
 from mtnlg_eval.rows import ROWS
+from mtnlg_model.console import progress
+from mtnlg_model.huggingface import export_gpt2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -165,6 +167,22 @@ def test_the_newest_checkpoint_of_a_folder_is_scored(
     assert json.loads((tmp_path / "eval" / "summary.json").read_bytes())["checkpoint"].endswith("step-20")
     assert run("run", tmp_path / "eval", *words) == 1
     assert "no checkpoint in it" in capsys.readouterr().err
+
+
+def test_a_hugging_face_folder_scores_as_the_checkpoint_it_came_from_and_is_imported_once(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress("export", 1) as advance:
+        export_gpt2(checkpoint, tmp_path / "gpt2", advance)
+    words = ("--data", OURS, "--tasks", "wic,lambada", "--shots", "0")
+    assert run("run", checkpoint.directory, *words, "--out", tmp_path / "ours") == 0
+    assert run("run", tmp_path / "gpt2", *words, "--out", tmp_path / "theirs") == 0
+    samples = [files(tmp_path / name) for name in ("ours", "theirs")]
+    for name in ("samples/wic_0.jsonl", "samples/lambada_0.jsonl"):
+        assert samples[0][name] == samples[1][name]
+    monkeypatch.setattr("mtnlg_eval.opening.import_gpt2", None)
+    assert run("run", tmp_path / "gpt2", *words, "--out", tmp_path / "theirs") == 0
+    assert files(tmp_path / "theirs") == samples[1]
 
 
 def test_a_task_that_cannot_run_is_named_and_the_others_go_on(

@@ -24,6 +24,10 @@ app = application("mtnlg-eval", "Score an MT-NLG checkpoint on the paper's nine 
 
 NAMES = tuple(task.name for task in TASKS)
 NINE = ",".join(NAMES)
+Model = Annotated[
+    Path,
+    typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a folder of them (its newest), or Hugging Face's GPT-2."),
+]
 Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Rows as published, one folder a task; without it they come from the hub."),
@@ -35,7 +39,7 @@ Tasks = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(NAM
 
 @app.command("run")
 def score(  # noqa: PLR0917  (typer names them)
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder: its newest.")],
+    checkpoint: Model,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where scores go; the same command again goes on there.")],
     tasks: Tasks = NINE,
     shots: Annotated[
@@ -71,18 +75,18 @@ def score(  # noqa: PLR0917  (typer names them)
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
-    from mtnlg_model.checkpoint import Checkpoint  # noqa: PLC0415  (as above)
+    from .opening import opened  # noqa: PLC0415  (as above)
 
-    opened = Checkpoint.open(_newest(checkpoint))
+    found = opened(checkpoint, out)
     from .harness import Evaluation  # noqa: PLC0415  (as above)
     from .model import DecoderLM  # noqa: PLC0415  (as above)
     from .shots import Choice  # noqa: PLC0415  (as above)
 
     evaluation = Evaluation(names, asked, data, limit, choice=Choice(shot_source, shot_labels), style=style)
-    lm = DecoderLM.open(opened, out / "scores.sqlite")
+    lm = DecoderLM.open(found, out / "scores.sqlite")
     with closing(lm.store):
         evaluation.run(lm, out)
-    summary = evaluation.write(lm, opened, out, time.monotonic() - started)
+    summary = evaluation.write(lm, found, out, time.monotonic() - started)
     if as_json:
         print_json(summary)
     else:
@@ -144,7 +148,7 @@ def hans(
 
 @app.command()
 def operators(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder: its newest.")],
+    checkpoint: Model,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers go; the same command again goes on there.")],
     shots: Annotated[str, typer.Option(metavar="1,2,4", help="Examples before the question.")] = "1,2,4,8",
     problems: Annotated[int, typer.Option(min=1, help="Problems of each operator, disguise and number of shots.")] = 25,
@@ -176,7 +180,7 @@ def operators(
 
 @app.command()
 def bias(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder: its newest.")],
+    checkpoint: Model,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers go; the same command again goes on there.")],
     kinds: Annotated[
         str, typer.Option(metavar="A,B", help="Some of occupation, gender, ethnicity, religion.")
@@ -242,26 +246,12 @@ def _refuse_missing(data: Path | None) -> None:
         raise Failure(f"{data}: no such folder")
 
 
-def _newest(folder: Path) -> Path:
-    """The checkpoint itself, or the newest one in a folder of them."""
-    from mtnlg_model.checkpoint import latest  # noqa: PLC0415  (--help shall be fast)
-
-    if not folder.is_dir():
-        raise Failure(f"{folder}: no such folder")
-    if (folder / "manifest.json").exists():
-        return folder
-    if (newest := latest(folder)) is None:
-        raise Failure(f"{folder}: no checkpoint in it; step-N with its manifest.json is one")
-    return newest
-
-
 def _model(checkpoint: Path, out: Path) -> DecoderLM:
     """The model of a checkpoint, its answers kept under ``out``."""
-    from mtnlg_model.checkpoint import Checkpoint  # noqa: PLC0415  (--help shall be fast)
+    from .model import DecoderLM  # noqa: PLC0415  (--help shall be fast)
+    from .opening import opened  # noqa: PLC0415  (as above)
 
-    from .model import DecoderLM  # noqa: PLC0415  (as above)
-
-    return DecoderLM.open(Checkpoint.open(_newest(checkpoint)), out / "scores.sqlite")
+    return DecoderLM.open(opened(checkpoint, out), out / "scores.sqlite")
 
 
 def _texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:
