@@ -18,7 +18,7 @@ from mtnlg_model import generate as generation
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.generate import Sampling, complete, generate, probabilities
+from mtnlg_model.generate import Sampling, complete, generate, lay_out_for_one_row, probabilities
 from mtnlg_model.tokenizer import Tokenizer
 
 Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]
@@ -45,6 +45,16 @@ def reference(gpt2: GPT2LMHeadModel, prompts: Sequence[Sequence[int]], tokens: i
 def test_greedy_equals_transformers_token_for_token(pair: Pairs, prompts: list[list[int]]) -> None:
     decoder, gpt2 = pair(CONFIG)
     assert generate(decoder, prompts, 25) == reference(gpt2, prompts, 25)
+
+
+def test_weights_laid_out_for_one_row_are_the_same_weights(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    before = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+    expected = generate(decoder, [[5, 17, 3]], 25)
+    lay_out_for_one_row(decoder)
+    assert not decoder.embedding.token.weight.is_contiguous()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in decoder.state_dict().items())
+    assert generate(decoder, [[5, 17, 3]], 25) == expected
 
 
 def test_a_row_does_not_depend_on_its_batch(pair: Pairs) -> None:

@@ -75,14 +75,17 @@ def generate(  # noqa: PLR0917  (options, which typer passes by name)
 ) -> None:
     """Continue a prompt, shown as it comes; several prompts run as one batch."""
     from .checkpoint import Checkpoint  # noqa: PLC0415  (torch)
-    from .generate import Sampling, complete, pieces  # noqa: PLC0415  (torch)
+    from .generate import Sampling, complete, lay_out_for_one_row, pieces  # noqa: PLC0415  (torch)
     from .tokenizer import Tokenizer  # noqa: PLC0415  (loaded where needed)
 
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     sampling = validate({key: value for key, value in settings.items() if value is not None}, Sampling, "generate")
     opened = Checkpoint.open(checkpoint)
     tokenizer = Tokenizer(opened.tokenizer_path)
-    decoder = opened.decoder(*_dtype_and_device(device))
+    dtype, place = _dtype_and_device(device)
+    decoder = opened.decoder(dtype, place)
+    if len(prompt) == 1 and place.type == "cpu":
+        lay_out_for_one_row(decoder)
     if len(prompt) == 1 and not as_json:
         sys.stdout.write(prompt[0])
         for piece in pieces(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
