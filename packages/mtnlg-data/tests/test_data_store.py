@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import pickle
+import re
 import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtnlg_data import store as store_module
 from mtnlg_data.console import Failure
-from mtnlg_data.store import TokenStore, bin_path, dtype_for, idx_path, writing_store
+from mtnlg_data.store import TokenStore, bin_path, crc_path, dtype_for, idx_path, writing_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +36,18 @@ def write(prefix: Path, documents: list[list[int]], vocabulary: int) -> TokenSto
     return TokenStore(prefix)
 
 
+def written(prefix: Path, documents: list[list[int]], vocabulary: int, *, checked: bool) -> TokenStore:
+    """A store with its sums, or without as megatron-core leaves one."""
+    write(prefix, documents, vocabulary)
+    if not checked:
+        crc_path(prefix).unlink()
+    return TokenStore(prefix)
+
+
 documents_of_tokens = st.lists(st.lists(st.integers(0, 49_999), min_size=1, max_size=20), min_size=1, max_size=30)
 
 
+@settings(max_examples=25)
 @given(documents=documents_of_tokens, vocabulary=st.sampled_from([50_000, 50_257, 65_536, 65_537, 250_000]))
 def test_megatron_core_reads_what_we_write(
     documents: list[list[int]], vocabulary: int, indexed: ModuleType, tmp_path_factory: pytest.TempPathFactory
@@ -51,6 +62,7 @@ def test_megatron_core_reads_what_we_write(
 
 # megatron-core's builder copies a tensor into NumPy 2 in the way of NumPy 1.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+@settings(max_examples=25)
 @given(documents=documents_of_tokens, vocabulary=st.sampled_from([50_000, 250_000]), sentences=st.integers(1, 4))
 def test_we_read_and_write_the_bytes_of_megatron_core(
     documents: list[list[int]],
@@ -69,10 +81,25 @@ def test_we_read_and_write_the_bytes_of_megatron_core(
     theirs = TokenStore(folder / "theirs")
     assert [list(theirs[i]) for i in range(len(theirs))] == documents
     assert list(theirs.read(0, theirs.tokens)) == list(itertools.chain(*documents))
+    assert [theirs.offset(i) for i in range(len(theirs) + 1)] == list(
+        itertools.accumulate(map(len, documents), initial=0)
+    )
     if sentences == 1:
         write(folder / "ours", documents, vocabulary)
         assert (folder / "ours.bin").read_bytes() == (folder / "theirs.bin").read_bytes()
         assert (folder / "ours.idx").read_bytes() == (folder / "theirs.idx").read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_a_multimodal_store_of_megatron_core_is_refused_with_a_line(indexed: ModuleType, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    builder = indexed.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.uint16, multimodal=True)
+    builder.add_document(torch.tensor([1, 2, 3]), [2, 1], [0, 1])
+    builder.finalize(str(tmp_path / "x.idx"))
+    with pytest.raises(
+        Failure, match=r"x\.idx: the index of a multimodal store, which has a mode a sequence; only text"
+    ):
+        TokenStore(tmp_path / "x")
 
 
 def test_the_index_is_the_same_when_sizes_do_not_fit_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +132,7 @@ def test_a_failed_rewrite_leaves_the_old_pair(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="outside"):
         write(tmp_path / "x", [[3], [10]], 10)
     assert TokenStore(tmp_path / "x")[0].tolist() == [1, 2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.bin", "x.idx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.bin", "x.crc", "x.idx"]
 
 
 def test_documents_outside_are_an_index_error(tmp_path: Path) -> None:
@@ -126,14 +153,20 @@ def test_the_checksum_is_of_both_files_in_turn(tmp_path: Path) -> None:
     assert store.checksum() == hashlib.sha256(both).hexdigest()
 
 
-def test_a_store_cut_short_is_a_failure_that_names_it_before_and_after_opening(tmp_path: Path) -> None:
-    store = write(tmp_path / "x", [[1, 2], [3]], 10)
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_store_cut_short_is_a_failure_that_names_it_before_and_after_opening(tmp_path: Path, checked: bool) -> None:
+    store = written(tmp_path / "x", [[1, 2], [3]], 10, checked=checked)
     with bin_path(tmp_path / "x").open("r+b") as file:
         file.truncate(4)
-    assert store.read(0, 2).tolist() == [1, 2]
-    with pytest.raises(Failure, match=r"x\.bin: ends before token 3"):
+    with pytest.raises(Failure, match=r"x\.bin: ends before byte 6; it was cut short after it was opened"):
         store[1]
     with pytest.raises(Failure, match=r"x\.bin: holds 4 bytes where its index says 6"):
+        TokenStore(tmp_path / "x")
+    with idx_path(tmp_path / "x").open("r+b") as file:
+        file.truncate(60)
+    with pytest.raises(Failure, match=r"x\.idx: ends before byte"):
+        store[1]
+    with pytest.raises(Failure, match=r"x\.idx: holds 60 bytes where 2 sequences need 82"):
         TokenStore(tmp_path / "x")
 
 
@@ -160,23 +193,55 @@ def test_a_rewrite_killed_before_its_index_leaves_no_index_of_other_tokens(
         TokenStore(tmp_path / "x")
 
 
+documents_of_some_blocks = [[n % 10_000] * (n % 700) for n in range(60)]
+
+
+@settings(max_examples=25)
+@given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255), suffix=st.sampled_from(["bin", "idx", "crc"]))
+def test_a_byte_changed_before_or_after_opening_is_named_by_the_reads_that_meet_it(
+    place: float, flip: int, suffix: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    prefix = tmp_path_factory.mktemp("store") / "x"
+    store = write(prefix, documents_of_some_blocks, 10_000)
+    path = prefix.with_name(f"x.{suffix}")
+    _flip(path, int(place * path.stat().st_size), flip)
+    stores = [store]
+    with contextlib.suppress(Failure):  # what opening reads is checked too
+        stores.append(TokenStore(prefix))
+    for reader in stores:
+        read = [_document_or_failure(reader, number) for number in range(len(documents_of_some_blocks))]
+        wrong = [found for found, document in zip(read, documents_of_some_blocks, strict=True) if found != document]
+        named = r"x\.(bin|idx): the 4096 bytes from \d+ are not what was written, says x\.crc; restore"
+        assert all(isinstance(found, str) and re.search(named, found) for found in wrong)
+        assert suffix != "bin" or 0 < len(wrong) < len(documents_of_some_blocks)
+
+
+def _document_or_failure(store: TokenStore, number: int) -> list[int] | str:
+    try:
+        return list(store[number].tolist())
+    except Failure as failure:
+        return str(failure)
+
+
+@settings(max_examples=40)
 @given(byte=st.integers(0, 33), flip=st.integers(1, 255))
-def test_a_damaged_header_is_a_failure_that_names_the_index(
+def test_a_damaged_header_without_sums_is_a_failure_that_names_the_index(
     byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "x"
-    write(prefix, [[1, 2], [3]], 10)
+    written(prefix, [[1, 2], [3]], 10, checked=False)
     _flip(idx_path(prefix), byte, flip)
     with pytest.raises(Failure, match=r"x\.(idx|bin): "):
         TokenStore(prefix)
 
 
+@settings(max_examples=40)
 @given(byte=st.integers(34, 34 + 4 * 3 + 8 * 3 + 8 * 4 - 1), flip=st.integers(1, 255))
-def test_a_damaged_index_gives_failures_or_tokens_of_the_store_and_nothing_else(
+def test_a_damaged_index_without_sums_gives_failures_or_tokens_of_the_store_and_nothing_else(
     byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "x"
-    write(prefix, [[1, 2], [3], [4, 5]], 10)
+    written(prefix, [[1, 2], [3], [4, 5]], 10, checked=False)
     _flip(idx_path(prefix), byte, flip)
     try:
         store = TokenStore(prefix)
@@ -186,6 +251,22 @@ def test_a_damaged_index_gives_failures_or_tokens_of_the_store_and_nothing_else(
         pass
 
 
+def test_sums_of_another_store_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "x", [[1]], 10)
+    crc_path(tmp_path / "x").write_bytes(bytes(12))
+    with pytest.raises(Failure, match=r"x\.crc: 12 bytes are no sums of this store; remove it"):
+        TokenStore(tmp_path / "x")
+
+
+def test_the_sums_do_not_depend_on_how_the_tokens_came(tmp_path: Path) -> None:
+    write(tmp_path / "one", documents_of_some_blocks, 10_000)
+    ids = np.array(list(itertools.chain(*documents_of_some_blocks)))
+    with writing_store(tmp_path / "all", 10_000) as writer:
+        writer.extend(ids, np.array([len(document) for document in documents_of_some_blocks]))
+    for path in (bin_path, idx_path, crc_path):
+        assert path(tmp_path / "one").read_bytes() == path(tmp_path / "all").read_bytes()
+
+
 def _flip(path: Path, byte: int, flip: int) -> None:
     content = bytearray(path.read_bytes())
     content[byte] ^= flip
@@ -193,7 +274,7 @@ def _flip(path: Path, byte: int, flip: int) -> None:
 
 
 def test_bounds_that_do_not_cover_the_sequences_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "x", [[1], [2]], 10)
+    written(tmp_path / "x", [[1], [2]], 10, checked=False)
     _flip(idx_path(tmp_path / "x"), 34 + 12 * 2 + 8 * 2, 1)
     with pytest.raises(Failure, match="document bounds do not cover its 2 sequences"):
         TokenStore(tmp_path / "x")

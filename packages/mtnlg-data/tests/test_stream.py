@@ -250,7 +250,7 @@ def test_a_missing_truncated_or_foreign_file_is_one_failure_that_names_it(
 
 def _put_another(folder: Path, name: str) -> None:
     make_blend(folder / "x", [(name, 1.0, [9])])
-    for suffix in ("bin", "idx"):
+    for suffix in ("bin", "idx", "crc"):
         (folder / "x" / f"{name}.{suffix}").replace(folder / f"{name}.{suffix}")
 
 

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from mtnlg_data import document, tokenization
 from mtnlg_data.console import Failure
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local
@@ -29,7 +30,7 @@ from mtnlg_data.shards import numbered
 from mtnlg_data.store import TokenStore
 from mtnlg_data.stream import open_stream, read_blend
 from mtnlg_data.tokenization import TokenizeSettings, entropy, tokenize
-from mtnlg_data.vocabulary import EOD, keyed, sample, trained
+from mtnlg_data.vocabulary import EOD, keyed, sample, text_bytes, trained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -154,6 +155,23 @@ def test_neither_workers_nor_the_order_nor_the_number_of_shards_move_a_store(tmp
         assert a[name] == b[name] == c[name], name
 
 
+def test_neither_row_groups_nor_the_parts_of_a_store_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, tmp_path / "whole")
+    monkeypatch.setattr(document, "ROWS_A_GROUP", 7)
+    monkeypatch.setattr(tokenization, "TEXT_AT_ONCE", 1000)
+    monkeypatch.setattr(tokenization, "TOKENS_AT_ONCE", 300)
+    monkeypatch.setattr(tokenization, "COUNTED_AT_ONCE", 300)
+    (tmp_path / "pieces").mkdir()
+    account = run(tmp_path / "pieces", tmp_path / "pieces" / "out")
+    encoded = list((tmp_path / "pieces" / "out" / "state" / "web").glob("*.arrow"))
+    parts = list((tmp_path / "pieces" / "out" / "state" / "web").glob("part-*.bin"))
+    assert len(encoded) > 3  # of three shards
+    assert len(parts) > 3
+    for name in ("web.bin", "web.idx", "web.crc", "code.bin", "tokenizer.json", "blend.json"):
+        assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
+    assert account["unigram_entropy_nats"] == run(tmp_path, tmp_path / "whole")["unigram_entropy_nats"]
+
+
 def test_done_again_it_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = run(tmp_path, out)
@@ -161,13 +179,16 @@ def test_done_again_it_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in {".bin", ".idx", ".arrow"}}
     assert run(tmp_path, out) == first
     assert {path: path.stat().st_mtime_ns for path in times} == times
-    for name in ("web.idx", "web.bin", "tokenizer.json", "code.idx"):
+    for name in ("web.idx", "web.bin", "tokenizer.json", "code.idx", "code.crc"):
         (out / name).unlink()
         assert run(tmp_path, out) == first
         assert contents(out) == before, name
-    (out / "code.idx").write_bytes(before["code.idx"][:-1] + b"?")
-    run(tmp_path, out)
-    assert contents(out) == before
+    for name in ("code.idx", "code.crc", "state/web/part-0.bin", "state/web/part-0.crc", "state/web/0.arrow"):
+        kept = (out / name).read_bytes()
+        (out / name).write_bytes(kept[:-1] + b"?")
+        assert run(tmp_path, out) == first
+        assert (out / name).read_bytes() == kept, name
+        assert contents(out) == before
 
 
 def test_training_gives_one_tokenizer_whatever_the_threads_and_hash_seeds() -> None:
@@ -215,7 +236,7 @@ def test_gpt2s_two_files_give_gpt2s_ids(tmp_path: Path) -> None:
     assert TokenStore(tmp_path / "out" / "web").dtype == np.uint16
 
 
-def test_a_tokenizer_json_without_an_end_token_gets_one_and_one_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_json_without_an_end_token_gets_one(tmp_path: Path) -> None:
     words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1, "[CLS]": 2}, unk_token="[UNK]"))  # noqa: S106
     words.pre_tokenizer = Whitespace()
     words.post_processor = TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
@@ -226,10 +247,16 @@ def test_a_tokenizer_json_without_an_end_token_gets_one_and_one_elsewhere_is_ref
     store = TokenStore(tmp_path / "out" / "code")
     assert min(len(store[n]) for n in range(len(store))) > 10  # nothing is cut
     assert set(store.read(0, store.tokens).tolist()) == {0, 1, 3}  # and nothing is put in but ends
-    first = Tokenizer(BPE({EOD: 0, "a": 1}, []))
+
+
+def test_an_end_token_may_stand_anywhere_in_a_tokenizer_json(tmp_path: Path) -> None:
+    first = Tokenizer(WordLevel({EOD: 0, "quick": 1, "[UNK]": 2}, unk_token="[UNK]"))  # noqa: S106
+    first.pre_tokenizer = Whitespace()
     first.save(str(tmp_path / "first.json"))
-    with pytest.raises(Failure, match=r"first\.json: <\|endoftext\|> is token 0 of 2, and must be the last"):
-        run(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "first.json"))
+    account = run(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "first.json"))
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (3, 0)
+    store = TokenStore(tmp_path / "out" / "code")
+    assert all(store[n].tolist().count(0) == 1 and store[n][-1] == 0 for n in range(len(store)))
 
 
 @pytest.mark.parametrize(
@@ -286,9 +313,7 @@ def test_a_bounded_sample_takes_of_each_source_its_weights_share(tmp_path: Path)
 
 
 def sum_of_text(shards: Mapping[str, Sequence[Any]]) -> int:
-    from mtnlg_data.vocabulary import _text_bytes
-
-    return sum(_text_bytes(shard.path) for own in shards.values() for shard in own)
+    return sum(sum(text_bytes(shard.path)) for own in shards.values() for shard in own)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -6,21 +6,23 @@ r"""TokenStore: token ids of many documents in Megatron's pair of files, ``<pref
     int32[n] tokens of each sequence | int64[n] byte offset of each in .bin | int64[m] first sequence of each document
 
 We write one sequence a document, so m = n + 1; what megatron-core writes, several sequences a document included, is
-read as well. A pair exists when its ``.idx`` does: the ``.bin`` is put in place first.
+read as well. Beside the two we write ``<prefix>.crc``, the sums (see ``checked``) of ``.bin`` and then of ``.idx``:
+against it every read is checked. A store that has none, such as megatron-core's, is read unchecked. A store exists when
+its ``.idx`` does: the others are put in place first.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import shutil
 import struct
 import tempfile
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from .checked import SUM, PositionedFile, Summing, sums_of
 from .console import Failure
 from .files import aside, replacing
 
@@ -53,6 +55,11 @@ def idx_path(prefix: Path) -> Path:
     return prefix.with_name(f"{prefix.name}.idx")
 
 
+def crc_path(prefix: Path) -> Path:
+    """The file of sums."""
+    return prefix.with_name(f"{prefix.name}.crc")
+
+
 def dtype_for(vocabulary: int) -> np.dtype[Any]:
     """The narrowest of Megatron's two token types that holds ids below ``vocabulary``: uint16, else int32."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.int32)
@@ -61,47 +68,62 @@ def dtype_for(vocabulary: int) -> np.dtype[Any]:
 class StoreWriter:
     """Takes documents in their final order; made by ``writing_store``."""
 
-    def __init__(self, file: BinaryIO, spill: BinaryIO, vocabulary: int) -> None:
+    def __init__(self, file: Summing, spill: BinaryIO, vocabulary: int) -> None:
         self._file = file
         self._spill = spill
         self._vocabulary = vocabulary
         self._dtype = dtype_for(vocabulary)
         self.documents = 0
-        self.tokens = 0
 
     def add(self, ids: NDArray[np.integer[Any]]) -> None:
-        """Append one document. Raises ``ValueError`` for an id outside the vocabulary: a wrapped uint16 is silent."""
+        """Append one document; see ``extend``."""
+        self.extend(ids, np.array([len(ids)]))
+
+    def extend(self, ids: NDArray[np.integer[Any]], sizes: NDArray[np.integer[Any]]) -> None:
+        """Append documents of these sizes, whose ids follow one another in ``ids``.
+
+        Raises ``ValueError`` for an id outside the vocabulary: a wrapped uint16 would be silent.
+        """
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self._vocabulary):
             raise ValueError(f"token ids {ids.min()}..{ids.max()} outside the vocabulary of {self._vocabulary}")
-        if len(ids) > np.iinfo(np.int32).max:
-            raise ValueError(f"a document of {len(ids)} tokens: the index counts them in int32")
+        if len(sizes) and int(sizes.max()) > np.iinfo(np.int32).max:
+            raise ValueError(f"a document of {sizes.max()} tokens: the index counts them in int32")
         self._file.write(ids.astype(self._dtype, copy=False).tobytes())
-        self._spill.write(struct.pack("<i", len(ids)))
-        self.documents += 1
-        self.tokens += len(ids)
+        self._spill.write(sizes.astype("<i4", copy=False).tobytes())
+        self.documents += len(sizes)
 
 
 @contextmanager
 def writing_store(prefix: Path, vocabulary: int) -> Iterator[StoreWriter]:
     """Write a store in one pass, in memory that does not grow with it; nothing is in place until all of it is.
 
-    Sizes go to an unnamed temporary file beside the store, and from there into the index when the last one is known.
+    Sizes and sums go to unnamed temporary files beside the store, and from there to where they belong.
     """
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=prefix.parent) as spill:
+    folder = prefix.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as spill, tempfile.TemporaryFile(dir=folder) as sums:
         with aside(bin_path(prefix)) as partial:
             with partial.open("wb") as file:
-                writer = StoreWriter(file, spill, vocabulary)
+                tokens = Summing(file, sums)
+                writer = StoreWriter(tokens, spill, vocabulary)
                 yield writer
-            idx_path(prefix).unlink(missing_ok=True)  # an index never stands beside the tokens of another run
-        with replacing(idx_path(prefix)) as index:
+                tokens.finish()
+            for path in (idx_path(prefix), crc_path(prefix)):
+                path.unlink(missing_ok=True)  # an index never stands beside the tokens of another run
+        with replacing(idx_path(prefix)) as file:
+            index = Summing(file, sums)
             _write_index(index, spill, writer.documents, dtype_for(vocabulary))
+            index.finish()
+            sums.seek(0)
+            with replacing(crc_path(prefix)) as together:
+                shutil.copyfileobj(sums, together)
 
 
-def _write_index(index: BinaryIO, spill: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:
+def _write_index(index: Summing, spill: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:
     code = next(code for code, kind in CODES.items() if dtype == kind)
     index.write(HEADER.pack(MAGIC, 1, code, documents, documents + 1))
-    index.writelines(sizes.tobytes() for sizes in _spilled(spill))
+    for sizes in _spilled(spill):
+        index.write(sizes.tobytes())
     offset = 0
     for sizes in _spilled(spill):
         ends = offset + np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
@@ -119,28 +141,50 @@ def _spilled(spill: BinaryIO) -> Iterator[NDArray[np.int32]]:
 
 
 class TokenStore:
-    """Reads a pair, ours or Megatron's. Any number of processes may; opening one costs nothing that grows with it.
+    """Reads a store, ours or Megatron's. Any number of processes may; opening one costs nothing that grows with it.
 
-    The index is memory-mapped; tokens are read by position. A file cut short under a running reader therefore ends in
-    a ``Failure`` that names it, not in the bus error that a mapping would raise. Pickles as its prefix alone.
+    Everything is read by position and, where there is a ``.crc``, checked: a file cut short or changed under a running
+    reader ends in a ``Failure`` that names it. Pickles as its prefix alone.
     """
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
-        self._sizes, self._offsets, self._bounds, self.dtype = _read_index(idx_path(prefix))
-        self.documents = len(self._bounds) - 1
-        path = bin_path(prefix)
-        expected = int(self._offsets[-1]) + int(self._sizes[-1]) * self.dtype.itemsize if len(self._sizes) else 0
-        try:
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise Failure(f"{path}: {error.strerror}; its index {idx_path(prefix).name} is there") from None
-        self._close = weakref.finalize(self, os.close, self._handle)
-        found = os.fstat(self._handle).st_size
-        if found != expected:
-            self.close()
-            raise Failure(f"{path}: holds {found} bytes where its index says {expected}; write the store again")
+        self._idx = PositionedFile(idx_path(prefix))
+        self._sequences, self.documents, self.dtype = _header(self._idx)
+        self._bin = PositionedFile(bin_path(prefix))
+        expected = self._bytes_of_tokens()
+        if self._bin.size != expected:
+            raise Failure(
+                f"{self._bin.path}: holds {self._bin.size} bytes where its index says {expected}; write the store again"
+            )
         self.tokens = expected // self.dtype.itemsize
+        if crc_path(prefix).exists():
+            self._check_reads(PositionedFile(crc_path(prefix)))
+
+    def _bytes_of_tokens(self) -> int:
+        """The size of ``.bin`` by the last of its sequences."""
+        last = self._sequences - 1
+        if int(self._bounds(self.documents, self.documents + 1)[0]) != last + 1 or (
+            last >= 0 and self._offsets(0, 1)[0]
+        ):
+            raise Failure(
+                f"{self._idx.path}: its document bounds do not cover its {last + 1} sequences; write the store again"
+            )
+        if last < 0:
+            return 0
+        (tokens,) = self._array("<i4", HEADER.size, last, last + 1)
+        return int(self._offsets(last, last + 1)[0]) + int(tokens) * self.dtype.itemsize
+
+    def _check_reads(self, sums: PositionedFile) -> None:
+        blocks = [sums_of(file.size) for file in (self._bin, self._idx)]
+        if sums.size != SUM.size * sum(blocks):
+            raise Failure(
+                f"{sums.path}: {sums.size} bytes are no sums of this store; remove it, or write the store again"
+            )
+        self._bin.check_against(sums, 0)
+        self._idx.check_against(sums, blocks[0])
+        _header(self._idx)  # once more, checked
+        self._bytes_of_tokens()
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         """A process that is handed a store opens the files itself."""
@@ -154,34 +198,32 @@ class TokenStore:
         """The ids of one document. Raises ``IndexError`` outside [0, documents)."""
         if not 0 <= document < self.documents:
             raise IndexError(f"document {document} of {self.documents} in {self.prefix}")
-        return self.read(self.offset(document), self.offset(document + 1))
+        start, stop = self.offsets(document, document + 1).tolist()
+        return self.read(start, stop)
 
     def offset(self, document: int) -> int:
         """Tokens before this document; ``offset(documents)`` is all of them."""
-        sequence = int(self._bounds[document])
-        if not 0 <= sequence <= len(self._offsets):
-            raise Failure(f"{idx_path(self.prefix)}: document {document} begins at no sequence; write the store again")
-        return int(self._offsets[sequence]) // self.dtype.itemsize if sequence < len(self._offsets) else self.tokens
+        return int(self.offsets(document, document)[0])
+
+    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
+        """Tokens before each of the documents ``first`` to ``last``, this included: int64 [last - first + 1]."""
+        bounds = self._bounds(first, last + 1)
+        low, high = int(bounds[0]), int(bounds[-1])
+        if not 0 <= low <= high <= self._sequences or (np.diff(bounds) < 0).any():
+            raise Failure(
+                f"{self._idx.path}: the documents from {first} to {last} begin at no sequences; write the store again"
+            )
+        begins = self._offsets(low, min(high + 1, self._sequences)) // self.dtype.itemsize
+        return np.append(begins, self.tokens)[bounds - low]
 
     def read(self, start: int, stop: int) -> NDArray[np.integer[Any]]:
         """Tokens ``start`` to ``stop`` of the whole run, across documents; read-only.
 
-        Raises ``Failure`` where there are no such tokens, or the file has been cut short since it was opened.
+        Raises ``Failure`` where there are no such tokens, or the file is no longer what it was when it was written.
         """
         if not 0 <= start <= stop <= self.tokens:
-            raise Failure(
-                f"{bin_path(self.prefix)}: no tokens {start} to {stop} of {self.tokens}; is the index damaged?"
-            )
-        first, last = start * self.dtype.itemsize, stop * self.dtype.itemsize
-        block = b""
-        while len(block) < last - first:  # one read moves at most 2 GiB
-            more = os.pread(self._handle, last - first - len(block), first + len(block))
-            if not more:
-                raise Failure(
-                    f"{bin_path(self.prefix)}: ends before token {stop}; it was cut short after it was opened"
-                )
-            block += more
-        return np.frombuffer(block, dtype=self.dtype)
+            raise Failure(f"{self._bin.path}: no tokens {start} to {stop} of {self.tokens}; is the index damaged?")
+        return np.frombuffer(self._bin.read(start * self.dtype.itemsize, stop * self.dtype.itemsize), self.dtype)
 
     def checksum(self) -> str:
         """SHA-256 of ``.bin`` followed by ``.idx``, in hex: ``cat x.bin x.idx | sha256sum``. Reads all of both."""
@@ -192,29 +234,31 @@ class TokenStore:
                     digest.update(block)
         return digest.hexdigest()
 
-    def close(self) -> None:
-        """Let go of the ``.bin``; happens by itself when the store is collected."""
-        self._close()
+    def _offsets(self, first: int, last: int) -> NDArray[np.int64]:
+        return self._array("<i8", HEADER.size + 4 * self._sequences, first, last)
+
+    def _bounds(self, first: int, last: int) -> NDArray[np.int64]:
+        return self._array("<i8", HEADER.size + 12 * self._sequences, first, last)
+
+    def _array(self, dtype: str, begin: int, first: int, last: int) -> NDArray[np.int64]:
+        """Entries ``first`` to ``last`` of the array that begins at byte ``begin`` of the index."""
+        size = np.dtype(dtype).itemsize
+        return np.frombuffer(self._idx.read(begin + first * size, begin + last * size), dtype).astype(np.int64)
 
 
-def _read_index(path: Path) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], np.dtype[Any]]:
-    """Sizes, byte offsets, document bounds (all memory-mapped) and token type; every count is checked before use."""
-    try:
-        size = path.stat().st_size
-        if size < HEADER.size:
-            raise Failure(f"{path}: {size} bytes are too few for an index; write the store again")
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; a store is a pair {path.stem}.bin and {path.name}") from None
-    magic, version, code, sequences, bounds = HEADER.unpack(mapped[: HEADER.size].tobytes())
+def _header(index: PositionedFile) -> tuple[int, int, np.dtype[Any]]:
+    """Sequences, documents and token type; every count is checked against the size of the file before it is used."""
+    path = index.path
+    if index.size < HEADER.size:
+        raise Failure(f"{path}: {index.size} bytes are too few for an index; write the store again")
+    magic, version, code, sequences, bounds = HEADER.unpack(index.read(0, HEADER.size))
     if magic != MAGIC or version != 1 or code not in CODES:
         raise Failure(f"{path}: not an MMIDIDX version 1 index of integer tokens (dtype code {code})")
     expected = HEADER.size + 12 * sequences + 8 * bounds
-    if size not in {expected, expected + sequences} or bounds < 1:  # multimodal stores add a byte a sequence
-        raise Failure(f"{path}: holds {size} bytes where {sequences} sequences need {expected}; write the store again")
-    sizes = np.frombuffer(mapped, dtype="<i4", count=sequences, offset=HEADER.size)
-    offsets = np.frombuffer(mapped, dtype="<i8", count=sequences, offset=HEADER.size + 4 * sequences)
-    documents = np.frombuffer(mapped, dtype="<i8", count=bounds, offset=HEADER.size + 12 * sequences)
-    if int(documents[-1]) != sequences or (sequences and int(offsets[0]) != 0):
-        raise Failure(f"{path}: its document bounds do not cover its {sequences} sequences; write the store again")
-    return sizes, offsets, documents, np.dtype(CODES[code])
+    if sequences and index.size == expected + sequences:
+        raise Failure(f"{path}: the index of a multimodal store, which has a mode a sequence; only text is read")
+    if index.size != expected or bounds < 1:
+        raise Failure(
+            f"{path}: holds {index.size} bytes where {sequences} sequences need {expected}; write the store again"
+        )
+    return sequences, bounds - 1, np.dtype(CODES[code])

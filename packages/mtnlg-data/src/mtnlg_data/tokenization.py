@@ -1,33 +1,37 @@
 """Documents → token stores and their blend.
 
     tokenizer      trained on a sample, or read: tokenizer.json
-    encode         every shard's documents as ids and an end token, sorted by hash(seed, id)
-    merge          of every source the sorted shards into one store: so it is shuffled, in one sequential pass
+    encode         some row groups of a shard: their documents as ids and an end token, sorted by hash(seed, id)
+    gather         of every source a range of those keys, out of all that was encoded: a part of its store, sorted
+    join           the parts of a source one after the other: its store, shuffled
     blend.json     what ``stream.open_stream`` reads
 
+No unit holds more than about ``TEXT_AT_ONCE`` of text or ``TOKENS_AT_ONCE`` of tokens, whatever the shards and sources.
 Ids are those of ``tokenizers``. A text that spells the end token is text: only ends of documents become it.
 """
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from .console import Failure
-from .document import read_documents
+from .document import ROWS_A_GROUP
+from .encoding import encoder, some_at_once
 from .engine import key_of, manifest_path, run_units
 from .files import aside, sha256, write_json, write_text
 from .funnel import stage
+from .merging import DOCUMENTS_AT_ONCE, concatenate, picked
 from .shards import Made, Shard, Tallies, in_order, numbered
-from .store import TokenStore, bin_path, dtype_for, idx_path, writing_store
+from .store import bin_path, crc_path, dtype_for, idx_path, writing_store
 from .stream import Blend, BlendSource, held_out
-from .vocabulary import EOD, TokenizeSettings, files_of, keyed, read, sample, size_of, trained
+from .vocabulary import EOD, TokenizeSettings, files_of, keyed, read, sample, size_of, text_bytes, trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,12 +39,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from .encoding import Library
     from .engine import Engine, Summary
 
 __all__ = ["TokenizeSettings", "tokenize"]
 
-DOCUMENTS_AT_ONCE = 256
+TEXT_AT_ONCE = 64_000_000
+TOKENS_AT_ONCE = 1 << 26
 COUNTED_AT_ONCE = 1 << 20
+KEYS = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -77,64 +84,68 @@ def learn(unit: Vocabulary) -> Summary:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Unit: one shard → its documents' keys and ids, by key, as an Arrow file that is read through a memory map."""
+    """Unit: row groups of one shard → keys and ids of their documents, by key: an Arrow file that a map can read."""
 
     shard: Shard
+    groups: tuple[int, ...]
     tokenizer: Made
     seed: int
+    library: Library  # not in the key: it changes no id
     output: Path
 
     @cached_property
     def key(self) -> str:
         """See ``Unit``."""
-        return key_of("encoding", self.shard.checksum, self.tokenizer.key, self.seed)
+        return key_of("encoding", self.shard.checksum, self.groups, self.tokenizer.key, self.seed)
 
 
 def encode(unit: Encoding) -> Summary:
     """Run one unit."""
-    tokenizer = _tokenizer(unit.tokenizer)
-    eod, dtype = tokenizer.token_to_id(EOD), dtype_for(size_of(tokenizer))
+    tokenizer = Tokenizer.from_file(str(unit.tokenizer.path))
+    eod, dtype = np.array(tokenizer.token_to_id(EOD)), dtype_for(size_of(tokenizer))
+    encoded = encoder(unit.tokenizer.path, unit.library)
     tallies = Tallies()
     keys: list[int] = []
-    documents: list[NDArray[Any]] = []
-    for batch in read_documents(unit.shard.path, ["id", "source", "text"]):
-        for first in range(0, batch.num_rows, DOCUMENTS_AT_ONCE):
-            some = batch.slice(first, DOCUMENTS_AT_ONCE).to_pydict()
-            keys += [keyed(unit.seed, name) for name in some["id"]]
-            for source, text in zip(some["source"], some["text"], strict=True):
-                tallies[source].keep(len(text))
-            encodings = tokenizer.encode_batch_fast(some["text"], add_special_tokens=False)
-            documents += [np.array([*encoding.ids, eod], dtype) for encoding in encodings]
-    order = np.argsort(np.array(keys, np.uint64), kind="stable")
-    schema = pa.schema([("key", pa.uint64()), ("ids", pa.large_list(pa.from_numpy_dtype(dtype)))])
-    with aside(unit.output) as partial, pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
-        for first in range(0, len(order), DOCUMENTS_AT_ONCE):
-            some_of = order[first : first + DOCUMENTS_AT_ONCE]
-            ids = [documents[place] for place in some_of]
-            offsets = np.cumsum([0, *map(len, ids)])
-            lists = pa.LargeListArray.from_arrays(offsets, np.concatenate(ids))
-            file.write_batch(
-                pa.record_batch([pa.array([keys[place] for place in some_of], pa.uint64()), lists], schema)
-            )
-    return {**tallies.summary(), "tokens": sum(map(len, documents))}
+    ids, sizes = [np.empty(0, dtype)], [np.empty(0, np.int64)]
+    for batch in _batches(unit):
+        texts = batch["text"].to_pylist()
+        keys += [keyed(unit.seed, name) for name in batch["id"].to_pylist()]
+        for source, text in zip(batch["source"].to_pylist(), texts, strict=True):
+            tallies[source].keep(len(text))
+        for some in some_at_once(texts):
+            flat, each = encoded(texts[some])
+            ids.append(np.insert(flat.astype(dtype), np.cumsum(each), eod))
+            sizes.append(each + 1)
+    all_keys = np.array(keys, np.uint64)
+    order = np.argsort(all_keys, kind="stable")
+    tokens, lengths = picked(np.concatenate(ids), np.concatenate(sizes), order)
+    _write_sorted(unit.output, all_keys[order], tokens, lengths)
+    return {**tallies.summary(), "tokens": len(tokens)}
 
 
-@lru_cache(maxsize=1)
-def _tokenizer(made: Made) -> Tokenizer:
-    """Read once a worker."""
-    tokenizer = Tokenizer.from_file(str(made.path))
-    tokenizer.encode_special_tokens = True  # that is: encode what looks like a special token as the text it is
-    return tokenizer
+def _batches(unit: Encoding) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(unit.shard.path) as file:
+        yield from file.iter_batches(ROWS_A_GROUP, list(unit.groups), ["id", "source", "text"])
+
+
+def _write_sorted(path: Path, keys: NDArray[np.uint64], ids: NDArray[Any], sizes: NDArray[np.int64]) -> None:
+    lists = pa.LargeListArray.from_arrays(np.append(0, np.cumsum(sizes)), ids)
+    batch = pa.record_batch({"key": keys, "ids": lists})
+    with aside(path) as partial, pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as file:
+        file.write_batch(batch)
 
 
 @dataclass(frozen=True)
-class Merge:
-    """Unit: the encoded shards of one source → its store; the output is the .bin, the .idx lies beside it."""
+class Part:
+    """Unit: the ``number``-th range of keys of what one source has encoded → a store, sorted."""
 
-    prefix: Path
-    encodings: tuple[Encoding, ...]
+    encoded: Path  # a folder of files 0.arrow, 1.arrow, ...
+    files: int
+    contents: str  # digest of those files' keys
+    number: int
+    parts: int
     vocabulary: int
-    validation: float
+    prefix: Path
 
     @property
     def output(self) -> Path:
@@ -144,49 +155,65 @@ class Merge:
     @cached_property
     def key(self) -> str:
         """See ``Unit``."""
-        return key_of("merge", [unit.key for unit in self.encodings], self.vocabulary, self.validation)
+        return key_of("part", self.contents, self.number, self.parts, self.vocabulary)
 
 
-def merge(unit: Merge) -> Summary:
-    """Run one unit; ``unigrams`` counts the tokens of the documents that are trained on."""
-    documents = sum(part.shard.rows for part in unit.encodings)
-    trained_on = documents - held_out(documents, unit.validation)
-    unigrams = np.zeros(unit.vocabulary, np.int64)
-    pending: list[NDArray[Any]] = []
-    size = 0
-    ordered = heapq.merge(*(_encoded(number, part.output) for number, part in enumerate(unit.encodings)))
+def gather(unit: Part) -> Summary:
+    """Run one unit. Equal keys stay in the order of the shards and of the rows in them."""
+    first, last = (number * KEYS // unit.parts for number in (unit.number, unit.number + 1))
+    paths = [unit.encoded / f"{number}.arrow" for number in range(unit.files)]
+    keys, ids, sizes = map(np.concatenate, zip(*(_between(path, first, last - 1) for path in paths), strict=True))
+    order = np.argsort(keys, kind="stable")
     with writing_store(unit.prefix, unit.vocabulary) as writer:
-        for place, (*_, ids) in enumerate(ordered):
-            writer.add(ids)
-            if place < trained_on:
-                pending.append(ids)
-                size += len(ids)
-            if size >= COUNTED_AT_ONCE:
-                unigrams += np.bincount(np.concatenate(pending), minlength=unit.vocabulary)
-                pending, size = [], 0
-    if pending:
-        unigrams += np.bincount(np.concatenate(pending), minlength=unit.vocabulary)
-    store = TokenStore(unit.prefix)
+        for begin in range(0, len(order), DOCUMENTS_AT_ONCE):
+            writer.extend(*picked(ids, sizes, order[begin : begin + DOCUMENTS_AT_ONCE]))
+    return {"sha256": _checksums(unit.prefix)}
+
+
+def _between(path: Path, first: int, last: int) -> tuple[NDArray[np.uint64], NDArray[Any], NDArray[np.int64]]:
+    """Keys, ids and sizes of the documents whose keys lie from ``first`` to ``last``, read through a map."""
+    with pa.memory_map(str(path)) as source:
+        batch = pa.ipc.open_file(source).get_batch(0)
+        keys, offsets = batch["key"].to_numpy(), batch["ids"].offsets.to_numpy()
+        begin, end = np.searchsorted(keys, np.uint64(first), "left"), np.searchsorted(keys, np.uint64(last), "right")
+        ids = batch["ids"].values.to_numpy()[offsets[begin] : offsets[end]]
+        return keys[begin:end].copy(), ids.copy(), np.diff(offsets[begin : end + 1])
+
+
+@dataclass(frozen=True)
+class Join:
+    """Unit: the parts of one source → its store; the output is the .bin, .idx and .crc lie beside it."""
+
+    parts: tuple[Part, ...]
+    validation: float
+    prefix: Path
+
+    @property
+    def output(self) -> Path:
+        """See ``Unit``."""
+        return bin_path(self.prefix)
+
+    @cached_property
+    def key(self) -> str:
+        """See ``Unit``."""
+        return key_of("join", [part.key for part in self.parts], self.validation)
+
+
+def join(unit: Join) -> Summary:
+    """Run one unit; ``unigrams`` counts the tokens of the documents that are trained on."""
+    vocabulary = unit.parts[0].vocabulary
+    store = concatenate([part.prefix for part in unit.parts], unit.prefix, vocabulary)
+    trained_on = store.offset(len(store) - held_out(len(store), unit.validation))
+    unigrams = np.zeros(vocabulary, np.int64)
+    for first in range(0, trained_on, COUNTED_AT_ONCE):
+        unigrams += np.bincount(store.read(first, min(first + COUNTED_AT_ONCE, trained_on)), minlength=vocabulary)
     return {
         "documents": store.documents,
         "tokens": store.tokens,
-        "sha256": store.checksum(),
-        "index_sha256": sha256(idx_path(unit.prefix)),
+        "store": store.checksum(),
+        "sha256": _checksums(unit.prefix),
         "unigrams": unigrams.tolist(),
     }
-
-
-def _encoded(number: int, path: Path) -> Iterator[tuple[int, int, int, NDArray[Any]]]:
-    """Key, shard, row and ids of one encoded shard, in its order; the first three settle every comparison."""
-    row = 0
-    with pa.memory_map(str(path)) as source:
-        reader = pa.ipc.open_file(source)
-        for batch in map(reader.get_batch, range(reader.num_record_batches)):
-            lists = batch["ids"]
-            offsets, ids = lists.offsets.to_numpy(), lists.values.to_numpy()
-            for place, key in enumerate(batch["key"].to_pylist()):
-                yield key, number, row, ids[offsets[place] : offsets[place + 1]]
-                row += 1
 
 
 def tokenize(
@@ -203,34 +230,28 @@ def tokenize(
     """
     if missing := [source for source in shards_by_source if weights.get(source, 0) <= 0]:
         raise Failure(f"source {missing[0]}: weight {weights.get(missing[0])} in the blend; it must be above zero")
-    state = out / "state"
     shards = {source: numbered(paths) for source, paths in shards_by_source.items()}
     if empty := [source for source, own in shards.items() if not sum(shard.rows for shard in own)]:
         raise Failure(f"source {empty[0]} has no document left to tokenize; take it out of the blend or filter it less")
     own_weights = {source: weights[source] for source in shards}
     vocabulary = Vocabulary(settings, shards, own_weights, out / "tokenizer.json")
     learned = run_units(engine, learn, [vocabulary], "tokenize: vocabulary")[0]
-    made = Made.by(vocabulary)
-    parts = {
-        source: tuple(Encoding(shard, made, settings.seed, state / f"{shard.path.stem}.arrow") for shard in own)
-        for source, own in shards.items()
+    encodings = {
+        source: _encodings(own, Made.by(vocabulary), settings, out / "state" / source) for source, own in shards.items()
     }
-    accounts = run_units(engine, encode, [part for own in parts.values() for part in own], "tokenize: encode")
-    merges = [Merge(out / source, own, learned["vocabulary"], settings.validation) for source, own in parts.items()]
-    stores = dict(zip(shards, _merged(merges, engine), strict=True))
-    blend = Blend(
-        seed=settings.seed,
-        vocabulary=learned["vocabulary"],
-        eod=learned["eod"],
-        validation=settings.validation,
-        sources=tuple(
-            BlendSource(
-                name=source, prefix=source, weight=weights[source], **_without(store, "index_sha256", "unigrams")
-            )
-            for source, store in stores.items()
-        ),
-    )
-    write_json(out / "blend.json", blend.model_dump(mode="json"))
+    accounts = run_units(engine, encode, [unit for own in encodings.values() for unit in own], "tokenize: encode")
+    by_unit = iter(accounts)
+    joins = [
+        Join(
+            _parts(own, sum(next(by_unit)["tokens"] for _ in own), learned["vocabulary"], out / "state" / source),
+            settings.validation,
+            out / source,
+        )
+        for source, own in encodings.items()
+    ]
+    _run_stores(engine, gather, [part for unit in joins for part in unit.parts], "tokenize: shuffle")
+    stores = dict(zip(shards, _run_stores(engine, join, joins, "tokenize: stores"), strict=True))
+    _write_blend(out, settings, learned, own_weights, stores)
     return {
         **stage("tokenize", accounts, in_order(accounts, list(shards))),
         "tokens": {
@@ -247,18 +268,76 @@ def tokenize(
     }
 
 
-def _merged(merges: Sequence[Merge], engine: Engine) -> list[Summary]:
-    """Run the merges; a store whose .idx is gone or damaged is written again."""
-    summaries = run_units(engine, merge, merges, "tokenize: stores")
-    for unit, summary in zip(merges, summaries, strict=True):
-        index = idx_path(unit.prefix)
-        if not index.exists() or sha256(index) != summary["index_sha256"]:
+def _encodings(shards: Sequence[Shard], tokenizer: Made, settings: TokenizeSettings, folder: Path) -> list[Encoding]:
+    pieces = [(shard, groups) for shard in shards for groups in _pieces(shard.path)]
+    return [
+        Encoding(shard, groups, tokenizer, settings.seed, settings.library, folder / f"{number}.arrow")
+        for number, (shard, groups) in enumerate(pieces)
+    ]
+
+
+def _pieces(shard: Path) -> list[tuple[int, ...]]:
+    """The row groups of a shard, so many together as hold ``TEXT_AT_ONCE``."""
+    pieces: list[tuple[int, ...]] = []
+    room = 0
+    for group, size in enumerate(text_bytes(shard)):
+        if room < size:
+            pieces.append(())
+            room = TEXT_AT_ONCE
+        pieces[-1] += (group,)
+        room -= size
+    return pieces
+
+
+def _parts(encodings: Sequence[Encoding], tokens: int, vocabulary: int, folder: Path) -> tuple[Part, ...]:
+    contents = key_of([unit.key for unit in encodings])
+    count = -(-tokens // TOKENS_AT_ONCE)
+    return tuple(
+        Part(folder, len(encodings), contents, number, count, vocabulary, folder / f"part-{number}")
+        for number in range(count)
+    )
+
+
+def _run_stores(engine: Engine, function: Any, units: Sequence[Part | Join], label: str) -> list[Summary]:  # noqa: ANN401  (of Part or of Join)
+    """Run units that write stores; one whose .idx or .crc is gone or damaged is written again."""
+    summaries = run_units(engine, function, units, label)
+    for unit, summary in zip(units, summaries, strict=True):
+        if _checksums(unit.prefix) != summary["sha256"]:
             manifest_path(unit.output).unlink()
-    return run_units(engine, merge, merges, "tokenize: stores")
+    return run_units(engine, function, units, label)
 
 
-def _without(summary: Summary, *names: str) -> Summary:
-    return {name: value for name, value in summary.items() if name not in names}
+def _checksums(prefix: Path) -> list[str]:
+    """Of the files beside the .bin, which itself is the output that the engine checks."""
+    return [sha256(path) if path.exists() else "" for path in (idx_path(prefix), crc_path(prefix))]
+
+
+def _write_blend(
+    out: Path,
+    settings: TokenizeSettings,
+    learned: Summary,
+    weights: Mapping[str, float],
+    stores: Mapping[str, Summary],
+) -> None:
+    sources = [
+        BlendSource(
+            name=source,
+            prefix=source,
+            weight=weights[source],
+            documents=store["documents"],
+            tokens=store["tokens"],
+            sha256=store["store"],
+        )
+        for source, store in stores.items()
+    ]
+    blend = Blend(
+        seed=settings.seed,
+        vocabulary=learned["vocabulary"],
+        eod=learned["eod"],
+        validation=settings.validation,
+        sources=tuple(sources),
+    )
+    write_json(out / "blend.json", blend.model_dump(mode="json"))
 
 
 def entropy(weights: Mapping[str, float], unigrams: Mapping[str, Sequence[int]]) -> float:

@@ -1,0 +1,121 @@
+"""Ids are those of ``tokenizers``, whichever library makes them, and no text spells a special token."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from mtnlg_data import encoding
+from mtnlg_data.console import Failure
+from mtnlg_data.encoding import encoder, some_at_once
+from mtnlg_data.vocabulary import EOD, read, trained
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mtnlg_data.encoding import Encoder, Library
+
+GPT2 = Path(__file__).parents[4] / "shared" / "data" / "gpt2"
+LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken")
+TEXTS = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
+AWKWARD = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20, "it's 'S  don'T\r\n\n  x", "\u00a0\u2003 a\u2028b"]
+
+
+@pytest.fixture(scope="module", params=["trained", "gpt2"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "gpt2" and not GPT2.exists():
+        pytest.skip("GPT-2's two files are not on this machine")
+    made = (
+        trained(iter(TEXTS), 400) if request.param == "trained" else read([GPT2 / "encoder.json", GPT2 / "vocab.bpe"])
+    )
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def encode(request: pytest.FixtureRequest, path: Path) -> Encoder:
+    if request.param == "gigatoken":
+        pytest.importorskip("gigatoken", reason="gigatoken is not installed")
+    return encoder(path, cast("Library", request.param))
+
+
+@pytest.fixture(scope="module")
+def oracle(path: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+@given(texts=st.lists(st.one_of(st.text(), st.sampled_from(TEXTS + AWKWARD)), max_size=8))
+def test_ids_are_those_of_tokenizers_one_text_at_a_time(texts: list[str], encode: Encoder, oracle: Tokenizer) -> None:
+    ids, sizes = encode(texts)
+    assert (ids.dtype.name, sizes.dtype.name) == ("uint32", "int64")
+    expected = [oracle.encode(text, add_special_tokens=False).ids for text in texts]
+    assert sizes.tolist() == [len(each) for each in expected]
+    assert ids.tolist() == [one for each in expected for one in each]
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="GPT-2's two files are not on this machine")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_gpt2s_ids_are_those_of_the_class_that_tokenizers_has_for_gpt2(library: Library, tmp_path: Path) -> None:
+    if library == "gigatoken":
+        pytest.importorskip("gigatoken", reason="gigatoken is not installed")
+    theirs = ByteLevelBPETokenizer(str(GPT2 / "encoder.json"), str(GPT2 / "vocab.bpe"))
+    read([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(tmp_path / "tokenizer.json"))
+    texts = [*TEXTS, *AWKWARD, Path(__file__).read_text(encoding="utf-8")]
+    ids, _ = encoder(tmp_path / "tokenizer.json", library)(texts)
+    assert ids.tolist() == [one for text in texts for one in theirs.encode(text).ids]
+
+
+@given(lengths=st.lists(st.integers(0, 50), max_size=60), texts=st.integers(1, 10), characters=st.integers(1, 100))
+def test_texts_are_encoded_in_stretches_that_are_short_and_cover_all(
+    lengths: list[int], texts: int, characters: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "TEXTS_AT_ONCE", texts)
+        patch.setattr(encoding, "CHARACTERS_AT_ONCE", characters)
+        stretches = [["x" * length for length in lengths][some] for some in some_at_once(["x" * n for n in lengths])]
+    assert [len(text) for some in stretches for text in some] == lengths
+    for some in stretches:
+        assert 1 <= len(some) <= texts
+        assert sum(map(len, some)) <= characters or sum(map(bool, some)) == 1
+
+
+# --- gigatoken -------------------------------------------------------------------------------------------------------
+
+
+def test_without_gigatoken_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    with pytest.raises(Failure, match=r'not installed; pip install "mtnlg-data\[gigatoken\]", or take "tokenizers"'):
+        encoder(tmp_path / "tokenizer.json", "gigatoken")
+
+
+def test_a_tokenizer_that_gigatoken_does_not_know_is_a_line(tmp_path: Path) -> None:
+    pytest.importorskip("gigatoken", reason="gigatoken is not installed")
+    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
+    words.pre_tokenizer = Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    with pytest.raises(Failure, match=r'words\.json: gigatoken does not know it: .*take library = "tokenizers"'):
+        encoder(tmp_path / "words.json", "gigatoken")
+
+
+def test_ids_that_are_not_those_of_tokenizers_end_the_unit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gigatoken", reason="gigatoken is not installed")
+    wrong = encoder(path, "gigatoken")
+
+    def shifted(texts: Sequence[str]) -> object:
+        ids, sizes = encoder(path, "tokenizers")(texts)
+        return ids + 1, sizes
+
+    monkeypatch.setattr(wrong, "_encode", shifted)
+    with pytest.raises(Failure, match="gigatoken gives other ids than tokenizers"):
+        wrong(TEXTS)

@@ -1,0 +1,82 @@
+"""Stores merged without their texts: every document once, every store evenly over the whole, in bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtnlg_data import merging
+from mtnlg_data.console import Failure
+from mtnlg_data.merging import concatenate, merge
+from mtnlg_data.store import TokenStore, bin_path, crc_path, idx_path, writing_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def write(prefix: Path, documents: Sequence[Sequence[int]], vocabulary: int = 1000) -> Path:
+    with writing_store(prefix, vocabulary) as writer:
+        for document in documents:
+            writer.add(np.array(document, np.int64))
+    return prefix
+
+
+def contents(store: TokenStore) -> list[list[int]]:
+    return [store[number].tolist() for number in range(len(store))]
+
+
+stores_of_documents = st.lists(st.lists(st.lists(st.integers(0, 999), max_size=4), max_size=30), min_size=1, max_size=5)
+
+
+@settings(max_examples=15)
+@given(stores=stores_of_documents, at_once=st.integers(1, 40))
+def test_a_merged_store_has_every_document_at_the_place_of_its_share(
+    stores: list[list[list[int]]], at_once: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("merge")
+    prefixes = [write(folder / f"{number}", documents) for number, documents in enumerate(stores)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "DOCUMENTS_AT_ONCE", at_once)
+        merged = merge(prefixes, folder / "merged")
+        joined = concatenate(prefixes, folder / "joined", 1000)
+    placed = [((j + 0.5) / len(own), document) for own in stores for j, document in enumerate(own)]
+    assert contents(merged) == [document for _, document in sorted(placed, key=lambda pair: pair[0])]
+    assert contents(joined) == list(itertools.chain(*stores))
+
+
+def test_every_stretch_of_a_merged_store_has_of_each_store_its_share(tmp_path: Path) -> None:
+    sizes = (5000, 300, 1700)
+    prefixes = [write(tmp_path / f"{k}", [[k]] * size) for k, size in enumerate(sizes)]
+    merged = merge(prefixes, tmp_path / "merged")
+    order = merged.read(0, merged.tokens)
+    for k, size in enumerate(sizes):
+        drift = np.cumsum(order == k) - np.arange(1, len(order) + 1) * size / sum(sizes)
+        assert np.abs(drift).max() <= 1.5  # half a place each way by rounding, and one sample itself
+
+
+def test_a_merge_of_one_store_is_that_store_byte_for_byte(tmp_path: Path) -> None:
+    write(tmp_path / "one", [[1, 2], [], [3]], 65_536)
+    merge([tmp_path / "one"], tmp_path / "again")
+    for path in (bin_path, idx_path, crc_path):
+        assert path(tmp_path / "one").read_bytes() == path(tmp_path / "again").read_bytes()
+
+
+def test_stores_of_other_tokenizers_and_the_output_itself_are_refused(tmp_path: Path) -> None:
+    small, large = write(tmp_path / "a" / "x", [[1]]), write(tmp_path / "b" / "y", [[1]], 70_000)
+    with pytest.raises(Failure, match=r"y: tokens of int32, where .*x has uint16; give stores of one tokenizer"):
+        merge([small, large], tmp_path / "out")
+    with pytest.raises(Failure, match=r"x: is one of the stores to merge; give another --out"):
+        merge([small], small)
+    other = write(tmp_path / "b" / "z", [[2]])
+    for folder in "ab":
+        (tmp_path / folder / "tokenizer.json").write_text(folder)
+    with pytest.raises(Failure, match=r"tokenizer\.json: another tokenizer than .*tokenizer\.json; tokenize one"):
+        merge([small, other], tmp_path / "out")
+    (tmp_path / "b" / "tokenizer.json").write_text("a")
+    assert contents(merge([small, other], tmp_path / "out")) == [[1], [2]]
