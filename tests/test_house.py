@@ -18,7 +18,10 @@ MAY_IMPORT = {
 }
 NEVER = {"mtnlg_data": {"torch"}, "mtnlg_model": {"torch.distributed", "megatron", "deepspeed"}}
 NEVER_ANYWHERE = {"pickle", "dill", "cloudpickle"}
-TWINS = ("console.py", "files.py", "settings.py")
+TWINS = {
+    ("mtnlg_data", "mtnlg_model"): ("console.py", "files.py", "settings.py"),
+    ("mtnlg_data", "mtnlg_eval"): ("report/markup.py", "report/notation.py", "report/style.css"),
+}
 
 
 def source_of(package: str) -> Path:
@@ -62,9 +65,10 @@ def test_a_package_keeps_away_from_what_it_must_never_use(package: str) -> None:
     assert not found
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_the_modules_that_stand_in_data_and_in_model_are_one_text(name: str) -> None:
-    assert (source_of("mtnlg_data") / name).read_bytes() == (source_of("mtnlg_model") / name).read_bytes()
+@pytest.mark.parametrize(("pair", "name"), [(pair, name) for pair, names in TWINS.items() for name in names])
+def test_what_stands_in_two_packages_is_one_text(pair: tuple[str, str], name: str) -> None:
+    one, other = (source_of(package) / name for package in pair)
+    assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)

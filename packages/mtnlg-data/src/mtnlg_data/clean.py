@@ -78,11 +78,12 @@ def clean_shard(unit: Cleaning) -> Summary:
     def kept() -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
             texts, rows = [], []
-            pairs = zip(batch.column("text").to_pylist(), batch.column("language").to_pylist(), strict=True)
-            for row, (text, language) in enumerate(pairs):
+            columns = (batch.column(name).to_pylist() for name in ("id", "text", "language"))
+            for row, (name, text, language) in enumerate(zip(*columns, strict=True)):
                 cleaned, reason = clean_text(text, language, unit.rules, unit.settings)
                 if reason is not None:
                     tally.drop(len(text), reason)
+                    tally.show(reason, name, text)
                     continue
                 tally.keep(len(text), len(cleaned))
                 texts.append(cleaned)

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from .console import UsageFailure, application, print_json, run
+from .console import UsageFailure, application, print_json, run, say
 from .engine import EngineName  # noqa: TC001  (typer reads the annotations)
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
@@ -45,11 +45,13 @@ def run_recipe(
     from .engine import engine_named  # noqa: PLC0415
     from .pipeline import curate  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
+    from .report import report  # noqa: PLC0415
 
     part = None if shard is None else part_of(shard)
     resolved = load_recipe(recipe, overrides or [])
     with engine_named(engine, workers) as runs:
         summary = curate(resolved, out, runs, part)
+    report(out)
     if as_json:
         print_json(summary)
 
@@ -72,7 +74,7 @@ def fetch(
     The same command again goes on where it was, in mid-file too. A recipe's source reads the folder by
     [bold]snapshot = "FOLDER"[/bold], whatever of it has landed.
     """
-    from .console import Failure, say  # noqa: PLC0415
+    from .console import Failure  # noqa: PLC0415
     from .sources.bases import base_of  # noqa: PLC0415
     from .sources.snapshot import COMMON_CRAWL  # noqa: PLC0415
     from .sources.snapshot import fetch as fetch_snapshot  # noqa: PLC0415
@@ -104,12 +106,42 @@ def inspect(
         show(found)
 
 
+@app.command("merge")
+def merge_stores(
+    stores: Annotated[list[Path], typer.Argument(help="Token stores: their prefixes, .bin or .idx files.")],
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PREFIX", help="The store to write: PREFIX.bin, .idx and .crc.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Make one token store of several, without tokenizing again; the documents of each are spread evenly over it."""
+    from .merging import merge  # noqa: PLC0415
+
+    merged = merge([path.with_suffix("") if path.suffix in {".bin", ".idx"} else path for path in stores], out)
+    told = {"prefix": str(out), "documents": len(merged), "tokens": merged.tokens, "sha256": merged.checksum()}
+    say(f"{out}: {len(merged):,} documents, {merged.tokens:,} tokens of {merged.dtype}")
+    if as_json:
+        print_json(told)
+
+
 def part_of(shard: str) -> tuple[int, int]:
     """The numbers of I/N. Raises ``UsageFailure`` where they are none, or I is none of N."""
     task, _, tasks = shard.partition("/")
     if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
         raise UsageFailure(f"--shard {shard}: expected I/N with I from 0 to N - 1, such as 0/16")
     return int(task), int(tasks)
+
+
+@app.command("report")
+def draw_report(
+    folder: Annotated[Path, typer.Argument(help="What a run, or a stage by itself, has left: it holds summary.json.")],
+) -> None:
+    """Draw the page of a curation again: FOLDER/report.html, from FOLDER/summary.json."""
+    from .console import say  # noqa: PLC0415
+    from .report import report  # noqa: PLC0415
+
+    say(f"{report(folder)}: what was kept, what was dropped, and why")
 
 
 def main() -> NoReturn:

@@ -25,7 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from .document import SCHEMA, read_documents, write_documents
 from .engine import key_of, run_units
 from .files import aside, replacing, sha256
-from .funnel import stage
+from .funnel import EXCERPT, KEPT, stage
 from .ngrams import Match, NgramSet, read_task_texts, task_ngrams
 from .settings import Settings
 from .shards import Made, Tallies, in_order, numbered
@@ -208,6 +208,7 @@ def _cut_documents(unit: Cut, matches: dict[int, list[Match]], report: _Report) 
     first = 0
     for batch in read_documents(unit.scan.shard.path):
         lengths, sources = pc.utf8_length(batch["text"]).to_pylist(), batch["source"].to_pylist()
+        names, beginnings = batch["id"].to_pylist(), pc.utf8_slice_codeunits(batch["text"], 0, EXCERPT).to_pylist()
         parts, after = [], 0
         for row in range(batch.num_rows):
             if first + row in matches:
@@ -216,7 +217,9 @@ def _cut_documents(unit: Cut, matches: dict[int, list[Match]], report: _Report) 
                 parts += [batch.slice(after, row - after), pa.RecordBatch.from_pylist(left, SCHEMA)]
                 after = row + 1
             else:
-                report.tallies[sources[row]].keep(lengths[row])
+                tally = report.tallies[sources[row]]
+                tally.keep(lengths[row])
+                tally.show(KEPT, names[row], beginnings[row])
         yield pa.Table.from_batches([*parts, batch.slice(after)], SCHEMA).combine_chunks()
         first += batch.num_rows
 

@@ -112,7 +112,7 @@ def _fewest(shown: list[dict[str, Any]], order: Sequence[str]) -> list[dict[str,
 def passed(source: str, account: Summary) -> Summary:
     """The summary of a source that a stage does not concern, given its account by the stage before."""
     counts = {count: account[count.replace("_in", "_out")] for count in COUNTS}
-    return {"sources": {source: {**counts, "dropped": {}, "lengths": account["lengths"]}}}
+    return {"sources": {source: {**counts, "dropped": {}, "lengths": account.get("lengths", {})}}}
 
 
 def line(account: Summary) -> str:

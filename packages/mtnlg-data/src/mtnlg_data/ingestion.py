@@ -130,12 +130,14 @@ def _extract(record: Record, takers: Sequence[_Shards], languages: Counter[str])
         return
     languages.update([language] if language else [])
     for own in takers:
+        file = own.feed.file
+        name = f"{file.source}/{file.name}/{record.place}"
         if reason is not None:
             own.tally.drop(length, reason)
+            own.tally.show(reason, name, record.url or text)
             continue
         own.tally.keep(length, len(text))
-        file = own.feed.file
-        own.add(Document(f"{file.source}/{file.name}/{record.place}", file.source, text, record.url, language))
+        own.add(Document(name, file.source, text, record.url, language))
 
 
 class _Shards:

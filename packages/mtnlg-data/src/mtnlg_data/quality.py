@@ -22,7 +22,7 @@ from .classifier import WINDOW, Classifier, area_under_curve, train
 from .console import Failure
 from .document import SCHEMA, read_documents, source_of, write_documents
 from .engine import checksum, key_of, run_units
-from .funnel import Tally, passed, stage
+from .funnel import KEPT, Tally, passed, stage
 from .settings import Settings
 from .shards import Made
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .engine import Engine, Summary
 
 EDGES = np.linspace(0.0, 1.0, 21)
+REASON = "low_quality"
 FEWEST = 20  # documents a class, without which nothing is learnt
 
 
@@ -200,18 +201,17 @@ def filter_shard(unit: Filtering) -> Summary:
 
     def survivors() -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
-            texts = batch.column("text").to_pylist()
+            names, texts = batch.column("id").to_pylist(), batch.column("text").to_pylist()
             scores = classifier.scores(texts)
-            is_kept = draws(settings.seed, "pareto", batch.column("id").to_pylist()) < keep_probability(
-                scores, settings.alpha
-            )
+            is_kept = draws(settings.seed, "pareto", names) < keep_probability(scores, settings.alpha)
             candidates[:] += histogram(scores)
             kept[:] += histogram(scores[is_kept])
-            for text, keep in zip(texts, is_kept, strict=True):
+            for name, text, score, keep in zip(names, texts, scores.tolist(), is_kept, strict=True):
                 if keep:
                     tally.keep(len(text))
                 else:
-                    tally.drop(len(text), "low_quality")
+                    tally.drop(len(text), REASON)
+                tally.show(KEPT if keep else REASON, name, text, score)
             scored = batch.set_column(5, SCHEMA.field("score"), pa.array(scores, pa.float32()))
             yield scored.filter(pa.array(is_kept))
 

@@ -3,7 +3,7 @@
 Files are the contract between the packages: nothing is imported from those that wrote them, keys that the report does
 not use are passed over, and a part that has not been run is None.
 
-    data/summary.json, data/tokens/blend.json      mtnlg-data run
+    data/summary.json, data/tokens/blend.json      mtnlg-data run (and data/report.html, which is only linked to)
     train/metrics.jsonl, train/summary.json        mtnlg-parallel train
     eval/summary.json, eval/results.json           mtnlg-eval run
 """
@@ -19,6 +19,8 @@ from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+CURATION_PAGE = "data/report.html"
 
 
 class Part(BaseModel):
@@ -37,13 +39,6 @@ class Flow(Part):
     dropped: dict[str, int] = Field(default_factory=dict)
 
 
-class Loss(Part):
-    """One document that could not be read: where it lies and what is wrong with it."""
-
-    where: str
-    what: str
-
-
 class Stage(Part):
     """One stage of the curation."""
 
@@ -54,36 +49,19 @@ class Stage(Part):
     characters_in: int
     characters_out: int
     sources: dict[str, Flow]
-    errors: list[Loss] = Field(default_factory=list)
 
 
 class Quality(Part):
-    """The quality classifier on held-out documents, and histograms of its scores: counts between ``edges``."""
+    """The quality classifier on held-out documents."""
 
     accuracy: float | None = None
     auc: float | None = None
-    edges: list[float] = Field(default_factory=list)
-    candidates: list[float] = Field(default_factory=list)
-    kept: list[float] = Field(default_factory=list)
-    positives: list[float] = Field(default_factory=list)
-
-
-class Pair(Part):
-    """A document that was dropped as a near duplicate, and the one that was kept in its place."""
-
-    kept: str
-    dropped: str
-    jaccard: float
-    text_kept: str
-    text_dropped: str
 
 
 class Duplicates(Part):
-    """Clusters of near duplicates: how many there are of each size."""
+    """Clusters of near duplicates: how many there are."""
 
     components: int = 0
-    cluster_sizes: dict[int, int] = Field(default_factory=dict)
-    samples: list[Pair] = Field(default_factory=list)
 
 
 class Decontamination(Part):
@@ -100,7 +78,6 @@ class Curation(Part):
     seconds: float
     stages: list[Stage]
     quality: Quality | None = None
-    languages: dict[str, int] = Field(default_factory=dict)
     duplicates: Duplicates | None = None
     decontamination: Decontamination | None = None
     vocabulary: int | None = None
@@ -226,6 +203,7 @@ class Run:
 
     name: str
     curation: Curation | None
+    has_curation_page: bool
     blend: Blend | None
     steps: tuple[Step, ...]
     training: Training | None
@@ -243,6 +221,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         name=folder.resolve().name,
         curation=_read(folder / "data" / "summary.json", Curation),
+        has_curation_page=(folder / CURATION_PAGE).is_file(),
         blend=_read(folder / "data" / "tokens" / "blend.json", Blend),
         steps=_read_steps(folder / "train" / "metrics.jsonl"),
         training=_read(folder / "train" / "summary.json", Training),

@@ -1,4 +1,8 @@
-"""The page's few elements. Whatever comes from a file passes through ``text``; the rest here is markup already."""
+"""A report's few elements. Whatever comes from a file passes through ``text``; the rest here is markup already.
+
+``mtnlg_data`` and ``mtnlg_eval`` must not import one another, so this file stands in both, and a test keeps the two
+byte-equal.
+"""
 
 from __future__ import annotations
 

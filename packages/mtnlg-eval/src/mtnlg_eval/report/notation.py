@@ -1,13 +1,12 @@
-"""How the report writes numbers: grouped counts, short magnitudes, percents and durations, beside their units."""
+"""How a report writes numbers: grouped counts, short magnitudes, percents and durations, beside their units.
+
+``mtnlg_data`` and ``mtnlg_eval`` must not import one another, so this file stands in both, and a test keeps the two
+byte-equal.
+"""
 
 from __future__ import annotations
 
-from itertools import groupby
 from math import isfinite
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NARROW = "\N{NARROW NO-BREAK SPACE}"
 DASH = "\N{EN DASH}"
@@ -61,23 +60,3 @@ def duration(seconds: float) -> str:
         return f"{hours}{NARROW}h {minutes:02d}{NARROW}min"
     days, hours = divmod(round(seconds / 3600), 24)
     return f"{days}{NARROW}d {hours:02d}{NARROW}h"
-
-
-def condensed(names: Sequence[str]) -> str:
-    """Layer names with runs of numbers drawn together: embedding, layers.0, layers.1 → embedding, layers 0-1."""
-
-    def family(name: str) -> str:
-        stem, _, number = name.rpartition(".")
-        return stem if number.isdecimal() else name
-
-    parts: list[str] = []
-    for stem, group in groupby(names, key=family):
-        members = list(group)
-        numbers = [name.removeprefix(f"{stem}.") for name in members]
-        if members[0] == stem:
-            parts += members
-        elif len(numbers) == 1:
-            parts.append(f"{stem.removesuffix('s')} {numbers[0]}")
-        else:
-            parts.append(f"{stem} {numbers[0]}{DASH}{numbers[-1]}")
-    return ", ".join(parts).replace("_", " ")

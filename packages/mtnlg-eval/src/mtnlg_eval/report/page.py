@@ -21,8 +21,10 @@ TIMES = " \N{MULTIPLICATION SIGN} "
 
 def page(run: Run) -> str:
     """The report as one HTML page that refers to nothing outside itself. Equal runs give equal pages."""
-    template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    folder = files(__package__)
+    template = Template(folder.joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
+        style=folder.joinpath("style.css").read_text(encoding="utf-8"),
         title=text(run.name),
         lede=_lede(run),
         headline=_headline(run),

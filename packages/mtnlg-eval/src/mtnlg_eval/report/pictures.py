@@ -2,102 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 
-from .drawing import ACCENT, INK, MUTED, RULE, SECOND, SOFT, canvas, chart, inline, styled
-from .notation import brief, condensed, count, short
+from .drawing import ACCENT, MUTED, RULE, SECOND, SOFT, canvas, chart, inline, styled
+from .notation import DASH, short
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from .folder import Quality, Stage, Step, Training
+    from .folder import Step, Training
 
 POINTS_SHOWN = 800
 DOTS_SHOWN = 40
 REPLICAS_WIDE = 280.0
 CELLS_NUMBERED = 128
-SIZES = ((2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, None))
-
-
-@styled()
-def funnel(stages: Sequence[Stage], source: str | None, number: int) -> str:
-    """What each stage kept (strong) and dropped (faint) of a source's documents; of all sources where it is None."""
-    flows = [(s.name, s if source is None else s.sources.get(source)) for s in stages]
-    known = [(name, flow) for name, flow in flows if flow is not None]
-    row, top = 17.0, 4.0
-    figure = canvas(236, top + row * len(known) + 2)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, 236), ylim=(top + row * len(known) + 2, 0))
-    axes.axis("off")
-    most = max((flow.documents_in for _, flow in known), default=0) or 1
-    for line, (name, flow) in enumerate(known):
-        y = top + row * line
-        scale = 110 / most
-        axes.add_patch(Rectangle((78, y + 3), flow.documents_in * scale, row - 6, facecolor=SOFT, linewidth=0))
-        axes.add_patch(Rectangle((78, y + 3), flow.documents_out * scale, row - 6, facecolor=ACCENT, linewidth=0))
-        axes.text(72, y + row / 2, name, ha="right", va="center", color=MUTED, fontsize=9.5)
-        label = brief(flow.documents_out)
-        axes.text(234, y + row / 2, label, ha="right", va="center", fontsize=9.5)
-    return inline(figure, f"funnel{number}", f"Documents after each stage: {source or 'all sources'}")
-
-
-@styled()
-def qualities(quality: Quality) -> str:
-    """Scores of the candidates (faint) and of those kept (strong); below, on the same axis, those of the positives."""
-    edges = np.asarray(quality.edges)
-    figure, upper = chart(390, 260)
-    upper.set_position((42 / 390, 112 / 260, 338 / 390, 130 / 260))
-    lower = figure.add_axes((42 / 390, 32 / 260, 338 / 390, 56 / 260), sharex=upper)
-    _steps(upper, edges, quality.candidates, SOFT)
-    _steps(upper, edges, quality.kept, ACCENT)
-    _steps(lower, edges, quality.positives, SECOND)
-    upper.tick_params(labelbottom=False)
-    lower.yaxis.set_major_locator(MaxNLocator(2))
-    lower.yaxis.set_major_formatter(upper.yaxis.get_major_formatter())
-    lower.set_xlabel("quality score", labelpad=2)
-    for axes, label in ((upper, "candidates, and those kept (strong)"), (lower, "positive examples")):
-        axes.set_title(label, loc="left", fontsize=10, color=INK, pad=4)
-        axes.set_ylim(bottom=0)
-    return inline(figure, "quality", "Histogram of quality scores: candidates, kept, positive examples")
-
-
-def _steps(axes: Axes, edges: NDArray[np.float64], counts: Sequence[float], color: str) -> None:
-    if len(edges) == len(counts) + 1 and len(counts):
-        axes.stairs(counts, edges, fill=True, facecolor=color, linewidth=0)
-
-
-@styled()
-def clusters(sizes: Mapping[int, int]) -> str:
-    """How many clusters of near duplicates there are of each size, sizes above five in classes."""
-    classes = [(low, high, _clusters_within(sizes, low, high)) for low, high in SIZES]
-    last = max((i for i, (_, _, n) in enumerate(classes) if n), default=0)
-    classes = classes[: last + 1]
-    height = 8 + 18 * len(classes)
-    figure = canvas(300, height)
-    axes = figure.add_axes((48 / 300, 4 / height, 212 / 300, 18 * len(classes) / height))
-    axes.barh(range(len(classes)), [n for _, _, n in classes], height=0.62, color=ACCENT)
-    axes.set(ylim=(len(classes) - 0.5, -0.5), xticks=[])
-    axes.set_yticks(range(len(classes)), [_class_name(low, high) for low, high, _ in classes])
-    axes.tick_params(length=0)
-    axes.spines["bottom"].set_visible(False)
-    for line, (_, _, n) in enumerate(classes):
-        axes.annotate(count(n), (n, line), xytext=(4, 0), textcoords="offset points", va="center")
-    return inline(figure, "clusters", "Number of duplicate clusters by their size")
-
-
-def _clusters_within(sizes: Mapping[int, int], low: int, high: int | None) -> int:
-    return sum(n for size, n in sizes.items() if low <= size and (high is None or size <= high))
-
-
-def _class_name(low: int, high: int | None) -> str:
-    return f"{low}+" if high is None else str(low) if low == high else f"{low}\N{EN DASH}{high}"
 
 
 @styled()
@@ -209,3 +134,23 @@ def layout(training: Training) -> str:
         axes.text(labels - 8, 11, more, ha="right", va="center", color=MUTED, fontsize=9.5)
     axes.plot([labels, edge], [19, 19], color=RULE, linewidth=0.6)
     return inline(figure, "layout", f"{len(training.ranks)} ranks in their places")
+
+
+def condensed(names: Sequence[str]) -> str:
+    """Layer names with runs of numbers drawn together: embedding, layers.0, layers.1 → embedding, layers 0-1."""
+
+    def family(name: str) -> str:
+        stem, _, number = name.rpartition(".")
+        return stem if number.isdecimal() else name
+
+    parts: list[str] = []
+    for stem, group in groupby(names, key=family):
+        members = list(group)
+        numbers = [name.removeprefix(f"{stem}.") for name in members]
+        if members[0] == stem:
+            parts += members
+        elif len(numbers) == 1:
+            parts.append(f"{stem.removesuffix('s')} {numbers[0]}")
+        else:
+            parts.append(f"{stem} {numbers[0]}{DASH}{numbers[-1]}")
+    return ", ".join(parts).replace("_", " ")

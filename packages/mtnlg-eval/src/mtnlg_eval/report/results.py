@@ -85,8 +85,8 @@ def _data(run: Run, curation: Curation) -> dict[str, Any]:
     return {
         "documents_in": entered,
         "documents_out": left,
-        "stages": [stage.model_dump(exclude={"errors"}) for stage in curation.stages],
-        "quality": curation.quality.model_dump(include={"accuracy", "auc"}) if curation.quality else None,
+        "stages": [stage.model_dump() for stage in curation.stages],
+        "quality": curation.quality.model_dump() if curation.quality else None,
         "duplicate_clusters": curation.duplicates.components if curation.duplicates else None,
         "decontamination": curation.decontamination.model_dump() if curation.decontamination else None,
         "tokens": sum(source.tokens for source in blend),

@@ -1,0 +1,252 @@
+"""The page of a curation: every figure as in the summary, nothing fetched, whatever a file holds stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure
+from mtnlg_data.report import report
+from mtnlg_data.report.notation import count
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCES = {"books": 900, "crawl": 3100}
+DROPPED = {
+    "extract": {"not_english": 0.4},
+    "quality": {"low_quality": 0.5},
+    "clean": {"short": 0.1, "javascript": 0.02},
+    "deduplicate": {"duplicate": 0.05},
+    "decontaminate": {},
+    "tokenize": {},
+}
+WORDS = "Return a new list that holds every item of the sequence for which the function is true. "
+
+
+def stages() -> list[dict[str, Any]]:
+    """What a stage leaves is what the next one gets; only the crawl is judged for quality."""
+    left = dict(SOURCES)
+    told = []
+    for number, (name, reasons) in enumerate(DROPPED.items()):
+        flows: dict[str, Any] = {}
+        for source, documents in left.items():
+            dropped = {reason: round(documents * share) for reason, share in reasons.items()}
+            dropped = {} if name == "quality" and source == "books" else dropped
+            out = documents - sum(dropped.values()) + (2 if name == "decontaminate" else 0)
+            flows[source] = {"documents_in": documents, "documents_out": out, "dropped": dropped}
+            flows[source] |= {"characters_in": 2000 * documents, "characters_out": 2000 * out}
+            flows[source] |= {"lengths": {"512": out // 3, "1024": out - out // 3 - 5, "16384": 5}}
+            left[source] = out
+        keys = ("documents_in", "documents_out", "characters_in", "characters_out")
+        totals = {key: sum(flow[key] for flow in flows.values()) for key in keys}
+        shown = [
+            {"source": source, "fate": fate, "id": f"{source}/x.jsonl/{n}", "text": f"{fate} {WORDS}", "score": 0.5}
+            for source in SOURCES
+            for fate in ("kept", *reasons)
+            for n in range(2)
+        ]
+        told.append({"name": name, "seconds": 3.7 + number, **totals, "sources": flows, "errors": [], "shown": shown})
+    told[0]["errors"] = [{"where": "crawl-1.warc.gz: byte 88123", "what": "its Content-Length is 9"}]
+    return told
+
+
+def summary() -> dict[str, Any]:
+    edges = [n / 20 for n in range(21)]
+    pair = {"kept": "books/x/1", "dropped": "crawl/y/2", "jaccard": 0.8421}
+    pair |= {"text_kept": f"{WORDS * 4}the first{WORDS * 4}", "text_dropped": f"{WORDS * 4}the last{WORDS * 4}"}
+    cut = {"document": "books/x/9", "tasks": ["boolq"], "ngram": "items that compare equal"}
+    return {
+        "version": 1,
+        "seconds": 47.3,
+        "stages": stages(),
+        "languages": {"en": 2360, "un": 31, **{f"x{n}": 9 - n for n in range(9)}},
+        "quality": {"accuracy": 0.934, "auc": 0.9812, "trained_on": 900, "held_out": 100, "edges": edges}
+        | {"candidates": [20 - n for n in range(20)], "kept": [9] * 20, "positives": list(range(20))},
+        "duplicates": {"components": 143, "cluster_sizes": {"2": 96, "3": 25, "7": 5, "12": 3, "63": 1}}
+        | {"samples": [pair], "removed_share": {"books": 0.01, "crawl": 0.61}, "alarms": ["crawl lost 61%"]},
+        "decontamination": {"documents_cut": 9, "documents_dropped": 1, "cuts_by_task": {"boolq": 6, "wic": 0}}
+        | {"ngrams_common": 3, "samples": [{**cut, "text": "See: items that\ncompare - EQUAL, and go."}]},
+        "tokens": {"books": {"documents": 800, "tokens": 512_377, "weight": 0.4, "epochs_at": None}}
+        | {"crawl": {"documents": 900, "tokens": 800_000, "weight": 0.6, "epochs_at": None}},
+        "vocabulary": 4096,
+        "unigram_entropy_nats": 6.4123,
+    }
+
+
+class Page(HTMLParser):
+    """A page taken apart: its elements, the rows of its tables as text, its text."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self.feed(content)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"}:
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.text += data
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    def row(self, head: str) -> list[str]:
+        return next(row for row in self.rows if row and row[0] == head)
+
+
+def drawn(folder: Path, told: dict[str, Any]) -> tuple[Page, str]:
+    (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    content = report(folder).read_text(encoding="utf-8")
+    return Page(content), content
+
+
+def test_every_part_of_the_summary_has_its_section(tmp_path: Path) -> None:
+    page, _ = drawn(tmp_path, summary())
+    titles = [
+        "Funnel",
+        "Lengths",
+        "Languages",
+        "Quality",
+        "Duplicates",
+        "Decontamination",
+        "Blend",
+        "Documents to judge",
+    ]
+    places = [page.text.rindex(title) for title in titles]
+    assert places == sorted(places)
+    for words in (
+        "right in 93.4",
+        "0.981",
+        "Learnt from 900",
+        "crawl lost 61%",
+        "Jaccard 0.842",
+        "6.41 nats",
+        "3 n-grams",
+    ):
+        assert words in page.text
+    pictures = [attributes for tag, attributes in page.elements if tag == "svg"]
+    assert len(pictures) == len(SOURCES) + 2
+    assert "and 3 others" not in page.text
+    assert "3 others" in page.text
+
+
+def test_ledger_adds_up_as_in_the_summary(tmp_path: Path) -> None:
+    page, _ = drawn(tmp_path, summary())
+    for stage in stages():
+        outs = [stage["documents_out"], *(flow["documents_out"] for flow in stage["sources"].values())]
+        assert page.row(f"after {stage['name']}")[1:4] == [count(n) for n in outs]
+    assert page.row("documents in")[1] == count(sum(SOURCES.values()))
+    assert page.row("low quality")[1:4] == [f"\N{MINUS SIGN}{n}" if n else "" for n in (930, 0, 930)]
+    assert page.row("pieces of documents cut apart")[1:4] == ["+4", "+2", "+2"]
+    assert page.row("crawl")[1:5] == [
+        "900",
+        "800,000",
+        "61.0\N{NARROW NO-BREAK SPACE}%",
+        "60.0\N{NARROW NO-BREAK SPACE}%",
+    ]
+
+
+def test_bars_are_as_long_as_their_figures(tmp_path: Path) -> None:
+    _, content = drawn(tmp_path, summary())
+    first = content[content.index('<div class="bars">') :].partition("</div>")[0]
+    widths = [float(width) for width in re.findall(r'"strong" style="width:([\d.]+)%', first)]
+    outs = [stage["documents_out"] for stage in stages()]
+    assert widths == pytest.approx([100 * out / sum(SOURCES.values()) for out in outs], abs=0.01)
+
+
+def test_pair_is_shown_from_where_it_parts_and_a_cut_with_its_ngram_marked(tmp_path: Path) -> None:
+    _, content = drawn(tmp_path, summary())
+    assert re.findall(r"<mark>(.*?)</mark>", content, re.DOTALL) == [
+        "firstReturn",
+        "lastReturn",
+        "items that\ncompare - EQUAL",
+    ]
+
+
+def test_page_refers_to_nothing_outside_itself(tmp_path: Path) -> None:
+    page, content = drawn(tmp_path, summary())
+    assert not re.search(r"https?:|@import|//[a-z]|url\(", content)
+    assert not {"script", "link", "img", "iframe", "object", "image"} & {tag for tag, _ in page.elements}
+    anchors = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(anchors) == len(set(anchors))
+    referred = {str(a[key]) for _, a in page.elements for key in ("href", "src") if key in a}
+    assert referred == {f"#{anchor}" for anchor in anchors}
+
+
+def test_whatever_a_file_holds_stays_text(tmp_path: Path) -> None:
+    evil = "</title></svg></style><script>alert(1)</script>$title \"'&amp; ${y}"
+    told = summary()
+    told["languages"] = {evil: 3}
+    told["duplicates"]["samples"] = [
+        {"kept": evil, "dropped": evil, "jaccard": 0.9, "text_kept": evil, "text_dropped": f"a {evil}"}
+    ]
+    told["duplicates"] |= {"removed_share": {evil: 0.5}, "alarms": [evil]}
+    told["decontamination"] |= {"cuts_by_task": {evil: 1}}
+    told["decontamination"]["samples"] = [{"document": evil, "tasks": [evil], "ngram": evil, "text": evil}]
+    told["tokens"] = {evil: told["tokens"]["books"]}
+    for stage in told["stages"]:
+        stage["name"] = evil
+        stage["sources"] = {evil: stage["sources"]["crawl"] | {"dropped": {evil: 2}}}
+        stage["errors"] = [{"where": evil, "what": evil}]
+        stage["shown"] = [{"source": evil, "fate": evil, "id": evil, "text": evil}]
+    page, _ = drawn(tmp_path, told)
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert page.text.count("<script>alert(1)</script>$title \"'&amp; ${y}") > 40
+
+
+def test_a_stage_by_itself_has_a_page_of_what_it_told(tmp_path: Path) -> None:
+    told = {"version": 1, "seconds": 1.0, "stages": stages()[2:3]}
+    page, _ = drawn(tmp_path, told)
+    assert "Funnel" in page.text
+    assert "clean: dropped as short" in page.text
+    assert "Near duplicates" not in page.text
+    assert tmp_path.name in page.text
+
+
+def test_command_draws_the_page_of_a_run_that_the_run_drew_itself(tmp_path: Path, finished: Any) -> None:  # noqa: ANN401
+    told = json.loads((finished.out / "summary.json").read_text(encoding="utf-8"))
+    folder = tmp_path / finished.out.parent.name / "data"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    assert page.row("after tokenize")[1] == count(told["stages"][-1]["documents_out"])
+    assert "Documents to judge by eye" in page.text
+    assert "quality: dropped as low quality" in page.text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "no such file"), ("{", "Invalid JSON"), ('{"seconds": 1}', "stages: Field required")],
+)
+def test_what_is_no_summary_is_one_line(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "summary.json").write_text(content, encoding="utf-8")
+    with pytest.raises(Failure, match=f"summary.json: .*{words}"):
+        report(tmp_path)
