@@ -230,7 +230,7 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
     monkeypatch.setattr("mtnlg_data.dedup.clusters.GROUP_BYTES", 5000)
     monkeypatch.setattr("mtnlg_data.dedup.candidates.BYTES_AT_ONCE", 3000)
     monkeypatch.setattr("mtnlg_data.dedup.verify.SPILL_BYTES", 1000)
-    monkeypatch.setattr("mtnlg_data.dedup.signature.CHARACTERS_AT_ONCE", 500)
+    monkeypatch.setattr("mtnlg_data.words.CHARACTERS_AT_ONCE", 500)
     monkeypatch.setattr("mtnlg_data.dedup.ledger.ROWS_AT_ONCE", 3)
     engine = Counting()
     deduplicate(shards, tmp_path / "many", WORDS, ["web"], engine)

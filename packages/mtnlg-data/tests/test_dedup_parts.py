@@ -21,8 +21,16 @@ from mtnlg_data.dedup.clusters import GROUP_BYTES, group_ends
 from mtnlg_data.dedup.graph import _unite_by_graph, components, forest, unite
 from mtnlg_data.dedup.representative import representatives
 from mtnlg_data.dedup.runs import NO_KEY, Run, run_bytes, write_run
-from mtnlg_data.dedup.signature import _minhash_by_arrays, band_keys, minhash, permutations, shingles
-from mtnlg_data.dedup.verify import Sets, _common_by_arrays, _verified, buckets, common, draws, jaccard, verified
+from mtnlg_data.dedup.signature import (
+    _minhash_by_arrays,
+    _runs_by_arrays,
+    band_keys,
+    minhash,
+    permutations,
+    runs_within,
+    shingles,
+)
+from mtnlg_data.dedup.verify import Sets, _common_by_arrays, buckets, common, draws, jaccard, verified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +76,14 @@ def test_shingles_are_runs_of_lower_cased_words_or_characters_and_a_short_text_i
         assert len(ours) == len(runs)
         assert all(known.setdefault(run, value) == value for run, value in zip(runs, ours, strict=True))
     assert len(set(known.values())) == len(known)
+
+
+@given(texts=st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=9), max_size=5), length=st.integers(1, 4))
+def test_numba_and_numpy_make_the_same_runs(texts: list[list[int]], length: int) -> None:
+    units = np.array(list(itertools.chain(*texts)), np.uint64)
+    bounds = np.cumsum([0, *map(len, texts)])
+    out = np.cumsum([0, *(max(len(text) - length + 1, min(1, len(text))) for text in texts)])
+    assert runs_within(units, bounds, out).tolist() == _runs_by_arrays(units, bounds, out).tolist()
 
 
 @given(
@@ -175,6 +191,7 @@ def test_the_intersection_is_counted_exactly_with_and_without_numba(
         assert similarity == expected / len(set(one.tolist()) | set(other.tolist()))
 
 
+plain_verified = getattr(verified, "py_func", verified)  # what runs where there is no numba
 small_sets = st.lists(st.sets(st.integers(0, 6), min_size=1), min_size=2, max_size=12)
 
 
@@ -191,7 +208,7 @@ def test_every_pair_of_a_bucket_of_twelve_is_joined_or_below_the_threshold_or_be
     bounds = np.cumsum([0, *map(len, sets_)])
     turns = np.array(draws_).reshape(3, 11)[: len(sets_)]
     pairs = verified(np.arange(len(flat)), bounds, turns, stored, 0.8)
-    assert pairs.tolist() == _verified(np.arange(len(flat)), bounds, turns, stored, 0.8).tolist()
+    assert pairs.tolist() == plain_verified(np.arange(len(flat)), bounds, turns, stored, 0.8).tolist()
     for one, other in pairs.tolist():
         assert len(flat[one] & flat[other]) / len(flat[one] | flat[other]) >= 0.8
     removed = set(pairs[:, 1].tolist())

@@ -27,3 +27,8 @@ def compiled(instead: F) -> Callable[[F], F]:
         return cast("F", numba.njit(cache=True)(loops))
 
     return choose
+
+
+def compiled_if_possible(loops: F) -> F:
+    """Decorate loops that, without numba, run as they stand: others call them, or nothing in NumPy is like them."""
+    return compiled(instead=loops)(loops)

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .compiled import compiled
+from .compiled import compiled, compiled_if_possible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
 A = np.uint64(0x9E3779B97F4A7C15)
 B = np.uint64(0xD6E8FEB86659FD93)
 SEPARATOR = "\n"
+CHARACTERS_AT_ONCE = 1_000_000  # what is worked on stays in the processor's caches
 
 
 class Words(NamedTuple):
@@ -49,12 +50,32 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(33))
 
 
+@compiled_if_possible
+def mixed(value: np.uint64) -> np.uint64:
+    """``mix`` of one value, inside compiled loops."""
+    value = np.uint64((value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD))
+    value = np.uint64((value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53))
+    return np.uint64(value ^ (value >> np.uint64(33)))
+
+
 def fold(text: str) -> str:
     """The text in lower case, every character in its place: offsets into the one are offsets into the other.
 
     ``str.lower`` alone makes two characters of one ("İ"), and one of two ("Σ") by what stands around it.
     """
     return text.replace("İ", "i").lower().replace("ς", "\N{GREEK SMALL LETTER SIGMA}")
+
+
+def portions(texts: list[str]) -> Iterator[list[str]]:
+    """The texts in turn, about ``CHARACTERS_AT_ONCE`` at once."""
+    first = characters = 0
+    for place, text in enumerate(texts, 1):
+        characters += len(text)
+        if characters >= CHARACTERS_AT_ONCE:
+            yield texts[first:place]
+            first, characters = place, 0
+    if first < len(texts):
+        yield texts[first:]
 
 
 def words_of(texts: Sequence[str]) -> Words:

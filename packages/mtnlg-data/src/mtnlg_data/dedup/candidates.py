@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.dedup.clusters import placed
-from mtnlg_data.dedup.signature import portions, shingles
+from mtnlg_data.dedup.signature import shingles
 from mtnlg_data.engine import key_of
 from mtnlg_data.files import aside
 from mtnlg_data.shards import rows_of
+from mtnlg_data.words import portions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

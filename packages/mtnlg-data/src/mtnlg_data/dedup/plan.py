@@ -12,8 +12,8 @@ from mtnlg_data.dedup.bands import KEYS_A_PART
 from mtnlg_data.dedup.candidates import BYTES_AT_ONCE
 from mtnlg_data.dedup.clusters import GROUP_BYTES, NAMES_BYTES
 from mtnlg_data.dedup.runs import run_bytes
-from mtnlg_data.dedup.signature import CHARACTERS_AT_ONCE
 from mtnlg_data.document import CHARACTERS_A_GROUP, ROWS_A_GROUP
+from mtnlg_data.words import CHARACTERS_AT_ONCE
 
 if TYPE_CHECKING:
     from mtnlg_data.dedup import DeduplicateSettings

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from datasketch import MinHash
 
-from mtnlg_data.compiled import compiled
+from mtnlg_data.compiled import compiled, compiled_if_possible
 from mtnlg_data.dedup.runs import NO_KEY, write_run
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import key_of
-from mtnlg_data.words import code_points, fold, mix, runs_of, words_of
+from mtnlg_data.words import SEPARATOR, B, code_points, fold, mix, mixed, portions, runs_of, spans, word_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 ShingleKind = Literal["word", "character"]
 
 EMPTY = np.uint32(0xFFFFFFFF)
-CHARACTERS_AT_ONCE = 1_000_000  # what is worked on stays in the processor's caches
 SHINGLES_AT_ONCE = 4096
 
 
@@ -82,48 +81,55 @@ def sign(unit: Signatures) -> Summary:
     return {"documents": dict(sorted(sources.items()))}
 
 
-def portions(texts: list[str]) -> Iterator[list[str]]:
-    """The texts in turn, about ``CHARACTERS_AT_ONCE`` at once."""
-    first = characters = 0
-    for place, text in enumerate(texts, 1):
-        characters += len(text)
-        if characters >= CHARACTERS_AT_ONCE:
-            yield texts[first:place]
-            first, characters = place, 0
-    if first < len(texts):
-        yield texts[first:]
-
-
 def shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """The shingles of all texts, and the bounds of each text's among them (one more than texts); repeats included."""
     lowered = [fold(text) for text in texts]
     if kind == "word":
-        hashes, _, _, bounds = words_of(lowered)
+        sizes = np.fromiter((len(text) + 1 for text in lowered), np.int64, len(lowered))
+        hashes, starts, _ = spans(code_points(SEPARATOR.join(lowered)), word_characters())
+        bounds = np.searchsorted(starts, np.concatenate([[0], np.cumsum(sizes)]))
     else:
         spaced = [" ".join(text.split()) for text in lowered]
-        hashes = mix(code_points("".join(spaced)).astype(np.uint64))
+        hashes = code_points("".join(spaced)).astype(np.uint64)
         bounds = np.concatenate([[0], np.cumsum([len(text) for text in spaced], dtype=np.int64)])
-    return _within(hashes, bounds, length)
-
-
-def _within(
-    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], length: int
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Runs of ``length`` that stay inside their text; a shorter text is one run as it is."""
     counts = np.diff(bounds)
-    short = np.flatnonzero((counts > 0) & (counts < length))
-    sizes = np.maximum(counts - length + 1, 0)
-    sizes[short] = 1
-    out = np.concatenate([[0], np.cumsum(sizes)])
-    runs = runs_of(hashes, length)
-    is_inside = np.arange(len(runs)) + length <= np.repeat(bounds[1:], counts)[: len(runs)]
+    sizes = np.where(counts < length, counts > 0, counts - length + 1)
+    out = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return runs_within(hashes, bounds, out), out
+
+
+def _runs_by_arrays(units: NDArray[np.uint64], bounds: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.uint64]:
+    hashes = mix(units)
+    texts = zip(bounds[:-1], bounds[1:], np.diff(out), strict=True)
+    runs = [runs_of(hashes[first:last], int(last - first - size + 1)) for first, last, size in texts if size]
+    return np.concatenate([np.empty(0, np.uint64), *runs])
+
+
+@compiled(instead=_runs_by_arrays)
+def runs_within(units: NDArray[np.uint64], bounds: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The hashes of the runs of words (or characters) in each text, of which text t has ``out[t + 1] - out[t]``.
+
+    As ``mix`` and ``runs_of`` of ``words`` have it, but each is made of the one before it.
+    """
     values = np.empty(out[-1], np.uint64)
-    is_run = np.ones(len(values), np.bool_)
-    is_run[out[short]] = False
-    values[is_run] = runs[is_inside]
-    for text in short:
-        values[out[text]] = runs_of(hashes[bounds[text] : bounds[text + 1]], int(counts[text]))[0]
-    return values, out
+    hashes = np.empty(len(units), np.uint64)
+    for place in range(len(units)):
+        hashes[place] = mixed(units[place])
+    for text in range(len(bounds) - 1):
+        first, last, size = bounds[text], bounds[text + 1], out[text + 1] - out[text]
+        if size == 0:
+            continue
+        run = last - first - size + 1
+        total, leaving = np.uint64(0), np.uint64(1)
+        for place in range(first, first + run):
+            total = total * B + hashes[place]
+            leaving *= B
+        values[out[text]] = mixed(total)
+        for turn in range(1, size):
+            place = first + turn
+            total = total * B + hashes[place + run - 1] - hashes[place - 1] * leaving
+            values[out[text] + turn] = mixed(total)
+    return values
 
 
 def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -132,14 +138,26 @@ def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.
     return a.astype(np.uint32), b.astype(np.uint32)
 
 
-def _minhash_by_arrays(
-    values: NDArray[np.uint32], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
-) -> NDArray[np.uint32]:
+def _fmix32_by_arrays(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
     values = values ^ (values >> np.uint32(16))
     values = values * np.uint32(0x85EBCA6B)
     values = values ^ (values >> np.uint32(13))
     values = values * np.uint32(0xC2B2AE35)
-    values = values ^ (values >> np.uint32(16))
+    return values ^ (values >> np.uint32(16))
+
+
+@compiled_if_possible
+def fmix32(h: np.uint32) -> np.uint32:
+    """MurmurHash3's 32-bit finalizer, inside compiled loops."""
+    h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+    h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+    return np.uint32(h ^ (h >> np.uint32(16)))
+
+
+def _minhash_by_arrays(
+    values: NDArray[np.uint32], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    values = _fmix32_by_arrays(values)
     signatures = np.full((len(bounds) - 1, len(a)), EMPTY)
     for text in range(len(bounds) - 1):
         for begin in range(bounds[text], bounds[text + 1], SHINGLES_AT_ONCE):
@@ -152,18 +170,20 @@ def _minhash_by_arrays(
 def minhash(
     values: NDArray[np.uint32], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """Signatures [texts, permutations] of 32-bit shingle hashes; all ones where a text has none."""
+    """Signatures [texts, permutations] of 32-bit shingle hashes; all ones where a text has none.
+
+    Four shingles at once, the last of a text repeated, so that a signature is written to memory a quarter as often.
+    """
     signatures = np.full((len(bounds) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
     for text in range(len(bounds) - 1):
-        signature = signatures[text]
-        for place in range(bounds[text], bounds[text + 1]):
-            h = values[place]
-            h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
-            h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
-            h = np.uint32(h ^ (h >> np.uint32(16)))
+        signature, last = signatures[text], bounds[text + 1] - 1
+        for place in range(bounds[text], last + 1, 4):
+            h0, h1 = fmix32(values[place]), fmix32(values[min(place + 1, last)])
+            h2, h3 = fmix32(values[min(place + 2, last)]), fmix32(values[min(place + 3, last)])
             for p in range(len(a)):
-                value = np.uint32(a[p] * h + b[p])
-                signature[p] = min(signature[p], value)
+                low = min(np.uint32(a[p] * h0 + b[p]), np.uint32(a[p] * h1 + b[p]))
+                high = min(np.uint32(a[p] * h2 + b[p]), np.uint32(a[p] * h3 + b[p]))
+                signature[p] = min(signature[p], low, high)
     return signatures
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
-from mtnlg_data.compiled import compiled
+from mtnlg_data.compiled import compiled, compiled_if_possible
 from mtnlg_data.dedup.clusters import GROUP_BYTES
 from mtnlg_data.words import mix
 
@@ -79,7 +79,8 @@ def _room(size: int, scratch: Path) -> NDArray[np.uint64]:
 
 def duplicates(found: Candidates, threshold: float, rounds: int, seed: int) -> NDArray[np.int64]:
     """[pairs, 2]: (pivot, duplicate) by their places in the group."""
-    twos, pairs = [], []
+    twos: list[NDArray[np.int64]] = []
+    pairs: list[NDArray[np.int64]] = []
     for band in range(found.keys.shape[1]):
         members, sizes = buckets(found.keys[:, band])
         twos.append(members[np.repeat(sizes == 2, sizes)].reshape(-1, 2))
@@ -123,7 +124,8 @@ def common(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
     return count
 
 
-def _jaccard(pairs: NDArray[np.int64], sets: Sets) -> NDArray[np.float64]:
+@compiled_if_possible
+def jaccard(pairs: NDArray[np.int64], sets: Sets) -> NDArray[np.float64]:
     """The Jaccard similarity of the sets of each pair [pairs, 2]; no set is empty."""
     values, starts, ends = sets
     found = np.empty(len(pairs), np.float64)
@@ -134,7 +136,8 @@ def _jaccard(pairs: NDArray[np.int64], sets: Sets) -> NDArray[np.float64]:
     return found
 
 
-def _verified(
+@compiled_if_possible
+def verified(
     members: NDArray[np.int64],
     bounds: NDArray[np.int64],
     draws: NDArray[np.int64],
@@ -167,8 +170,3 @@ def _verified(
                     kept += 1
             end = kept
     return pairs[:count]
-
-
-# Without numba the loops run as they stand: what they call has its own way there.
-jaccard = compiled(instead=_jaccard)(_jaccard)
-verified = compiled(instead=_verified)(_verified)
