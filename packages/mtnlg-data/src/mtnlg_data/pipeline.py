@@ -15,8 +15,8 @@ from .clean import clean
 from .console import say
 from .decontaminate import decontaminate
 from .dedup import deduplicate
-from .document import source_of
-from .engine import Sharded, at_work_in, checksum, key_of
+from .document import Damaged, source_of
+from .engine import Sharded, at_work_in, checksum, key_of, manifest_path
 from .files import sha256, write_json, write_text
 from .funnel import line
 from .ingestion import extract
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from .engine import Engine, Summary
     from .recipe import Recipe
+    from .sources import SourceFile
 
 STAGES = ("extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize")
 EXTRAS = ("quality", "languages", "duplicates", "decontamination", "tokens", "vocabulary", "unigram_entropy_nats")
@@ -44,62 +45,77 @@ def curate(recipe: Recipe, out: Path, engine: Engine, shard: tuple[int, int] | N
     Raises ``Failure`` before any work where an input is missing, and where another run is at work in ``out``.
     """
     files, texts = recipe.files(), recipe.texts_file()
-    priority = list(recipe.sources)
     resolved = dump(recipe)
     with at_work_in(out, key_of(resolved), shared=shard is not None) as claims:
         if shard is not None:
             engine = Sharded(engine, shard, claims)
         write_text(out / "recipe.toml", resolved)
-        chain = _Chain(out)
+        mended: set[Path] = set()
+        while True:
+            try:
+                summary = _stages(recipe, files, texts, out, engine)
+            except Damaged as damaged:  # by a disk that lost what it had: only who reads a finished stage notices
+                if damaged.path in mended or out not in damaged.path.parents:
+                    raise
+                say(f"{damaged}; it is made again")
+                manifest_path(damaged.path).unlink(missing_ok=True)
+                mended.add(damaged.path)
+            else:
+                write_json(out / "summary.json", summary)
+                return summary
 
-        states = [(asdict(file), _state(file.path)) for file in files]
-        extracted = chain.run(
-            "extract", [states, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
+
+def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out: Path, engine: Engine) -> Summary:
+    """Run every stage that is not as its account says; returns the summary of all."""
+    priority = list(recipe.sources)
+    chain = _Chain(out)
+
+    states = [(asdict(file), _state(file.path)) for file in files]
+    extracted = chain.run(
+        "extract", [states, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
+    )
+    shards = [extracted / name for name in chain.accounts[-1]["shards"]]
+
+    if recipe.filtered:
+        before = chain.accounts[-1]["sources"]
+        roles = (recipe.filtered, recipe.curated)
+        judged = chain.run(
+            "quality",
+            [_checksums(shards), roles, recipe.quality],
+            lambda folder: quality(shards, folder, recipe.quality, *roles, before=before, engine=engine),
         )
-        shards = [extracted / name for name in chain.accounts[-1]["shards"]]
+        shards = [judged / shard.name if source_of(shard) in recipe.filtered else shard for shard in shards]
 
-        if recipe.filtered:
-            before = chain.accounts[-1]["sources"]
-            roles = (recipe.filtered, recipe.curated)
-            judged = chain.run(
-                "quality",
-                [_checksums(shards), roles, recipe.quality],
-                lambda folder: quality(shards, folder, recipe.quality, *roles, before=before, engine=engine),
-            )
-            shards = [judged / shard.name if source_of(shard) in recipe.filtered else shard for shard in shards]
+    rules = {name: source.rules for name, source in recipe.sources.items()}
+    dirty = shards
+    cleaned = chain.run(
+        "clean",
+        [_checksums(dirty), rules, recipe.clean],
+        lambda folder: clean(dirty, folder, recipe.clean, rules, engine),
+    )
 
-        rules = {name: source.rules for name, source in recipe.sources.items()}
-        dirty = shards
-        cleaned = chain.run(
-            "clean",
-            [_checksums(dirty), rules, recipe.clean],
-            lambda folder: clean(dirty, folder, recipe.clean, rules, engine),
-        )
+    clean_shards = [cleaned / shard.name for shard in shards]
+    unique = chain.run(
+        "deduplicate",
+        [_checksums(clean_shards), priority, recipe.deduplicate],
+        lambda folder: deduplicate(clean_shards, folder, recipe.deduplicate, priority, engine),
+    )
 
-        clean_shards = [cleaned / shard.name for shard in shards]
-        unique = chain.run(
-            "deduplicate",
-            [_checksums(clean_shards), priority, recipe.deduplicate],
-            lambda folder: deduplicate(clean_shards, folder, recipe.deduplicate, priority, engine),
-        )
+    unique_shards = [unique / shard.name for shard in shards]
+    pure = chain.run(
+        "decontaminate",
+        [_checksums(unique_shards), texts and sha256(texts), recipe.decontaminate],
+        lambda folder: decontaminate(unique_shards, folder, recipe.decontaminate, texts, engine),
+    )
 
-        unique_shards = [unique / shard.name for shard in shards]
-        pure = chain.run(
-            "decontaminate",
-            [_checksums(unique_shards), texts and sha256(texts), recipe.decontaminate],
-            lambda folder: decontaminate(unique_shards, folder, recipe.decontaminate, texts, engine),
-        )
-
-        by_source = {name: [pure / s.name for s in shards if source_of(s) == name] for name in priority}
-        chain.run(
-            "tokenize",
-            [[_checksums(of) for of in by_source.values()], recipe.weights, recipe.tokenize],
-            lambda _: tokenize(by_source, out / "tokens", recipe.tokenize, recipe.weights, engine),
-            results=out / "tokens",
-        )
-        summary = chain.summary()
-        write_json(out / "summary.json", summary)
-    return summary
+    by_source = {name: [pure / s.name for s in shards if source_of(s) == name] for name in priority}
+    chain.run(
+        "tokenize",
+        [[_checksums(of) for of in by_source.values()], recipe.weights, recipe.tokenize],
+        lambda _: tokenize(by_source, out / "tokens", recipe.tokenize, recipe.weights, engine),
+        results=out / "tokens",
+    )
+    return chain.summary()
 
 
 class _Chain:

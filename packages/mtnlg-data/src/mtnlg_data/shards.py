@@ -98,6 +98,7 @@ class Tallies:
         return {
             "sources": {source: tally for part in parts for source, tally in part["sources"].items()},
             "errors": [error for part in parts for error in part["errors"]],
+            "shown": [document for part in parts for document in part["shown"]],
         }
 
 

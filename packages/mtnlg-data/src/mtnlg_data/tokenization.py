@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from .console import Failure
-from .document import ROWS_A_GROUP
+from .document import DocumentFile
 from .encoding import encoder, some_at_once
-from .engine import key_of, manifest_path, run_units
+from .engine import key_of, run_units
 from .files import aside, sha256, write_json, write_text
 from .funnel import stage
 from .merging import DOCUMENTS_AT_ONCE, concatenate, picked
@@ -124,8 +123,8 @@ def encode(unit: Encoding) -> Summary:
 
 
 def _batches(unit: Encoding) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(unit.shard.path) as file:
-        yield from file.iter_batches(ROWS_A_GROUP, list(unit.groups), ["id", "source", "text"])
+    with DocumentFile(unit.shard.path) as file:
+        yield from (file.read(group, ["id", "source", "text"]) for group in unit.groups)
 
 
 def _write_sorted(path: Path, keys: NDArray[np.uint64], ids: NDArray[Any], sizes: NDArray[np.int64]) -> None:
@@ -167,7 +166,7 @@ def gather(unit: Part) -> Summary:
     with writing_store(unit.prefix, unit.vocabulary) as writer:
         for begin in range(0, len(order), DOCUMENTS_AT_ONCE):
             writer.extend(*picked(ids, sizes, order[begin : begin + DOCUMENTS_AT_ONCE]))
-    return {"sha256": _checksums(unit.prefix)}
+    return {"files": _beside(unit.prefix)}
 
 
 def _between(path: Path, first: int, last: int) -> tuple[NDArray[np.uint64], NDArray[Any], NDArray[np.int64]]:
@@ -211,9 +210,33 @@ def join(unit: Join) -> Summary:
         "documents": store.documents,
         "tokens": store.tokens,
         "store": store.checksum(),
-        "sha256": _checksums(unit.prefix),
         "unigrams": unigrams.tolist(),
+        "files": _beside(unit.prefix),
     }
+
+
+def _beside(prefix: Path) -> list[str]:
+    """The files of a store beside its .bin, which is the unit's output."""
+    return [idx_path(prefix).name, crc_path(prefix).name]
+
+
+@dataclass(frozen=True)
+class Blending:
+    """Unit: what is known of all stores → blend.json."""
+
+    blend: Blend
+    output: Path
+
+    @cached_property
+    def key(self) -> str:
+        """See ``Unit``."""
+        return key_of("blend", self.blend.model_dump(mode="json"))
+
+
+def write_blend(unit: Blending) -> Summary:
+    """Run one unit."""
+    write_json(unit.output, unit.blend.model_dump(mode="json"))
+    return {}
 
 
 def tokenize(
@@ -249,9 +272,10 @@ def tokenize(
         )
         for source, own in encodings.items()
     ]
-    _run_stores(engine, gather, [part for unit in joins for part in unit.parts], "tokenize: shuffle")
-    stores = dict(zip(shards, _run_stores(engine, join, joins, "tokenize: stores"), strict=True))
-    _write_blend(out, settings, learned, own_weights, stores)
+    run_units(engine, gather, [part for unit in joins for part in unit.parts], "tokenize: shuffle")
+    stores = dict(zip(shards, run_units(engine, join, joins, "tokenize: stores"), strict=True))
+    blending = Blending(_blend(settings, learned, own_weights, stores), out / "blend.json")
+    run_units(engine, write_blend, [blending], "tokenize: blend")
     return {
         **stage("tokenize", accounts, in_order(accounts, list(shards))),
         "tokens": {
@@ -298,27 +322,9 @@ def _parts(encodings: Sequence[Encoding], tokens: int, vocabulary: int, folder: 
     )
 
 
-def _run_stores(engine: Engine, function: Any, units: Sequence[Part | Join], label: str) -> list[Summary]:  # noqa: ANN401  (of Part or of Join)
-    """Run units that write stores; one whose .idx or .crc is gone or damaged is written again."""
-    summaries = run_units(engine, function, units, label)
-    for unit, summary in zip(units, summaries, strict=True):
-        if _checksums(unit.prefix) != summary["sha256"]:
-            manifest_path(unit.output).unlink()
-    return run_units(engine, function, units, label)
-
-
-def _checksums(prefix: Path) -> list[str]:
-    """Of the files beside the .bin, which itself is the output that the engine checks."""
-    return [sha256(path) if path.exists() else "" for path in (idx_path(prefix), crc_path(prefix))]
-
-
-def _write_blend(
-    out: Path,
-    settings: TokenizeSettings,
-    learned: Summary,
-    weights: Mapping[str, float],
-    stores: Mapping[str, Summary],
-) -> None:
+def _blend(
+    settings: TokenizeSettings, learned: Summary, weights: Mapping[str, float], stores: Mapping[str, Summary]
+) -> Blend:
     sources = [
         BlendSource(
             name=source,
@@ -330,14 +336,13 @@ def _write_blend(
         )
         for source, store in stores.items()
     ]
-    blend = Blend(
+    return Blend(
         seed=settings.seed,
         vocabulary=learned["vocabulary"],
         eod=learned["eod"],
         validation=settings.validation,
         sources=tuple(sources),
     )
-    write_json(out / "blend.json", blend.model_dump(mode="json"))
 
 
 def entropy(weights: Mapping[str, float], unigrams: Mapping[str, Sequence[int]]) -> float:

@@ -16,7 +16,7 @@ import errno
 import fcntl
 import hashlib
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 from mtnlg_data.console import Failure, say
@@ -48,7 +48,8 @@ class Claims:
 
     def release(self, path: Path) -> None:
         """Let go of it."""
-        _locked(self._lock, fcntl.LOCK_UN, self._byte(path))
+        with suppress(OSError):
+            fcntl.lockf(self._lock, fcntl.LOCK_UN, 1, self._byte(path))
 
     def _byte(self, path: Path) -> int:
         name = path.relative_to(self._folder).as_posix()
@@ -56,7 +57,7 @@ class Claims:
 
 
 def _locked(lock: IO[bytes], how: int, byte: int) -> bool:
-    """Lock one byte or let go of it, at once; False where another process holds it."""
+    """Lock one byte, now or not at all; False where another process holds it."""
     try:
         fcntl.lockf(lock, how | fcntl.LOCK_NB, 1, byte)  # not flock: a child of a killed run would hold on to it
     except OSError as error:
