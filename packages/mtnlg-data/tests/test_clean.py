@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import TYPE_CHECKING, get_args
 
-import ftfy
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mtnlg_data.clean import CleanSettings, Rule, clean, clean_text, repaired
+from mtnlg_data.clean import VARIANTS, CleanSettings, Rule, clean, clean_text
+from mtnlg_data.corpus import DATASETS
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.files import sha256, write_json
+from mtnlg_data.fixing import trap
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,23 +21,6 @@ if TYPE_CHECKING:
 ALL: tuple[Rule, ...] = get_args(Rule)
 DEFAULTS = CleanSettings()
 LONG = "An ordinary sentence that nobody would object to. " * 12
-
-PIECES = st.one_of(
-    st.text(max_size=30),
-    st.sampled_from(["&amp;", "&lt;b&gt;", "<", "\n", "\r\n", "\t", "â€œquotedâ€\x9d", "schÃ¶n", "ﬁ", "“"]),
-    st.sampled_from(["\x1b[31m", "\ufeff", "\x00", "\x85", "\u2028", "\uff26"]),
-    st.text("abc <&;\n\t~", max_size=30),
-)
-
-
-@given(st.lists(PIECES, max_size=12).map("".join))
-def test_repair_is_fix_text_to_the_character(text: str) -> None:
-    assert repaired(text) == ftfy.fix_text(text)
-
-
-def test_repair_is_fix_text_on_a_line_of_more_than_a_million_characters() -> None:
-    text = "x" * 999_999 + "&amp; <" + "y" * 10 + "\n&amp;"
-    assert repaired(text) == ftfy.fix_text(text)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +30,47 @@ def test_repair_is_fix_text_on_a_line_of_more_than_a_million_characters() -> Non
         ("broken\nline", "broken line"),
         ("broken\n\n line", "broken line"),
         ("A sentence.\nAnother.", "A sentence.\nAnother."),
-        ("item\n- item", "item\n- item"),
+        ("item\n- item", "item - item"),
+        ("2021\n\n\n“Quoted.”\n", "2021 “Quoted.”\n"),
     ],
 )
 def test_white_space_within_sentences_becomes_one_space(text: str, cleaned: str) -> None:
     assert clean_text(text, "en", ["whitespace"], DEFAULTS) == (cleaned, None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "cleaned"),
+    [
+        ("blank_lines", "One.\n\n\n\nTwo.\nThree.", "One.\n\nTwo.\nThree."),
+        ("paragraphs", "One.\nTwo.\n", "One.\n\nTwo.\n\n"),
+        ("detokenize", "do n't ! a well - known one @ home .", "do n't! a well-known one@home."),
+        ("detokenize", "he said ' so ?", "he said' so?"),
+    ],
+)
+def test_three_datasets_have_a_rule_of_their_own(rule: Rule, text: str, cleaned: str) -> None:
+    assert clean_text(text, "en", [rule], DEFAULTS) == (cleaned, None)
+    assert {each for rules in VARIANTS.values() for each in rules} >= {rule}
+    assert set(VARIANTS) <= set(DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("&" + "amp;" * 200_000, "nested_entities"),
+        ("&" + "#38;" * 200_000, "nested_entities"),
+        ("a" + "\u0301\u0316" * 200_000, "stacked_marks"),
+        ("&amp;amp;lt; " * 10_000, None),
+        ("a\u0301\u0316 " * 10_000, None),
+    ],
+    ids=["amp", "38", "marks", "fair entities", "fair marks"],
+)
+def test_a_text_made_to_keep_ftfy_busy_is_dropped_for_that_reason(text: str, reason: str | None) -> None:
+    assert clean_text(text, "en", ["unicode"], DEFAULTS)[1] == reason
+
+
+def test_every_mark_that_nfc_sorts_is_known() -> None:
+    marks = [chr(code) for code in range(0x110000) if unicodedata.combining(chr(code))]
+    assert all(trap(mark * 100) == "stacked_marks" for mark in marks)
 
 
 @pytest.mark.parametrize(

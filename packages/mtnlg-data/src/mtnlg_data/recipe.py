@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from .clean import CleanSettings, Rule
+from .clean import VARIANTS, CleanSettings, Rule
 from .console import Failure
 from .corpus import DATASETS
 from .decontaminate import DecontaminateSettings
@@ -179,7 +179,7 @@ def _filled(name: str, table: dict[str, Any]) -> dict[str, Any]:
     known = DATASETS.get(name)
     table = {"kind": "warc", **table} if "snapshot" in table else table
     rules = PAGE_RULES if table.get("kind") == "warc" or (known and known.whitespace) else TEXT_RULES
-    filled = {"rules": list(rules), **table}
+    filled = {"rules": [*rules, *VARIANTS.get(name, ())], **table}
     if known is not None:
         filled = {"weight": known.weight, **filled}
         if table.get("kind") == "pile":
