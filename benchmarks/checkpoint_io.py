@@ -4,11 +4,20 @@
 
 Every round runs every way once, each round in another order, so that a busy machine is busy for all; medians of the
 rounds are reported. mtnlg_model computes checksums and waits for the disk, as a checkpoint must. The others do neither,
-so each of them is timed as it is, and with an fsync of what it wrote. Loading is into tensors that exist: of the whole
-state, and of one tp-2 slice (of every weight what one of two ranks holds), with the bytes that each way takes by read
-calls (rchar of /proc/self/io) and from the disk (read_bytes, the file's pages dropped from the cache before). Memory is
-that of ``mtnlg-model export`` on a model far larger than its largest tensor.
+so each of them is timed as it is, and with an fsync of what it wrote. How long training stands still where a writer
+goes on in the background is timed as well.
+
+Loading is into tensors that exist: of the whole state, and of one tp-2 slice (of every weight what one of two ranks
+holds; torch.distributed.checkpoint has no way to a slice without a process group), with the bytes that each way takes
+by read calls (rchar of /proc/self/io; a memory map takes none) and from the disk (read_bytes, the file's pages dropped
+from the cache before; the kernel reads whole pages and ahead). Memory is that of ``mtnlg-model export`` on a model far
+larger than its largest tensor.
 """
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-model", "torch==2.13.0", "safetensors==0.8.0"]
+# ///
 
 from __future__ import annotations
 
@@ -116,12 +125,36 @@ def slicers(config: ModelConfig, targets: dict[str, torch.Tensor]) -> dict[str, 
         for name, index in indices.items():
             opened.tensor(name, index, out=targets[name])
 
-    def theirs(folder: Path) -> None:
+    def by_torch(folder: Path) -> None:
+        state = torch.load(folder / "model.pt", mmap=True)
+        for name, index in indices.items():
+            targets[name].copy_(state[name][index])
+
+    def by_safetensors(folder: Path) -> None:
         with safetensors.safe_open(folder / "model.safetensors", "pt") as file:
             for name, index in indices.items():
                 targets[name].copy_(file.get_slice(name)[index or (slice(None),)])
 
-    return {"mtnlg_model": ours, "safetensors": theirs}
+    return {"mtnlg_model": ours, "torch.save": by_torch, "safetensors": by_safetensors}
+
+
+def blocked(decoder: Decoder, folder: Path) -> float:
+    """Seconds until training may go on where a writer finishes in the background."""
+    started = time.perf_counter()
+    writer = CheckpointWriter(folder, 1, "a")
+    for name, parameter in decoder.named_parameters():
+        writer.add(name, parameter.shape, "weight", None, parameter)
+    writer.finish()
+    seconds = time.perf_counter() - started
+    writer.close()
+    return seconds
+
+
+def headers(folder: Path) -> int:
+    """Bytes of a checkpoint's manifest and of its weights' headers: what a reader takes beside the data."""
+    step = folder / "step-1"
+    sizes = [8 + int.from_bytes(file.read_bytes()[:8], "little") for file in step.glob("*.weights-*.safetensors")]
+    return (step / "manifest.json").stat().st_size + sum(sizes)
 
 
 def measure(scratch: Path, rounds: int) -> dict[str, object]:
@@ -132,6 +165,7 @@ def measure(scratch: Path, rounds: int) -> dict[str, object]:
     tokenizer.write_text("{}")
     folders = {name: scratch / name for name in savers(decoder, tokenizer)}
     saved, synced, loaded, sliced = (Times() for _ in range(4))
+    stood_still: list[float] = []
     reads: dict[str, dict[str, int]] = {}
     targets = {
         name: torch.empty(shape)[tp2_index(name, shape)].clone() for name, shape in config.parameter_shapes().items()
@@ -146,6 +180,8 @@ def measure(scratch: Path, rounds: int) -> dict[str, object]:
             saved.setdefault(name, []).append(time.perf_counter() - started)
             sync(folders[name])
             synced.setdefault(name, []).append(time.perf_counter() - started)
+        shutil.rmtree(scratch / "background", ignore_errors=True)
+        stood_still.append(blocked(decoder, scratch / "background"))
         for name, load in turned(loaders(decoder), number):
             started = time.perf_counter()
             load(folders[name])
@@ -161,15 +197,17 @@ def measure(scratch: Path, rounds: int) -> dict[str, object]:
             after = counters()
             reads[name] = {"slice": size, **{key: after[key] - before[key] for key in ("rchar", "read_bytes")}}
     return {
+        "save_against_safetensors": ratio(saved["safetensors"], saved["mtnlg_model"]),
+        "save_and_sync_against_safetensors": ratio(synced["safetensors"], synced["mtnlg_model"]),
+        "load_against_safetensors": ratio(loaded["safetensors"], loaded["mtnlg_model"]),
         "model": {"preset": PRESET, "bytes": 4 * config.parameters},
         "save_seconds": medians(saved),
         "save_and_sync_seconds": medians(synced),
         "load_seconds": medians(loaded),
         "load_tp2_slice_seconds": medians(sliced),
+        "training_stands_still_seconds": medians({"mtnlg_model, in the background": stood_still}),
         "bytes_read_for_the_slice": reads,
-        "save_against_safetensors": ratio(saved["safetensors"], saved["mtnlg_model"]),
-        "save_and_sync_against_safetensors": ratio(synced["safetensors"], synced["mtnlg_model"]),
-        "load_against_safetensors": ratio(loaded["safetensors"], loaded["mtnlg_model"]),
+        "bytes_of_manifest_and_headers": headers(folders["mtnlg_model"]),
     }
 
 
@@ -180,9 +218,14 @@ def turned(ways: dict[str, T], number: int) -> list[tuple[str, T]]:
 
 
 def medians(times: Times) -> dict[str, dict[str, object]]:
-    """Median of every way, and all its rounds."""
+    """Median and spread of every way, and all its rounds."""
     return {
-        name: {"median": round(statistics.median(found), 3), "rounds": [round(seconds, 3) for seconds in found]}
+        name: {
+            "median": round(statistics.median(found), 3),
+            "least": round(min(found), 3),
+            "most": round(max(found), 3),
+            "rounds": [round(seconds, 3) for seconds in found],
+        }
         for name, found in times.items()
     }
 

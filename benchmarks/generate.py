@@ -68,13 +68,14 @@ def measure(batch: int, rounds: int, decoder: Decoder, gpt2: GPT2LMHeadModel) ->
             ways[name]()
             seconds[name].append(time.perf_counter() - started)
     rates = {name: batch * NEW / statistics.median(found) for name, found in seconds.items()}
+    ratios = [theirs / ours for ours, theirs in zip(seconds["mtnlg_model"], seconds["transformers"], strict=True)]
     return {
         "batch": batch,
-        "tokens_per_second": rates,
-        "ratio": statistics.median(
-            theirs / ours for ours, theirs in zip(seconds["mtnlg_model"], seconds["transformers"], strict=True)
-        ),
+        "ratio": statistics.median(ratios),
+        "ratio_least": min(ratios),
+        "ratio_most": max(ratios),
         "same_tokens": tokens["mtnlg_model"] == tokens["transformers"],
+        "tokens_per_second": rates,
         "seconds": seconds,
     }
 
