@@ -1,10 +1,11 @@
 """Decontaminate: the tasks' n-grams, and what stands around them, out of the documents (paper.md 4.4).
 
-    scan    where any n-gram stands, every shard once
-    count   in how many documents each stands, over all shards: those in ``common`` or more are left alone
-    cut     the first n-gram left in a text, ``window`` characters on each side of it, and on to the next of . ! ? is
-            taken out; what is right of it is treated alike. Pieces under ``shortest`` characters go; a document in
-            more than ``most_splits`` pieces goes as a whole
+    find     where the n-grams stand, and which are common (matches.py)
+    decide   the first match left in a text, ``window`` characters on each side of it, and on to the next of . ! ? is
+             taken out; what is right of it is treated alike. Pieces under ``shortest`` characters go; a document in
+             more than ``most_splits`` pieces goes as a whole
+    enter    every cut into the ledger: where, which n-gram, of which row of which task
+    cut      the documents, written without it
 
 Offsets are those of the text itself, and a match ends where its last word ends.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -24,25 +25,35 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from .document import SCHEMA, read_documents, write_documents
 from .engine import key_of, run_units
-from .files import aside, replacing, sha256
-from .funnel import EXCERPT, KEPT, stage
-from .ngrams import Match, NgramSet, read_task_texts, task_ngrams
+from .files import aside, sha256
+from .funnel import stage
+from .matches import NGRAMS, Count, Match, Ngrams, Scan, count, list_ngrams, matches_to_cut, scan
 from .settings import Settings
-from .shards import Made, Tallies, in_order, numbered
+from .shards import Made, Tallies, in_order, numbered, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from .engine import Engine, Summary
-    from .shards import Shard
 
-ENDS = ".!?"
 SAMPLES = 12
-MATCHES = pa.schema(
-    [pa.field(name, pa.int64(), nullable=False) for name in ("row", "start", "end", "ngram")],
+SAMPLE_CHARACTERS = 100  # on each side of a match
+#: A row for every cut and every task text that has its n-gram; places are characters of the document as it came.
+LEDGER = pa.schema(
+    [
+        pa.field("document", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("task", pa.string(), nullable=False),
+        pa.field("task_id", pa.string(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("end", pa.int64(), nullable=False),
+        pa.field("ngram", pa.large_string(), nullable=False),
+        pa.field("cut_start", pa.int64(), nullable=False),
+        pa.field("cut_end", pa.int64(), nullable=False),
+        pa.field("fate", pa.string(), nullable=False),  # of the document: "cut", or the reason for which it is dropped
+    ]
 )
-NGRAMS = pa.schema([pa.field("ngram", pa.large_string()), pa.field("tasks", pa.list_(pa.string()))])
 
 
 class DecontaminateSettings(Settings):
@@ -62,179 +73,185 @@ class DecontaminateSettings(Settings):
         return self
 
 
-@dataclass(frozen=True)
-class Ngrams:
-    """Unit: the file of task texts → their n-grams. Without a file there are none."""
+class Cutting(NamedTuple):
+    """One match for which a text is cut: characters ``start`` to ``end`` of it go."""
 
-    texts: Path | None
-    checksum: str | None
-    n: int
-    minimum: int
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("ngrams", self.checksum, self.n, self.minimum)
+    match: Match
+    start: int
+    end: int
 
 
-def list_ngrams(unit: Ngrams) -> Summary:
-    """Run one unit."""
-    ngrams = task_ngrams(read_task_texts(unit.texts) if unit.texts else (), unit.n, unit.minimum)
-    with aside(unit.output) as partial:
-        table = pa.table([pa.array(ngrams, pa.large_string()), pa.array(ngrams.values(), NGRAMS.types[1])], NGRAMS)
-        pq.write_table(table, partial, compression="zstd")
-    return {"ngrams": len(ngrams)}
+def pieces(length: int, matches: Sequence[Match], shortest: int) -> tuple[list[tuple[int, int]], list[Cutting]]:
+    """What is kept of a text of this length, as spans, and what is cut, given its matches in order of start."""
+    begin = 0
+    kept: list[tuple[int, int]] = []
+    cuts: list[Cutting] = []
+    for match in matches:
+        if match.start < begin:
+            continue
+        if begin and length - begin < shortest:
+            break
+        stop = match.stop + 1 if match.stop > begin else begin
+        kept.append((begin, stop))
+        begin = min(match.resume + 1, length)
+        cuts.append(Cutting(match, stop, begin))
+    kept.append((begin, length))
+    return [(start, end) for start, end in kept if end - start >= max(1, shortest)], cuts
 
 
-@dataclass(frozen=True)
-class Scan:
-    """Unit: one shard → where which n-grams stand in it, as ``MATCHES``."""
+class Decision(NamedTuple):
+    """What becomes of a document with matches: the spans of it that are kept, or the reason why all of it goes."""
 
-    shard: Shard
-    ngrams: Ngrams
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("scan", self.shard.checksum, self.ngrams.key)
-
-
-def scan(unit: Scan) -> Summary:
-    """Run one unit."""
-    ngrams = _ngram_set(Made.by(unit.ngrams), unit.ngrams.minimum)
-    found: list[tuple[int, int, int, int]] = []
-    first = 0
-    for batch in read_documents(unit.shard.path, ["text"]) if len(ngrams.ngrams) else ():
-        texts = batch["text"].to_pylist()
-        found += [(first + row, *match) for row, matches in enumerate(ngrams.search(texts)) for match in matches]
-        first += len(texts)
-    columns = zip(*found, strict=True) if found else ([] for _ in MATCHES)
-    with aside(unit.output) as partial:
-        pq.write_table(pa.table([pa.array(c, pa.int64()) for c in columns], MATCHES), partial, compression="zstd")
-    return {"matches": len(found)}
-
-
-@lru_cache(maxsize=1)
-def _ngram_set(made: Made, minimum: int) -> NgramSet:
-    """Read once a worker."""
-    return NgramSet(pq.read_table(made.path)["ngram"].to_pylist(), minimum)
+    kept: list[tuple[int, int]]
+    cuts: list[Cutting]
+    reason: str | None
 
 
 @dataclass(frozen=True)
-class Count:
-    """Unit: the matches of all shards → for every n-gram, whether so few documents hold it that it is cut."""
-
-    scans: tuple[Scan, ...]
-    ngrams: Ngrams
-    common: int
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("count", self.ngrams.key, [unit.key for unit in self.scans], self.common)
-
-
-def count(unit: Count) -> Summary:
-    """Run one unit."""
-    documents = np.zeros(pq.read_metadata(unit.ngrams.output).num_rows, np.int64)
-    for part in unit.scans:
-        table = pq.read_table(part.output, columns=["ngram", "row"])
-        pairs = np.unique(table["ngram"].to_numpy() * part.shard.rows + table["row"].to_numpy())
-        documents += np.bincount(pairs // max(1, part.shard.rows), minlength=len(documents))
-    is_cut = documents < unit.common
-    with replacing(unit.output) as file:
-        np.save(file, is_cut)
-    return {"found": int((documents > 0).sum()), "common": int((~is_cut).sum())}
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Unit: one shard, what was found in it, and what is to be cut → its documents without that."""
+class Decisions:
+    """What becomes of the documents of one shard, decided from numbers alone."""
 
     scan: Scan
     count: Made
     settings: DecontaminateSettings
+
+    def __iter__(self) -> Iterator[tuple[int, Decision]]:
+        """Of every document with matches that are to be cut: its row and the decision, in order."""
+        is_cut = np.load(self.count.path)
+        for row, length, matches in matches_to_cut(self.scan.output, is_cut):
+            kept, cuts = pieces(length, matches, self.settings.shortest)
+            reason = "contaminated" if not kept else "split" if len(kept) > self.settings.most_splits else None
+            yield row, Decision(kept, cuts, reason)
+
+    @property
+    def key(self) -> str:
+        """A digest of all that they depend on."""
+        return key_of(self.scan.key, self.scan.shard.path.name, self.count.key, self.settings.model_dump())
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Unit: the decisions on one shard → its part of the ledger."""
+
+    decisions: Decisions
     output: Path
 
     @cached_property
     def key(self) -> str:
         """See ``Unit``."""
-        return key_of("cut", self.scan.shard.checksum, self.count.key, self.settings.model_dump())
+        return key_of("entries", self.decisions.key)
+
+
+def enter(unit: Entries) -> Summary:
+    """Run one unit; the summary has documents cut and dropped, and cuts by task."""
+    decided = list(unit.decisions)
+    shard, ngrams = unit.decisions.scan.shard, unit.decisions.scan.ngrams.output
+    names = [
+        name
+        for _, table in rows_of(shard.path, np.array([row for row, _ in decided], np.int64), ["id", "source"])
+        for name in zip(table["id"].to_pylist(), table["source"].to_pylist(), strict=True)
+    ]
+    known = pq.read_table(ngrams) if decided else NGRAMS.empty_table()
+    by_task: Counter[str] = Counter()
+    rows: list[tuple[Any, ...]] = []
+    for name, (_, decision) in zip(names, decided, strict=True):
+        for (start, end, number, *_), *span in decision.cuts:
+            ngram, tasks, ids = (known[column][number].as_py() for column in NGRAMS.names)
+            by_task.update(set(tasks))
+            rows += [
+                (*name, *of, start, end, ngram, *span, decision.reason or "cut") for of in zip(tasks, ids, strict=True)
+            ]
+    with aside(unit.output) as partial:
+        columns = zip(*rows, strict=True) if rows else [[] for _ in LEDGER]
+        table = pa.table([pa.array(c, f.type) for c, f in zip(columns, LEDGER, strict=True)], LEDGER)
+        pq.write_table(table, partial, compression="zstd")
+    dropped = sum(decision.reason is not None for _, decision in decided)
+    return {
+        "documents_cut": len(decided) - dropped,
+        "documents_dropped": dropped,
+        "cuts_by_task": dict(sorted(by_task.items())),
+    }
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Unit: the parts of all shards → one table, in the order of the shards."""
+
+    parts: Sequence[Made]
+    output: Path
+
+    @cached_property
+    def key(self) -> str:
+        """See ``Unit``."""
+        return key_of("cuts", [part.key for part in self.parts])
+
+
+def join(unit: Ledger) -> Summary:
+    """Run one unit."""
+    count = 0
+    with aside(unit.output) as partial, pq.ParquetWriter(partial, LEDGER, compression="zstd") as writer:
+        for part in unit.parts:
+            table = pq.read_table(part.path)
+            if table.num_rows:
+                writer.write(table)
+            count += table.num_rows
+    return {"rows": count}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Unit: one shard and the decisions on it → its documents without what is cut."""
+
+    decisions: Decisions
+    output: Path
+
+    @cached_property
+    def key(self) -> str:
+        """See ``Unit``."""
+        return key_of("cut", self.decisions.key)
 
 
 def cut(unit: Cut) -> Summary:
-    """Run one unit; beside the tallies the summary has cuts by task and some of the cuts."""
-    found = pq.read_table(unit.scan.output)
-    is_cut = np.load(unit.count.path)
-    found = found.filter(pa.array(is_cut[found["ngram"].to_numpy()], pa.bool_()))
-    matches: dict[int, list[Match]] = {}
-    for row, *match in zip(*(column.to_pylist() for column in found.columns), strict=True):
-        matches.setdefault(row, []).append(Match(*match))
-    report = _Report(unit.scan.ngrams.output if matches else None)
-    write_documents(unit.output, _cut_documents(unit, matches, report))
-    return report.summary()
+    """Run one unit; beside the tallies the summary has some of the cuts, with what stands around them."""
+    tallies = Tallies()
+    samples: list[tuple[int, dict[str, Any]]] = []
+    write_documents(unit.output, _cut_documents(unit, tallies, samples))
+    known = pq.read_table(unit.decisions.scan.ngrams.output) if samples else NGRAMS.empty_table()
+    told = [
+        {**sample, "tasks": sorted(set(known["tasks"][ngram].as_py())), "ngram": known["ngram"][ngram].as_py()}
+        for ngram, sample in samples
+    ]
+    return {**tallies.summary(), "samples": told}
 
 
-class _Report:
-    """What a unit tells of its cuts."""
-
-    def __init__(self, ngrams: Path | None) -> None:
-        table = pq.read_table(ngrams) if ngrams else pa.table({"ngram": [], "tasks": []})
-        self._ngrams, self._tasks = table["ngram"], table["tasks"]
-        self.tallies = Tallies()
-        self._counts = {"documents_cut": 0, "documents_dropped": 0}
-        self._by_task: Counter[str] = Counter()
-        self._samples: list[dict[str, Any]] = []
-
-    def add(self, document: dict[str, Any], cuts: Sequence[Match], *, is_dropped: bool) -> None:
-        self._counts["documents_dropped" if is_dropped else "documents_cut"] += 1
-        for match in cuts:
-            tasks = self._tasks[match.ngram].as_py()
-            self._by_task.update(tasks)
-            if len(self._samples) < SAMPLES:
-                around = document["text"][max(0, match.start - 100) : match.end + 100]
-                ngram = self._ngrams[match.ngram].as_py()
-                self._samples.append({"document": document["id"], "tasks": tasks, "ngram": ngram, "text": around})
-
-    def summary(self) -> Summary:
-        by_task = dict(sorted(self._by_task.items()))
-        return {**self.tallies.summary(), **self._counts, "cuts_by_task": by_task, "samples": self._samples}
-
-
-def _cut_documents(unit: Cut, matches: dict[int, list[Match]], report: _Report) -> Iterator[pa.Table]:
+def _cut_documents(unit: Cut, tallies: Tallies, samples: list[tuple[int, dict[str, Any]]]) -> Iterator[pa.Table]:
+    decided = iter(unit.decisions)
+    row, decision = next(decided, (-1, None))
     first = 0
-    for batch in read_documents(unit.scan.shard.path):
+    for batch in read_documents(unit.decisions.scan.shard.path):
         lengths, sources = pc.utf8_length(batch["text"]).to_pylist(), batch["source"].to_pylist()
-        names, beginnings = batch["id"].to_pylist(), pc.utf8_slice_codeunits(batch["text"], 0, EXCERPT).to_pylist()
         parts, after = [], 0
-        for row in range(batch.num_rows):
-            if first + row in matches:
-                document = batch.slice(row, 1).to_pylist()[0]
-                left = _left_of(document, matches[first + row], unit.settings, report)
-                parts += [batch.slice(after, row - after), pa.RecordBatch.from_pylist(left, SCHEMA)]
-                after = row + 1
-            else:
-                tally = report.tallies[sources[row]]
-                tally.keep(lengths[row])
-                tally.show(KEPT, names[row], beginnings[row])
+        for place, (source, length) in enumerate(zip(sources, lengths, strict=True)):
+            if first + place != row or decision is None:
+                tallies[source].keep(length)
+                continue
+            document = batch.slice(place, 1).to_pylist()[0]
+            left = _left_of(document, decision, tallies)
+            samples += _shown(document, decision)[: SAMPLES - len(samples)]
+            parts += [batch.slice(after, place - after), pa.RecordBatch.from_pylist(left, SCHEMA)]
+            after = place + 1
+            row, decision = next(decided, (-1, None))
         yield pa.Table.from_batches([*parts, batch.slice(after)], SCHEMA).combine_chunks()
         first += batch.num_rows
 
 
-def _left_of(
-    document: dict[str, Any], matches: Sequence[Match], settings: DecontaminateSettings, report: _Report
-) -> list[dict[str, Any]]:
+def _left_of(document: dict[str, Any], decision: Decision, tallies: Tallies) -> list[dict[str, Any]]:
     """The documents that a document with matches leaves: none, itself shortened, or ``<id>#0``, ``<id>#1``, ..."""
-    text, tally = document["text"], report.tallies[document["source"]]
-    kept, cuts = pieces(text, matches, settings.window, settings.shortest)
-    is_dropped = not 0 < len(kept) <= settings.most_splits
-    report.add(document, cuts, is_dropped=is_dropped)
-    if is_dropped:
-        tally.drop(len(text), "split" if kept else "contaminated")
+    text, tally = document["text"], tallies[document["source"]]
+    if decision.reason:
+        tally.drop(len(text), decision.reason)
         return []
+    kept = [text[start:end] for start, end in decision.kept]
     tally.keep(len(text), sum(map(len, kept)))
     tally.counts["documents_out"] += len(kept) - 1
     if len(kept) == 1:
@@ -242,49 +259,49 @@ def _left_of(
     return [{**document, "id": f"{document['id']}#{number}", "text": piece} for number, piece in enumerate(kept)]
 
 
-def pieces(text: str, matches: Sequence[Match], window: int, shortest: int) -> tuple[list[str], list[Match]]:
-    """What is left of a text, piece by piece, and the matches (in order of start) that were cut for it."""
-    begin, kept, cuts = 0, [], []
-    for match in matches:
-        if match.start < begin:
-            continue
-        if begin and len(text) - begin < shortest:
-            break
-        cuts.append(match)
-        last = max(text.rfind(end, begin + 1, max(begin + 1, match.start - window + 1)) for end in ENDS)
-        if last > 0:
-            kept.append(text[begin : last + 1])
-        following = [place for end in ENDS if (place := text.find(end, match.end + window)) >= 0]
-        begin = min(following, default=len(text)) + 1
-    kept.append(text[begin:])
-    return [piece for piece in kept if len(piece) >= max(1, shortest)], cuts
+def _shown(document: dict[str, Any], decision: Decision) -> list[tuple[int, dict[str, Any]]]:
+    around = SAMPLE_CHARACTERS
+    return [
+        (
+            match.ngram,
+            {"document": document["id"], "text": document["text"][max(0, match.start - around) : match.end + around]},
+        )
+        for match, *_ in decision.cuts
+    ]
 
 
 def decontaminate(
     shards: Sequence[Path], out: Path, settings: DecontaminateSettings, texts: Path | None, engine: Engine
 ) -> Summary:
-    """Write ``out/<shard name>`` without the tasks' n-grams; returns the stage's account with ``decontamination``.
+    """Write ``out/<shard name>`` without the tasks' n-grams, and ``out/cuts.parquet``, the ledger of what was cut.
 
-    ``texts`` is what ``mtnlg-eval texts`` writes; without it everything passes.
+    ``texts`` is what ``mtnlg-eval texts`` writes; without it everything passes. Returns the stage's account with
+    ``decontamination``.
     """
+    state = out / "state"
     checksum = None if texts is None else sha256(texts)
-    ngrams = Ngrams(texts, checksum, settings.n, settings.minimum, out / "state" / "ngrams.parquet")
-    scans = tuple(Scan(s, ngrams, out / "state" / f"{s.path.stem}.matches.parquet") for s in numbered(shards))
-    counted = Count(scans, ngrams, settings.common, out / "state" / "cut.npy")
-    units = [Cut(part, Made.by(counted), settings, out / part.shard.path.name) for part in scans]
+    ngrams = Ngrams(texts, checksum, settings.n, settings.minimum, state / "ngrams.parquet")
+    scans = tuple(Scan(s, ngrams, settings.window, state / f"{s.path.stem}.matches.parquet") for s in numbered(shards))
+    counted = Count(scans, ngrams, settings.common, state / "cut.npy")
+    decisions = [Decisions(part, Made.by(counted), settings) for part in scans]
+    entries = [Entries(of, state / f"{of.scan.shard.path.stem}.cuts.parquet") for of in decisions]
+    ledger = Ledger([Made.by(unit) for unit in entries], out / "cuts.parquet")
+    cuts = [Cut(of, out / of.scan.shard.path.name) for of in decisions]
     run_units(engine, list_ngrams, [ngrams], "decontaminate: n-grams")
     run_units(engine, scan, scans, "decontaminate: scan")
     found = run_units(engine, count, [counted], "decontaminate: count")[0]
-    summaries = run_units(engine, cut, units, "decontaminate: cut")
+    entered = run_units(engine, enter, entries, "decontaminate: ledger")
+    run_units(engine, join, [ledger], "decontaminate: join")
+    summaries = run_units(engine, cut, cuts, "decontaminate: cut")
     by_task: Counter[str] = Counter()
-    for summary in summaries:
+    for summary in entered:
         by_task.update(summary["cuts_by_task"])
     samples = [sample for summary in summaries for sample in summary["samples"]]
     return {
         **stage("decontaminate", summaries, in_order(summaries, ())),
         "decontamination": {
-            "documents_cut": sum(summary["documents_cut"] for summary in summaries),
-            "documents_dropped": sum(summary["documents_dropped"] for summary in summaries),
+            "documents_cut": sum(summary["documents_cut"] for summary in entered),
+            "documents_dropped": sum(summary["documents_dropped"] for summary in entered),
             "cuts_by_task": dict(sorted(by_task.items())),
             "ngrams_common": found["common"],
             "samples": samples[:: -(-len(samples) // SAMPLES) or 1],

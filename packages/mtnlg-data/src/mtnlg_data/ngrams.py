@@ -1,9 +1,12 @@
 """The n-grams of the tasks' texts, and where they stand in other texts: exactly, never by hash alone.
 
 A task text gives every run of ``n`` words; one of fewer, but at least ``minimum``, is a run as it stands; a shorter one
-gives none (paper.md 4.4). Every run has ``minimum`` words or more, so a place in a text is looked at only when the hash
-of its first ``minimum`` words is in a table of those of all runs; what remains is looked up by the hash of the whole
-run, and what is found is compared word by word.
+gives none (paper.md 4.4). Words are runs of letters, digits and "_" of any script, in lower case; what parts them, line
+breaks included, does not count.
+
+Every run has ``minimum`` words or more, so a place in a text is looked at only when the hash of its first ``minimum``
+words, made of the hash one word before, is in a table of those of all runs. What remains must be in a table of whole
+runs, is then looked up by the hash of the whole run, and what is found is compared word by word.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import orjson
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from .compiled import compiled, compiled_if_possible
 from .console import Failure
-from .words import fold, runs_of, words_of
+from .words import B, fold, mixed, portions, runs_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-SLOTS_A_PREFIX = 16
+SLOTS_A_RUN = 32  # of a table's bits one in so many is set
 
 
 class TaskText(BaseModel):
@@ -36,12 +41,13 @@ class TaskText(BaseModel):
     text: str
 
 
-class Match(NamedTuple):
-    """One n-gram in one text: characters ``start`` to ``end`` of it."""
+class Found(NamedTuple):
+    """N-grams in a batch of texts, text by text, by start, the longest first: int64[matches] each."""
 
-    start: int
-    end: int
-    ngram: int
+    texts: NDArray[np.int64]
+    starts: NDArray[np.int64]  # first character of the match in its text
+    ends: NDArray[np.int64]  # one past its last
+    ngrams: NDArray[np.int64]
 
 
 def read_task_texts(path: Path) -> Iterator[TaskText]:
@@ -58,9 +64,9 @@ def read_task_texts(path: Path) -> Iterator[TaskText]:
         raise Failure(f"{path}: {error.strerror}; mtnlg-eval texts writes it") from None
 
 
-def task_ngrams(texts: Iterable[TaskText], n: int, minimum: int) -> dict[str, list[str]]:
-    """The n-grams of these texts, their words joined by a space, each with the names of its tasks; both sorted."""
-    tasks: dict[str, set[str]] = {}
+def task_ngrams(texts: Iterable[TaskText], n: int, minimum: int) -> dict[str, list[tuple[str, str]]]:
+    """The n-grams of these texts, their words joined by a space, each with (task, id) of its texts; both sorted."""
+    rows: dict[str, set[tuple[str, str]]] = {}
     for text in texts:
         folded = fold(text.text)
         found = words_of([folded])
@@ -68,49 +74,108 @@ def task_ngrams(texts: Iterable[TaskText], n: int, minimum: int) -> dict[str, li
         if len(words) >= minimum:
             length = min(n, len(words))
             for first in range(len(words) - length + 1):
-                tasks.setdefault(" ".join(words[first : first + length]), set()).add(text.task)
-    return {ngram: sorted(tasks[ngram]) for ngram in sorted(tasks)}
+                rows.setdefault(" ".join(words[first : first + length]), set()).add((text.task, text.id))
+    return {ngram: sorted(rows[ngram]) for ngram in sorted(rows)}
 
 
 class NgramSet:
     """N-grams by number, and the search for them."""
 
-    def __init__(self, ngrams: Sequence[str], minimum: int) -> None:
-        self.ngrams = ngrams
+    def __init__(self, ngrams: list[str], minimum: int) -> None:
+        self.ngrams = pa.array(ngrams, pa.large_string())
         self.minimum = minimum
-        hashes, _, _, bounds = words_of(ngrams)
-        counts = np.diff(bounds)
-        prefixes = runs_of(hashes, minimum, bounds[:-1])
-        bits = max(16, (SLOTS_A_PREFIX * max(1, len(ngrams))).bit_length())
-        self._shift = np.uint64(64 - bits)
-        self._is_prefix = np.zeros(1 << bits, np.bool_)
-        self._is_prefix[prefixes >> self._shift] = True
+        prefixes, wholes, lengths = [], [], []
+        for some in portions(ngrams):
+            hashes, _, _, bounds = words_of(some)
+            counts = np.diff(bounds)
+            whole = np.empty(len(some), np.uint64)
+            for length in set(counts.tolist()):
+                whole[counts == length] = runs_of(hashes, length, bounds[:-1][counts == length])
+            prefixes.append(runs_of(hashes, minimum, bounds[:-1]))
+            wholes.append(whole)
+            lengths.append(counts)
+        hashes, counts = (
+            np.concatenate([np.empty(0, np.uint64), *wholes]),
+            np.concatenate([np.empty(0, np.int64), *lengths]),
+        )
+        self._shift = np.uint64(64 - max(16, (SLOTS_A_RUN * max(1, len(ngrams))).bit_length()))
+        self._is_prefix = _table(np.concatenate([hashes[:0], *prefixes]), self._shift)
+        self._is_whole = _table(hashes, self._shift)
         self._by_length: list[tuple[int, NDArray[np.uint64], NDArray[np.int64]]] = []
-        for length in sorted(set(counts.tolist())):
+        for length in np.unique(counts).tolist():
             numbers = np.flatnonzero(counts == length)
-            whole = runs_of(hashes, length, bounds[numbers])
-            order = np.argsort(whole, kind="stable")
-            self._by_length.append((length, whole[order], numbers[order]))
+            order = np.argsort(hashes[numbers], kind="stable")
+            self._by_length.append((length, hashes[numbers][order], numbers[order]))
 
-    def search(self, texts: Sequence[str]) -> list[list[Match]]:
-        """Every place of every n-gram in each text, by start, the longest first."""
+    def search(self, texts: Sequence[str]) -> Found:
+        """Every place of every n-gram in each text."""
         folded = [fold(text) for text in texts]
         words = words_of(folded)
-        places = np.flatnonzero(self._is_prefix[runs_of(words.hashes, self.minimum) >> self._shift])
+        places = begun(words.hashes, words.bounds, self.minimum, self._is_prefix, self._shift)
         text_of = np.searchsorted(words.bounds, places, side="right") - 1
-        found: list[list[Match]] = [[] for _ in texts]
+        found: list[tuple[int, int, int, int]] = []
         for length, hashes, numbers in self._by_length:
-            fits = places + length <= words.bounds[text_of + 1]
-            fitting, texts_of = places[fits], text_of[fits]
-            runs = runs_of(words.hashes, length, fitting)
+            fits = np.flatnonzero(places + length <= words.bounds[text_of + 1])
+            runs = runs_of(words.hashes, length, places[fits])
+            likely = _is_in_by_arrays(self._is_whole, runs >> self._shift)
+            fits, runs = fits[likely], runs[likely]
             first, last = np.searchsorted(hashes, runs), np.searchsorted(hashes, runs, side="right")
             for hit in np.flatnonzero(last > first):
-                place, text = int(fitting[hit]), int(texts_of[hit])
-                here = slice(place, place + length)
-                starts, ends = words.starts[here].tolist(), words.ends[here].tolist()
+                place, text = int(places[fits[hit]]), int(text_of[fits[hit]])
+                span = slice(place, place + length)
+                starts, ends = words.starts[span].tolist(), words.ends[span].tolist()
                 run = " ".join(folded[text][s:e] for s, e in zip(starts, ends, strict=True))
-                equal = (int(k) for k in numbers[first[hit] : last[hit]] if self.ngrams[int(k)] == run)
-                found[text] += [Match(starts[0], ends[-1], number) for number in equal]
-        for matches in found:
-            matches.sort(key=lambda match: (match.start, -match.end))
-        return found
+                equal = (k for k in numbers[first[hit] : last[hit]].tolist() if self.ngrams[k].as_py() == run)
+                found += [(text, starts[0], -ends[-1], number) for number in equal]
+        columns = np.array(sorted(found), np.int64).reshape(-1, 4).T
+        return Found(columns[0], columns[1], -columns[2], columns[3])
+
+
+def _table(hashes: NDArray[np.uint64], shift: np.uint64) -> NDArray[np.uint64]:
+    """A bit for every value of ``hash >> shift``, set for these."""
+    bits = np.zeros(1 << int(np.uint64(64) - shift), np.bool_)
+    bits[hashes >> shift] = True
+    return np.packbits(bits, bitorder="little").view(np.uint64)
+
+
+def _is_in_by_arrays(table: NDArray[np.uint64], slots: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    bits: NDArray[np.uint64] = (table[slots >> np.uint64(6)] >> (slots & np.uint64(63))) & np.uint64(1)
+    return bits > 0
+
+
+@compiled_if_possible
+def is_in(table: NDArray[np.uint64], slot: np.uint64) -> bool:
+    """Whether this bit of a table is set, inside compiled loops."""
+    return bool((table[slot >> np.uint64(6)] >> (slot & np.uint64(63))) & np.uint64(1))
+
+
+def _begun_by_arrays(
+    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], minimum: int, is_prefix: NDArray[np.uint64], shift: np.uint64
+) -> NDArray[np.int64]:
+    places = np.flatnonzero(_is_in_by_arrays(is_prefix, runs_of(hashes, minimum) >> shift))
+    return places[places + minimum <= bounds[np.searchsorted(bounds, places, side="right")]]
+
+
+@compiled(instead=_begun_by_arrays)
+def begun(
+    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], minimum: int, is_prefix: NDArray[np.uint64], shift: np.uint64
+) -> NDArray[np.int64]:
+    """Words from which on ``minimum`` words of a text are in the table; each hash is made of the one before it."""
+    places = np.empty(len(hashes), np.int64)
+    count = 0
+    leaving = np.uint64(1)
+    for _ in range(minimum):
+        leaving *= B
+    for text in range(len(bounds) - 1):
+        total = np.uint64(0)
+        for end in range(bounds[text], bounds[text + 1]):
+            total = total * B + hashes[end]
+            place = end - minimum + 1
+            if place < bounds[text]:
+                continue
+            if place > bounds[text]:
+                total -= hashes[place - 1] * leaving
+            if is_in(is_prefix, mixed(total) >> shift):
+                places[count] = place
+                count += 1
+    return places[:count].copy()
