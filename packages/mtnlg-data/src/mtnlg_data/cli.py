@@ -9,6 +9,7 @@ import typer
 
 from .console import UsageFailure, application, print_json, run, say
 from .engine import EngineName  # noqa: TC001  (typer reads the annotations)
+from .stage_commands import COMMANDS
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
 
@@ -87,6 +88,10 @@ def fetch(
         print_json(told)
     if failed := told["failed"]:
         raise Failure(f"{len(failed)} of {told['wanted']} files could not be fetched; the first: {failed[0]['why']}")
+
+
+for stage in COMMANDS:
+    app.command()(stage)
 
 
 @app.command()

@@ -23,6 +23,9 @@ ERRORS_SHOWN = 20
 SHOWN = 2  # documents of each fate, by source
 EXCERPT = 400  # characters of each
 KEPT = "kept"
+#: What an account has beside its funnel: told once in ``summary.json``, not by stage.
+EXTRAS = ("quality", "languages", "duplicates", "decontamination", "tokens", "vocabulary", "unigram_entropy_nats")
+NOT_TOLD = ("shards",)
 
 
 class Tally:
@@ -113,6 +116,15 @@ def passed(source: str, account: Summary) -> Summary:
     """The summary of a source that a stage does not concern, given its account by the stage before."""
     counts = {count: account[count.replace("_in", "_out")] for count in COUNTS}
     return {"sources": {source: {**counts, "dropped": {}, "lengths": account.get("lengths", {})}}}
+
+
+def together(accounts: Sequence[Summary]) -> Summary:
+    """The accounts of stages, in their order, as the one object that ``summary.json`` holds."""
+    seconds = round(sum(account["seconds"] for account in accounts), 3)
+    apart = {*EXTRAS, *NOT_TOLD}
+    stages = [{name: value for name, value in account.items() if name not in apart} for account in accounts]
+    extras = {name: account[name] for account in accounts for name in EXTRAS if name in account}
+    return {"version": 1, "seconds": seconds, "stages": stages, **extras}
 
 
 def line(account: Summary) -> str:

@@ -18,7 +18,7 @@ from .dedup import deduplicate
 from .document import Damaged, source_of
 from .engine import Sharded, at_work_in, checksum, key_of, manifest_path
 from .files import sha256, write_json, write_text
-from .funnel import line
+from .funnel import line, together
 from .ingestion import extract
 from .quality import quality
 from .settings import dump
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .sources import SourceFile
 
 STAGES = ("extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize")
-EXTRAS = ("quality", "languages", "duplicates", "decontamination", "tokens", "vocabulary", "unigram_entropy_nats")
-NOT_TOLD = ("shards",)
 ACCOUNT = "account.json"
 
 
@@ -115,7 +113,7 @@ def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out
         lambda _: tokenize(by_source, out / "tokens", recipe.tokenize, recipe.weights, engine),
         results=out / "tokens",
     )
-    return chain.summary()
+    return together(chain.accounts)
 
 
 class _Chain:
@@ -144,14 +142,6 @@ class _Chain:
             say(f"{line(account)} ({account['seconds']:.1f} s)")
         self.accounts.append(account)
         return folder
-
-    def summary(self) -> Summary:
-        """All accounts as one object."""
-        seconds = round(sum(account["seconds"] for account in self.accounts), 3)
-        apart = {*EXTRAS, *NOT_TOLD}
-        stages = [{name: value for name, value in account.items() if name not in apart} for account in self.accounts]
-        extras = {name: account[name] for account in self.accounts for name in EXTRAS if name in account}
-        return {"version": 1, "seconds": seconds, "stages": stages, **extras}
 
 
 def _kept_account(path: Path, key: str, results: Path) -> Summary | None:

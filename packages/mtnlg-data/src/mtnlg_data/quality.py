@@ -93,13 +93,30 @@ def quality(
     run_units(engine, draw_sample, samples, "quality: sample")
     training = Training(tuple(samples), settings, out / "classifier.npy")
     (measured,) = run_units(engine, train_classifier, [training], "quality: train")
-    made = Made.by(training)
-    units = [Filtering(shard, checksum(shard), made, settings, out / shard.name) for shard in classes[False]]
+    passing = [passed(source, account) for source, account in before.items() if source not in filtered]
+    account = keep_good(classes[False], out, settings, Made.by(training), engine, order=list(before), passing=passing)
+    return {**account, "quality": {**measured, **account["quality"]}}
+
+
+def keep_good(
+    shards: Sequence[Path],
+    out: Path,
+    settings: QualitySettings,
+    classifier: Made,
+    engine: Engine,
+    *,
+    order: Sequence[str],
+    passing: Sequence[Summary] = (),
+) -> Summary:
+    """Score every shard and write ``out/<shard>`` with what the draw keeps; returns the stage's account.
+
+    ``order`` is that of all sources; ``passing`` are the summaries of those that are not scored.
+    """
+    units = [Filtering(shard, checksum(shard), classifier, settings, out / shard.name) for shard in shards]
     summaries = run_units(engine, filter_shard, units, "quality: score")
     counted = {name: np.sum([summary[name] for summary in summaries], axis=0) for name in ("candidates", "kept")}
     histograms = {"edges": EDGES.round(2).tolist(), **{name: counts.tolist() for name, counts in counted.items()}}
-    passing = [passed(source, account) for source, account in before.items() if source not in filtered]
-    return {**stage("quality", [*summaries, *passing], list(before)), "quality": {**measured, **histograms}}
+    return {**stage("quality", [*summaries, *passing], order), "quality": histograms}
 
 
 @dataclass(frozen=True)

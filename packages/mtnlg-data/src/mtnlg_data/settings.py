@@ -47,6 +47,14 @@ def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()
     return validate(content, schema, str(path))
 
 
+def from_overrides(schema: type[S], overrides: Sequence[str]) -> S:
+    """``schema`` with its defaults and these ``key=value`` overrides. Raises ``UsageFailure``, one line a mistake."""
+    content: dict[str, Any] = {}
+    for override in overrides:
+        _override(content, override)
+    return validate(content, schema, "--set")
+
+
 def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
     """Validate ``content``; raises ``UsageFailure`` with one line a mistake, each beginning with ``place``."""
     try:

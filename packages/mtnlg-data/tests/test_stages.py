@@ -1,0 +1,195 @@
+"""Every stage by itself, as a function and as a command: from any format, and chained the same as a whole curation."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data import stages
+from mtnlg_data.clean import CleanSettings
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.decontaminate import DecontaminateSettings
+from mtnlg_data.dedup import DeduplicateSettings
+from mtnlg_data.engine import Local, manifest_path
+from mtnlg_data.extract import ExtractSettings
+from mtnlg_data.quality import QualitySettings
+from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES
+from mtnlg_data.stages import inputs_of
+from mtnlg_data.tokenization import TokenizeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+FORMATS = ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
+
+
+@pytest.fixture
+def engine() -> Iterator[Local]:
+    with closing(Local(1)) as local:
+        yield local
+
+
+def texts_of(folder: Path) -> list[str]:
+    shards = [path for path in sorted(folder.glob("*.parquet")) if path.name != "removed.parquet"]
+    return [text for shard in shards for text in pq.read_table(shard)["text"].to_pylist()]
+
+
+def told(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def invoke(*words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_stages_one_by_one_leave_the_tokens_of_the_whole_curation(
+    finished: Any,  # noqa: ANN401  (the curation that conftest.py runs)
+    tmp_path: Path,
+    engine: Local,
+) -> None:
+    raw, at = finished.out.parent / "raw", tmp_path
+    stages.extract(inputs_of([f"books={raw / 'books'}"], raw=True), at / "books", ExtractSettings(), engine)
+    stages.extract(inputs_of([f"crawl={raw / 'crawl'}"], raw=True), at / "crawl", ExtractSettings(), engine)
+    books, crawl = inputs_of([str(at / "books")]), inputs_of([str(at / "crawl")])
+    stages.score(crawl, at / "good", QualitySettings(alpha=1.0), engine, positives=books)
+    short = CleanSettings(shortest=200)
+    stages.clean(books, at / "clean-books", short, engine, rules=TEXT_RULES)
+    stages.clean(inputs_of([str(at / "good")]), at / "clean-crawl", short, engine, rules=PAGE_RULES)
+    both = inputs_of([str(at / "clean-books"), str(at / "clean-crawl")])
+    assert both.sources == ["books", "crawl"]
+    stages.dedup(both, at / "unique", DeduplicateSettings(), engine)
+    texts = finished.out.parent / "texts.jsonl"
+    unique = inputs_of([str(at / "unique")])
+    stages.decontaminate(unique, at / "pure", DecontaminateSettings(), engine, texts=texts)
+    pure = inputs_of([str(at / "pure")])
+    weights = {"books": 0.4, "crawl": 0.6}
+    summary = stages.tokenize(pure, at / "tokens", TokenizeSettings(vocabulary=400), engine, weights=weights)
+    names = ("tokenizer.json", "blend.json", "books.bin", "books.idx", "crawl.bin", "crawl.idx")
+    assert all((at / "tokens" / name).read_bytes() == (finished.out / "tokens" / name).read_bytes() for name in names)
+    assert summary["tokens"] == finished.summary["tokens"]
+    assert told(at / "unique")["duplicates"] == finished.summary["duplicates"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_clean_and_dedup_take_every_format(tmp_path: Path, corpus: ModuleType, name: str) -> None:
+    texts = [corpus.text(number) for number in range(6)]
+    corpus.write_texts(tmp_path / "in" / name, [*texts, "too short", texts[0]])
+    invoke("--quiet", "clean", tmp_path / "in" / name, "--out", tmp_path / "clean", "--rules", "short", "--workers", 1)
+    assert texts_of(tmp_path / "clean") == [*texts, texts[0]]
+    invoke("dedup", f"own={tmp_path / 'in'}", "--out", tmp_path / "unique", "--workers", 1, "--set", "shingle_length=3")
+    assert sorted(texts_of(tmp_path / "unique")) == sorted([*texts, "too short"])
+    assert "own-00000.parquet" in [path.name for path in (tmp_path / "unique").iterdir()]
+    summary = told(tmp_path / "unique")
+    assert [stage["name"] for stage in summary["stages"]] == ["extract", "deduplicate"]
+    assert summary["duplicates"]["components"] == 1
+    assert (tmp_path / "unique" / "report.html").exists()
+
+
+def test_of_duplicates_the_copy_of_the_source_named_first_stays(tmp_path: Path, corpus: ModuleType) -> None:
+    for name in ("b", "a"):
+        corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(number) for number in range(4)])
+    words = [f"{name}={tmp_path / name}.jsonl" for name in ("b", "a")]
+    all_may_go = ("--set", "alarm_share=1")
+    out = invoke("dedup", *words, "--out", tmp_path / "unique", "--workers", 1, "--json", *all_may_go)
+    counts = json.loads(out)["stages"][-1]["sources"]
+    assert {name: count["documents_out"] for name, count in counts.items()} == {"b": 4, "a": 0}
+
+
+def test_extract_takes_pages_a_subset_of_the_pile_and_another_key(tmp_path: Path, corpus: ModuleType) -> None:
+    pages = [corpus.member(corpus.record(corpus.page(corpus.text(n)).encode())) for n in range(3)]
+    (tmp_path / "x.warc.gz").write_bytes(b"".join(pages))
+    rows = [{"text": corpus.text(n), "meta": {"pile_set_name": "Books3" if n % 2 else "ArXiv"}} for n in range(4)]
+    corpus.write_jsonl(tmp_path / "pile" / "00.jsonl.zst", rows)
+    corpus.write_jsonl(tmp_path / "y.jsonl", [{"body": "A text, and a good one."}])
+    for words, documents in (
+        ([tmp_path / "x.warc.gz"], 3),
+        ([f"Books3={tmp_path / 'pile'}", "--subset", "Books3"], 2),
+        ([tmp_path / "y.jsonl", "--field", "body"], 1),
+    ):
+        out = tmp_path / f"out-{documents}"
+        summary = json.loads(invoke("extract", *words, "--out", out, "--workers", 1, "--json"))
+        assert summary["stages"][0]["documents_out"] == documents
+        assert summary == told(out)
+        assert [manifest_path(shard).exists() for shard in out.glob("*.parquet")] == [True]
+
+
+def test_score_learns_from_positives_and_another_run_takes_its_classifier(tmp_path: Path, corpus: ModuleType) -> None:
+    corpus.write_texts(tmp_path / "good.jsonl", [corpus.text(n) for n in range(60)])
+    corpus.write_texts(tmp_path / "web.jsonl", [corpus.text(n, good=n % 2 == 0) for n in range(1000, 1080)])
+    trained, taken = tmp_path / "trained", tmp_path / "taken"
+    web = f"web={tmp_path / 'web.jsonl'}"
+    invoke("score", web, "--positive", tmp_path / "good.jsonl", "--out", trained, "--workers", 1)
+    invoke("score", web, "--classifier", trained / "classifier.npy", "--out", taken, "--workers", 1)
+    assert texts_of(taken) == texts_of(trained)
+    assert 0 < len(texts_of(taken)) < 80
+    assert told(taken)["quality"]["kept"] == told(trained)["quality"]["kept"]
+    assert "auc" in told(trained)["quality"]
+    assert {document["fate"] for document in told(taken)["stages"][-1]["shown"]} == {"kept", "low_quality"}
+
+
+def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: ModuleType) -> None:
+    corpus.write_texts(tmp_path / "x.jsonl", [corpus.text(n) for n in range(5)])
+    words = ("tokenize", tmp_path / "x.jsonl", "--out", tmp_path / "out", "--workers", 1, "--set", "vocabulary=300")
+    invoke(*words)
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.suffix in {".bin", ".parquet"}
+    }
+    assert len(before) >= 2
+    invoke(*words)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "match"),
+    [
+        (["dedup", "nowhere"], Failure, "nowhere: no such file or folder"),
+        (["dedup", "x.txt"], Failure, "x.txt: nothing that ends in"),
+        (["dedup", "x.jsonl", "--set", "threshold=2"], UsageFailure, "--set: threshold = 2"),
+        (["dedup", "x.jsonl", "--set", "treshold=0.7"], UsageFailure, "did you mean threshold"),
+        (["clean", "x.jsonl", "--rules", "tidy"], UsageFailure, "--rules tidy: 'tidy' is none of unicode,"),
+        (["score", "x.jsonl"], UsageFailure, "either --positive INPUT, once or more, or --classifier"),
+        (["score", "x.jsonl", "--classifier", "none.npy"], Failure, "none.npy: no such file"),
+        (["score", "a=x.jsonl", "--positive", "a=x.jsonl"], UsageFailure, "a: a source of the inputs and of the pos"),
+        (["decontaminate", "x.jsonl", "--texts", "none"], Failure, "none: no such file of task texts"),
+        (["tokenize", "a=x.jsonl", "b=x.jsonl", "--set", "vocabulary=300"], UsageFailure, "for each of a, b"),
+        (
+            ["tokenize", "x.jsonl", "--set", "vocabulary=300", "--weight", "a=2"],
+            UsageFailure,
+            "--weight a=2: expected NAME=SHARE",
+        ),
+        (["tokenize", "x.jsonl"], UsageFailure, "takes a vocabulary"),
+    ],
+)
+def test_what_cannot_work_is_one_line_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: type[Failure], match: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.jsonl").write_text('{"text": "x"}\n')
+    Path("x.txt").touch()
+    with pytest.raises(error, match=match):
+        invoke(*words, "--out", "out", "--workers", 1)
+    assert not list(Path("out").rglob("*.parquet"))
+
+
+def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path, corpus: ModuleType, engine: Local) -> None:
+    for name in ("a", "b"):
+        corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
+        files = inputs_of([str(tmp_path / f"{name}.jsonl")], raw=True)
+        stages.extract(files, tmp_path / name, ExtractSettings(), engine)
+    with pytest.raises(UsageFailure, match="has the same file name; give one of them another source by NAME="):
+        stages.dedup(
+            inputs_of([str(tmp_path / "a"), str(tmp_path / "b")]), tmp_path / "out", DeduplicateSettings(), engine
+        )
