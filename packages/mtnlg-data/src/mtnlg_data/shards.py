@@ -90,7 +90,9 @@ class Tallies:
 
     def __getitem__(self, source: str) -> Tally:
         """The tally of this source, begun where there is none."""
-        return self._by_source.setdefault(source, Tally(source))
+        if source not in self._by_source:
+            self._by_source[source] = Tally(source)
+        return self._by_source[source]
 
     def summary(self) -> Summary:
         """All of them as JSON, for a unit's manifest."""

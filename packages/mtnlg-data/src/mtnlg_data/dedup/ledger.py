@@ -94,22 +94,23 @@ def _numbers(table: pa.Table, firsts: dict[str, int]) -> NDArray[np.int64]:
 
 def _with_texts(shards: Sequence[Shard], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Pairs for a person to judge, the least alike first."""
-    paths = {shard.path.name: shard.path for shard in shards}
+    places = {(entry[f"{end}shard"], entry[f"{end}row"]) for entry in entries for end in ("", "kept_")}
+    texts: dict[tuple[str, int], str] = {}
+    for shard in shards:
+        rows = sorted(row for name, row in places if name == shard.path.name)
+        for done, table in rows_of(shard.path, np.array(rows, np.int64), ["text"]) if rows else ():
+            for row, text in zip(rows[done:], table["text"].to_pylist(), strict=False):
+                texts[shard.path.name, row] = text[:SAMPLE_CHARACTERS]
     return [
         {
             "kept": entry["kept"],
             "dropped": entry["document"],
             "jaccard": round(entry["jaccard"], 4),
-            "text_kept": _text(paths[entry["kept_shard"]], entry["kept_row"]),
-            "text_dropped": _text(paths[entry["shard"]], entry["row"]),
+            "text_kept": texts[entry["kept_shard"], entry["kept_row"]],
+            "text_dropped": texts[entry["shard"], entry["row"]],
         }
         for entry in sorted(entries, key=lambda entry: float(entry["jaccard"]))
     ]
-
-
-def _text(path: Path, row: int) -> str:
-    ((_, table),) = rows_of(path, np.array([row]), ["text"])
-    return str(table["text"][0].as_py())[:SAMPLE_CHARACTERS]
 
 
 @dataclass(frozen=True)
