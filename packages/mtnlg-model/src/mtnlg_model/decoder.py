@@ -21,10 +21,11 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
 from . import functional, initialization
+from .cache import Cache
 from .functional import EAGER, Ops
 
 if TYPE_CHECKING:
-    from .cache import Cache, LayerCache
+    from .cache import LayerCache
     from .config import ModelConfig
 
 
@@ -180,6 +181,10 @@ class Decoder(nn.Module):
             x_SBH = layer(x_SBH, mask, cache.layers[n] if cache is not None else None)
         normed: Tensor = self.final_norm(x_SBH)
         return normed
+
+    def cache(self, capacity: int) -> Cache:
+        """An empty cache for so many tokens a row."""
+        return Cache(self.config, capacity)
 
     def logits(self, x_H: Tensor) -> Tensor:
         """[..., H] → [..., V] by the token embedding."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from .cache import Cache
 from .console import Failure
 from .functional import causal_mask
 from .settings import Settings
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from .cache import Cache
     from .decoder import Decoder
     from .tokenizer import Tokenizer
 
@@ -79,7 +79,7 @@ def stream(
     device = decoder.embedding.token.weight.device
     draws = [torch.Generator().manual_seed(sampling.seed * 1_000_003 + row) for row in range(len(prompts))]
     padding_B = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
-    cache = Cache(decoder.config, longest + tokens - 1)
+    cache = decoder.cache(longest + tokens - 1)
     rows = list(range(len(prompts)))
     new: list[list[int]] = [[] for _ in prompts]
     feed_BS = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)

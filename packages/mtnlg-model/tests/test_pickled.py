@@ -1,0 +1,146 @@
+"""Pickles and torch's files read as data: what is plain comes back, what would run is only told of."""
+
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtnlg_model import pickled
+from mtnlg_model.console import Failure
+from mtnlg_model.pickled import Global, Record
+from mtnlg_model.torchfile import TorchFile, View
+
+MUTATIONS = settings.get_profile("mutations")
+HERE = Path("x.pkl")
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50)
+@given(value=PLAIN, protocol=st.integers(2, pickle.HIGHEST_PROTOCOL))
+def test_what_is_plain_comes_back(value: object, protocol: int) -> None:
+    assert pickled.read(pickle.dumps(value, protocol), HERE) == value
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_classes_stay_names_and_calls_stay_records(tmp_path: Path, protocol: int) -> None:
+    class_, path, ordered = pickled.read(pickle.dumps((OrderedDict, tmp_path, OrderedDict(a=1)), protocol), HERE)
+    assert class_ == Global("collections", "OrderedDict")
+    assert path.is_a("pathlib", "PosixPath")
+    assert path.arguments == tmp_path.parts
+    assert ordered.is_a("collections", "OrderedDict")
+    assert ordered.items == {"a": 1}
+
+
+class Malice:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:  # noqa: ANN401  (as pickle has it)
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_runs(tmp_path: Path) -> None:
+    found = pickled.read(pickle.dumps([Malice(tmp_path / "ran")]), HERE)[0]
+    assert (found.what.name, found.arguments) == ("mkdir", (str(tmp_path / "ran"),))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_key_whose_hash_could_take_forever_is_refused() -> None:
+    # t = (); 200 times t = (t, t); {t: None}
+    raw = b"\x80\x02}(" + b")" + b"q\x00h\x00\x86" * 200 + b"Nu."
+    with pytest.raises(Failure, match="a tuple for a key"):
+        pickled.read(raw, HERE)
+
+
+@settings(MUTATIONS)
+@given(data=st.data())
+def test_any_bytes_are_a_value_or_one_failure(data: st.DataObject) -> None:
+    raw = bytearray(pickle.dumps([{"a": (1, 2.5, None)}, OrderedDict(b=[True]), HERE], data.draw(st.integers(0, 5))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(raw)))
+        raw[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    with suppress(Failure):
+        pickled.read(bytes(raw), HERE)
+
+
+def test_tensors_come_back_whatever_part_of_their_storage_they_show(tmp_path: Path) -> None:
+    base = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    saved = OrderedDict(
+        whole=base,
+        turned=base.T,
+        cut=base[1:3, 2:4],
+        half=torch.ones(3, dtype=torch.bfloat16),
+        parameter=torch.nn.Parameter(torch.ones(2)),
+        nothing=torch.empty(0, 3),
+        one=torch.tensor(1.5),
+    )
+    torch.save(saved, tmp_path / "x.pt")
+    content = (tmp_path / "x.pt").read_bytes()
+    (tmp_path / "several").write_bytes(b"before" + content + b"after")
+    for file in (TorchFile(tmp_path / "x.pt"), TorchFile(tmp_path / "several", 6, len(content))):
+        assert file.content.keys() == saved.keys()
+        for name, view in file.content.items():
+            assert torch.equal(file.tensor(view), saved[name]), name
+            assert file.tensor(view).is_contiguous()
+    torch.save({"whole": torch.ones(2, dtype=torch.long), "step": 3}, tmp_path / "y.pt")
+    other = TorchFile(tmp_path / "y.pt").content
+    assert (type(other["whole"]), other["step"]) == (Record, 3)
+
+
+@pytest.mark.usefixtures("no_gigabytes")
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(1).expand(1 << 40), torch.ones(8).as_strided((8, 8), (1, 0)), torch.ones(1).expand(1 << 30, 1 << 31)],
+)
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
+    torch.save(tensor, tmp_path / "x.pt")
+    file = TorchFile(tmp_path / "x.pt")
+    with pytest.raises(Failure, match=r"x\.pt: storage 0: \d+ bytes do not hold a tensor of \["):
+        file.tensor(file.content)
+
+
+@pytest.mark.usefixtures("no_gigabytes")
+@pytest.mark.parametrize("entry", ["data.pkl", "data/0"])
+def test_a_compressed_entry_is_refused(tmp_path: Path, entry: str) -> None:
+    torch.save(torch.zeros(100_000), tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as whole, zipfile.ZipFile(tmp_path / "y.pt", "w") as bomb:
+        for info in whole.infolist():
+            kind = zipfile.ZIP_DEFLATED if info.filename.endswith(entry) else zipfile.ZIP_STORED
+            bomb.writestr(info.filename, whole.read(info), kind)
+    with pytest.raises(Failure, match=f"{entry} is compressed"):
+        (file := TorchFile(tmp_path / "y.pt")).tensor(file.content)
+
+
+@pytest.mark.usefixtures("no_gigabytes")
+@settings(MUTATIONS)
+@given(data=st.data())
+def test_any_damage_to_a_file_of_torch_is_refused_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.pt"
+    torch.save({"a": torch.ones(3, 4), "b": torch.zeros(5)}, path)
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(raw) - 1))
+        new = data.draw(st.sampled_from([b"\xff" * 4, b"\0", b"\xff" * 8, b"PK", b""])) or data.draw(
+            st.binary(max_size=3)
+        )
+        raw[place : place + len(new)] = new
+    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw)
+    with suppress(Failure):
+        file = TorchFile(path)
+        for view in file.content.values() if isinstance(file.content, dict) else ():
+            if isinstance(view, View):
+                assert file.tensor(view).shape == view.shape
