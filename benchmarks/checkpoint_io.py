@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PRESET = "gpt2-medium"
-EXPORTED = "dense-1.3b"
+EXPORTED = "gpt2-large"
 PROGRESS = Progress(step=1, samples=1, tokens=1, loss=1.0, stream="", layout=Layout())
 TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {"<|endoftext|>": 0}, "merges": []}}
 Times = dict[str, list[float]]

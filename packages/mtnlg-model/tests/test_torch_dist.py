@@ -164,6 +164,13 @@ def test_what_the_arguments_of_the_run_say_counts(
         import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
 
 
+def test_a_tokenizer_that_is_not_there_is_missed_before_the_work(folder: Path, tmp_path: Path) -> None:
+    done: list[int] = []
+    with pytest.raises(Failure, match=r"tokenizer\.json: no such file"):
+        import_torch_dist(folder, tmp_path / "out", tmp_path / "tokenizer.json", 4, lambda n, _="": done.append(n))
+    assert not done
+
+
 def test_a_name_that_leaves_the_folder_is_refused(folder: Path, tmp_path: Path, tokenizer_path: Path) -> None:
     shutil.copyfile(folder / "__0_0.distcp", tmp_path / "secret_.distcp")
     index = (folder / ".metadata").read_bytes()

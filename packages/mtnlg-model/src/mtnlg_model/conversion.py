@@ -40,6 +40,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
 @contextmanager
 def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterator[CheckpointWriter]:
     """A writer for the weights of the checkpoint ``target``, which has neither optimizer state nor progress."""
+    # It is copied at the very end, which may be hours away.
+    if not tokenizer.is_file():
+        raise Failure(f"{tokenizer}: no such file")
     with new_folder(target) as partial:
         # Nothing may wait: memory is to be a few tensors.
         writer = CheckpointWriter(partial, 0, "import", copy=False, backlog=0)

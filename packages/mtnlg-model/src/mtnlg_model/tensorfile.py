@@ -71,11 +71,16 @@ def write(path: Path, kinds: Mapping[str, Kind], tensor: Callable[[str], Tensor]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     checksum = xxhash.xxh3_128()
-    with path.open("wb", buffering=0) as file:
-        _put(file, checksum, memoryview(struct.pack("<Q", len(text)) + text))
-        for key, _ in ordered:
-            _put(file, checksum, _bytes(tensor(key)))
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb", buffering=0) as file:
+            _put(file, checksum, memoryview(struct.pack("<Q", len(text)) + text))
+            for key, _ in ordered:
+                _put(file, checksum, _bytes(tensor(key)))
+            os.fsync(file.fileno())
+    except OSError as error:
+        # A full disk is told by the call that writes, which knows no name.
+        error.filename = error.filename or str(path)
+        raise
     return File(bytes=8 + len(text) + offset, checksum=checksum.hexdigest())
 
 
