@@ -11,7 +11,7 @@ Loading is into tensors that exist: of the whole state, and of one tp-2 slice (o
 holds; torch.distributed.checkpoint has no way to a slice without a process group), with the bytes that each way takes
 by read calls (rchar of /proc/self/io; a memory map takes none) and from the disk (read_bytes, the file's pages dropped
 from the cache before; the kernel reads whole pages and ahead). Memory is that of ``mtnlg-model export`` on a model far
-larger than its largest tensor.
+larger than its largest tensor, and of ``import`` of what that wrote.
 """
 
 # /// script
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 PRESET = "gpt2-medium"
 EXPORTED = "gpt2-large"
+COMMAND = "from mtnlg_model import cli; cli.main()"
 PROGRESS = Progress(step=1, samples=1, tokens=1, loss=1.0, stream="", layout=Layout())
 TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {"<|endoftext|>": 0}, "merges": []}}
 Times = dict[str, list[float]]
@@ -236,7 +237,7 @@ def ratio(theirs: list[float], ours: list[float]) -> float:
 
 
 def export_memory(scratch: Path) -> dict[str, int | str]:
-    """Peak memory of ``mtnlg-model export`` on a model far larger than its largest tensor, in bytes."""
+    """Peak memory of ``mtnlg-model export``, and of ``import`` of what it wrote, in bytes."""
     config = PRESETS[EXPORTED]
     shapes = config.parameter_shapes()
     writer = CheckpointWriter(scratch / "large", 1, "a", backlog=0)
@@ -251,7 +252,8 @@ def export_memory(scratch: Path) -> dict[str, int | str]:
         "model": 4 * config.parameters,
         "largest_tensor": 4 * max(math.prod(shape) for shape in shapes.values()),
         "peak_of_imports_alone": peak("import mtnlg_model.huggingface"),
-        "peak_of_export": peak("from mtnlg_model import cli; cli.main()", "export", str(path), str(scratch / "gpt2")),
+        "peak_of_export": peak(COMMAND, "export", str(path), str(scratch / "gpt2")),
+        "peak_of_import": peak(COMMAND, "import", str(scratch / "gpt2"), str(scratch / "back")),
     }
 
 
@@ -287,7 +289,7 @@ def main() -> None:
         result = {**machine(), "rounds": options.rounds, **measure(Path(scratch), options.rounds)}
         for folder in Path(scratch).iterdir():
             shutil.rmtree(folder, ignore_errors=True)
-        result["export_peak_bytes"] = export_memory(Path(scratch))
+        result["peak_bytes"] = export_memory(Path(scratch))
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")
     if options.out:
