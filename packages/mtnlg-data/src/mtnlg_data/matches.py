@@ -144,7 +144,8 @@ def sentence_ends(
     text: str, starts: NDArray[np.int64], ends: NDArray[np.int64], window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """``stop`` and ``resume`` of the matches at these places of a text."""
-    marks = np.flatnonzero(np.isin(code_points(text), [ord(mark) for mark in ENDS]))
+    codes = code_points(text)
+    marks = np.flatnonzero(np.logical_or.reduce([codes == ord(mark) for mark in ENDS]))
     bounded = np.concatenate([[-1], marks, [len(text)]])
     before = np.searchsorted(marks, starts - window, side="right")
     behind = np.searchsorted(marks, ends + window, side="left")

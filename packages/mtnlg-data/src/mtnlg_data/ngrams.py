@@ -11,11 +11,12 @@ runs, is then looked up by the hash of the whole run, and what is found is compa
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import orjson
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .compiled import compiled, compiled_if_possible
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+WORD = re.compile(r"\w+")
 SLOTS_A_RUN = 32  # of a table's bits one in so many is set
 
 
@@ -82,7 +84,7 @@ class NgramSet:
     """N-grams by number, and the search for them."""
 
     def __init__(self, ngrams: list[str], minimum: int) -> None:
-        self.ngrams = pa.array(ngrams, pa.large_string())
+        self.ngrams = ngrams
         self.minimum = minimum
         prefixes, wholes, lengths = [], [], []
         for some in portions(ngrams):
@@ -113,22 +115,41 @@ class NgramSet:
         words = words_of(folded)
         places = begun(words.hashes, words.bounds, self.minimum, self._is_prefix, self._shift)
         text_of = np.searchsorted(words.bounds, places, side="right") - 1
-        found: list[tuple[int, int, int, int]] = []
+        hits = [np.empty((4, 0), np.int64)]
         for length, hashes, numbers in self._by_length:
             fits = np.flatnonzero(places + length <= words.bounds[text_of + 1])
             runs = runs_of(words.hashes, length, places[fits])
             likely = _is_in_by_arrays(self._is_whole, runs >> self._shift)
             fits, runs = fits[likely], runs[likely]
             first, last = np.searchsorted(hashes, runs), np.searchsorted(hashes, runs, side="right")
-            for hit in np.flatnonzero(last > first):
-                place, text = int(places[fits[hit]]), int(text_of[fits[hit]])
-                span = slice(place, place + length)
-                starts, ends = words.starts[span].tolist(), words.ends[span].tolist()
-                run = " ".join(folded[text][s:e] for s, e in zip(starts, ends, strict=True))
-                equal = (k for k in numbers[first[hit] : last[hit]].tolist() if self.ngrams[k].as_py() == run)
-                found += [(text, starts[0], -ends[-1], number) for number in equal]
-        columns = np.array(sorted(found), np.int64).reshape(-1, 4).T
-        return Found(columns[0], columns[1], -columns[2], columns[3])
+            fits, ngrams = np.repeat(fits, last - first), numbers[_ranges(first, last)]
+            place = places[fits]
+            hits.append(np.stack([text_of[fits], words.starts[place], words.ends[place + length - 1], ngrams]))
+        of, starts, ends, ngrams = np.concatenate(hits, axis=1)
+        equal = [
+            self._is(folded[text][start:end], ngram)
+            for text, start, end, ngram in zip(
+                of.tolist(), starts.tolist(), ends.tolist(), ngrams.tolist(), strict=True
+            )
+        ]
+        order = np.lexsort((-ends, starts, of))
+        order = order[np.array(equal, np.bool_)[order]]
+        return Found(of[order], starts[order], ends[order], ngrams[order])
+
+    def _is(self, run: str, ngram: int) -> bool:
+        return run == self.ngrams[ngram] or _joined(run) == self.ngrams[ngram]
+
+
+@lru_cache(maxsize=1 << 16)  # what is common is met again
+def _joined(run: str) -> str:
+    return " ".join(WORD.findall(run))
+
+
+def _ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers ``first[i]`` to ``last[i]``, one range after another."""
+    sizes = last - first
+    begins: NDArray[np.int64] = np.cumsum(sizes) - sizes
+    return np.repeat(first - begins, sizes) + np.arange(int(sizes.sum()))
 
 
 def _table(hashes: NDArray[np.uint64], shift: np.uint64) -> NDArray[np.uint64]:

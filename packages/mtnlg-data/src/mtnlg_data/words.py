@@ -83,10 +83,10 @@ def words_of(texts: Sequence[str]) -> Words:
     lengths = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
     begins = np.concatenate([[0], np.cumsum(lengths)])
     codes = code_points(SEPARATOR.join(texts))
-    sums, starts, ends = spans(codes, word_characters())
+    hashes, starts, ends = spans(codes, word_characters())
     bounds = np.searchsorted(starts, begins)
     shift = np.repeat(begins[:-1], np.diff(bounds))
-    return Words(mix(sums), starts - shift, ends - shift, bounds)
+    return Words(hashes, starts - shift, ends - shift, bounds)
 
 
 def runs_of(hashes: NDArray[np.uint64], length: int, places: NDArray[np.int64] | None = None) -> NDArray[np.uint64]:
@@ -129,16 +129,16 @@ def _spans_by_arrays(
     lengths = ends - starts
     where = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     terms = codes[inside[1:-1]].astype(np.uint64) * powers[where]
-    return np.add.reduceat(terms, np.cumsum(lengths) - lengths), starts, ends
+    return mix(np.add.reduceat(terms, np.cumsum(lengths) - lengths)), starts, ends
 
 
 @compiled(instead=_spans_by_arrays)
 def spans(
     codes: NDArray[np.uint32], table: NDArray[np.bool_]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of every word its sum (see the head of this module), its first place, and one past its last."""
+    """Of every word its hash, its first place, and one past its last."""
     size = (len(codes) + 1) // 2
-    sums, starts, ends = np.empty(size, np.uint64), np.empty(size, np.int64), np.empty(size, np.int64)
+    hashes, starts, ends = np.empty(size, np.uint64), np.empty(size, np.int64), np.empty(size, np.int64)
     count, inside = 0, False
     total = power = np.uint64(0)
     for place in range(len(codes)):
@@ -151,9 +151,9 @@ def spans(
             power *= A
         elif inside:
             inside = False
-            sums[count], ends[count] = total, place
+            hashes[count], ends[count] = mixed(total), place
             count += 1
     if inside:
-        sums[count], ends[count] = total, len(codes)
+        hashes[count], ends[count] = mixed(total), len(codes)
         count += 1
-    return sums[:count].copy(), starts[:count].copy(), ends[:count].copy()
+    return hashes[:count].copy(), starts[:count].copy(), ends[:count].copy()

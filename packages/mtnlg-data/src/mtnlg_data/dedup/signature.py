@@ -90,7 +90,7 @@ def shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDAr
         bounds = np.searchsorted(starts, np.concatenate([[0], np.cumsum(sizes)]))
     else:
         spaced = [" ".join(text.split()) for text in lowered]
-        hashes = code_points("".join(spaced)).astype(np.uint64)
+        hashes = mix(code_points("".join(spaced)).astype(np.uint64))
         bounds = np.concatenate([[0], np.cumsum([len(text) for text in spaced], dtype=np.int64)])
     counts = np.diff(bounds)
     sizes = np.where(counts < length, counts > 0, counts - length + 1)
@@ -98,23 +98,21 @@ def shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDAr
     return runs_within(hashes, bounds, out), out
 
 
-def _runs_by_arrays(units: NDArray[np.uint64], bounds: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.uint64]:
-    hashes = mix(units)
+def _runs_by_arrays(
+    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], out: NDArray[np.int64]
+) -> NDArray[np.uint64]:
     texts = zip(bounds[:-1], bounds[1:], np.diff(out), strict=True)
     runs = [runs_of(hashes[first:last], int(last - first - size + 1)) for first, last, size in texts if size]
     return np.concatenate([np.empty(0, np.uint64), *runs])
 
 
 @compiled(instead=_runs_by_arrays)
-def runs_within(units: NDArray[np.uint64], bounds: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.uint64]:
+def runs_within(hashes: NDArray[np.uint64], bounds: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.uint64]:
     """The hashes of the runs of words (or characters) in each text, of which text t has ``out[t + 1] - out[t]``.
 
-    As ``mix`` and ``runs_of`` of ``words`` have it, but each is made of the one before it.
+    As ``runs_of`` of ``words`` has it, but each is made of the one before it.
     """
     values = np.empty(out[-1], np.uint64)
-    hashes = np.empty(len(units), np.uint64)
-    for place in range(len(units)):
-        hashes[place] = mixed(units[place])
     for text in range(len(bounds) - 1):
         first, last, size = bounds[text], bounds[text + 1], out[text + 1] - out[text]
         if size == 0:

@@ -1,0 +1,184 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-data", "datatrove==0.10.1", "spacy", "xxhash<4"]
+# ///
+"""Fuzzy deduplication from Parquet to Parquet: mtnlg_data against datatrove's four stages, one core.
+
+    python benchmarks/deduplication.py ARTICLES [--documents 5000] [--rounds 5] [--out FILE]
+
+ARTICLES holds an article a line after its id (articles_1000.train of chrisjmccormick/MinHash). Documents are made of
+their sentences; one in ten has a copy with some words changed. Both sides use 20 bands of 13 rows over word 5-grams and
+one process; datatrove takes English words by spaCy, as it does by default, and verifies no pair; mtnlg_data verifies
+every pair at Jaccard 0.8, keeps a ledger, and syncs and checksums each file. Time is that of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import resource
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
+from datatrove.pipeline.dedup.minhash import MinhashConfig
+from datatrove.pipeline.readers import ParquetReader
+from datatrove.pipeline.writers import ParquetWriter
+
+from mtnlg_data.dedup import DeduplicateSettings, deduplicate
+from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.engine import Local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SENTENCES = 12
+
+
+def corpus(articles: list[str], count: int) -> tuple[list[Document], dict[str, float]]:
+    """Documents in an order of their own, and of every changed copy its Jaccard similarity with what it copies."""
+    draw = random.Random(1)
+    sentences = [sentence + "." for text in articles for sentence in text.split(". ")]
+    words = sorted({word for text in articles for word in text.split()})
+    documents, similar = [], {}
+    for number in range(count):
+        text = " ".join(draw.choice(sentences) for _ in range(SENTENCES))
+        documents.append(Document(f"{number}", "web", text))
+        if number % 10 == 0:
+            changed = text.split()
+            for _ in range(max(1, round(len(changed) * draw.uniform(0, 0.04)))):
+                changed[draw.randrange(len(changed))] = draw.choice(words)
+            documents.append(Document(f"{number}-copy", "web", " ".join(changed)))
+            similar[f"{number}"] = jaccard(text, documents[-1].text)
+    draw.shuffle(documents)
+    return documents, similar
+
+
+def jaccard(one: str, other: str) -> float:
+    """Of the sets of word 5-grams, plainly."""
+    sets = []
+    for text in (one, other):
+        words = re.findall(r"\w+", text.lower())
+        sets.append({tuple(words[i : i + 5]) for i in range(len(words) - 4)})
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def ours(shard: Path, out: Path) -> set[str]:
+    """The ids that are left."""
+    deduplicate([shard], out, DeduplicateSettings(), ["web"], Local(1))
+    return set(pq.read_table(out / shard.name)["id"].to_pylist())
+
+
+def theirs(shard: Path, out: Path) -> set[str]:
+    """The same by datatrove."""
+    config = MinhashConfig(n_grams=5, num_buckets=20, hashes_per_bucket=13)
+    signatures, buckets, clusters = (str(out / name) for name in ("signatures", "buckets", "clusters"))
+
+    def read() -> ParquetReader:
+        return ParquetReader(str(shard.parent), glob_pattern=shard.name)
+
+    stages = [
+        ([read(), MinhashDedupSignature(signatures, config)], 1),
+        ([MinhashDedupBuckets(signatures, buckets, config=config)], config.num_buckets),
+        ([MinhashDedupCluster(buckets, clusters, config=config)], 1),
+        ([read(), MinhashDedupFilter(clusters), ParquetWriter(str(out / "kept"), compression="zstd")], 1),
+    ]
+    for number, (pipeline, tasks) in enumerate(stages):
+        LocalPipelineExecutor(pipeline, tasks=tasks, workers=1, logging_dir=str(out / f"log-{number}")).run()
+    return {name for path in (out / "kept").glob("*.parquet") for name in pq.read_table(path)["id"].to_pylist()}
+
+
+def seconds_of(way: Callable[[Path, Path], set[str]], shard: Path, out: Path) -> tuple[float, float, set[str]]:
+    """Seconds of the processor, of this process and its children, seconds by the clock, and what is left."""
+    before, started = _used(), time.perf_counter()
+    left = way(shard, out)
+    return _used() - before, time.perf_counter() - started, left
+
+
+def _used() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def quality(left: set[str], documents: list[Document], similar: dict[str, float]) -> dict[str, float]:
+    """Pairs of Jaccard 0.8 and more of which one is gone, and what is gone without such a twin."""
+    gone = {document.id for document in documents} - left
+    true = {name for name, similarity in similar.items() if similarity >= 0.8}
+    found = {name for name in true if {name, f"{name}-copy"} & gone}
+    return {
+        "recall_of_pairs_of_0.8": round(len(found) / len(true), 4),
+        "removed": len(gone),
+        "removed_below_0.8": len({name.removesuffix("-copy") for name in gone} - true),
+        "both_of_a_pair_removed": sum({name, f"{name}-copy"} <= gone for name in similar),
+    }
+
+
+def main() -> None:
+    """Run and print, and write to ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("articles", type=Path)
+    parser.add_argument("--documents", type=int, default=5000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
+    documents, similar = corpus(articles, options.documents)
+    megabytes = sum(len(document.text.encode()) for document in documents) / 1e6
+    load = os.getloadavg()[0]
+    ways = {"mtnlg_data": ours, "datatrove": theirs}
+    used: dict[str, list[float]] = {name: [] for name in ways}
+    clock: dict[str, list[float]] = {name: [] for name in ways}
+    judged: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        shard = Path(scratch) / "in" / "web-00000.parquet"
+        small = Path(scratch) / "small" / "web-00000.parquet"
+        write_documents(shard, batches(documents))
+        write_documents(small, batches(documents[:50]))
+        for name, way in ways.items():  # what is compiled or imported at first use
+            way(small, Path(scratch) / f"warm-{name}")
+        for number in range(options.rounds):
+            for name in sorted(ways, reverse=bool(number % 2)):
+                seconds, by_clock, left = seconds_of(ways[name], shard, Path(scratch) / f"{name}-{number}")
+                used[name].append(seconds)
+                clock[name].append(by_clock)
+                judged[name] = quality(left, documents, similar)
+    ratios = [one / other for one, other in zip(used["datatrove"], used["mtnlg_data"], strict=True)]
+    by_clock_too = [one / other for one, other in zip(clock["datatrove"], clock["mtnlg_data"], strict=True)]
+    result = {
+        "ratio": round(statistics.median(ratios), 1),
+        "ratio_spread": [round(min(ratios), 1), round(max(ratios), 1)],
+        "ratio_by_the_clock": round(statistics.median(by_clock_too), 1),
+        "megabytes_per_second": {name: round(megabytes / statistics.median(of), 2) for name, of in used.items()},
+        "quality": judged,
+        "documents": len(documents),
+        "pairs": len(similar),
+        "pairs_of_0.8": sum(similarity >= 0.8 for similarity in similar.values()),
+        "megabytes": round(megabytes, 3),
+        "bands": 20,
+        "rows": 13,
+        "seconds_of_one_core": used,
+        "seconds_by_the_clock": clock,
+        "date": "2026-11-21",
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load_average_before": round(load, 1),
+        **{package: version(package) for package in ("mtnlg-data", "datatrove", "spacy", "xxhash", "numpy", "numba")},
+    }
+    text = json.dumps(result, indent=2) + "\n"
+    print(text, end="")
+    if options.out:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
