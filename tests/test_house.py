@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "mtnlg_data": set(),
     "mtnlg_model": set(),
     "mtnlg_parallel": {"mtnlg_data", "mtnlg_model"},
-    "mtnlg_eval": {"mtnlg_model"},
+    "mtnlg_eval": {"mtnlg_model", "mtnlg_parallel"},
 }
 NEVER = {"mtnlg_data": {"torch"}, "mtnlg_model": {"torch.distributed", "megatron", "deepspeed"}}
 NEVER_ANYWHERE = {"pickle", "dill", "cloudpickle"}
@@ -51,6 +51,12 @@ def test_a_package_imports_only_the_siblings_that_it_may(package: str) -> None:
         if name.split(".")[0] in siblings
     }
     assert not found
+
+
+def test_evaluation_imports_the_parallel_engine_behind_its_extra_alone() -> None:
+    inside = source_of("mtnlg_eval") / "sharded"
+    outside = [path for path in modules_of("mtnlg_eval") if not path.is_relative_to(inside)]
+    assert not [path for path in outside for name in imports_of(path) if name.startswith("mtnlg_parallel")]
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)

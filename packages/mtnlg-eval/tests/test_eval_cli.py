@@ -142,6 +142,18 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     assert told["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
 
 
+def test_a_layout_without_the_parallel_engine_says_what_to_install(
+    run: Run,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("mtnlg_eval.opening.find_spec", lambda _: None)
+    assert run("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--layout", "tp=2,pp=1,dp=1") == 2
+    assert "pip install 'mtnlg-eval[parallel]'" in capsys.readouterr().err
+
+
 def test_operators_are_asked_once_and_counted(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,13 +276,13 @@ def count_places(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from mtnlg_eval.model import DecoderForward
 
     places: list[int] = []
-    forward = DecoderForward.__call__
+    forward = DecoderForward._run
 
     def counted(self: DecoderForward, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         places.append(len(batch.places))
         return forward(self, batch)
 
-    monkeypatch.setattr(DecoderForward, "__call__", counted)
+    monkeypatch.setattr(DecoderForward, "_run", counted)
     return places
 
 

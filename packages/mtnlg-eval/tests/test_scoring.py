@@ -146,8 +146,8 @@ def test_packed_answers_score_as_they_do_alone(seed: int, lm: DecoderLM) -> None
 
     context = drawn(20)
     rows = [Row(context, tuple(drawn(12) for _ in range(5))), Row(drawn(30), (drawn(9),)), Row(drawn(9), ((7,), (8,)))]
-    together, likeliest = lm.forward(tensors(rows))
-    alone = [lm.forward(tensors([Row(row.context, (answer,))])) for row in rows for answer in row.answers]
+    ((together, likeliest),) = lm.forward([tensors(rows)])
+    alone = list(lm.forward(tensors([Row(row.context, (answer,))]) for row in rows for answer in row.answers))
     assert torch.allclose(together, torch.cat([logp for logp, _ in alone]), atol=CLOSE, rtol=0)
     assert torch.equal(likeliest, torch.cat([greedy for _, greedy in alone]))
 

@@ -12,7 +12,7 @@ from mtnlg_eval.store import Store
 from mtnlg_model.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     import torch
@@ -29,9 +29,12 @@ class Counting:
         self._forward, self.batches, self.places = lm.forward, 0, 0
         lm.forward = self
 
-    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return self._forward(map(self._count, batches))
+
+    def _count(self, batch: Batch) -> Batch:
         self.batches, self.places = self.batches + 1, self.places + len(batch.places)
-        return self._forward(batch)
+        return batch
 
 
 def test_what_is_known_is_not_scored_again(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -18,8 +17,6 @@ from .published import TASKS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .model import DecoderLM
-
 app = application("mtnlg-eval", "Score an MT-NLG checkpoint on the paper's nine tasks, and draw the report of a run.")
 
 NAMES = tuple(task.name for task in TASKS)
@@ -32,8 +29,9 @@ Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Rows as published, one folder a task; without it they come from the hub."),
 ]
-
-
+Slices = Annotated[
+    str | None, typer.Option(metavar="tp=2,pp=2,dp=1", help="Cut the model over so many processes (GPUs).")
+]
 Tasks = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(NAMES)}.", show_default="all nine")]
 
 
@@ -47,6 +45,7 @@ def score(  # noqa: PLR0917  (typer names them)
     ] = "0,1,few",
     data: Data = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rows of a task.")] = None,
+    layout: Slices = None,
     style: Annotated[
         Literal["paper", "gpt3", "lm_eval"],
         typer.Option(help="Prompts and scores of MT-NLG, GPT-3 or lm-eval."),
@@ -75,18 +74,18 @@ def score(  # noqa: PLR0917  (typer names them)
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
-    from .opening import opened  # noqa: PLC0415  (as above)
+    from .opening import model, opened  # noqa: PLC0415  (as above)
 
     found = opened(checkpoint, out)
     from .harness import Evaluation  # noqa: PLC0415  (as above)
-    from .model import DecoderLM  # noqa: PLC0415  (as above)
     from .shots import Choice  # noqa: PLC0415  (as above)
 
-    evaluation = Evaluation(names, asked, data, limit, choice=Choice(shot_source, shot_labels), style=style)
-    lm = DecoderLM.open(found, out / "scores.sqlite")
-    with closing(lm.store):
+    with model(found, out, layout) as lm:
+        if lm is None:
+            return
+        evaluation = Evaluation(names, asked, data, limit, choice=Choice(shot_source, shot_labels), style=style)
         evaluation.run(lm, out)
-    summary = evaluation.write(lm, found, out, time.monotonic() - started)
+        summary = evaluation.write(lm, found, out, time.monotonic() - started)
     if as_json:
         print_json(summary)
     else:
@@ -147,10 +146,11 @@ def hans(
 
 
 @app.command()
-def operators(
+def operators(  # noqa: PLR0917  (as above)
     checkpoint: Model,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers go; the same command again goes on there.")],
     shots: Annotated[str, typer.Option(metavar="1,2,4", help="Examples before the question.")] = "1,2,4,8",
+    layout: Slices = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems of each operator, disguise and number of shots.")] = 25,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON instead of a table.")] = False,
 ) -> None:
@@ -165,10 +165,12 @@ def operators(
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
+    from .opening import model, opened  # noqa: PLC0415  (as above)
     from .operators import measure, rows  # noqa: PLC0415  (as above)
 
-    lm = _model(checkpoint, out)
-    with closing(lm.store):
+    with model(opened(checkpoint, out), out, layout) as lm:
+        if lm is None:
+            return
         cells = measure(lm, out, [int(number) for number in asked], problems)
     if as_json:
         print_json([cell._asdict() for cell in cells])
@@ -179,12 +181,13 @@ def operators(
 
 
 @app.command()
-def bias(
+def bias(  # noqa: PLR0917  (as above)
     checkpoint: Model,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers go; the same command again goes on there.")],
     kinds: Annotated[
         str, typer.Option(metavar="A,B", help="Some of occupation, gender, ethnicity, religion.")
     ] = "occupation,gender,ethnicity,religion",
+    layout: Slices = None,
     samples: Annotated[int, typer.Option(min=1, help="Texts drawn for each prompt; the paper drew 800.")] = 800,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON instead of tables.")] = False,
 ) -> None:
@@ -196,10 +199,12 @@ def bias(
 
     quiet()
     from .bias import kinds_of, measure  # noqa: PLC0415  (as above)
+    from .opening import model, opened  # noqa: PLC0415  (as above)
 
     asked = kinds_of(kinds)
-    lm = _model(checkpoint, out)
-    with closing(lm.store):
+    with model(opened(checkpoint, out), out, layout) as lm:
+        if lm is None:
+            return
         told = measure(lm, out, asked, samples)
     if as_json:
         print_json(told)
@@ -244,14 +249,6 @@ def _numbers(shots: str) -> list[str]:
 def _refuse_missing(data: Path | None) -> None:
     if data is not None and not data.is_dir():
         raise Failure(f"{data}: no such folder")
-
-
-def _model(checkpoint: Path, out: Path) -> DecoderLM:
-    """The model of a checkpoint, its answers kept under ``out``."""
-    from .model import DecoderLM  # noqa: PLC0415  (--help shall be fast)
-    from .opening import opened  # noqa: PLC0415  (as above)
-
-    return DecoderLM.open(opened(checkpoint, out), out / "scores.sqlite")
 
 
 def _texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:

@@ -9,10 +9,11 @@ scored, a few hundred at a time, never [B, S, V].
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from math import fsum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from lm_eval.api.model import TemplateLM
@@ -27,7 +28,7 @@ from .packing import Request, plan, tensors
 from .store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from lm_eval.api.instance import Instance
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from mtnlg_model.generate import Sampling
 
     from .packing import Batch, Row
+    from .sharded.driver import Driver
 
     Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
 
@@ -46,10 +48,10 @@ PLACES_AT_ONCE = 512
 
 
 class Forward(Protocol):
-    """Runs the network over a batch."""
+    """Runs the network over batches, as many at a time as it likes."""
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Log P(target) in fp32 and whether the target is the likeliest token, [N] each, on the CPU."""
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each batch in turn log P(target) in fp32 and whether the target is likeliest, [N] each, on the CPU."""
 
 
 class DecoderForward:
@@ -59,9 +61,12 @@ class DecoderForward:
         self.decoder = decoder
         self.device = decoder.embedding.token.weight.device
 
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `Forward`, one batch after the other."""
+        return map(self._run, batches)
+
     @torch.inference_mode()
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As `Forward`."""
+    def _run(self, batch: Batch) -> tuple[Tensor, Tensor]:
         here = batch.to(self.device)
         x_SBH = self.decoder.hidden(here.tokens, here.positions, here.mask)
         x_NH, targets_N = x_SBH[here.places, here.rows], here.targets
@@ -71,8 +76,10 @@ class DecoderForward:
 
     def _score(self, x_NH: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         logits_NV = self.decoder.logits(x_NH).float()
-        logp_N = logits_NV.gather(1, target_N[:, None])[:, 0] - logits_NV.logsumexp(1)
-        return logp_N, logits_NV.argmax(1) == target_N
+        # In the order of a model in slices, whose scores are then these to the last bit.
+        top_N, likeliest_N = logits_NV.max(1)
+        total_N = (logits_NV - top_N[:, None]).exp().sum(1)
+        return logits_NV.gather(1, target_N[:, None])[:, 0] - top_N - total_N.log(), likeliest_N == target_N
 
 
 class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
@@ -91,15 +98,18 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         self._encode = lru_cache(maxsize=64)(lambda text: tuple(tokenizer.encode(text)))
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint, store: Path | None = None) -> DecoderLM:
+    def open(cls, checkpoint: Checkpoint, store: Path | None = None, sharded: Driver | None = None) -> DecoderLM:
         """The decoder of a checkpoint: on a GPU in the precision it is stored in where there is one, else in fp32.
 
-        Answers are kept in ``store``, or in memory alone.
+        Answers are kept in ``store``, or in memory alone. With ``sharded`` other processes hold most of it.
         """
         cuda = torch.cuda.is_available()
         dtype = checkpoint.dtype(checkpoint.names[0]) if cuda else torch.float32
         identity = f"{checkpoint.digest} {dtype}"
         tokenizer = Tokenizer(checkpoint.tokenizer_path)
+        if sharded is not None:
+            # A decoder as far as anything here asks.
+            return cls(cast("Decoder", sharded), tokenizer, Store(identity, store), sharded)
         decoder = checkpoint.decoder(dtype, "cuda" if cuda else "cpu")
         return cls(decoder, tokenizer, Store(identity, store))
 
@@ -172,20 +182,35 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         """
         times = Counter(requests)
         answers: dict[Request, Score] = {}
-        for batch in plan(times, self.max_length, TOKENS_A_BATCH):
-            asked = [request for row in batch for request in row.requests]
-            keys = {request: self.store.key("score", *request) for request in asked}
-            known = self.store.known(list(keys.values()))
-            if open_rows := [row for row in batch if not all(keys[request] in known for request in row.requests)]:
-                fresh = self._run(open_rows)
-                known |= {keys[request]: score for request, score in fresh.items()}
-                self.store.keep((keys[request], score) for request, score in fresh.items())
-            answers |= {request: (known[key][0], bool(known[key][1])) for request, key in keys.items()}
-            self.scored(sum(times[request] for request in asked))
+        planned = [self._look_up(batch) for batch in plan(times, self.max_length, TOKENS_A_BATCH)]
+        results = self.forward(tensors(batch.open_rows) for batch in planned if batch.open_rows)
+        for batch in planned:
+            if batch.open_rows:
+                fresh = _answers(batch.open_rows, *next(results))
+                batch.known |= fresh
+                self.store.keep((batch.keys[request], score) for request, score in fresh.items())
+            answers |= batch.known
+            self.scored(sum(times[request] for request in batch.keys))
         return [answers[request] for request in requests]
 
-    def _run(self, rows: Sequence[Row]) -> dict[Request, Score]:
-        logp, greedy = (iter(told.tolist()) for told in self.forward(tensors(rows)))
-        requests = [request for row in rows for request in row.requests]
-        lengths = ((request, len(request.answer)) for request in requests)
-        return {request: (fsum(islice(logp, n)), all(list(islice(greedy, n)))) for request, n in lengths}
+    def _look_up(self, rows: Sequence[Row]) -> _Planned:
+        keys = {request: self.store.key("score", *request) for row in rows for request in row.requests}
+        found = self.store.known(list(keys.values()))
+        known = {request: (found[key][0], bool(found[key][1])) for request, key in keys.items() if key in found}
+        return _Planned(keys, known, [row for row in rows if not all(request in known for request in row.requests)])
+
+
+@dataclass
+class _Planned:
+    """A batch: the store's keys, the answers that are known, and the rows that have some that are not."""
+
+    keys: dict[Request, bytes]
+    known: dict[Request, Score]
+    open_rows: list[Row]
+
+
+def _answers(rows: Sequence[Row], logp_N: Tensor, greedy_N: Tensor) -> dict[Request, Score]:
+    """The scores of requests from those of their tokens, which go row by row, answer by answer."""
+    logp, greedy = iter(logp_N.tolist()), iter(greedy_N.tolist())
+    lengths = ((request, len(request.answer)) for row in rows for request in row.requests)
+    return {request: (fsum(islice(logp, n)), all(list(islice(greedy, n)))) for request, n in lengths}

@@ -1,17 +1,47 @@
-"""From what the command line names to a checkpoint: itself, the newest of a folder, or a Hugging Face GPT-2."""
+"""From what the command line names to a model: a checkpoint, the newest of a folder or a GPT-2, whole or in slices."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from mtnlg_model.checkpoint import Checkpoint, latest
-from mtnlg_model.console import Failure, progress
+from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.huggingface import import_gpt2, read_config
 
+from .model import DecoderLM
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@contextmanager
+def model(checkpoint: Checkpoint, out: Path, layout: str | None) -> Iterator[DecoderLM | None]:
+    """The model of a checkpoint, its answers kept under ``out``; cut over processes where a ``layout`` is given.
+
+    None in a process that has served as one of the other ranks (of torchrun) and has nothing left to do.
+    """
+    store = out / "scores.sqlite"
+    if layout is None:
+        lm = DecoderLM.open(checkpoint, store)
+        with closing(lm.store):
+            yield lm
+        return
+    if find_spec("mtnlg_parallel") is None:
+        raise UsageFailure(f"--layout {layout}: needs the parallel engine: pip install 'mtnlg-eval[parallel]'")
+    from .sharded.crew import crew  # noqa: PLC0415  (an extra)
+
+    with crew(checkpoint, layout, out / "logs") as driver:
+        if driver is None:
+            yield None
+            return
+        lm = DecoderLM.open(checkpoint, store, driver)
+        with closing(lm.store):
+            yield lm
 
 
 def opened(folder: Path, out: Path) -> Checkpoint:

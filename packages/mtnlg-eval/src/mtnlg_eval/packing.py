@@ -62,17 +62,26 @@ class Row:
 class Batch:
     """What a forward pass needs: rows flush left, padded with token 0, and the places whose next token is scored.
 
-    ``tokens`` [B, S]; ``positions`` [B, S] and ``mask`` [B, 1, S, S], true where a token may look, are None where rows
-    count from 0 and causal attention will do. ``targets[n]`` is the token behind place ``places[n]`` of row
-    ``rows[n]``, all three [N].
+    ``tokens`` [B, S]; ``positions`` [B, S] and ``owners`` [B, S], 0 for the context and the number of its answer for
+    every other token, are None where rows count from 0 and causal attention will do. ``targets[n]`` is the token behind
+    place ``places[n]`` of row ``rows[n]``, all three [N].
     """
 
     tokens: Tensor
     positions: Tensor | None
-    mask: Tensor | None
+    owners: Tensor | None
     rows: Tensor
     places: Tensor
     targets: Tensor
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Boolean [B, 1, S, S], true where a token may look: causal, and only into the context and its own answer."""
+        if self.owners is None:
+            return None
+        query_BS1, key_B1S = self.owners[:, :, None], self.owners[:, None, :]
+        causal_SS = torch.ones(2 * self.owners.shape[1:], dtype=torch.bool, device=self.owners.device).tril()
+        return (((key_B1S == 0) | (key_B1S == query_BS1)) & causal_SS)[:, None]
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
@@ -138,15 +147,8 @@ def tensors(rows: Sequence[Row]) -> Batch:
     return Batch(
         tokens=torch.tensor(tokens),
         positions=torch.tensor(positions) if packed else None,
-        mask=_block_mask(torch.tensor(owners)) if packed else None,
+        owners=torch.tensor(owners) if packed else None,
         rows=rows_N,
         places=places_N,
         targets=targets_N,
     )
-
-
-def _block_mask(owner_BS: Tensor) -> Tensor:
-    """Boolean [B, 1, S, S]: causal, and only into the context (owner 0) and into one's own answer."""
-    query_BS1, key_B1S = owner_BS[:, :, None], owner_BS[:, None, :]
-    causal_SS = torch.ones(owner_BS.shape[1], owner_BS.shape[1], dtype=torch.bool).tril()
-    return (((key_B1S == 0) | (key_B1S == query_BS1)) & causal_SS)[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 
 SWITCHES = {
     "TQDM_DISABLE": "1",
@@ -18,3 +19,4 @@ def quiet() -> None:
     """Call before lm_eval or datasets is imported: they read their switches when they are."""
     os.environ.update(SWITCHES)
     logging.getLogger("lm_eval").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")  # nor are they needed

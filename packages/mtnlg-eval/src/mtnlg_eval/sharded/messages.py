@@ -1,0 +1,78 @@
+"""What rank 0 tells the other ranks: one broadcast of a kind and a length, one of integers.
+
+Everything is integers (tokens, positions, places), so nothing is ever pickled; a mask, where a prompt needs one that
+cannot be told in a few, goes as bytes behind them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+from mtnlg_eval.packing import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+
+class Kind(IntEnum):
+    """What is to be done."""
+
+    STOP = 0
+    SCORE = 1
+    HIDDEN = 2
+    LOGITS = 3
+
+
+def send(kind: Kind, numbers: Sequence[int], device: torch.device) -> None:
+    """Tell all ranks; on rank 0."""
+    distributed.broadcast(torch.tensor([kind, len(numbers)], device=device), src=0)
+    if numbers:
+        distributed.broadcast(torch.tensor(numbers, device=device), src=0)
+
+
+def receive(device: torch.device) -> tuple[Kind, Iterator[int]]:
+    """Hear the next message; on every other rank."""
+    head = torch.empty(2, dtype=torch.int64, device=device)
+    distributed.broadcast(head, src=0)
+    kind, length = head.tolist()
+    body = torch.empty(length, dtype=torch.int64, device=device)
+    if length:
+        distributed.broadcast(body, src=0)
+    return Kind(kind), iter(body.tolist())
+
+
+def written(batches: Sequence[Batch]) -> list[int]:
+    """Batches as integers."""
+    numbers = [len(batches)]
+    for batch in batches:
+        packed = batch.positions is not None and batch.owners is not None
+        numbers += [*batch.tokens.shape, len(batch.rows), packed]
+        whole = [batch.tokens, batch.rows, batch.places, batch.targets]
+        for tensor in [*whole, batch.positions, batch.owners] if packed else whole:
+            if tensor is not None:
+                numbers += tensor.flatten().tolist()
+    return numbers
+
+
+def read(numbers: Iterator[int]) -> list[Batch]:
+    """The batches that `written` wrote."""
+    return [_read_batch(numbers) for _ in range(next(numbers))]
+
+
+def _read_batch(numbers: Iterator[int]) -> Batch:
+    b, s, n, packed = (next(numbers) for _ in range(4))
+    tokens, rows, places, targets = (take(numbers, *shape) for shape in ((b, s), (n,), (n,), (n,)))
+    positions, owners = (take(numbers, b, s), take(numbers, b, s)) if packed else (None, None)
+    return Batch(tokens, positions, owners, rows, places, targets)
+
+
+def take(numbers: Iterator[int], *shape: int) -> Tensor:
+    """The next integers as a tensor."""
+    size = torch.Size(shape).numel()
+    return torch.tensor([next(numbers) for _ in range(size)], dtype=torch.int64).view(shape)

@@ -1,0 +1,138 @@
+"""A model cut in three dimensions is scored as the whole one is, and generates the same texts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+
+from mtnlg_model.checkpoint import Layout, Progress, save
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.decoder import Decoder
+
+ROWS = Path(__file__).parents[1] / "packages" / "mtnlg-eval" / "tests" / "rows"
+EXACT = "tp=1,pp=2,dp=2"  # nothing is summed in another order
+CLOSE = "tp=2,pp=2,dp=2"
+NATS = 5e-5
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.train_from_iterator(
+        [path.read_text(encoding="utf-8") for path in sorted(ROWS.rglob("*")) if path.is_file()],
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=499, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        ),
+    )
+    made.add_special_tokens(["<|endoftext|>"])
+    folder = tmp_path_factory.mktemp("model")
+    made.save(str(folder / "tokenizer.json"))
+    decoder = Decoder(ModelConfig(layers=3, hidden=32, heads=4, sequence=192, vocabulary=512), seed=1)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(1.5)
+    progress = Progress(step=1, samples=8, tokens=768, loss=6.0, stream="none", layout=Layout())
+    return save(decoder, folder, 1, progress, folder / "tokenizer.json")
+
+
+def command(*words: object, script: str = "from mtnlg_eval import cli; cli.main()") -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    whole = [sys.executable, "-c", script, *map(str, words)]
+    return subprocess.Popen(whole, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def scored(checkpoint: Path, out: Path, *words: str) -> Path:
+    run = ("run", checkpoint, "--data", ROWS, "--tasks", "hellaswag,lambada,hans", "--shots", "0,2", "--out", out)
+    process = command(*run, *words)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scored(checkpoint, tmp_path_factory.mktemp("whole"))
+
+
+def samples(out: Path) -> dict[str, list[dict[str, Any]]]:
+    return {
+        path.name: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in sorted((out / "samples").iterdir())
+    }
+
+
+@pytest.mark.parametrize("layout", [EXACT, CLOSE])
+def test_scores_are_those_of_one_process(layout: str, checkpoint: Path, whole: Path, tmp_path: Path) -> None:
+    told, expected = samples(scored(checkpoint, tmp_path, "--layout", layout)), samples(whole)
+    if layout == EXACT:
+        assert told == expected
+        return
+    assert list(told) == list(expected)
+    for name, lines in told.items():
+        for ours, theirs in zip(lines, expected[name], strict=True):
+            assert ours["acc"] == theirs["acc"]
+            for (logp, greedy), (expected_logp, expected_greedy) in zip(
+                ours["filtered_resps"], theirs["filtered_resps"], strict=True
+            ):
+                assert logp == pytest.approx(expected_logp, abs=NATS)
+                assert greedy == expected_greedy
+
+
+def test_texts_are_those_of_one_process(checkpoint: Path, tmp_path: Path) -> None:
+    words = ("operators", checkpoint, "--shots", "1", "--problems", "1", "--json")
+    told: list[tuple[Any, str]] = []
+    for extra in ((), ("--layout", "tp=2,pp=2,dp=1")):
+        process = command(*words, "--out", tmp_path / str(len(told)), *extra)
+        out, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        told.append((json.loads(out), (tmp_path / str(len(told)) / "operators.jsonl").read_text(encoding="utf-8")))
+    assert told[0] == told[1]
+
+
+def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: Path, tmp_path: Path) -> None:
+    process = command("run", checkpoint, "--data", ROWS, "--out", tmp_path, "--layout", "tp=3")
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert "layout.tp = 3 does not divide model.heads = 4; use 1, 2 or 4" in said
+
+
+HANGING = """
+import os, sys, time
+from mtnlg_eval import cli, model
+from mtnlg_eval.sharded.driver import Driver
+def wait(self, batches):
+    print("asked", flush=True)
+    time.sleep(600)
+Driver.__call__ = wait
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("victim", ["other", "first"])
+def test_ranks_end_together(victim: str, checkpoint: Path, tmp_path: Path) -> None:
+    process = command(
+        "run", checkpoint, "--data", ROWS, "--out", tmp_path, "--layout", "tp=2,pp=1,dp=1", script=HANGING
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asked\n"
+    other = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+    os.kill(other if victim == "other" else process.pid, signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (1 if victim == "other" else -signal.SIGKILL)
+    if victim == "other":
+        assert "rank 1 (tp 1, pp 0, dp 0) ended: killed by SIGKILL" in said
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{other}/stat").exists() and " Z " not in Path(f"/proc/{other}/stat").read_text():
+        assert time.monotonic() < deadline
