@@ -26,7 +26,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from .document import SCHEMA, read_documents, write_documents
 from .engine import key_of, run_units
 from .files import aside, sha256
-from .funnel import stage
+from .funnel import EXCERPT, KEPT, stage
 from .matches import NGRAMS, Count, Match, Ngrams, Scan, count, list_ngrams, matches_to_cut, scan
 from .settings import Settings
 from .shards import Made, Tallies, in_order, numbered, rows_of
@@ -230,10 +230,12 @@ def _cut_documents(unit: Cut, tallies: Tallies, samples: list[tuple[int, dict[st
     first = 0
     for batch in read_documents(unit.decisions.scan.shard.path):
         lengths, sources = pc.utf8_length(batch["text"]).to_pylist(), batch["source"].to_pylist()
+        names, beginnings = batch["id"].to_pylist(), pc.utf8_slice_codeunits(batch["text"], 0, EXCERPT).to_pylist()
         parts, after = [], 0
         for place, (source, length) in enumerate(zip(sources, lengths, strict=True)):
             if first + place != row or decision is None:
                 tallies[source].keep(length)
+                tallies[source].show(KEPT, names[place], beginnings[place])
                 continue
             document = batch.slice(place, 1).to_pylist()[0]
             left = _left_of(document, decision, tallies)

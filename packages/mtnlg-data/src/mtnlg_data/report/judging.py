@@ -44,8 +44,8 @@ def quality(found: Quality) -> str:
     )
     positives = histogram([Layer(found.positives, "second")], ticks, "Scores of held-out positives")
     return (
-        f'{told}\n<div class="row grid">{figure("Candidates, and those kept", judged, "by score; strong is kept")}'
-        f"{figure('Held-out positives', positives, 'by score')}</div>"
+        f'{told}\n<div class="row grid">{figure("Candidates by score", judged, "strong is kept")}'
+        f"{figure('Held-out positives by score', positives)}</div>"
     )
 
 
