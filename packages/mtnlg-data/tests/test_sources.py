@@ -6,9 +6,13 @@ import gzip
 import json
 import random
 import tempfile
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import brotli
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtnlg_data.sources import Dropped, Kind, Record, SourceFile, read_records
+from mtnlg_data.sources.response import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,6 +155,160 @@ def test_pages_are_those_that_warcio_reads(name: str) -> None:
     assert [page.content for page in read(WEB / name, "warc")[0]] == theirs
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+def test_junk_behind_a_sound_record_does_not_cost_that_record(
+    tmp_path: Path, corpus: ModuleType, compressed: bool
+) -> None:
+    records = [corpus.record(b"<p>a"), b"\0" * 100_000, corpus.record(b"<p>b")]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed), "warc")
+    # Where nothing is compressed, a length that lies would look the same.
+    assert [page.content for page in pages] == [b"<p>a", b"<p>b"][not compressed :]
+    assert [drop.reason for drop in dropped] == ["unreadable" if compressed else "bad_length"]
+
+
+# --- what a page was coded with ---------------------------------------------------------------------------------------
+
+PAGE = b"<p>hello " * 50
+CODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "Deflate": lambda body: zlib.compress(body, wbits=-15),
+    "br": lambda body: bytes(brotli.compress(body, quality=1)),
+    "zstd": zstandard.compress,
+    "identity": bytes,
+    "gzip, gzip": lambda body: gzip.compress(gzip.compress(body)),
+    "br, gzip": lambda body: gzip.compress(brotli.compress(body, quality=1)),
+}
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_content_codings_are_undone_and_a_body_that_is_not_coded_is_taken_as_it_is(coding: str) -> None:
+    assert decoded(CODINGS[coding](PAGE), coding, 1000) == PAGE
+    assert decoded(PAGE, coding, 1000) == PAGE
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate", "gzip, gzip"])
+def test_a_bomb_within_a_record_is_cut_off_at_the_largest_record(
+    tmp_path: Path, corpus: ModuleType, coding: str
+) -> None:
+    body = CODINGS[coding](bytes(1 << 25))
+    http = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: {coding}"
+    assert 1000 < len(decoded(body, coding, 1000)) < 1 << 20
+    records = [corpus.record(b"<p>a"), corpus.record(body, http=http), corpus.record(b"<p>b")]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), "warc", largest=1 << 20)
+    assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
+    assert [drop.reason for drop in dropped] == ["too_large"]
+
+
+@given(st.binary(max_size=200), st.sampled_from(["gzip", "br", "zstd", "deflate", "gzip, br, zstd"]))
+def test_any_body_is_decoded_or_refused(body: bytes, coding: str) -> None:
+    for mark in (b"", b"\x1f\x8b\x08\0\0\0\0\0\0\0", b"\x28\xb5\x2f\xfd"):
+        with suppress(ValueError):
+            decoded(mark + body, coding, 1000)
+    with pytest.raises(ValueError, match="9 content codings"):
+        decoded(body, ",".join(["gzip"] * 9), 1000)
+
+
+@pytest.mark.parametrize("header", [b"", b"WARC/1.0\r\nA: "])
+def test_a_gzip_bomb_in_the_place_of_a_record_costs_that_record(
+    tmp_path: Path, corpus: ModuleType, header: bytes
+) -> None:
+    records = [corpus.record(b"<p>a"), header + b"b" * (1 << 26), corpus.record(b"<p>b")]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), "warc")
+    assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
+    assert [drop.reason for drop in dropped] == ["unreadable"]
+
+
+# --- ARC -------------------------------------------------------------------------------------------------------------
+
+FILEDESC = b"1 0 Example\nURL IP-address Archive-date Content-type Archive-length\n"
+
+
+def arc_record(url: str, body: bytes, *, length: int | None = None, header: str = "Content-Type: text/html") -> bytes:
+    block = body if url.startswith(("filedesc:", "dns:")) else f"HTTP/1.1 200 OK\r\n{header}\r\n\r\n".encode() + body
+    return (
+        f"{url} 192.0.2.1 20080430204826 text/html {len(block) if length is None else length}\n".encode()
+        + block
+        + b"\n"
+    )
+
+
+def arc(path: Path, records: list[bytes], *, compressed: bool) -> Path:
+    return crawl(path, [arc_record("filedesc://c.arc", FILEDESC), *records], compressed=compressed)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_arc_pages_are_those_that_warcio_reads(tmp_path: Path, compressed: bool) -> None:
+    from warcio.archiveiterator import ArchiveIterator
+
+    chunked = "Content-Type: text/html; charset=koi8-r\r\nTransfer-Encoding: chunked"
+    records = [
+        arc_record("dns:example.org", b"20080430204826\nexample.org. 192.0.2.1"),
+        arc_record("http://example.org/1", b"<p>one\nhttp://example.org/ 1 2\n"),
+        arc_record("http://example.org/2", b"3\r\n<p>\r\n0\r\n\r\n", header=chunked),
+        arc_record("http://example.org/3", b"GIF", header="Content-Type: image/gif"),
+    ]
+    path = arc(tmp_path / "c.arc", records, compressed=compressed)
+    pages, dropped = read(path, "warc")
+    with path.open("rb") as file:
+        theirs = [
+            (record.rec_headers.get_header("WARC-Target-URI"), record.content_stream().read())
+            for record in ArchiveIterator(file, arc2warc=True)
+            if record.rec_type == "response"
+        ]
+    assert [(page.url, page.content) for page in pages] == [
+        (url, body) for url, body in theirs if body.startswith(b"<p>")
+    ]
+    assert [(page.place, page.charset) for page in pages] == [(2, None), (3, "koi8-r")]
+    assert [drop.reason for drop in dropped] == ["not_html"]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize(
+    ("length", "reason"), [(20, "bad_length"), (10**12, "too_large"), (300, "truncated"), (90, "bad_length")]
+)
+def test_an_arc_record_that_lies_about_its_length_costs_that_record(
+    tmp_path: Path, length: int, reason: str, compressed: bool
+) -> None:
+    records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(3)]
+    records.insert(1, arc_record("http://example.org/lies", b"<p>lies", length=length))
+    pages, dropped = read(arc(tmp_path / "c.arc", records, compressed=compressed), "warc", largest=1000)
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2"]
+    assert len(dropped) == 1
+    assert dropped[0].reason in {reason, "truncated" if compressed else "bad_length"}
+
+
+def test_broken_and_exploding_members_of_an_arc_file_cost_themselves(tmp_path: Path) -> None:
+    members = [gzip.compress(arc_record(f"http://example.org/{n}", b"<p>%d" % n), mtime=0) for n in range(4)]
+    flipped = bytearray(members[1])
+    flipped[len(flipped) // 2] ^= 0xFF
+    bomb = gzip.compress(arc_record("http://example.org/bomb", bytes(1 << 25)))
+    begin = gzip.compress(arc_record("filedesc://c.arc", FILEDESC))
+    path = tmp_path / "c.arc.gz"
+    path.write_bytes(
+        b"".join([begin, members[0], bytes(flipped), b"junk", members[2], bomb, members[3], members[0][:-20]])
+    )
+    pages, dropped = read(path, "warc", largest=1 << 20)
+    assert [page.content for page in pages] == [b"<p>0", b"<p>2", b"<p>3"]
+    assert [drop.reason for drop in dropped] == ["unreadable", "too_large", "truncated"]
+
+
+@given(position=st.integers(0, 1200), junk=st.binary(min_size=1, max_size=30), compressed=st.booleans())
+def test_whatever_is_written_over_an_arc_file_costs_only_what_it_touches(
+    position: int, junk: bytes, compressed: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(8)]
+        path = arc(Path(folder) / "c.arc", records, compressed=compressed)
+        content = bytearray(path.read_bytes())
+        position = 60 + position % (len(content) - 60)  # what tells the format stays
+        content[position : position + len(junk)] = junk
+        path.write_bytes(content)
+        pages, _ = read(path, "warc")
+    assert len({page.content for page in pages} & {b"<p>%d" % n for n in range(8)}) >= 8 - 2
+
+
 # --- JSON lines ------------------------------------------------------------------------------------------------------
 
 PACK: dict[str, Callable[[bytes], bytes]] = {".jsonl": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
@@ -205,6 +364,29 @@ def test_zstandard_files_of_several_frames_are_read_whole(tmp_path: Path) -> Non
     assert [record.content for record in read(tmp_path / "a.zst", "jsonl")[0]] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_line_beyond_all_bounds_costs_itself_and_little_memory(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(PACK[suffix](b'{"text": "a"}\n' + b"x" * (1 << 24) + b'\n{"text": "b"}\n'))
+    records, dropped = read(path, "jsonl", largest=1 << 16)
+    assert [(record.place, record.content) for record in records] == [(0, "a"), (2, "b")]
+    assert [drop.reason for drop in dropped] == ["too_large"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("filler", [b"x", b"\n"])
+def test_a_bomb_ends_its_file_and_is_named(
+    tmp_path: Path, suffix: str, filler: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtnlg_data.sources.jsonl.EXPANDS_FREELY", 1 << 18)
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(PACK[suffix](b'{"text": "a"}\n' + filler * (1 << 21) + b'\n{"text": "b"}\n'))
+    records, dropped = read(path, "jsonl", largest=1 << 16)
+    assert [record.content for record in records] == ["a"]
+    assert [drop.reason for drop in dropped] == ["bomb"]
+    assert "256 times the file" in str(dropped[0].what)
+
+
 def test_the_text_may_lie_under_another_key(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"content": "here", "text": "not here"}\n')
     assert [record.content for record in read(tmp_path / "a.jsonl", "jsonl", field="content")[0]] == ["here"]
@@ -236,6 +418,27 @@ def test_parquet_rows_are_read_with_their_urls(tmp_path: Path) -> None:
         ("no_text", "a.parquet: row 2"),
         ("too_large", "a.parquet: row 3"),
     ]
+
+
+def test_bytes_that_are_no_utf_8_cost_their_row(tmp_path: Path) -> None:
+    offsets = np.array([0, 2, 4, 5], np.int32)
+    texts = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(b"ok\xff\xfez"))
+    for dictionary in (True, False):
+        pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", use_dictionary=dictionary)
+        records, dropped = read(tmp_path / "a.parquet", "parquet")
+        assert [(record.place, record.content) for record in records] == [(0, "ok"), (2, "z")]
+        assert [(drop.reason, drop.where) for drop in dropped] == [("not_utf8", "a.parquet: row 2")]
+
+
+def test_a_text_that_many_rows_hold_is_held_once(tmp_path: Path) -> None:
+    rows = pa.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["x" * (1 << 20)])
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet")
+    before = pa.total_allocated_bytes()
+    most = 0
+    for record in read_records(SourceFile("s", tmp_path / "a.parquet", "a", "parquet")):
+        assert isinstance(record, Record)
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 64 << 20
 
 
 def test_a_damaged_row_group_costs_its_rows(tmp_path: Path) -> None:

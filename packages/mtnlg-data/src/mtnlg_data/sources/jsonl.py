@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import orjson
 import zstandard
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from typing_extensions import Buffer
+
 URL_KEYS = ("url", "uri")
+BUFFER = 1 << 17
+#: What a compressed file may expand to: a bound of the file, not of time. Text expands to some four times its size.
+EXPANDS_FREELY = 1 << 30
+MOST_EXPANSION = 256
 
 
 def read_jsonl(path: Path, field: str, largest: int) -> Iterator[Record | Dropped]:
@@ -46,6 +53,9 @@ def read_objects(path: Path, largest: int) -> Iterator[tuple[int, dict[str, Any]
                 too_long = len(line) > largest
                 while len(line) > largest and not line.endswith(b"\n"):
                     line = file.readline(largest + 1)
+            except BombError as error:
+                yield Dropped("bomb", where, f"{error}; the rest of the file is lost")
+                return
             except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
                 yield Dropped("unreadable", where, f"{error}; the rest of the file is lost")
                 return
@@ -67,11 +77,45 @@ def _parsed(line: bytes, number: int, where: str) -> tuple[int, dict[str, Any]] 
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of lines by its suffix: .gz, .zst, or anything else as it is."""
+    """Open a file of lines by its suffix: .gz, .zst, or anything else as it is. Reading may raise ``BombError``."""
     with path.open("rb") as raw:
+        most = EXPANDS_FREELY + MOST_EXPANSION * os.fstat(raw.fileno()).st_size
         if path.suffix == ".gz":
-            yield cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
+            yield io.BufferedReader(_Expanding(gzip.GzipFile(fileobj=raw), most), BUFFER)
         elif path.suffix == ".zst":
-            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+            stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            yield io.BufferedReader(_Expanding(stream, most), BUFFER)
         else:
             yield raw
+
+
+class BombError(Exception):
+    """A compressed file that expands beyond all reason."""
+
+
+class _Stream(Protocol):
+    """What gzip's and zstandard's readers have in common."""
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer as far as it goes."""
+
+
+class _Expanding(io.RawIOBase):
+    """A decompressed stream that breaks off with ``BombError`` once it has grown to so many bytes."""
+
+    def __init__(self, stream: _Stream, most: int) -> None:
+        self._stream = stream
+        self._left = most
+        self._most = most
+
+    def readable(self) -> bool:
+        """As a stream to be read must say."""
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Fill the buffer as far as the stream reaches at once."""
+        count = self._stream.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise BombError(f"expands to more than {self._most} bytes, {MOST_EXPANSION} times the file")
+        return count

@@ -8,49 +8,45 @@ for the next beginning: a gzip member or a line ``WARC/1``, so one bad record co
 
 from __future__ import annotations
 
+import mmap
 import re
+import zlib
 from typing import TYPE_CHECKING, BinaryIO
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
-from .record import Dropped, Record
+from .arc import is_arc, read_arc
+from .members import MEMBER, member_at
+from .record import Dropped
+from .response import page_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-HTML = {"text/html", "application/xhtml+xml"}
-MEMBER = re.compile(rb"\x1f\x8b\x08")
+    from .record import Record
+
 BEGINNING = re.compile(rb"\x1f\x8b\x08|WARC/1\.")
 OVERLAP = len(b"WARC/1.") - 1
 CHUNK = 1 << 20
-OK = 200
+LONGEST_HEADER = 1 << 14
 
 
 def read_warc(path: Path, largest: int) -> Iterator[Record | Dropped]:
-    """The pages of a WARC file, plain or compressed: responses of status 200 and an HTML type, decoded of transfer."""
+    """The pages of a WARC file, plain or compressed: responses of status 200 and an HTML type, decoded of transfer.
+
+    An ARC file, which it is whatever its name, is read as such.
+    """
     with path.open("rb") as file:
+        if is_arc(file.read(CHUNK)):
+            yield from read_arc(path, largest)
+            return
         for place, record in enumerate(_whole_records(file, path.name, largest)):
             if isinstance(record, Dropped):
                 yield record
             elif record.record_type == WarcRecordType.response:
-                yield _page(record, place, f"{path.name}: byte {record.stream_pos}", largest)
-
-
-def _page(record: WarcRecord, place: int, where: str, largest: int) -> Record | Dropped:
-    try:
-        record.parse_http(auto_decode="all")
-        status = record.http_headers.status_code if record.http_headers else None
-        if status != OK:
-            return Dropped("http_status", where)
-        if record.http_content_type not in HTML:
-            return Dropped("not_html", where)
-        content = record.reader.read(largest + 1)
-    except (OSError, ValueError) as error:
-        return Dropped("bad_http", where, str(error))
-    if len(content) > largest:
-        return Dropped("too_large", where, f"longer than {largest} bytes")
-    return Record(place, content, (record.headers.get("WARC-Target-URI") or "").strip("<>"), record.http_charset)
+                url = (record.headers.get("WARC-Target-URI") or "").strip("<>")
+                yield page_of(record, place, f"{path.name}: byte {record.stream_pos}", url, largest)
 
 
 def _whole_records(file: BinaryIO, name: str, largest: int) -> Iterator[WarcRecord | Dropped]:
@@ -95,7 +91,8 @@ def _records_until_broken(file: BinaryIO, largest: int) -> Iterator[WarcRecord |
     except OSError as error:
         if held is None:
             yield offset, "unreadable", str(error)
-        elif "WARC header" in str(error):  # no record begins where this one said that it ends
+        elif "WARC header" in str(error) and not _is_whole_member(file, offset, held, largest):
+            # No record begins where this one said that it ends.
             yield offset, "bad_length", str(error)
         else:
             yield held
@@ -104,6 +101,17 @@ def _records_until_broken(file: BinaryIO, largest: int) -> Iterator[WarcRecord |
     if held is not None:
         yield held
     yield from _hidden_behind(file, offset, held)
+
+
+def _is_whole_member(file: BinaryIO, offset: int, record: WarcRecord, largest: int) -> bool:
+    """Whether the gzip member at ``offset`` holds this record and no more: what follows does not speak against it."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            text, _ = member_at(content, offset, largest + LONGEST_HEADER)
+        except (EOFError, zlib.error):
+            return False
+    header = text.find(b"\r\n\r\n") + 4
+    return text[header + record.content_length :] == b"\r\n\r\n"
 
 
 def _hidden_behind(file: BinaryIO, offset: int, last: WarcRecord | None) -> Iterator[tuple[int, str, str]]:
