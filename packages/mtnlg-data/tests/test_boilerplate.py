@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from lxml.etree import ParserError
 
 from mtnlg_data.boilerplate import BoilerplateSettings, classes_of, main_text, revised
-from mtnlg_data.extract import decode
+from mtnlg_data.charset import decode
 from mtnlg_data.paragraphs import DEEPEST, Paragraph, read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 DEFAULTS = BoilerplateSettings()
@@ -64,22 +64,26 @@ def theirs(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Judged] 
 # --- real pages ------------------------------------------------------------------------------------------------------
 
 
-def real_pages() -> Iterator[str]:
-    for path in sorted((SHARED / "extraction" / "html").glob("*.html.gz")):
-        yield gzip.decompress(path.read_bytes()).decode()
-    for path in sorted((SHARED / "web").rglob("*.warc*")):
-        for record in read_records(SourceFile("web", path, path.name, "warc")):
-            if isinstance(record, Record) and isinstance(record.content, bytes):
-                yield decode(record.content, record.charset)
+def articles() -> list[str]:
+    return [gzip.decompress(path.read_bytes()).decode() for path in sorted(SHARED.glob("extraction/html/*.html.gz"))]
+
+
+def crawled_pages() -> list[str]:
+    files = [SourceFile("web", path, path.name, "warc") for path in sorted(SHARED.glob("web/**/*.warc*"))]
+    records = [record for file in files for record in read_records(file) if isinstance(record, Record)]
+    return [decode(record.content, record.charset) for record in records if isinstance(record.content, bytes)]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared sample files are not beside this repository")
-def test_every_real_page_falls_into_the_packages_paragraphs_and_classes() -> None:
-    pages = list(real_pages())
-    assert len(pages) >= 28 + 40
-    assert sum(bool(main_text(read_page(page).paragraphs, DEFAULTS)) for page in pages) > 40
-    for page in pages:
+@pytest.mark.parametrize(("pages", "least", "with_text"), [(articles, 28, 20), (crawled_pages, 40, 20)])
+def test_every_real_page_falls_into_the_packages_paragraphs_and_classes(
+    pages: Callable[[], list[str]], least: int, with_text: int
+) -> None:
+    found = pages()
+    assert len(found) >= least
+    for page in found:
         assert ours(page) == theirs(page)
+    assert sum(bool(main_text(read_page(page).paragraphs, DEFAULTS)) for page in found) >= with_text
 
 
 # --- made pages ------------------------------------------------------------------------------------------------------

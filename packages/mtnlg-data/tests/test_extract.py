@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-import justext
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from mtnlg_data.boilerplate import BoilerplateSettings
+from mtnlg_data.charset import decode
 from mtnlg_data.engine import Local
-from mtnlg_data.extract import ExtractSettings, decode, is_text, language_of, main_text
+from mtnlg_data.extract import ExtractSettings, is_text, language_of, text_of
+from mtnlg_data.extractors import Method
 from mtnlg_data.ingestion import extract
-from mtnlg_data.sources import SourceFile
+from mtnlg_data.sources import Record, SourceFile
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -24,53 +27,6 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
-
-
-# --- charset ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("page", "declared", "expected"),
-    [
-        ("größer".encode(), "utf-8", "größer"),
-        ("größer".encode("iso-8859-1"), "iso-8859-1", "größer"),
-        ("größer".encode(), None, "größer"),
-        ("größer".encode(), "ascii", "größer"),
-        ("größer".encode(), "iso-8859-1", "größer"),
-        ("größer".encode("cp1252"), None, "größer"),
-        ("größer".encode("cp1252"), "no-such-charset", "größer"),
-        ("“quoted”".encode("cp1252"), "iso-8859-1", "“quoted”"),  # Latin-1 means Windows-1252 on the web
-        ("слово".encode("koi8-r"), "koi8-r", "слово"),
-        (b'<meta charset="koi8-r">' + "слово".encode("koi8-r"), None, '<meta charset="koi8-r">слово'),
-        ("\ufeffslovo".encode(), "koi8-r", "slovo"),
-        ("größer".encode("utf-16"), None, "größer"),
-        (b"caf\xe9 \xff", "utf-8", "caf\ufffd \ufffd"),
-        (b"a+-b", "utf-7", "a+-b"),  # a codec that is none of the web
-        (b"abc", "zip", "abc"),
-        (b"", None, ""),
-    ],
-)
-def test_a_page_is_decoded_as_declared_or_as_a_browser_would(page: bytes, declared: str | None, expected: str) -> None:
-    assert decode(page, declared) == expected
-
-
-@given(st.binary(max_size=300), st.one_of(st.none(), st.text(max_size=12), st.sampled_from(["utf-8", "gbk", "utf-16"])))
-def test_any_bytes_decode_under_any_declaration(page: bytes, declared: str | None) -> None:
-    decode(page, declared)
-
-
-@given(st.text(max_size=200))
-def test_any_text_that_is_utf_8_comes_back(text: str) -> None:
-    page = text.encode(errors="replace")
-    if not page.startswith((b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")) and b"charset" not in page.lower():
-        assert decode(page, None) == page.decode()
-
-
-def test_binary_is_no_text() -> None:
-    assert not is_text(decode(bytes(range(256)) * 20, None))
-    assert not is_text("\ufffd" * 3 + "a" * 100)
-    assert is_text("a line\r\n\tand another\f" + "x" * 200 + "\ufffd")
-    assert is_text("")
 
 
 # --- language and text -----------------------------------------------------------------------------------------------
@@ -92,20 +48,71 @@ def test_the_language_of_any_text_is_a_code(text: str) -> None:
     assert language_of(text)
 
 
-def test_boilerplate_goes_and_paragraphs_stay(corpus: ModuleType) -> None:
+def test_binary_is_no_text() -> None:
+    assert not is_text(decode(bytes(range(256)) * 20, None))
+    assert not is_text("\ufffd" * 3 + "a" * 100)
+    assert is_text("a line\r\n\tand another\f" + "x" * 200 + "\ufffd")
+    assert is_text("")
+
+
+# --- one page --------------------------------------------------------------------------------------------------------
+
+
+def fate(html: str, **settings: object) -> tuple[str, str | None]:
+    """The text of an English page, and why it is dropped."""
+    found = text_of(Record(0, html.encode(), None, "utf-8"), ExtractSettings.model_validate(settings))
+    return found.text, found.reason
+
+
+METHODS = get_args(Method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_boilerplate_goes_and_paragraphs_stay(corpus: ModuleType, method: str) -> None:
     text = corpus.text(3)
-    assert main_text(corpus.page(text)) == text
+    found, reason = fate(corpus.page(text, title="A title"), method=method)
+    assert reason is None
+    assert found.split() == text.split()
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared sample files are not beside this repository")
-def test_real_articles_come_out_as_justext_takes_them_apart() -> None:
-    stop_words = justext.get_stoplist("English")
-    pages = sorted((SHARED / "extraction" / "html").glob("*.html.gz"))
-    assert pages
-    for path in pages[:6]:
-        html = gzip.decompress(path.read_bytes()).decode()
-        good = [p.text for p in justext.justext(html, stop_words) if p.class_type == "good"]
-        assert main_text(html).split("\n\n") == (good or [""])
+def test_the_lines_that_justext_draws_can_be_moved(corpus: ModuleType) -> None:
+    page = corpus.page(corpus.text(3))
+    assert fate(page, justext=BoilerplateSettings(length_low=10_000)) == ("", "empty")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_page_made_to_be_slow_is_dropped_for_a_reason_of_its_own(corpus: ModuleType, method: str) -> None:
+    page = corpus.page(corpus.text(3))
+    assert fate(page.replace("<p>", "<p>" + "<b>" * 300, 1), method=method) == ("", "too_deep")
+    assert fate(page, method=method, largest_page=len(page) - 1) == ("", "page_too_large")
+    assert fate(page, method=method, largest_page=len(page))[1] is None
+    attributes = " ".join(f"a{number}" for number in range(50_000))
+    many = [("<p " + attributes + ">", "too_many_attributes"), ("<p></p>" * 200_000, "too_many_tags")]
+    for markup, reason in many:
+        text, found = fate(page.replace("<p>", f"{markup}<p>", 1), method=method)
+        assert (text.split(), found) == ((corpus.text(3).split(), None) if method == "justext" else ([], reason))
+
+
+@pytest.mark.parametrize("method", ["resiliparse", "trafilatura"])
+def test_a_method_that_is_not_installed_is_refused_naming_its_extra(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, method, None)
+    with pytest.raises(ValidationError, match=rf"pip install 'mtnlg-data\[{method}\]'"):
+        ExtractSettings.model_validate({"method": method})
+
+
+def test_a_library_that_fails_on_a_page_costs_that_page(corpus: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trafilatura.extract", lambda *_, **__: 1 // 0)
+    assert fate(corpus.page(corpus.text(3)), method="trafilatura") == ("", "not_extracted")
+
+
+def test_nuls_and_lone_surrogates_do_no_harm(corpus: ModuleType) -> None:
+    page = corpus.page(corpus.text(3))
+    assert fate(page.replace(" ", "\0 ", 5)) == fate(page)
+    surrogate = page.encode().replace(b"</p>", b"\xed\xa0\x80</p>", 1)  # as UTF-8 must not have it
+    text = text_of(Record(0, surrogate, None, "utf-8"), ExtractSettings()).text
+    assert text.encode().decode().startswith(corpus.text(3)[:100])
 
 
 # --- the stage -------------------------------------------------------------------------------------------------------

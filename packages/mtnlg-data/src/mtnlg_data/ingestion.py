@@ -103,7 +103,7 @@ def extract_file(unit: Extraction) -> Summary:
             # What cannot be told to be of any source is counted with the first.
             takers = [own for own in shards if own.feed.takes(item)] or shards[:1]
             if isinstance(item, Record):
-                _extract(item, takers, languages)
+                _extract(item, takers, languages, unit.settings)
             else:
                 for own in takers:
                     own.drop(item)
@@ -120,9 +120,9 @@ def _items(unit: Extraction) -> Iterator[Record | Dropped]:
     return read_pile(file.path, None if is_all_wanted else subsets, largest)
 
 
-def _extract(record: Record, takers: Sequence[_Shards], languages: Counter[str]) -> None:
+def _extract(record: Record, takers: Sequence[_Shards], languages: Counter[str], settings: ExtractSettings) -> None:
     try:
-        text, language, length, reason = text_of(record)
+        text, language, length, reason = text_of(record, settings)
     except BROKEN as error:
         where = f"{takers[0].feed.file.path.name}: record {record.place}"
         for own in takers:
