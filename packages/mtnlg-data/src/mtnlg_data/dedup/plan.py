@@ -18,7 +18,7 @@ from mtnlg_data.words import CHARACTERS_AT_ONCE
 if TYPE_CHECKING:
     from mtnlg_data.dedup import DeduplicateSettings
 
-LIBRARIES = 300_000_000  # Python, NumPy, Arrow, SciPy and numba, in every worker
+LIBRARIES = 350_000_000  # Python, NumPy, Arrow, SciPy and numba, in every worker
 WORD = 6  # characters a word of English, with what parts it from the next
 LEDGER_ROW = 64  # compressed
 

@@ -1,0 +1,177 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-data"]
+# ///
+"""What deduplication takes of memory and disk at two sizes, beside what ``state_bytes`` announces.
+
+    python benchmarks/deduplication_state.py [--documents 200000 2000000] [--scratch FOLDER] [--out FILE]
+
+Documents are of sixty words drawn at random, in shards of 100,000; nearly a third have a near duplicate. Every step
+runs in a process of its own, one worker, whose peak is read from /proc at its end; disk is what the step's files hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mtnlg_data.dedup import DeduplicateSettings, deduplicate, state_bytes
+from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.engine.units import manifest_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from mtnlg_data.engine import Summary, U
+
+WORDS, A_SHARD, COPIED = 60, 100_000, 0.15
+STEPS = {
+    "sign": "signatures",
+    "link": "bands",
+    "cluster": "clusters",
+    "collect": "candidates",
+    "judge": "verify",
+    "enter": "ledger",
+    "mark": "ledger",
+    "survive": "write",
+}
+
+
+class Watched:
+    """An engine that runs each step in a new process and notes its peak memory and the bytes it leaves."""
+
+    part = (0, 1)
+
+    def __init__(self) -> None:
+        self.memory: dict[str, int] = {}
+        self.disk: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+
+    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
+        """See ``Engine``."""
+        work = list(units)
+        step = STEPS[function.args[0].__name__]  # type: ignore[attr-defined]  # a partial of the engine
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            started = time.perf_counter()
+            summaries = pool.submit(_all, function, work).result()
+            self.seconds[step] = self.seconds.get(step, 0) + time.perf_counter() - started
+            self.memory[step] = max(self.memory.get(step, 0), pool.submit(_peak).result())
+        sizes = (unit.output.stat().st_size for unit in work) if step != "write" else ()
+        self.disk[step] = self.disk.get(step, 0) + sum(sizes)
+        yield from zip(work, summaries, strict=True)
+
+
+def _all(function: Callable[[U], Summary], units: list[U]) -> list[Summary]:
+    return [function(unit) for unit in units]
+
+
+def _peak() -> int:
+    """Peak resident bytes of this process; ru_maxrss would count what its parent had before the exec."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def write_corpus(folder: Path, documents: int) -> list[Path]:
+    """Shards of documents, of which a share is copied with a word more."""
+    draw = np.random.default_rng(1)
+    vocabulary = np.array([f"{number:x}word"[:6] for number in draw.integers(0, 1 << 24, 50_000)], object)
+
+    def made(first: int, count: int) -> Iterator[Document]:
+        fresh = round(count / (1 + COPIED))
+        texts = [" ".join(words) for words in vocabulary[draw.integers(0, len(vocabulary), (fresh, WORDS))]]
+        texts += [f"{text} more" for text in texts[: count - fresh]]
+        return (Document(f"web/{first + number}", "web", text) for number, text in enumerate(texts))
+
+    paths = []
+    for number, first in enumerate(range(0, documents, A_SHARD)):
+        paths.append(folder / f"web-{number:05d}.parquet")
+        write_documents(paths[-1], batches(made(first, min(A_SHARD, documents - first))))
+    return paths
+
+
+def measure(documents: int, scratch: Path) -> dict[str, Any]:
+    """Announced and measured, by step."""
+    settings = DeduplicateSettings()
+    shards = write_corpus(scratch / "in", documents)
+    engine = Watched()
+    found = deduplicate(shards, scratch / "out", settings, ["web"], engine)
+    note = json.loads(manifest_path(scratch / "out" / "state" / "clusters").read_text(encoding="utf-8"))
+    share = note["summary"]["candidates"] / documents
+    characters = round(found["characters_in"] / documents)
+    steps = {
+        state.step: {
+            "memory_announced": state.memory,
+            "memory_measured": engine.memory[state.step],
+            "disk_announced": state.disk,
+            "disk_measured": engine.disk[state.step],
+            "seconds": round(engine.seconds[state.step], 1),
+        }
+        for state in state_bytes(documents, settings, characters=characters, shard=A_SHARD, candidates=share)
+    }
+    return {
+        "documents": documents,
+        "characters_a_document": characters,
+        "candidates": round(share, 4),
+        "within_what_was_announced": all(
+            step[f"{what}_measured"] <= step[f"{what}_announced"]
+            for step in steps.values()
+            for what in ("memory", "disk")
+        ),
+        "most_memory_over_announced": round(
+            max(step["memory_measured"] / step["memory_announced"] for step in steps.values()), 3
+        ),
+        "disk_over_announced": round(
+            sum(step["disk_measured"] for step in steps.values())
+            / sum(step["disk_announced"] for step in steps.values()),
+            3,
+        ),
+        "steps": steps,
+    }
+
+
+def main() -> None:
+    """Run and print, and write to ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, nargs="+", default=[200_000, 2_000_000])
+    parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    sizes = []
+    for documents in options.documents:
+        folder = Path(tempfile.mkdtemp(dir=options.scratch))
+        sizes.append(measure(documents, folder))
+        shutil.rmtree(folder)
+    far = state_bytes(320_000_000, DeduplicateSettings())
+    result = {
+        "sizes": sizes,
+        "announced_for_320_million_documents": {
+            "most_memory_of_a_process": max(step.memory for step in far),
+            "disk": sum(step.disk for step in far),
+        },
+        "date": "2026-11-21",
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load_average_before": round(load, 1),
+        **{package: version(package) for package in ("mtnlg-data", "numpy", "pyarrow", "scipy", "numba")},
+    }
+    text = json.dumps(result, indent=2) + "\n"
+    print(text, end="")
+    if options.out:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
