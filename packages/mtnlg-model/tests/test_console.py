@@ -18,6 +18,8 @@ def end(how: str) -> None:
         raise UsageFailure("recipe.toml: tp = 3 does not divide heads = 16")
     if how == "disk":
         raise OSError(errno.ENOSPC, "No space left on device", "out/tokens.bin")
+    if how == "steer":
+        raise Failure("x.pt: \\x1b[2J\\u202e: a tensor that this decoder does not have")
     if how == "bug":
         {}["absent"]
     if how == "interrupt":
@@ -39,6 +41,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         ("failure", 1, "data/x.bin: no such store; run mtnlg-data first"),
         ("usage", 2, "recipe.toml: tp = 3 does not divide heads = 16"),
         ("disk", 1, "out/tokens.bin: No space left on device"),
+        ("steer", 1, r"x.pt: \x1b[2J\u202e: a tensor that this decoder does not have"),
         ("bug", 1, "internal error: KeyError: 'absent' (--debug shows where)"),
         ("interrupt", 130, "interrupted; the same command goes on from here"),
         ("well", 0, ""),

@@ -101,7 +101,7 @@ def _guarded(command: Callable[[], object]) -> int:
     except Exception as error:  # noqa: BLE001  (the outermost door: a person sees one line)
         if _flags.debug:
             traceback.print_exc()
-        sys.stderr.write(f"{name}: {_line(error)}\n")
+        sys.stderr.write(f"{name}: {_harmless(_line(error))}\n")
         return getattr(error, "exit_status", 1)
     return 0
 
@@ -112,6 +112,11 @@ def _line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+
+
+def _harmless(text: str) -> str:
+    """``text`` with what would steer a terminal, which a stranger's file may have put there, as escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(message: str) -> None:
