@@ -47,7 +47,10 @@ def make_data(folder: Path, seed: int) -> None:
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
-    """``world(scenario, recipes, **more)`` runs a job of the recipes' layout and returns each rank's answer."""
+    """``world(scenario, recipes, **more)`` runs a job of the recipes' layout and returns each rank's answer.
+
+    With ``fails`` it returns what each rank's error was, and there must be one.
+    """
     script = Path(__file__).with_name("worlds.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     with subprocess.Popen(
@@ -56,7 +59,7 @@ def world() -> Iterator[World]:
         assert process.stdin
         assert process.stdout
 
-        def ask(scenario: str, recipes: list[Recipe], **more: object) -> list[Any]:
+        def ask(scenario: str, recipes: list[Recipe], fails: bool = False, **more: object) -> list[Any]:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             request = {"scenario": scenario, "recipes": [r.model_dump(mode="json") for r in recipes]}
             where = {"port": store.port, "world": recipes[0].layout.world}
@@ -65,8 +68,8 @@ def world() -> Iterator[World]:
             process.stdin.flush()  # type: ignore[union-attr]
             answers: list[Any] = json.loads(process.stdout.readline())  # type: ignore[union-attr]
             errors = [answer["error"] for answer in answers if isinstance(answer, dict) and "error" in answer]
-            assert not errors, "\n".join(errors)
-            return answers
+            assert fails == bool(errors), "\n".join(errors)
+            return errors if fails else answers
 
         yield ask
         process.stdin.close()

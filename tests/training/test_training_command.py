@@ -1,204 +1,96 @@
-"""The command: a run, whatever kills it, ends as if nothing had happened; and what it says where something is wrong."""
+"""What the command says where something cannot work, before it starts anything; and what it shows without training."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
-from mtnlg_model.checkpoint import Checkpoint
-from mtnlg_parallel.metrics import read_steps
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_model.console import run
+from mtnlg_model.settings import dump
+from mtnlg_parallel.cli import app
+from training.plain import recipe_of
 
-STEPS = 30
-RECIPE = f"""
-[model]
-layers = 2
-hidden = 32
-heads = 4
-sequence = 16
-vocabulary = 64
-dropout = 0.0
-attention_dropout = 0.0
 
-[layout]
-pp = 2
+class Said(NamedTuple):
+    status: int
+    out: str
+    err: str
 
-[train]
-samples = {8 * STEPS}
-batch = 8
-micro_batch = 2
-lr = 1e-2
-decay = 800
-precision = "fp32"
-checkpoint_every = 4
-validation_every = 10
-validation_samples = 8
-"""
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def ended(*words: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["mtnlg-parallel", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            run(app)
+        return Said(int(stop.value.code or 0), *capsys.readouterr())
+
+    return ended
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "train.toml"
-    path.write_text(RECIPE)
+    path.write_text(dump(recipe_of((1, 2, 1))))
     return path
-
-
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "mtnlg_parallel.cli", *map(str, words)]
-
-
-def finished(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=240)
-
-
-def under_torchrun(*words: object) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    line = [*torchrun, "-m", "mtnlg_parallel.cli", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
-
-
-@contextmanager
-def training(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """The command running in a process group of its own; whatever of it is left is killed in the end."""
-    with subprocess.Popen(command("train", *words), stderr=subprocess.PIPE, text=True, process_group=0) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait while the process runs, at most some minutes."""
-    for _ in range(5000):
-        if condition():
-            return
-        try:
-            process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    pytest.fail(f"ended with {process.returncode} before it came so far: {process.communicate()[1]}")
-
-
-def steps_of(out: Path) -> list[int]:
-    return [step["step"] for step in read_steps(out)]
-
-
-def ranks_of(out: Path) -> list[int]:
-    """Process ids of the ranks that have ``out`` open as their log."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "fd" / "2").readlink().parent == out / "logs":
-                found.append(int(entry.name))
-        except OSError:  # it ended while we looked
-            continue
-    return found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
-def test_a_run_killed_in_every_way_ends_as_an_untouched_one(
-    recipe: Path, data: Path, world: Callable[..., list[Any]], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    words = (recipe, "--data", data, "--out", out)
-
-    with training(*words) as process:  # one rank is killed: the job ends, and says which
-        until(lambda: len(steps_of(out)) >= 6, process)
-        os.kill(min(ranks_of(out)), signal.SIGKILL)
-        _, said = process.communicate(timeout=60)
-    last = said.strip().splitlines()[-1]
-    assert process.returncode == 1
-    assert "was killed by SIGKILL; its log is" in last
-    assert last.startswith("cli.py: rank ")
-    assert not ranks_of(out)
-
-    with training(*words) as process:  # the launcher alone is asked to end, while the ranks still start
-        until(lambda: ranks_of(out), process)
-        process.terminate()
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert said.strip().splitlines()[-1].startswith("cli.py: stopped by SIGTERM; the same command goes on")
-    assert not ranks_of(out)
-
-    with training(*words) as process:  # everything is killed at once
-        before = max(steps_of(out))
-        until(lambda: max(steps_of(out), default=0) > before + 3, process)
-        os.killpg(process.pid, signal.SIGKILL)
-    until_gone(out)
-
-    done = under_torchrun("train", *words)  # the same command joins whoever has started it
-    assert done.returncode == 0, done.stderr
-    assert "at step 0" not in done.stderr, "it went on"
-    again = finished("train", *words)
-    assert (again.returncode, again.stderr.split(",", 1)[0]) == (0, f"already trained {STEPS} steps")
-
-    untouched = tmp_path / "untouched"
-    world("train", [load_recipe(recipe)], data=data, outs=[untouched])
-    assert steps_of(out) == list(range(1, STEPS + 1))
-    for step, other in zip(read_steps(out), read_steps(untouched), strict=True):
-        assert timeless(step) == timeless(other)
-    ours, theirs = (Checkpoint.open(folder / "checkpoints" / f"step-{STEPS}") for folder in (out, untouched))
-    assert ours.digest == theirs.digest
-    assert ours.progress == theirs.progress
-    summary = json.loads((out / "summary.json").read_text())
-    assert (summary["steps"], summary["layout"]) == (STEPS, {"tp": 1, "pp": 2, "dp": 1})
-    assert any(events.stat().st_size for events in (out / "tensorboard").iterdir())
-    assert {path.name for path in (out / "checkpoints").iterdir()} == {"step-28", "step-30"}
-
-
-def timeless(step: Mapping[str, Any]) -> dict[str, float]:
-    """A step without what a clock measured."""
-    return {key: value for key, value in step.items() if "second" not in key}
-
-
-def until_gone(out: Path) -> None:
-    """Wait for the kernel to reap what was killed."""
-    for _ in count():
-        if not ranks_of(out):
-            return
 
 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["--layout", "tp=3"], 2, "layout.tp = 3 does not divide model.heads = 4; use 1, 2 or 4"),
+        (["--layout", "tp=3"], 2, "layout.tp = 3 does not divide model.heads = 2; use 1 or 2"),
+        (["--layout", "tp=2", "--set", "model.sequence=9"], 2, "use 1, or train.sequence_parallel = false"),
         (["--set", "train.leraning=1"], 2, "unknown key"),
         (["--set", "model.vocabulary=32"], 1, "set model.vocabulary to 64 or more"),
         (["--set", "model.sequence=100000"], 1, "fewer than one sample"),
+        (["--profile", "3"], 2, "--profile 3: write the first step and the last, such as 10:12"),
+        (
+            ["--launcher", "slurm", "--ranks-a-node", "3", "--layout", "tp=2,dp=2,pp=1"],
+            2,
+            "does not divide the 4 ranks",
+        ),
+        (["--dry-run", "--rank", "2"], 2, "--rank 2: layout tp=1,pp=2,dp=1 has ranks 0 to 1"),
     ],
 )
-def test_what_cannot_work_ends_before_any_rank_starts(  # noqa: PLR0917  (three parameters and three fixtures)
-    recipe: Path, data: Path, tmp_path: Path, words: list[str], status: int, said: str
+def test_what_cannot_work_ends_before_any_rank_starts(  # noqa: PLR0917  (three parameters and four fixtures)
+    command: Command, recipe: Path, data: Path, tmp_path: Path, words: list[str], status: int, said: str
 ) -> None:
-    done = finished("train", recipe, "--data", data, "--out", tmp_path / "out", *words)
-    (line,) = done.stderr.strip().splitlines()
-    assert (done.returncode, said in line) == (status, True), line
-    assert not (tmp_path / "out").exists()
+    done = command("train", recipe, "--data", data, "--out", tmp_path / "out", *words)
+    *_, line = done.err.strip().splitlines()
+    assert (done.status, said in line) == (status, True), line
+    assert not (tmp_path / "out" / "checkpoints").exists()
 
 
-def test_missing_data_and_a_missing_recipe_are_named(recipe: Path, tmp_path: Path) -> None:
-    done = finished("train", recipe, "--data", tmp_path / "none", "--out", tmp_path / "out")
-    assert (done.returncode, "blend.json: No such file" in done.stderr) == (1, True), done.stderr
-    assert "internal error" not in done.stderr
-    done = finished("layout", tmp_path / "none")
-    assert (done.returncode, done.stderr) == (1, f"cli.py: {tmp_path / 'none'}: no such recipe\n")
+def test_missing_data_and_a_missing_recipe_are_named(command: Command, recipe: Path, tmp_path: Path) -> None:
+    done = command("train", recipe, "--data", tmp_path / "none", "--out", tmp_path / "out")
+    assert (done.status, "blend.json: No such file" in done.err) == (1, True), done.err
+    done = command("layout", tmp_path / "none")
+    assert (done.status, done.err) == (1, f"mtnlg-parallel: {tmp_path / 'none'}: no such recipe\n")
+    done = command("train", recipe)
+    assert (done.status, done.err) == (2, "mtnlg-parallel: train needs --data and --out, or --dry-run\n")
 
 
-def test_the_layout_is_drawn_for_a_person_and_listed_for_a_machine(recipe: Path) -> None:
-    drawn = finished("layout", recipe, "--layout", "tp=2,dp=2").stdout
+def test_the_run_of_another_recipe_is_not_gone_on_with(
+    command: Command, recipe: Path, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "recipe.toml").write_text(dump(recipe_of((1, 2, 1), lr=2e-2)))
+    done = command("train", recipe, "--data", data, "--out", out)
+    assert (done.status, "train.lr was 0.02 and is 0.01 now" in done.err) == (2, True), done.err
+
+
+def test_the_layout_is_drawn_for_a_person_and_listed_for_a_machine(command: Command, recipe: Path) -> None:
+    drawn = command("layout", recipe, "--layout", "tp=2,dp=2").out
     assert "tp=2,pp=2,dp=2: 8 ranks, 2 replicas of 4" in drawn
     assert "layers.1, final_norm, head" in drawn
-    told = json.loads(finished("layout", recipe, "--json").stdout)
+    told = json.loads(command("layout", recipe, "--json").out)
     assert told["groups"] == {"tp": [[0], [1]], "dp": [[0], [1]], "pp": [[0, 1]]}
     assert [stage["parts"] for stage in told["stages"]] == [
         ["embedding", "layers.0"],
@@ -206,9 +98,8 @@ def test_the_layout_is_drawn_for_a_person_and_listed_for_a_machine(recipe: Path)
     ]
 
 
-def test_the_run_of_another_recipe_is_not_gone_on_with(recipe: Path, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "recipe.toml").write_text(RECIPE.replace("lr = 1e-2", "lr = 1e-3"))
-    done = finished("train", recipe, "--data", data, "--out", out)
-    assert (done.returncode, "train.lr was 0.001 and is 0.01 now" in done.stderr) == (2, True), done.stderr
+def test_a_rank_is_shown_without_a_job(command: Command, recipe: Path) -> None:
+    shown = command("train", recipe, "--dry-run", "--rank", "1").out
+    assert "rank 1 of 2 (tp 0, pp 1, dp 0)" in shown
+    assert "layers.1" in shown
+    assert "layers.0" not in shown

@@ -9,49 +9,22 @@ over many, agree to 2**-8 (measured 7e-4), gradient norms, several products deep
 """
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from mtnlg_data.stream import TokenStream
-from mtnlg_model import functional
 from mtnlg_model.checkpoint import Checkpoint, latest
 from mtnlg_model.console import Failure
 from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.folder import prepare
-from mtnlg_parallel.layout import Layout, stages
+from mtnlg_parallel.layout import stages
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.samples import micro_batches, open_data, validation_samples
+from mtnlg_parallel.samples import open_data
+from training.plain import FP32, RECIPE, STEPS, Json, Plain, World, assert_alike, plain_loop, recipe_of
 
-Json = dict[str, Any]
-World = Callable[..., list[Any]]
-FP32 = 1e-5
 BF16_LOSS, BF16_NORM = 2**-8, 2**-5
-
-STEPS = 20
-RECIPE: dict[str, Json] = {
-    "model": {"layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 64, "dropout": 0.0}
-    | {"attention_dropout": 0.0, "scale_attention_by_layer": True},
-    "train": {"samples": 92, "batch": 8, "micro_batch": 2, "ramp": {"start": 4, "increment": 4, "samples": 68}}
-    | {"lr": 1e-2, "min_lr": 1e-3, "warmup": 24, "decay": 256, "clip": 0.5, "precision": "fp32", "checkpoint_every": 0}
-    | {"validation_every": 10, "validation_samples": 8, "seed": 5},
-}
 LAYOUTS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]
-
-
-def recipe_of(layout: tuple[int, int, int] = (1, 1, 1), model: Json | None = None, **train: object) -> Recipe:
-    tp, pp, dp = layout
-    return Recipe.model_validate(
-        {
-            "model": RECIPE["model"] | (model or {}),
-            "layout": Layout(tp=tp, pp=pp, dp=dp),
-            "train": RECIPE["train"] | train,
-        },
-        strict=False,
-    )
 
 
 def trained(world: World, recipe: Recipe, data: Path, out: Path, **more: object) -> list[Json]:
@@ -60,55 +33,14 @@ def trained(world: World, recipe: Recipe, data: Path, out: Path, **more: object)
 
 
 @pytest.fixture(scope="module")
-def plain(data: Path) -> tuple[list[Json], Decoder, torch.optim.AdamW]:
+def plain(data: Path) -> Plain:
     return plain_loop(recipe_of(), data)
-
-
-def plain_loop(recipe: Recipe, data: Path) -> tuple[list[Json], Decoder, torch.optim.AdamW]:
-    """The recipe by one process and PyTorch alone, in fp32: the whole batch at once, the same samples."""
-    train, stream = recipe.train, open_data(data, recipe)
-    decoder = Decoder(recipe.model, seed=train.seed)
-    matrices = [parameter for parameter in decoder.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in decoder.parameters() if parameter.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
-    steps: list[Json] = []
-    for before, batch in recipe.batch_size.steps(train.samples):
-        lr = train.learning_rate.at(before + batch)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss = mean_loss(decoder, stream.train, range(before, before + batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_([*matrices, *vectors], train.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        figures = {"loss": float(loss.detach()), "grad_norm": float(norm), "lr": lr, "batch_size": batch}
-        steps.append({"step": len(steps) + 1, "samples": before + batch, **figures})
-        if len(steps) % train.validation_every == 0:
-            with torch.no_grad():
-                held_out = mean_loss(decoder, stream.validation, range(validation_samples(recipe, stream.validation)))
-            steps[-1]["validation_loss"] = float(held_out)
-    return steps, decoder, optimizer
-
-
-def mean_loss(decoder: Decoder, stream: TokenStream, samples: range) -> torch.Tensor:
-    """Mean cross entropy of these samples."""
-    inputs, targets = next(micro_batches(stream, samples, len(samples), 1, 0))
-    return functional.cross_entropy(decoder(inputs), targets).mean()
-
-
-def assert_alike(steps: list[Json], plain: list[Json]) -> None:
-    """Same steps, and the same losses, gradient norms, rates and batches."""
-    assert [step["step"] for step in steps] == [step["step"] for step in plain]
-    for step, reference in zip(steps, plain, strict=True):
-        for key in reference.keys() & step.keys():
-            assert step[key] == pytest.approx(reference[key], rel=FP32), (step["step"], key)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_trains_as_one_process_does(
     layout: tuple[int, int, int],
-    plain: tuple[list[Json], Decoder, torch.optim.AdamW],
+    plain: Plain,
     world: World,
     data: Path,
     tmp_path: Path,
@@ -129,7 +61,7 @@ def test_every_layout_trains_as_one_process_does(
 
 
 def test_the_path_that_megatron_core_takes_on_cuda_computes_the_same(
-    plain: tuple[list[Json], Decoder, torch.optim.AdamW], world: World, data: Path, tmp_path: Path
+    plain: Plain, world: World, data: Path, tmp_path: Path
 ) -> None:
     answers = trained(world, recipe_of((2, 2, 1)), data, tmp_path, as_on_cuda=True)
     assert_alike(answers[0]["steps"], plain[0])
@@ -155,9 +87,7 @@ def felt(name: str, value: torch.Tensor) -> torch.Tensor:
     return value.view(RECIPE["model"]["heads"], 3, -1)[:, ::2]
 
 
-def test_a_run_goes_on_in_another_layout_and_another(
-    plain: tuple[list[Json], Decoder, torch.optim.AdamW], world: World, data: Path, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_in_another_layout_and_another(plain: Plain, world: World, data: Path, tmp_path: Path) -> None:
     steps: list[Json] = []
     for layout, samples, micro_batch in (((2, 2, 1), 24, 1), ((1, 1, 2), 68, 2), ((1, 2, 2), 92, 2)):
         recipe = recipe_of(layout, samples=samples, micro_batch=micro_batch)
@@ -168,9 +98,7 @@ def test_a_run_goes_on_in_another_layout_and_another(
     assert (progress.samples, progress.layout.model_dump()) == (92, {"tp": 1, "pp": 2, "dp": 2})
 
 
-def test_bf16_follows_fp32_and_resumes_to_the_last_bit(
-    plain: tuple[list[Json], Decoder, torch.optim.AdamW], world: World, data: Path, tmp_path: Path
-) -> None:
+def test_bf16_follows_fp32_and_resumes_to_the_last_bit(plain: Plain, world: World, data: Path, tmp_path: Path) -> None:
     parts = [recipe_of((2, 1, 2), precision="bf16", samples=samples) for samples in (40, 16, 40)]
     outs = [tmp_path / "whole", tmp_path / "halves", tmp_path / "halves"]
     whole, first, second = (answer["steps"] for answer in world("train", parts, data=data, outs=outs)[0])
@@ -180,9 +108,7 @@ def test_bf16_follows_fp32_and_resumes_to_the_last_bit(
     assert felt_losses([*first, *second]) == felt_losses(whole)
 
 
-def test_a_run_goes_on_in_another_precision(
-    plain: tuple[list[Json], Decoder, torch.optim.AdamW], world: World, data: Path, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_in_another_precision(plain: Plain, world: World, data: Path, tmp_path: Path) -> None:
     parts = [recipe_of(precision=p, samples=samples) for p, samples in (("fp32", 12), ("bf16", 24), ("fp32", 40))]
     answers = world("train", parts, data=data, outs=[tmp_path] * len(parts))[0]
     losses = [step["loss"] for answer in answers for step in answer["steps"]]

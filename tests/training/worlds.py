@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from pathlib import Path
@@ -23,7 +25,8 @@ import torch.utils.tensorboard  # noqa: E402
 from torch import distributed  # noqa: E402
 
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel import engine, tensor  # noqa: E402
+from mtnlg_parallel import engine, tensor, watchdog  # noqa: E402
+from mtnlg_parallel.folder import prepare  # noqa: E402
 from mtnlg_parallel.recipe import Recipe  # noqa: E402
 from mtnlg_parallel.samples import open_data  # noqa: E402
 from mtnlg_parallel.training import Training  # noqa: E402
@@ -37,7 +40,12 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         overlap_on_the_cpu()
     answers = []
     for recipe, out in zip(recipes, request["outs"], strict=True):
-        training = Training(recipe, open_data(Path(request["data"]), recipe), Path(out), rank, device)
+        data = open_data(Path(request["data"]), recipe)
+        if rank == 0:
+            prepare(Path(out), recipe, data.train.fingerprint, resume=True)
+        distributed.barrier()
+        training = Training(recipe, data, Path(out), rank, device)
+        bring_about(request.get("faults", {}), training, rank)
         steps: list[Any] = []
         training.run(steps.append)
         distributed.barrier()
@@ -51,6 +59,28 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
             }
         )
     return answers
+
+
+def bring_about(faults: dict[str, Any], training: Training, rank: int) -> None:
+    """Have happen, at a step, what a fault says: {"nan": [steps], "leap": [steps], "hang": step, "stop": step …}."""
+    whole_step, factor = training.step, [1.0]
+
+    def faulty_step(batches: Any) -> Any:  # noqa: ANN401  (of the step that is wrapped)
+        number = training.progress.step + 1
+        wrong = [float("nan")] * (number in faults.get("nan", ())) + [1e6] * (number in faults.get("leap", ()))
+        factor[0] = next(iter(wrong), 1.0)
+        if number == faults.get("hang") and rank == 1:
+            batches._found.get = threading.Event().wait
+        if number == faults.get("stop") and rank == 1:
+            (training.out / "stopped").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if number == faults.get("truncate") and rank == 0:
+            os.truncate(faults["file"], 100)
+        return whole_step(batches)
+
+    training.step = faulty_step  # type: ignore[method-assign]
+    if rank == 0:
+        next(training.engine.module.parameters()).register_hook(lambda gradient: gradient * factor[0])
 
 
 def overlap_on_the_cpu() -> None:
@@ -83,8 +113,23 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
 SCENARIOS = {"train": train, "attention_masks": attention_masks}
 
 
+def leave(line: str) -> None:
+    """Answer with what the watchdog says, instead of ending without an answer; free what was stopped."""
+    stopped = Path(REQUEST["outs"][0]) / "stopped"
+    with os.fdopen(REQUEST["answer"], "w") as pipe:
+        json.dump({"error": line}, pipe)
+    if stopped.exists():
+        os.kill(int(stopped.read_text()), signal.SIGKILL)
+    os._exit(0)
+
+
+watchdog._leave = leave
+REQUEST: dict[str, Any] = {}
+
+
 def rank_of(request: dict[str, Any], rank: int, answer: int) -> None:
     """Be one rank; never returns."""
+    REQUEST.update(request, answer=answer)
     world = request["world"]
     os.environ.update(
         RANK=str(rank),

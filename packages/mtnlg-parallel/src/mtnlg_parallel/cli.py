@@ -6,18 +6,21 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from mtnlg_model.console import UsageFailure, application, print_json, run, say
 
-from . import launch
-from .folder import RECIPE, prepare, read_summary
+from . import launch, slurm
+from .boards import check_wandb
+from .folder import RECIPE, SUMMARY, prepare, read_summary
 from .layout import parse_layout
 from .picture import draw, facts
 from .recipe import load_recipe
 from .samples import open_data
+from .signals import STOPPING, noted
+from .wishes import Wishes
 
 if TYPE_CHECKING:
     from .folder import Start
@@ -52,10 +55,22 @@ def train(  # noqa: PLR0917  (typer names them)
         bool, typer.Option("--dry-run", help="Build what --rank would hold, and tell its size.")
     ] = False,
     rank: Annotated[int, typer.Option(help="Which rank --dry-run shows.")] = 0,
+    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help="Show the run at Weights & Biases too.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="FIRST:LAST", help="Profile these steps into --out/profile.")
+    ] = None,
+    launcher: Annotated[
+        Literal["local", "slurm"], typer.Option(help="Start the ranks here, or submit a job that does.")
+    ] = "local",
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Of sbatch, such as --sbatch=--partition=batch.")
+    ] = None,
+    ranks_a_node: Annotated[int, typer.Option(min=1, help="Of --launcher slurm.")] = 8,
 ) -> None:
     """Train a recipe on tokens; run again, go on from the newest checkpoint.
 
-    Starts one process a rank on this machine. Under torchrun (RANK in the environment) it joins as that rank.
+    Starts one process a rank on this machine. Under torchrun (RANK in the environment) it joins as that rank. SIGTERM
+    and SIGUSR1 have it write a checkpoint and end.
     """
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or [])])
     if dry_run:
@@ -63,20 +78,46 @@ def train(  # noqa: PLR0917  (typer names them)
         return
     if data is None or out is None:
         raise UsageFailure("train needs --data and --out, or --dry-run")
+    wishes = Wishes(wandb, _window(profile))
+    if wandb is not None:
+        check_wandb()
     if launch.die_with_parent():
-        _be_a_rank(chosen, data, out, None)
-    elif launch.is_rank():
-        _be_a_rank(chosen, data, out, resume)
-    else:
-        start = prepare(out, chosen, open_data(data, chosen).train.fingerprint, resume)
-        if not start.complete:
-            say(
-                f"training {chosen.model.parameters:,} parameters over {chosen.layout}, "
-                f"step {start.step} to {start.steps}"
-            )
-            words = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
-            launch.run_local(chosen.layout, [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words], out, start)
-        say(("already " if start.complete else "") + _outcome(out))
+        _be_a_rank(chosen, data, out, None, wishes)
+        return
+    if launch.is_rank():
+        _be_a_rank(chosen, data, out, resume, wishes)
+        return
+    start = prepare(out, chosen, open_data(data, chosen).train.fingerprint, resume)
+    if start.complete:
+        say(f"already {_outcome(out)}")
+        return
+    _announce(chosen, start)
+    words = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
+    words += [f"--wandb={wandb}"] if wandb is not None else []
+    words += [f"--profile={profile}"] if profile is not None else []
+    if launcher == "slurm":
+        job = slurm.submit(chosen.layout, words, out, sbatch or [], ranks_a_node)
+        say(f"submitted {out / slurm.SCRIPT} as job {job}; squeue --job {job} shows it")
+        return
+    stopped = launch.run_local(chosen.layout, [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words], out, start)
+    say(_outcome(out) if (out / SUMMARY).exists() else launch.stopped_line(out, stopped))
+
+
+def _announce(recipe: Recipe, start: Start) -> None:
+    parameters = f"{recipe.model.parameters:,} parameters"
+    say(f"training {parameters} over {recipe.layout}, step {start.step} to {start.steps}")
+    if rounding := recipe.batch_size.rounding:
+        say(rounding)
+
+
+def _window(profile: str | None) -> range | None:
+    """The steps that ``--profile 10:12`` names."""
+    if profile is None:
+        return None
+    first, _, last = profile.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UsageFailure(f"--profile {profile}: write the first step and the last, such as 10:12")
+    return range(int(first), int(last) + 1)
 
 
 def _show_rank(recipe: Recipe, rank: int) -> None:
@@ -87,16 +128,20 @@ def _show_rank(recipe: Recipe, rank: int) -> None:
     shard.draw(shard.shard_of(recipe, rank), recipe)
 
 
-def _be_a_rank(recipe: Recipe, data: Path, out: Path, resume: bool | None) -> None:
+def _be_a_rank(recipe: Recipe, data: Path, out: Path, resume: bool | None, wishes: Wishes) -> None:
     """Train as one rank; ``resume`` None where the launcher has prepared ``out`` and shows the progress."""
-    from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
     def first() -> Start | None:
         if resume is None:
             return None
-        return prepare(out, recipe, open_data(data, recipe).train.fingerprint, resume)
+        start = prepare(out, recipe, open_data(data, recipe).train.fingerprint, resume)
+        _announce(recipe, start)
+        return start
 
-    run_rank(recipe, data, out, first)
+    with noted(*STOPPING) as arrived:
+        from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
+
+        run_rank(recipe, data, out, first, arrived, wishes)
 
 
 def _outcome(out: Path) -> str:

@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from .guard import AdamW
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .layout import Layout
     from .pipeline import Pipeline
     from .recipe import Recipe, Train
 
-PATIENCE = timedelta(minutes=10)
-"""How long a rank waits in a collective for the others."""
+MARGIN = timedelta(minutes=1)
+"""How much longer than the watchdog's patience a collective waits: the watchdog says who is missing, it does not."""
 
 
-def join(layout: Layout) -> torch.device:
+def join(layout: Layout, patience: float = 600.0) -> torch.device:
     """Join the job whose rank this process is by its environment (RANK, WORLD_SIZE, MASTER_ADDR …); the rank's device.
 
     Ranks are processes of one GPU each where there are GPUs, else of CPU threads over gloo.
@@ -41,7 +43,7 @@ def join(layout: Layout) -> torch.device:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    backend = "nccl" if cuda else "gloo"
+    backend, timeout = "nccl" if cuda else "gloo", timedelta(seconds=patience) + MARGIN
     with hushed():
         import deepspeed.ops  # noqa: PLC0415  (after DS_ACCELERATOR is set: it looks for a device when imported)
 
@@ -49,14 +51,17 @@ def join(layout: Layout) -> torch.device:
 
         # DeepSpeed would compile C++ now, for half a minute, for collectives of inference that we never call.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        distributed.init_process_group(backend, timeout=PATIENCE, device_id=device if cuda else None)
+        distributed.init_process_group(backend, timeout=timeout, device_id=device if cuda else None)
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
         tensor.initialize(layout)
     return device
 
 
-def build(recipe: Recipe, device: torch.device) -> Any:  # noqa: ANN401  (DeepSpeed has no annotations)
-    """The engine for this rank, parameters still uninitialised: `sharding.restore` fills them."""
+def build(recipe: Recipe, device: torch.device, permits: Callable[[], bool]) -> Any:  # noqa: ANN401  (DeepSpeed has no annotations)
+    """The engine for this rank, parameters still uninitialised: `sharding.restore` fills them.
+
+    Its optimizer updates only where ``permits`` says so.
+    """
     import deepspeed  # noqa: PLC0415  (as in join)
 
     from .pipeline import Pipeline  # noqa: PLC0415
@@ -65,6 +70,7 @@ def build(recipe: Recipe, device: torch.device) -> Any:  # noqa: ANN401  (DeepSp
         with torch.no_grad():  # it broadcasts tied weights, which autograd would otherwise remember
             module = Pipeline(recipe, device)
         optimizer = adamw(module, recipe.train)
+        optimizer.permits = permits
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings(recipe))
     return engine
 
@@ -77,6 +83,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_clipping": train.clip,
         "zero_optimization": {"stage": 1},
+        "zero_allow_untested_optimizer": True,  # torch's AdamW, told by the guard when to do nothing
         "steps_per_print": sys.maxsize,
     }
     if train.sequence_parallel:
@@ -87,7 +94,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     return chosen
 
 
-def adamw(module: Pipeline, train: Train) -> torch.optim.AdamW:
+def adamw(module: Pipeline, train: Train) -> AdamW:
     """AdamW, decay on matrices only: none on biases and norms (paper.md section 2)."""
     matrices = [part.parameter for part in module.held() if part.parameter.ndim > 1]
     vectors = [part.parameter for part in module.held() if part.parameter.ndim == 1]
@@ -96,7 +103,7 @@ def adamw(module: Pipeline, train: Train) -> torch.optim.AdamW:
         {"params": vectors, "weight_decay": 0.0},
     ]
     held = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(held, lr=train.lr, betas=train.betas, eps=train.eps)
+    return AdamW(held, lr=train.lr, betas=train.betas, eps=train.eps)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_model.console import UsageFailure
@@ -11,16 +12,20 @@ from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 
 from . import metrics
+from .boards import TENSORBOARD
+from .layout import Layout, stages
 from .recipe import Recipe, disagreement, load_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mtnlg_model.checkpoint import Progress
+
 RECIPE = "recipe.toml"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
-TENSORBOARD = "tensorboard"
+PROFILE = "profile"
 
 
 class Start(NamedTuple):
@@ -58,8 +63,36 @@ def read_summary(out: Path) -> dict[str, Any]:
     return content
 
 
+def summary(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
+    """What summary.json holds of a complete run."""
+    layout, train, steps = recipe.layout, recipe.train, list(metrics.read_steps(out))
+    seconds = sum(step["seconds"] for step in steps)
+    cut = stages(recipe.model, Layout(pp=layout.pp), train.recompute)
+    return {
+        "version": 1,
+        "layout": layout.model_dump(),
+        "ranks": [{"rank": rank, **layout.coordinates(rank)._asdict()} for rank in range(layout.world)],
+        "stages": [{"stage": s.number, "layers": list(s.parts), "parameters": s.parameters} for s in cut],
+        "parameters": recipe.model.parameters,
+        "model": recipe.model.model_dump(),
+        "recompute": train.recompute,
+        "sequence_parallel": train.sequence_parallel and layout.tp > 1,
+        "precision": train.precision,
+        "steps": progress.step,
+        "skipped": sum("skipped" in step for step in steps),
+        "samples": progress.samples,
+        "tokens": progress.tokens,
+        "loss": progress.loss,
+        "validation_loss": progress.validation_loss,
+        "seconds": seconds,
+        "tokens_per_second": progress.tokens / seconds if seconds else 0.0,
+        "versions": {name: version(name) for name in ("torch", "deepspeed", "megatron-core")},
+        "stream": progress.stream,
+    }
+
+
 def _clear(out: Path) -> None:
-    for folder in (CHECKPOINTS, TENSORBOARD, LOGS):
+    for folder in (CHECKPOINTS, TENSORBOARD, LOGS, PROFILE):
         shutil.rmtree(out / folder, ignore_errors=True)
     for file in (SUMMARY, metrics.FILE, RECIPE):
         (out / file).unlink(missing_ok=True)
@@ -80,6 +113,8 @@ def _start(out: Path, recipe: Recipe, stream: str) -> Start:
 
     from .sharding import open_checkpoint  # noqa: PLC0415  (as above)
 
+    for unfinished in (out / CHECKPOINTS).glob("step-*.tmp"):  # nobody writes now: give its room back
+        shutil.rmtree(unfinished)
     found = latest(out / CHECKPOINTS)
     step, samples = 0, 0
     if found:

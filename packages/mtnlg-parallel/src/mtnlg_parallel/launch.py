@@ -1,7 +1,8 @@
 """Starts the local ranks of a job, shows how they come along, and sees that they end together.
 
 The parent hosts the rendezvous store on a port that the system gives, so that two jobs never want the same one; ranks
-die with it; and when one rank ends early the others are ended at once, with one line that names it.
+die with it; and when one rank ends early the others are ended at once, with one line that names it. Asked to stop, by
+SIGTERM or SIGUSR1, it passes that on, and the ranks end the step, write a checkpoint and leave.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_model.console import Failure, UsageFailure, progress
 
-from .folder import LOGS, Start
+from .folder import CHECKPOINTS, LOGS, Start
 from .metrics import Follower, described
+from .signals import STOPPING, noted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-    from types import FrameType
 
     from .layout import Layout
 
@@ -33,14 +34,13 @@ PARENT = "MTNLG_PARENT"
 LOST_PEER = 70
 """Exit status of a rank that only saw another one go."""
 
+HUNG = 71
+"""Exit status of a rank that ended because the job hung."""
+
+GOES_ON = "the same command goes on from the newest checkpoint"
+
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
-
-
-class Stopped(Failure):
-    """SIGTERM arrived: the status is what a shell would report."""
-
-    exit_status = 128 + signal.SIGTERM
 
 
 class LostPeer(Failure):
@@ -57,10 +57,10 @@ class Rank(NamedTuple):
     log: Path
 
 
-def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -> None:
+def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -> int:
     """Run ``command`` once a rank, with the environment that tells it its place, until all have ended well.
 
-    Raises ``Failure`` with one line where one has not.
+    Returns 0, or the signal that asked it to stop before the end. Raises ``Failure`` with one line where a rank failed.
     """
     import torch  # noqa: PLC0415  (slow to import; the commands that need no torch share this module)
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as above)
@@ -73,15 +73,12 @@ def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     logs = out / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    with _noted_signals() as check_signals:
+    with noted(*STOPPING, signal.SIGINT) as arrived:
         ranks: list[Rank] = []
         try:
             for number in range(layout.world):  # one by one, so that what was started is ended if the next fails
-                check_signals()
                 ranks += [_start(number, layout, command, store.port, logs)]
-            for _ in _progress(ranks, layout, out, start):
-                check_signals()
-                time.sleep(POLL_SECONDS)
+            return _watched(ranks, layout, out, start, arrived)
         finally:
             _end(ranks)
 
@@ -107,19 +104,25 @@ def _start(number: int, layout: Layout, command: Sequence[str], port: int, logs:
     return Rank(number, process, log)
 
 
-def _progress(ranks: Sequence[Rank], layout: Layout, out: Path, start: Start) -> Iterator[None]:
-    """At each turn show the steps that were recorded, until every rank has ended; ``Failure`` where one ends badly."""
-    left = start.steps - start.step
+def _watched(ranks: Sequence[Rank], layout: Layout, out: Path, start: Start, arrived: Sequence[int]) -> int:
+    """Show the steps that are recorded until every rank has ended; `run_local` says what comes of it."""
+    left, stopped = start.steps - start.step, 0
     with closing(Follower(out, start.step)) as follower, progress("training", left, "steps") as advance:
         while True:
+            if signal.SIGINT in arrived:
+                raise KeyboardInterrupt
+            if arrived and not stopped:
+                stopped = arrived[0]
+                for rank in ranks:
+                    rank.process.send_signal(stopped)
             ended = [rank.process.poll() for rank in ranks]
             for step in follower.steps():
                 advance(1, described(step))
-            if any(ended):
+            if any(status and not (stopped and status in {-stopped, LOST_PEER}) for status in ended):
                 raise Failure(_obituary(ranks, layout))
-            if None not in ended:
-                return
-            yield
+            if any(ended) or None not in ended:  # those that were asked to stop before they could listen just ended
+                return stopped
+            time.sleep(POLL_SECONDS)
 
 
 def _obituary(ranks: Sequence[Rank], layout: Layout) -> str:
@@ -130,9 +133,21 @@ def _obituary(ranks: Sequence[Rank], layout: Layout) -> str:
     status = first.process.returncode
     who = f"rank {first.number} ({layout.coordinates(first.number)})"
     lines = first.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    said = f": {lines[-1].removeprefix('cli.py: ')}" if lines and status > 0 else ""
+    last = lines[-1].removeprefix("cli.py: ") if lines else ""
+    if status == HUNG:  # it speaks of whom it waited for
+        return f"{last}; logs are in {first.log.parent}; {GOES_ON}"
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return f"{who} {how}{said}; its log is {first.log}; the same command goes on from the newest checkpoint"
+    said = f": {last}" if last and status > 0 else ""
+    return f"{who} {how}{said}; its log is {first.log}; {GOES_ON}"
+
+
+def stopped_line(out: Path, number: int) -> str:
+    """What a run says that ended because it was asked to."""
+    from mtnlg_model.checkpoint import latest  # noqa: PLC0415  (imports torch)
+
+    newest = latest(out / CHECKPOINTS)
+    where = f"its checkpoint is {newest}" if newest else "it had not begun a step"
+    return f"stopped by {signal.Signals(number).name}; {where}; {GOES_ON}"
 
 
 def _end(ranks: Sequence[Rank]) -> None:
@@ -147,31 +162,6 @@ def _end(ranks: Sequence[Rank]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-@contextmanager
-def _noted_signals() -> Iterator[Callable[[], None]]:
-    """Yield a check that raises once SIGTERM or Ctrl-C has arrived.
-
-    They are only noted when they come: raised in the middle of starting a rank, they would lose sight of it.
-    """
-    arrived: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    def check() -> None:
-        if signal.SIGTERM in arrived:
-            raise Stopped("stopped by SIGTERM; the same command goes on from the newest checkpoint")
-        if arrived:
-            raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def is_rank() -> bool:

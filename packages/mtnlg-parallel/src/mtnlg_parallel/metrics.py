@@ -1,7 +1,7 @@
-"""What a run says of itself: metrics.jsonl, one object a step; the same to TensorBoard; summary.json at the end.
+"""What a run says of itself: metrics.jsonl, one object a step; the same to boards that a person watches.
 
 A run that goes on from a checkpoint first cuts metrics.jsonl back to it, so that every step stands there once, as if
-nothing had happened.
+nothing had happened. A loss or norm that is not a number stands as null.
 """
 
 from __future__ import annotations
@@ -10,30 +10,44 @@ import json
 import os
 from typing import IO, TYPE_CHECKING, Self, TypedDict
 
+from mtnlg_model.console import Failure
 from mtnlg_model.files import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from torch.utils.tensorboard import SummaryWriter
+    from .boards import Board
 
 FILE = "metrics.jsonl"
+LINE_BYTES = 1024
+"""More than a line takes."""
 
 
 class Step(TypedDict, total=False):
-    """One line of metrics.jsonl; ``samples`` and ``tokens`` count the run so far, ``seconds`` this step alone."""
+    """One line of metrics.jsonl; ``samples`` and ``tokens`` count the run so far, ``seconds`` this step alone.
+
+    ``data_seconds`` are those spent waiting for samples, ``checkpoint_seconds`` those in which a checkpoint held the
+    step up. ``skipped`` says why the step was not taken.
+    """
 
     step: int
     samples: int
     tokens: int
-    loss: float
+    loss: float | None
     lr: float
-    grad_norm: float
+    grad_norm: float | None
     batch_size: int
     seconds: float
     tokens_per_second: float
+    model_tflops: float
+    hardware_tflops: float
+    mfu: float
+    hfu: float
+    data_seconds: float
+    checkpoint_seconds: float
     validation_loss: float
+    skipped: str
 
 
 def read_steps(out: Path) -> Iterator[Step]:
@@ -46,6 +60,19 @@ def read_steps(out: Path) -> Iterator[Step]:
             if line.endswith(b"\n"):
                 step: Step = json.loads(line)
                 yield step
+
+
+def last_steps(out: Path, count: int) -> list[Step]:
+    """The last ``count`` whole lines, or as many as there are, without reading those before."""
+    path = out / FILE
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = max(0, size - (count + 1) * LINE_BYTES)
+        file.seek(begin)
+        *lines, _torn = file.read().split(b"\n")
+    return [json.loads(line) for line in (lines[1:] if begin else lines)][-count:]
 
 
 def cut_back(out: Path, step: int) -> None:
@@ -77,39 +104,46 @@ class Follower:
 
 
 class Recorder:
-    """Appends steps to metrics.jsonl and to TensorBoard's events; used by one rank of the job."""
+    """Appends steps to metrics.jsonl and shows them on boards; used by one rank of the job."""
 
-    def __init__(self, file: IO[bytes], board: SummaryWriter) -> None:
-        self._file, self._board = file, board
+    def __init__(self, path: Path, file: IO[bytes], boards: Sequence[Board]) -> None:
+        self._path, self._file, self._boards = path, file, boards
 
     @classmethod
-    def open(cls, out: Path, step: int) -> Self:
-        """Go on after ``step``, to which `cut_back` has cut the file."""
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (slow to import, and one rank needs it)
-
-        board = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
-        return cls((out / FILE).open("ab"), board)
+    def open(cls, out: Path, boards: Sequence[Board]) -> Self:
+        """Go on after the step to which `cut_back` has cut the file."""
+        return cls(out / FILE, (out / FILE).open("ab"), boards)
 
     def add(self, step: Step) -> None:
         """Record a step; it is on its way to whoever follows the file when this returns."""
-        self._file.write(json.dumps(step).encode() + b"\n")
-        self._file.flush()
-        for name, value in step.items():
-            if name != "step":
-                self._board.add_scalar(f"train/{name}", value, step["step"])
-
-    def sync(self) -> None:
-        """Have the steps so far on disk, as the checkpoint that follows them will be."""
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+            if "checkpoint_seconds" in step:  # on disk before the checkpoint that holds it can appear
+                os.fsync(self._file.fileno())
+            figures = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
+            for board in self._boards:
+                board.show(step["step"], figures)
+        except OSError as error:
+            raise Failure(f"{self._path}: {error.strerror}; make room, and the same command goes on") from error
 
     def close(self) -> None:
-        """Finish both files."""
+        """Finish all of them."""
         self._file.close()
-        self._board.close()
+        for board in self._boards:
+            board.close()
 
 
 def described(step: Step) -> str:
     """A step in the words of a progress line."""
-    validation = f"  validation {step['validation_loss']:.4f}" if "validation_loss" in step else ""
-    figures = f"loss {step['loss']:.4f}{validation}  lr {step['lr']:.2e}  batch {step['batch_size']}"
-    return f"{figures}  {step['tokens_per_second']:,.0f} tokens/s"
+    loss = "not finite" if step["loss"] is None else f"{step['loss']:.4f}"
+    words = [f"step {step['step']}  loss {loss}"]
+    if "validation_loss" in step:
+        words.append(f"validation {step['validation_loss']:.4f}")
+    if "skipped" in step:
+        words.append(f"skipped: {step['skipped']}")
+    words.append(f"lr {step['lr']:.2e}  batch {step['batch_size']}  {step['tokens_per_second']:,.0f} tokens/s")
+    words.append(f"{step['model_tflops']:.3g} TFLOP/s")
+    if "mfu" in step:
+        words.append(f"MFU {step['mfu']:.1%}  HFU {step['hfu']:.1%}")
+    return "  ".join(words)

@@ -69,12 +69,27 @@ class Train(Settings):
         return self
 
 
+class GuardSettings(Settings):
+    """Which steps are skipped (see `guard`), and how long one may take."""
+
+    deviations: Annotated[float, Field(ge=0.0)] = Field(6.0, description="of the window; 0: skip what is not finite")
+    window: Samples = Field(128, description="steps")
+    most_skips: Samples = Field(10, description="in a row, before the run ends")
+    patience: Positive = Field(600.0, description="seconds a step may take before the run ends")
+
+    @property
+    def reach(self) -> int:
+        """How many steps back the guard looks at most."""
+        return self.window + self.most_skips
+
+
 class Recipe(Settings):
     """A whole ``train.toml``."""
 
     model: ModelConfig
     layout: Layout = Layout()
     train: Train
+    guard: GuardSettings = GuardSettings()
 
     @field_validator("model", mode="before")
     @classmethod
@@ -116,6 +131,7 @@ class Recipe(Settings):
 
 FREE: dict[str, set[str] | bool] = {
     "layout": True,
+    "guard": True,
     "train": {"samples", "micro_batch", "precision", "recompute", "sequence_parallel", "checkpoint_every", "keep"}
     | {"validation_every", "validation_samples"},
 }

@@ -1,8 +1,11 @@
-"""Samples of the token stream by number, dealt out to data-parallel ranks."""
+"""Samples of the token stream by number, dealt out to data-parallel ranks, and read ahead of the training."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
     from mtnlg_data.stream import TokenStream
 
     from .recipe import Recipe
+
+    MicroBatch = tuple[Tensor, Tensor]
+
+AHEAD = 64
+"""Micro-batches that wait to be taken, a few megabytes."""
 
 
 class Data(NamedTuple):
@@ -53,9 +61,7 @@ def validation_samples(recipe: Recipe, stream: TokenStream) -> int:
     return min(recipe.train.validation_samples, len(stream)) // multiple * multiple
 
 
-def micro_batches(
-    stream: TokenStream, samples: range, micro_batch: int, dp: int, dp_rank: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def micro_batches(stream: TokenStream, samples: range, micro_batch: int, dp: int, dp_rank: int) -> Iterator[MicroBatch]:
     """Inputs and targets, each int64 [micro_batch, S], of one rank's share of ``samples``.
 
     Micro-batches go to the ranks in turn, so together the ranks read each sample once.
@@ -66,3 +72,52 @@ def micro_batches(
         rows = np.stack([stream[number] for number in range(start, start + micro_batch)])
         tokens_BS = torch.from_numpy(rows).long()
         yield tokens_BS[:, :-1], tokens_BS[:, 1:]
+
+
+class Prefetch:
+    """The micro-batches of one data-parallel rank, step after step to the recipe's end, read ahead by a thread.
+
+    What the thread meets, such as a store cut short, is raised where the micro-batch is asked for.
+    """
+
+    def __init__(self, stream: TokenStream, recipe: Recipe, begin: int, dp_rank: int) -> None:
+        self.waited = 0.0
+        self._found: queue.Queue[MicroBatch | BaseException] = queue.Queue(AHEAD)
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._read, args=(stream, recipe, begin, dp_rank), name="samples", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        """An iterator over itself."""
+        return self
+
+    def __next__(self) -> MicroBatch:
+        """The next one; ``waited`` counts the seconds until it was there."""
+        began = time.perf_counter()
+        found = self._found.get()
+        self.waited += time.perf_counter() - began
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        while self._thread.is_alive():
+            while not self._found.empty():
+                self._found.get_nowait()
+            self._thread.join(0.01)
+
+    def _read(self, stream: TokenStream, recipe: Recipe, begin: int, dp_rank: int) -> None:
+        train, layout = recipe.train, recipe.layout
+        try:
+            for before, batch in recipe.batch_size.steps(train.samples, begin):
+                samples = range(before, before + batch)
+                for found in micro_batches(stream, samples, train.micro_batch, layout.dp, dp_rank):
+                    self._found.put(found)
+                    if self._over.is_set():
+                        return
+        except BaseException as error:  # noqa: BLE001  (it is raised in the thread that trains)
+            self._found.put(error)

@@ -74,6 +74,17 @@ class BatchSize:
         wanted = ramp.start + ramp.increment * (samples * increments // ramp.samples)
         return max(wanted // self.multiple, 1) * self.multiple
 
+    @property
+    def rounding(self) -> str | None:
+        """What a person is told where the ranks do not divide every size of the ramp; None where they do."""
+        ramp, multiple = self.ramp, self.multiple
+        if ramp is None or (ramp.start % multiple == 0 and ramp.increment % multiple == 0):
+            return None
+        return (
+            f"the ramp from {ramp.start} by {ramp.increment} is rounded down to multiples of layout.dp x "
+            f"train.micro_batch = {multiple}: it begins with {self.at(0)}"
+        )
+
     def steps(self, total: int, begin: int = 0) -> Iterator[tuple[int, int]]:
         """(samples consumed before, batch) of every step from ``begin`` until ``total`` are reached.
 

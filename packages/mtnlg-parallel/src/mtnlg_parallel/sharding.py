@@ -134,8 +134,13 @@ def restore(engine: Any, source: Source) -> None:  # noqa: ANN401  (as above)
         state["step"] = torch.tensor(float(source.optimizer_steps))
 
 
-def write(engine: Any, directory: Path, step: int, writer: str) -> None:  # noqa: ANN401  (as above)
-    """Write this rank's pieces of ``step``; `mtnlg_model.checkpoint.publish` makes the checkpoint of all ranks'."""
+def optimizer_steps(engine: Any) -> int:  # noqa: ANN401  (as above)
+    """Updates that this rank's optimizer has made; skipped steps are none."""
+    return max((int(state["step"]) for state in engine.optimizer.optimizer.state.values()), default=0)
+
+
+def write(engine: Any, directory: Path, step: int, writer: str) -> CheckpointWriter:  # noqa: ANN401  (as above)
+    """Begin to write this rank's pieces of ``step``, as they are now; `saving` sees to the rest."""
     files = CheckpointWriter(directory, step, writer)
     for held in fragments(engine):
         part = held.part
@@ -148,7 +153,8 @@ def write(engine: Any, directory: Path, step: int, writer: str) -> None:  # noqa
             slots["master"] = held.master
         for slot, tensor in slots.items():
             files.add(part.name, part.shape, slot, part.box, tensor, flat)
-    files.close()
+    files.finish()
+    return files
 
 
 def open_checkpoint(path: Path, config: ModelConfig, stream: str) -> Checkpoint:

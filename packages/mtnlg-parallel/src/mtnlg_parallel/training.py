@@ -1,8 +1,9 @@
 """The training loop of one rank.
 
     before a step   batch and learning rate from the samples consumed; random numbers from (seed, samples, place)
-    a step          the pipeline engine takes the batch in micro-batches, 1F1B, and updates
-    after           metrics; at intervals the validation loss and a checkpoint
+    a step          the pipeline engine takes the batch in micro-batches, 1F1B, and updates unless the guard forbids it
+    after           metrics; at intervals the validation loss, and a checkpoint that is written while training goes on
+    between steps   the ranks agree whether one of them was asked to stop, and whether all have written
 
 The step that takes samples x to x + batch of the stream has the learning rate of x + batch: at 0 it would be 0.
 """
@@ -10,41 +11,64 @@ The step that takes samples x to x + batch of the stream has the learning rate o
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
 
-from mtnlg_model.checkpoint import Progress, latest, publish, retain
+from mtnlg_model.checkpoint import Progress, latest
 from mtnlg_model.files import write_json
 
 from . import engine as engines
 from . import sharding
-from .folder import CHECKPOINTS, SUMMARY
-from .layout import Layout, stages
-from .metrics import Recorder, Step, read_steps
-from .samples import Data, micro_batches, validation_samples
+from .boards import TensorBoard, WeightsAndBiases
+from .folder import CHECKPOINTS, SUMMARY, summary
+from .guard import Guard, figures
+from .layout import stages
+from .metrics import Recorder, Step, last_steps
+from .profile import Profile
+from .samples import Data, Prefetch, micro_batches, validation_samples
+from .saving import Saving
+from .speed import peak_of, speed
+from .watchdog import Watchdog
+from .wishes import Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from torch import Tensor
-
-    from mtnlg_data.stream import TokenStream
-
+    from .boards import Board
     from .recipe import Recipe
 
 
 class Training:
-    """One rank's part of a run: begun, or gone on with from the newest checkpoint in ``out``."""
+    """One rank's part of a run: begun, or gone on with from the newest checkpoint in ``out``.
 
-    def __init__(self, recipe: Recipe, data: Data, out: Path, rank: int, device: torch.device) -> None:
-        self.recipe, self.data, self.out, self.rank = recipe, data, out, rank
+    ``arrived`` is where signals are noted.
+    """
+
+    def __init__(  # noqa: PLR0917  (what to train, on what, into what, as whom, where)
+        self,
+        recipe: Recipe,
+        data: Data,
+        out: Path,
+        rank: int,
+        device: torch.device,
+        arrived: Sequence[int] = (),
+        wishes: Wishes = Wishes(),  # noqa: B008  (a tuple)
+    ) -> None:
+        self.recipe, self.data, self.out, self.rank, self.device = recipe, data, out, rank, device
+        self.arrived, self.wandb = arrived, wishes.wandb
         self.place = recipe.layout.coordinates(rank)
-        self.engine = engines.build(recipe, device)
+        self.guard = Guard(recipe.guard, last_steps(out, recipe.guard.reach))
+        self.forbidden: str | None = None
+        self.judged = True
+        self.engine = engines.build(recipe, device, self._permits)
+        self.saving = Saving(recipe, out / CHECKPOINTS, data.tokenizer, rank)
+        self.profile = Profile(wishes.profiled, out, rank, self.place)
+        self.peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         found = latest(out / CHECKPOINTS)
         if found:
             saved = sharding.open_checkpoint(found, recipe.model, data.train.fingerprint)
@@ -62,32 +86,87 @@ class Training:
         recipe = self.recipe
         return stages(recipe.model, recipe.layout, recipe.train.recompute)[self.place.pp].parts
 
-    def run(self, observe: Callable[[Step], None]) -> Progress:
-        """Train to the recipe's end; rank 0 records, and shows every step to ``observe``."""
-        recorder = Recorder.open(self.out, self.progress.step) if self.rank == 0 else None
-        every, checkpoint_every = self.recipe.train.validation_every, self.recipe.train.checkpoint_every
-        while not self.finished:
-            step = self.step()
-            if every and (self.finished or self.progress.step % every == 0):
-                step["validation_loss"] = self.validate()
-            if recorder:
-                recorder.add(step)
-                observe(step)
-            if self.finished or (checkpoint_every and self.progress.step % checkpoint_every == 0):
-                if recorder:
-                    recorder.sync()
-                self.checkpoint()
-        if recorder:
-            recorder.close()
-            write_json(self.out / SUMMARY, self.summary())
-        return self.progress
-
     @property
     def finished(self) -> bool:
         """Whether the recipe's samples have been consumed."""
         return self.progress.samples >= self.recipe.train.samples
 
-    def step(self) -> Step:
+    def run(self, observe: Callable[[Step], None]) -> int:
+        """Train to the recipe's end; rank 0 records, and shows every step to ``observe``.
+
+        Returns 0, or the signal by which the run was stopped, its checkpoint written.
+        """
+        recorder = Recorder.open(self.out, self._boards()) if self.rank == 0 else None
+        batches = self._prefetch()
+        stopped = 0
+        try:
+            with Watchdog(self.recipe.layout, self.rank, self.recipe.guard.patience) as watchdog:
+                while not (self.finished or stopped):
+                    step = self._whole_step(batches)
+                    stopped = self._agree()
+                    self._checkpoint_where_due(step, stopped)
+                    if recorder:
+                        recorder.add(step)
+                        observe(step)
+                    self._heed(step)
+                    watchdog.beat(self.progress.step)
+                self.saving.finish()
+        finally:
+            if batches:
+                batches.close()
+        if recorder:
+            recorder.close()
+            if self.finished:
+                write_json(self.out / SUMMARY, summary(self.out, self.recipe, self.progress))
+        return stopped
+
+    def _boards(self) -> list[Board]:
+        boards: list[Board] = [TensorBoard(self.out, self.progress.step)]
+        if self.wandb:
+            boards.append(WeightsAndBiases(self.wandb, self.out, self.recipe))
+        return boards
+
+    def _prefetch(self) -> Prefetch | None:
+        """Only the first stage needs inputs, and the last targets."""
+        if self.place.pp not in {0, self.recipe.layout.pp - 1}:
+            return None
+        return Prefetch(self.data.train, self.recipe, self.progress.samples, self.place.dp)
+
+    def _whole_step(self, batches: Prefetch | None) -> Step:
+        """A step, and the validation where it is due."""
+        every, number = self.recipe.train.validation_every, self.progress.step + 1
+        self.profile.before(number)
+        step = self.step(batches)
+        if every and (self.finished or number % every == 0):
+            step["validation_loss"] = self.validate()
+        self.profile.after(number)
+        return step
+
+    def _checkpoint_where_due(self, step: Step, stopped: int) -> None:
+        """Begin one; the recorder has the step on disk before any rank can let it appear."""
+        every = self.recipe.train.checkpoint_every
+        if self.finished or stopped or (every and self.progress.step % every == 0):
+            began = time.perf_counter()
+            self.saving.begin(self.engine, self.progress)
+            step["checkpoint_seconds"] = time.perf_counter() - began
+
+    def _heed(self, step: Step) -> None:
+        """Have the guard remember a step; too many skipped ones in a row end the run on all ranks."""
+        self.guard.saw(step)
+        if self.guard.exhausted:
+            self.saving.finish()
+            raise self.guard.failure(step, latest(self.out / CHECKPOINTS))
+
+    def _agree(self) -> int:
+        """The signal by which any rank was asked to stop, or 0; a checkpoint that all have written appears."""
+        said = torch.tensor([max(self.arrived, default=0), int(self.saving.pending)], device=self.device)
+        distributed.all_reduce(said, op=distributed.ReduceOp.MAX)
+        stop, writing = said.tolist()
+        if self.saving.active and not writing:
+            self.saving.publish()
+        return int(stop)
+
+    def step(self, batches: Prefetch | None) -> Step:
         """Consume one batch."""
         recipe, before = self.recipe, self.progress
         batch = recipe.batch_size.at(before.samples)
@@ -97,79 +176,51 @@ class Training:
             group["lr"] = lr
         self.engine.set_train_batch_size(batch)
         torch.manual_seed(self._seed(before.samples))
+        self.forbidden, self.judged = None, False
+        waited = batches.waited if batches else 0.0
         began = time.perf_counter()
-        loss = float(self.engine.train_batch(self._samples(self.data.train, range(before.samples, samples))))
+        loss = float(self.engine.train_batch(batches))
         seconds = time.perf_counter() - began
-        tokens = batch * recipe.model.sequence
+        norm = float(self.engine.get_global_grad_norm())
+        skipped = self.forbidden or (self.guard.reason(loss, norm) if self.engine.optimizer.overflow else None)
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,
                 "samples": samples,
-                "tokens": before.tokens + tokens,
-                "loss": loss,
+                "tokens": before.tokens + batch * recipe.model.sequence,
+                "loss": before.loss if skipped else loss,
                 "layout": recipe.layout,
             }
         )
-        return {
+        step: Step = {
             "step": self.progress.step,
             "samples": samples,
             "tokens": self.progress.tokens,
-            "loss": loss,
+            "loss": loss if math.isfinite(loss) else None,
             "lr": lr,
-            "grad_norm": float(self.engine.get_global_grad_norm()),
+            "grad_norm": norm if math.isfinite(norm) else None,
             "batch_size": batch,
-            "seconds": seconds,
-            "tokens_per_second": tokens / seconds,
+            **speed(recipe, batch, seconds, self.peak),
+            "data_seconds": (batches.waited if batches else 0.0) - waited,
         }
+        return step if skipped is None else {**step, "skipped": skipped}
 
     def validate(self) -> float:
         """Mean loss over the held-out samples, in nats a token; kept in the progress."""
-        stream = self.data.validation
-        count = validation_samples(self.recipe, stream)
-        rounds = count // self.recipe.batch_size.multiple
-        loss = float(self.engine.eval_batch(self._samples(stream, range(count)), num_micro_batches=rounds))
+        recipe, stream = self.recipe, self.data.validation
+        count = validation_samples(recipe, stream)
+        rounds = count // recipe.batch_size.multiple
+        samples = micro_batches(stream, range(count), recipe.train.micro_batch, recipe.layout.dp, self.place.dp)
+        loss = float(self.engine.eval_batch(samples, num_micro_batches=rounds))
         self.progress = self.progress.model_copy(update={"validation_loss": loss})
         return loss
 
-    def checkpoint(self) -> None:
-        """Write this rank's pieces; when all ranks have, the checkpoint appears, and old ones go."""
-        directory, step, world = self.out / CHECKPOINTS, self.progress.step, self.recipe.layout.world
-        sharding.write(self.engine, directory, step, f"rank-{self.rank}")
-        distributed.barrier()
-        if self.rank == 0:
-            writers = [f"rank-{rank}" for rank in range(world)]
-            publish(directory, step, writers, self.recipe.model, self.progress, self.data.tokenizer)
-            retain(directory, self.recipe.train.keep)
-
-    def summary(self) -> dict[str, Any]:
-        """What summary.json holds."""
-        recipe, progress = self.recipe, self.progress
-        layout, recompute = recipe.layout, recipe.train.recompute
-        seconds = sum(step["seconds"] for step in read_steps(self.out))
-        cut = stages(recipe.model, Layout(pp=layout.pp), recompute)
-        return {
-            "version": 1,
-            "layout": layout.model_dump(),
-            "ranks": [{"rank": rank, **layout.coordinates(rank)._asdict()} for rank in range(layout.world)],
-            "stages": [{"stage": s.number, "layers": list(s.parts), "parameters": s.parameters} for s in cut],
-            "parameters": recipe.model.parameters,
-            "model": recipe.model.model_dump(),
-            "recompute": recompute,
-            "sequence_parallel": recipe.train.sequence_parallel and layout.tp > 1,
-            "precision": recipe.train.precision,
-            "steps": progress.step,
-            "samples": progress.samples,
-            "tokens": progress.tokens,
-            "loss": progress.loss,
-            "validation_loss": progress.validation_loss,
-            "seconds": seconds,
-            "tokens_per_second": progress.tokens / seconds if seconds else 0.0,
-            "versions": {name: version(name) for name in ("torch", "deepspeed", "megatron-core")},
-            "stream": progress.stream,
-        }
-
-    def _samples(self, stream: TokenStream, samples: range) -> Iterator[tuple[Tensor, Tensor]]:
-        return micro_batches(stream, samples, self.recipe.train.micro_batch, self.recipe.layout.dp, self.place.dp)
+    def _permits(self) -> bool:
+        """The guard's word on the step whose gradients are there; the optimizer asks once a group of parameters."""
+        if not self.judged:
+            self.judged = True
+            self.forbidden = self.guard.reason(*figures(self.engine, self.device))
+        return self.forbidden is None
 
     def _seed(self, samples: int) -> int:
         """Of this step's dropout: the same on ranks that hold copies of the hidden state, another on all others."""

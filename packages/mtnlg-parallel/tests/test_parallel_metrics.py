@@ -1,0 +1,117 @@
+"""What a run says of itself, on disk, on boards, and in a line."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mtnlg_model.config import PRESETS
+from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.boards import WeightsAndBiases, check_wandb
+from mtnlg_parallel.metrics import Follower, Recorder, Step, cut_back, described, last_steps, read_steps
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.speed import peak_of, speed
+
+STEP: Step = {
+    "step": 1,
+    "samples": 8,
+    "tokens": 64,
+    "loss": 2.5,
+    "lr": 1e-3,
+    "grad_norm": None,
+    "batch_size": 8,
+    "seconds": 0.5,
+    "tokens_per_second": 128.0,
+    "model_tflops": 126.0,
+    "hardware_tflops": 160.0,
+    "skipped": "grad_norm is not finite",
+}
+RECIPE = {"model": PRESETS["tiny"], "train": {"samples": 1, "batch": 1, "lr": 1.0, "decay": 1, "checkpoint_every": 0}}
+
+
+class Shown(list[tuple[int, dict[str, object]]]):
+    """A board that remembers."""
+
+    def show(self, step: int, figures: Mapping[str, object]) -> None:
+        self.append((step, dict(figures)))
+
+    def close(self) -> None:
+        self.append((0, {}))
+
+
+def test_a_step_is_written_once_followed_and_shown_without_words_and_gaps(tmp_path: Path) -> None:
+    cut_back(tmp_path, 0)
+    follower, board = Follower(tmp_path, 0), Shown()
+    recorder = Recorder.open(tmp_path, [board])
+    recorder.add(STEP)
+    assert list(follower.steps()) == [STEP]
+    recorder.close()
+    follower.close()
+    assert list(read_steps(tmp_path)) == [STEP]
+    assert board[0] == (1, {k: v for k, v in STEP.items() if k not in {"step", "grad_norm", "skipped"}})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["grad_norm"] is None
+
+
+@pytest.mark.parametrize("written", [0, 1, 5, 40])
+@pytest.mark.parametrize("wanted", [1, 3, 100])
+def test_the_last_steps_are_the_last_ones_read(tmp_path: Path, written: int, wanted: int) -> None:
+    lines = [json.dumps({"step": n, "note": "x" * (n * 17 % 900)}) + "\n" for n in range(1, written + 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "torn')
+    assert last_steps(tmp_path, wanted) == list(read_steps(tmp_path))[-wanted:]
+
+
+def test_a_line_names_mfu_and_hfu_apart_and_says_what_was_skipped() -> None:
+    line = described({**STEP, "mfu": 0.302, "hfu": 0.403})
+    assert "126 TFLOP/s  MFU 30.2%  HFU 40.3%" in line
+    assert "skipped: grad_norm is not finite" in line
+    assert "MFU" not in described(STEP)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "hfu"), [("none", 0.302), ("full", 0.403), ("selective", 0.302 * (1 + 2048 / (18 * 20480)))]
+)
+def test_the_papers_step_has_the_papers_mfu_and_hfu(recompute: str, hfu: float) -> None:
+    train = {"samples": 1, "batch": 1920, "lr": 1.0, "decay": 1, "checkpoint_every": 0, "validation_samples": 1920}
+    recipe = Recipe.model_validate(
+        {
+            "model": PRESETS["mt-nlg-530b"],
+            "layout": {"tp": 8, "pp": 35, "dp": 8},
+            "train": train | {"recompute": recompute},
+        }
+    )
+    found = speed(recipe, 1920, 60.1, peak_of("NVIDIA A100-SXM4-80GB"))
+    assert found["mfu"] == pytest.approx(0.302, rel=2e-3)  # paper.md section 1
+    assert found["hfu"] == pytest.approx(hfu, rel=4e-3)
+    assert found["tokens_per_second"] == pytest.approx(65_427, rel=1e-4)
+    assert speed(recipe, 1920, 60.1, peak_of("Some CPU")).keys().isdisjoint({"mfu", "hfu"})
+
+
+def test_weights_and_biases_goes_on_with_the_run_of_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    logged: list[Any] = []
+
+    def init(**words: object) -> SimpleNamespace:
+        begun.append(words)
+        return SimpleNamespace(log=lambda figures, step: logged.append((step, figures)), finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    recipe = Recipe.model_validate(RECIPE)
+    for _ in range(2):
+        board = WeightsAndBiases("mt-nlg", tmp_path, recipe)
+        board.show(3, {"loss": 2.0})
+        board.close()
+    assert begun[0] == begun[1]
+    assert (begun[0]["project"], begun[0]["resume"], begun[0]["config"]["model"]["hidden"]) == ("mt-nlg", "allow", 64)
+    assert logged == [(3, {"train/loss": 2.0})] * 2
+
+
+def test_weights_and_biases_where_it_is_missing_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtnlg_parallel.boards.find_spec", lambda _: None)
+    with pytest.raises(UsageFailure, match=r"pip install 'mtnlg-parallel\[wandb\]'"):
+        check_wandb()

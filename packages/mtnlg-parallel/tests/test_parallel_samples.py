@@ -1,0 +1,74 @@
+"""Samples are dealt out once each, and read ahead in order; what goes wrong there is raised where they are taken."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import Failure
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.samples import Prefetch, micro_batches
+from mtnlg_parallel.schedule import Ramp
+
+
+class Numbers:
+    """A stream whose sample n is n, n + 1, n + 2, and which ends with a failure."""
+
+    seq_length, vocab_size, fingerprint = 2, 10_000, "numbers"
+
+    def __init__(self, damaged: int = 1 << 30) -> None:
+        self.damaged = damaged
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, sample: int) -> NDArray[np.int32]:
+        if sample >= self.damaged:
+            raise Failure(f"prose.bin: holds no sample {sample}")
+        return np.arange(sample, sample + 3, dtype=np.int32)
+
+
+def recipe_of(dp: int, samples: int) -> Recipe:
+    model = ModelConfig(layers=1, hidden=8, heads=1, sequence=2, vocabulary=10_000)
+    ramp = Ramp(start=2 * dp, increment=2 * dp, samples=30)
+    train = {"samples": samples, "batch": 8 * dp, "micro_batch": 2, "ramp": ramp, "lr": 1.0, "decay": 1}
+    more = {"checkpoint_every": 0, "validation_samples": 2 * dp}
+    return Recipe.model_validate({"model": model, "layout": Layout(dp=dp), "train": train | more})
+
+
+@given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
+def test_together_the_ranks_read_every_sample_once(begin: int, micro_batch: int, dp: int, rounds: int) -> None:
+    samples = range(begin, begin + micro_batch * dp * rounds)
+    dealt = [micro_batches(Numbers(), samples, micro_batch, dp, rank) for rank in range(dp)]
+    found = [number for rank in dealt for inputs, _ in rank for number in inputs[:, 0].tolist()]
+    assert sorted(found) == list(samples)
+
+
+@pytest.mark.parametrize("begin", [0, 36])
+def test_reading_ahead_gives_every_step_what_it_would_have_read(begin: int) -> None:
+    recipe = recipe_of(dp=2, samples=100)
+    ahead = Prefetch(Numbers(), recipe, begin, dp_rank=1)
+    for before, batch in recipe.batch_size.steps(recipe.train.samples, begin):
+        for inputs, targets in micro_batches(Numbers(), range(before, before + batch), 2, 2, 1):
+            found, expected = next(ahead), (inputs, targets)
+            assert all(bool((one == other).all()) for one, other in zip(found, expected, strict=True))
+    ahead.close()
+
+
+def test_a_damaged_store_is_told_of_when_its_sample_is_due() -> None:
+    ahead = Prefetch(Numbers(damaged=9), recipe_of(dp=1, samples=100), 0, dp_rank=0)
+    for _ in range(4):
+        next(ahead)
+    with pytest.raises(Failure, match=r"prose.bin: holds no sample 9"):
+        next(ahead)
+    ahead.close()
+
+
+def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
+    ahead = Prefetch(Numbers(), recipe_of(dp=1, samples=9000), 0, dp_rank=0)
+    next(ahead)
+    ahead.close()
+    assert not ahead._thread.is_alive()

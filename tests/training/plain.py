@@ -1,0 +1,89 @@
+"""What every layout is held against: the recipe, trained by one process and PyTorch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from mtnlg_model import functional
+from mtnlg_model.decoder import Decoder
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.samples import micro_batches, open_data, validation_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mtnlg_data.stream import TokenStream
+
+Json = dict[str, Any]
+World = Callable[..., list[Any]]
+Plain = tuple[list[Json], Decoder, torch.optim.AdamW]
+FP32 = 1e-5
+STEPS = 20
+RECIPE: dict[str, Json] = {
+    "model": {"layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 64, "dropout": 0.0}
+    | {"attention_dropout": 0.0, "scale_attention_by_layer": True},
+    "train": {"samples": 92, "batch": 8, "micro_batch": 2, "ramp": {"start": 4, "increment": 4, "samples": 68}}
+    | {"lr": 1e-2, "min_lr": 1e-3, "warmup": 24, "decay": 256, "clip": 0.5, "precision": "fp32", "checkpoint_every": 0}
+    | {"validation_every": 10, "validation_samples": 8, "seed": 5},
+}
+
+
+def recipe_of(
+    layout: tuple[int, int, int] = (1, 1, 1), model: Json | None = None, guard: Json | None = None, **train: object
+) -> Recipe:
+    """The recipe in a layout (tp, pp, dp), with other values of some keys."""
+    tp, pp, dp = layout
+    sections = {
+        "model": RECIPE["model"] | (model or {}),
+        "layout": Layout(tp=tp, pp=pp, dp=dp),
+        "train": RECIPE["train"] | train,
+        "guard": guard or {},
+    }
+    return Recipe.model_validate(sections, strict=False)
+
+
+def plain_loop(recipe: Recipe, data: Path, skipped: Collection[int] = ()) -> Plain:
+    """The recipe in fp32: the whole batch at once, the same samples; no update at the ``skipped`` steps."""
+    train, stream = recipe.train, open_data(data, recipe)
+    decoder = Decoder(recipe.model, seed=train.seed)
+    matrices = [parameter for parameter in decoder.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in decoder.parameters() if parameter.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    steps: list[Json] = []
+    for number, (before, batch) in enumerate(recipe.batch_size.steps(train.samples), 1):
+        lr = train.learning_rate.at(before + batch)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        loss = mean_loss(decoder, stream.train, range(before, before + batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_([*matrices, *vectors], train.clip)
+        if number not in skipped:
+            optimizer.step()
+        optimizer.zero_grad()
+        figures = {"loss": float(loss.detach()), "grad_norm": float(norm), "lr": lr, "batch_size": batch}
+        steps.append({"step": number, "samples": before + batch, **figures})
+        if number % train.validation_every == 0:
+            with torch.no_grad():
+                held_out = mean_loss(decoder, stream.validation, range(validation_samples(recipe, stream.validation)))
+            steps[-1]["validation_loss"] = float(held_out)
+    return steps, decoder, optimizer
+
+
+def mean_loss(decoder: Decoder, stream: TokenStream, samples: range) -> torch.Tensor:
+    """Mean cross entropy of these samples."""
+    inputs, targets = next(micro_batches(stream, samples, len(samples), 1, 0))
+    return functional.cross_entropy(decoder(inputs), targets).mean()
+
+
+def assert_alike(steps: list[Json], plain: list[Json]) -> None:
+    """Same steps, and the same losses, gradient norms, rates and batches."""
+    assert [step["step"] for step in steps] == [step["step"] for step in plain]
+    for step, reference in zip(steps, plain, strict=True):
+        for key in reference.keys() & step.keys():
+            assert step[key] == pytest.approx(reference[key], rel=FP32), (step["step"], key)
