@@ -145,11 +145,13 @@ def progress(label: str, total: int, unit: str = "") -> Iterator[Advance]:
     elif sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
         times = (TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-        with Progress(*columns, *times, console=Console(stderr=True)) as bars:
-            task = bars.add_task(label, total=total, note="")
+        with Progress(*columns, TextColumn("{task.fields[rate]}"), *times, console=Console(stderr=True)) as bars:
+            task = bars.add_task(label, total=total, note="", rate="")
+            began = time.monotonic()
 
             def advance(n: int, note: str = "") -> None:
-                bars.update(task, advance=n, note=note)
+                rate = (bars.tasks[task].completed + n) / max(1e-9, time.monotonic() - began)
+                bars.update(task, advance=n, note=note, rate=f"{rate:.1f}/s")
 
             yield advance
     else:

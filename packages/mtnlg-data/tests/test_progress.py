@@ -1,0 +1,34 @@
+"""Progress on a terminal: what is done of how much, how fast, and how long it takes yet."""
+
+from __future__ import annotations
+
+import io
+import re
+from itertools import count
+from typing import TYPE_CHECKING
+
+from mtnlg_data import console
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Terminal(io.StringIO):
+    """A stderr that says it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_shows_done_rate_time_left_and_the_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "160")
+    seconds = count(100)
+    monkeypatch.setattr("mtnlg_data.console.time.monotonic", lambda: float(next(seconds)))
+    with console.progress("clean", 8, "shards") as advance:
+        for _ in range(8):
+            advance(1, "3.5 MB/s")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).rpartition("clean")[2]
+    assert re.search(r"8/8\s+shards\s+\d\.\d/s\s+\d:\d\d:\d\d\s+\d:\d\d:\d\d\s+3\.5 MB/s", shown), shown
