@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,7 @@ def test_a_source_that_would_lose_more_than_its_share_stops_the_run_until_a_pers
     with pytest.raises(Failure, match=r"of web 28.6% would go as duplicates, more than alarm_share = 0.2") as stopped:
         run(shards, out, WORDS.model_copy(update={"alarm_share": 0.2}), ("books", "web"))
     assert [path.name for path in out.glob("*.parquet")] == ["removed.parquet"]
-    advice = re.search(r"--set deduplicate.alarm_share=(\S+)$", str(stopped.value))
+    advice = re.search(r"--set deduplicate.alarm_share=(\S+) ", str(stopped.value))
     assert advice
     engine = Counting()
     settings = WORDS.model_copy(update={"alarm_share": float(advice[1])})
@@ -185,6 +186,44 @@ def test_a_corpus_without_candidates_passes_through(tmp_path: Path, texts: list[
     account, ledger = run([path], tmp_path / "out")
     assert (account["documents_out"], ledger) == (len(texts), [])
     assert account["duplicates"]["components"] == 0
+
+
+def removed_of(folder: Path, texts: Sequence[str], settings: DeduplicateSettings) -> set[str]:
+    """The numbers of the texts that go."""
+    shards = write_shards(folder, [Document(str(number), "web", text) for number, text in enumerate(texts)])
+    _, ledger = run(shards, folder / "out", settings)
+    return {row["document"] for row in ledger}
+
+
+ALL_MAY_GO = DeduplicateSettings(alarm_share=1)
+
+
+def test_exact_copies_are_duplicates_of_jaccard_1_even_where_they_are_shorter_than_a_shingle(tmp_path: Path) -> None:
+    texts = ["One two.", "one, TWO", "one two three", "two one", "", "", "!?"]
+    assert len(removed_of(tmp_path, texts, ALL_MAY_GO)) == 1
+    (row,) = pq.read_table(tmp_path / "out" / "removed.parquet").to_pylist()
+    assert ({row["document"], row["kept"]}, row["jaccard"]) == ({"0", "1"}, 1.0)
+
+
+def test_a_page_that_stands_a_hundred_times_is_kept_once(tmp_path: Path) -> None:
+    assert len(removed_of(tmp_path, [sentence(0)] * 100 + [sentence(900)], ALL_MAY_GO)) == 99
+    sizes = Counter(row["component"] for row in pq.read_table(tmp_path / "out" / "removed.parquet").to_pylist())
+    assert sizes == {0: 99}
+
+
+def test_case_and_punctuation_do_not_count_and_the_composition_of_characters_does(tmp_path: Path) -> None:
+    """The stage before composes characters (ftfy); here "é" of two code points is no "é" of one."""
+    composed = " ".join(f"caf\u00e9{number}" for number in range(60))
+    texts = [composed, composed.upper().replace(" ", ", "), unicodedata.normalize("NFD", composed)]
+    assert len(removed_of(tmp_path, texts, ALL_MAY_GO)) == 1
+
+
+def test_where_words_have_no_spaces_between_them_shingles_of_characters_find_what_words_cannot(tmp_path: Path) -> None:
+    text = "".join(chr(0x4E00 + 37 * number % 8000) for number in range(300))
+    texts = [text, text[:150] + "\u4e00" + text[151:]]
+    assert removed_of(tmp_path, texts, ALL_MAY_GO) == set()
+    characters = ALL_MAY_GO.model_copy(update={"shingle": "character", "shingle_length": 3})
+    assert len(removed_of(tmp_path, texts, characters)) == 1
 
 
 # --- what does not move it -------------------------------------------------------------------------------------------

@@ -96,10 +96,11 @@ def _shares(documents: dict[str, int], removed: dict[str, int], alarm_share: flo
     alarming = {source: share for source, share in shares.items() if share > alarm_share}
     if alarming:
         what = ", ".join(f"{source} {share:.1%}" for source, share in alarming.items())
+        right = f"{np.ceil(max(alarming.values()) * 100) / 100:g}"
         raise Failure(
             f"of {what} would go as duplicates, more than alarm_share = {alarm_share:g}; nothing is removed yet: "
-            f"look at the pairs in {ledger}, and if they are right go on with --set deduplicate.alarm_share="
-            f"{np.ceil(max(alarming.values()) * 100) / 100:g}"
+            f"look at the pairs in {ledger}; if they are right, the same command goes on with "
+            f"--set deduplicate.alarm_share={right} (mtnlg-data dedup: --set alarm_share={right})"
         )
     return {source: round(share, 6) for source, share in shares.items()}
 
