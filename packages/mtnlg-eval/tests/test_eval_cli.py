@@ -181,6 +181,20 @@ def test_the_newest_checkpoint_of_a_folder_is_scored(
     assert "no checkpoint in it" in capsys.readouterr().err
 
 
+def test_each_checkpoint_of_a_folder_is_scored_into_a_folder_of_its_own(
+    run: Run, write_checkpoint: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (20, 3):
+        write_checkpoint(tmp_path / "checkpoints", seed=step, step=step)
+    words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--each")
+    assert run("run", tmp_path / "checkpoints", *words, "--out", tmp_path / "eval") == 0
+    told = capsys.readouterr().err
+    assert told.index("step-3:") < told.index("step-20:")
+    digests = {json.loads((tmp_path / f"eval/step-{n}/summary.json").read_bytes())["digest"] for n in (3, 20)}
+    assert len(digests) == 2
+    assert run("run", tmp_path / "eval", *words, "--out", tmp_path / "eval") == 1
+
+
 def test_a_hugging_face_folder_scores_as_the_checkpoint_it_came_from_and_is_imported_once(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from mtnlg_eval.intervals import wilson
 from mtnlg_eval.published import SHOTS, TASKS, published
 from mtnlg_eval.report import report
 from mtnlg_eval.report.notation import count, duration, percent, short
@@ -258,7 +259,7 @@ def test_page_has_every_section_and_every_picture(page: Page) -> None:
     for words in ("dropped most", "data/report.html", "The blend"):
         assert words in page.text
     described = sum(1 for _, attributes in page.elements if attributes.get("role") == "img")
-    assert described == len(["loss", "lr", "batch", "norm", "speed", "layout"])
+    assert described == len(["loss", "lr", "batch", "norm", "speed", "layout", "by-shots"])
 
 
 def test_page_refers_to_nothing_outside_itself(whole: Path, page: Page) -> None:
@@ -300,12 +301,26 @@ def test_scores_on_the_page_are_those_of_the_files(page: Page) -> None:
         task, shots = TASKS[number // len(SHOTS)], SHOTS[number % len(SHOTS)]
         score = told[task.name][shots]
         assert len(row) < 9 or row[0] == f"{task.title}acc"
-        assert row[-7:-5] == [f"{100 * score['value']:.1f}", f"{196 * score['stderr']:.1f}"]
+        low, high = (100 * bound for bound in wilson(score["value"] * 14, 14))
+        assert row[-7:-5] == [f"{100 * score['value']:.1f}", f"{low:.1f}\N{EN DASH}{high:.1f}"]
         assert row[-5] == f"{published(task.name, 'MT-NLG', shots):.2f}"
         theirs = published(task.name, "GPT-2" if task.name == "hans" else "GPT-3", shots)
         assert row[-4].rstrip("*\N{DAGGER}") == f"{theirs:.2f}"
         assert float(row[-3]) == round(score["shots_used"], 1)
         assert row[-2] == str(score["documents"])
+
+
+def test_several_checkpoints_make_a_curve_of_scores_and_the_newest_stands_in_the_table(run: Path) -> None:
+    (run / "eval/summary.json").unlink()
+    for step, tokens in ((40, 250_880), (160, 1_003_520), (80, 501_760)):
+        told = evaluation() | {"tokens": tokens, "checkpoint": f"/anywhere/step-{step}"}
+        told["tasks"]["wic"]["0"]["value"] = step / 200
+        write(run / f"eval/step-{step}/summary.json", told)
+    parsed = read(run)
+    assert "Score against tokens" in parsed.text
+    assert parsed.row("WiCacc")[2] == "80.0"
+    described = [attributes for _, attributes in parsed.elements if attributes.get("role") == "img"]
+    assert len(described) == 8
 
 
 def test_funnel_is_that_of_the_files(page: Page) -> None:
@@ -341,7 +356,7 @@ def test_results_are_one_object_for_a_machine(whole: Path) -> None:
     score, row = evaluation()["tasks"]["boolq"]["few"], told["evaluation"]["tasks"]["boolq"]["few"]
     assert row["percent"] == 100 * score["value"]
     low, high = row["interval_95"]
-    assert high - low == pytest.approx(2 * 1.96 * 100 * score["stderr"])
+    assert (low, high) == pytest.approx([100 * x for x in wilson(score["value"] * 14, 14)])
     assert row["published"] == {"MT-NLG": 84.83, "GPT-3": 77.5}
 
 
@@ -415,12 +430,10 @@ def test_page_says_whose_rows_were_scored(run: Path, rows_from: str, documents: 
 def test_task_without_a_score_has_dashes_and_its_published_figures(run: Path) -> None:
     told = evaluation()
     del told["tasks"]["wic"]
-    told["tasks"]["hans"]["0"]["stderr"] = None
     told["not_run"] = [{"task": "wic", "why": "no rows"}]
     write(run / "eval/summary.json", told)
     parsed = read(run)
     assert parsed.row("WiCnot scored")[1:6] == ["0", "\N{EN DASH}", "\N{EN DASH}", "48.59", "0.00\N{DAGGER}"]
-    assert parsed.row("HANSacc")[3] == "\N{EN DASH}"
     assert "Not run: wic, no rows." in parsed.text
 
 

@@ -50,6 +50,7 @@ def score(  # noqa: PLR0917  (typer names them)
         Literal["paper", "gpt3", "lm_eval"],
         typer.Option(help="Prompts and scores of MT-NLG, GPT-3 or lm-eval."),
     ] = "paper",
+    each: Annotated[bool, typer.Option("--each", help="Every step-N of the folder, into --out/step-N.")] = False,
     shot_source: Annotated[
         Literal["any", "other_subcases"], typer.Option(help="HANS: whether shots may be of the row's own subcase.")
     ] = "any",
@@ -65,7 +66,6 @@ def score(  # noqa: PLR0917  (typer names them)
 
     A task that cannot run is named, the others go on, and the exit status is 1.
     """
-    started = time.monotonic()
     names, asked = _names(tasks), _numbers(shots)
     _refuse_missing(data)
     if (shot_source, shot_labels) != ("any", "drawn") and names != ["hans"]:
@@ -74,25 +74,28 @@ def score(  # noqa: PLR0917  (typer names them)
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
-    from .opening import model, opened  # noqa: PLC0415  (as above)
-
-    found = opened(checkpoint, out)
     from .harness import Evaluation  # noqa: PLC0415  (as above)
+    from .opening import model, opened, steps  # noqa: PLC0415  (as above)
     from .shots import Choice  # noqa: PLC0415  (as above)
+    from .table import show  # noqa: PLC0415  (as above)
 
-    with model(found, out, layout) as lm:
-        if lm is None:
-            return
-        evaluation = Evaluation(names, asked, data, limit, choice=Choice(shot_source, shot_labels), style=style)
-        evaluation.run(lm, out)
-        summary = evaluation.write(lm, found, out, time.monotonic() - started)
-    if as_json:
-        print_json(summary)
-    else:
-        from .table import show  # noqa: PLC0415  (as above)
-
-        show(summary, asked)
-    _end(evaluation.not_run, names)
+    gaps: list[dict[str, str]] = []
+    for step, folder in steps(checkpoint, out) if each else [(checkpoint, out)]:
+        started, found = time.monotonic(), opened(step, folder)
+        with model(found, folder, layout) as lm:
+            if lm is None:
+                continue
+            evaluation = Evaluation(names, asked, data, limit, choice=Choice(shot_source, shot_labels), style=style)
+            evaluation.run(lm, folder)
+            summary = evaluation.write(lm, found, folder, time.monotonic() - started)
+        gaps += evaluation.not_run
+        if each:
+            say(f"{step.name}: {summary['tokens']:,} tokens read")
+        if as_json:
+            print_json(summary)
+        else:
+            show(summary, asked)
+    _end(list({gap["task"]: gap for gap in gaps}.values()), names)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mtnlg_model.checkpoint import Checkpoint, latest
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.huggingface import import_gpt2, read_config
+from mtnlg_model.steps import whole
 
 from .model import DecoderLM
 
@@ -60,6 +61,14 @@ def opened(folder: Path, out: Path) -> Checkpoint:
             f"{folder}: no checkpoint in it; step-N with its manifest.json is one, config.json Hugging Face's"
         )
     return Checkpoint.open(newest)
+
+
+def steps(folder: Path, out: Path) -> list[tuple[Path, Path]]:
+    """Every checkpoint of a folder, oldest first, and where under ``out`` its scores go."""
+    found = whole(folder)
+    if not found:
+        raise Failure(f"{folder}: no checkpoints in it; step-N with its manifest.json is one")
+    return [(path, out / path.name) for _, path in found]
 
 
 def _imported(folder: Path, out: Path) -> Path:

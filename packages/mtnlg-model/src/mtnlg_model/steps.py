@@ -21,28 +21,29 @@ def resolve(directory: Path) -> Path:
 
 def latest(directory: Path) -> Path | None:
     """The newest whole step-N under ``directory``; None when there is none."""
-    whole = _whole(directory)
-    return whole[-1][1] if whole else None
+    found = whole(directory)
+    return found[-1][1] if found else None
 
 
 def retain(directory: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` checkpoints, and what older killed attempts have left."""
     if keep < 1:
         raise CheckpointError(f"retain: keep = {keep}; at least 1")
-    whole = _whole(directory)
-    for _, path in whole[:-keep]:
+    found = whole(directory)
+    for _, path in found[:-keep]:
         doomed = path.with_name(f"{path.name}.tmp")
         shutil.rmtree(doomed, ignore_errors=True)
         # First the name, then the content: what is being removed is never taken for whole.
         path.rename(doomed)
-    newest = whole[-1][0] if whole else -1
+    newest = found[-1][0] if found else -1
     for path in directory.glob("step-*.tmp"):
         match = _STEP.fullmatch(path.name.removesuffix(".tmp"))
         if match and int(match[1]) < newest:
             shutil.rmtree(path)
 
 
-def _whole(directory: Path) -> list[tuple[int, Path]]:
+def whole(directory: Path) -> list[tuple[int, Path]]:
+    """Every whole step-N under ``directory`` and its N, oldest first."""
     if not directory.is_dir():
         return []
     found = [(match, path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]

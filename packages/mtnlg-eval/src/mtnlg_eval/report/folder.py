@@ -6,6 +6,7 @@ not use are passed over, and a part that has not been run is None.
     data/summary.json, data/tokens/blend.json      mtnlg-data run (and data/report.html, which is only linked to)
     train/metrics.jsonl, train/summary.json        mtnlg-parallel train
     eval/summary.json, eval/results.json           mtnlg-eval run
+    eval/step-N/summary.json                       mtnlg-eval run --each
 """
 
 from __future__ import annotations
@@ -167,8 +168,7 @@ class Score(Part):
 
     metric: str
     value: float
-    stderr: float | None = None
-    documents: int
+    documents: int = Field(ge=1)
     shots_used: float
 
 
@@ -208,6 +208,7 @@ class Run:
     steps: tuple[Step, ...]
     training: Training | None
     evaluation: Evaluation | None
+    history: tuple[Evaluation, ...]
     harness: Harness | None
 
 
@@ -218,6 +219,7 @@ def read_run(folder: Path) -> Run:
     """Read what is there. Raises ``Failure`` where the folder is missing or a file in it breaks the contract."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
+    history = _read_history(folder / "eval")
     return Run(
         name=folder.resolve().name,
         curation=_read(folder / "data" / "summary.json", Curation),
@@ -225,7 +227,8 @@ def read_run(folder: Path) -> Run:
         blend=_read(folder / "data" / "tokens" / "blend.json", Blend),
         steps=_read_steps(folder / "train" / "metrics.jsonl"),
         training=_read(folder / "train" / "summary.json", Training),
-        evaluation=_read(folder / "eval" / "summary.json", Evaluation),
+        evaluation=_read(folder / "eval" / "summary.json", Evaluation) or (history[-1] if history else None),
+        history=history,
         harness=_read(folder / "eval" / "results.json", Harness),
     )
 
@@ -235,6 +238,12 @@ def _read(path: Path, schema: type[P]) -> P | None:
         return _parse(path.read_bytes(), schema, str(path))
     except FileNotFoundError:
         return None
+
+
+def _read_history(folder: Path) -> tuple[Evaluation, ...]:
+    """The evaluations of several checkpoints of the run, by the tokens that each had read."""
+    found = (_read(path, Evaluation) for path in folder.glob("step-*/summary.json"))
+    return tuple(sorted((told for told in found if told is not None), key=lambda told: told.tokens))
 
 
 def _read_steps(path: Path) -> tuple[Step, ...]:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from mtnlg_eval.intervals import wilson
 from mtnlg_eval.published import SHOTS, TASKS
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from .folder import Curation, Evaluation, Run, Score, Stage, Training
 
 VERSION = 1
-NORMAL_95 = 1.96
 
 
 def results(run: Run) -> dict[str, Any]:
@@ -67,9 +67,10 @@ def epochs(run: Run) -> dict[str, float]:
     return {s.name: trained * s.weight / whole / (s.tokens * share) for s in run.blend.sources if s.tokens * share > 0}
 
 
-def half_interval(score: Score) -> float | None:
-    """Half the 95 % confidence interval in percent: 1.96 standard errors; None where there is no standard error."""
-    return None if score.stderr is None else 100 * NORMAL_95 * score.stderr
+def interval(score: Score) -> tuple[float, float]:
+    """The 95 % confidence interval of an accuracy in percent (Wilson's: its rows are right or wrong)."""
+    low, high = wilson(score.value * score.documents, score.documents)
+    return 100 * low, 100 * high
 
 
 def scored(evaluation: Evaluation) -> list[tuple[Task, dict[Shots, Score]]]:
@@ -117,12 +118,10 @@ def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _score(task: Task, shots: Shots, score: Score) -> dict[str, Any]:
-    half = half_interval(score)
-    middle = 100 * score.value
     return {
         "metric": score.metric,
-        "percent": middle,
-        "interval_95": None if half is None else [middle - half, middle + half],
+        "percent": 100 * score.value,
+        "interval_95": list(interval(score)),
         "documents": score.documents,
         "shots_used": score.shots_used,
         "published": {model: figures.at(shots) for model, figures in task.figures.items()},

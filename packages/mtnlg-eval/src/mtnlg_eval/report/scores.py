@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from mtnlg_eval.published import SHOTS
 
-from .markup import absent, text
+from . import trends
+from .markup import absent, figure, text
 from .notation import DASH, count, decimal, short
-from .results import half_interval, scored
+from .results import interval, scored
 
 if TYPE_CHECKING:
     from mtnlg_eval.published import Model, Shots, Task
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from .folder import Evaluation, Run, Score
 
 COMMAND = "mtnlg-eval run CHECKPOINT --data ROWS --out DIR/eval"
-COLUMNS = ("this run", "\N{PLUS-MINUS SIGN} 95\N{NARROW NO-BREAK SPACE}%", "MT-NLG", "GPT-3", "used", "rows")
+COLUMNS = ("this run", "95\N{NARROW NO-BREAK SPACE}%", "MT-NLG", "GPT-3", "used", "rows")
 OWN_ROWS = ("quickstart", "rows")
 MTNLG_PARAMETERS = 529_600_819_200  # paper.md 1
 MTNLG_TOKENS = 270e9
@@ -36,8 +37,22 @@ def section(run: Run) -> str:
     bodies = "\n".join(_task(task, scores) for task, scores in scored(run.evaluation))
     return (
         f"{_caution(run, run.evaluation)}\n"
-        f'<div class="scroll"><table class="wide">{head}\n{bodies}\n</table></div>\n{_footnotes(run.evaluation)}'
+        f'<div class="scroll"><table class="wide">{head}\n{bodies}\n</table></div>\n{_footnotes(run.evaluation)}\n'
+        f"{_trends(run, run.evaluation)}"
     )
+
+
+def _trends(run: Run, evaluation: Evaluation) -> str:
+    """Scores against shots, and against tokens where several checkpoints were scored."""
+    tasks = [task for task, scores in scored(evaluation) if scores]
+    if not tasks:
+        return ""
+    note = "accuracy in percent with its interval; diamonds MT-NLG, broken line chance"
+    drawn = figure("Score against examples in the prompt", trends.by_shots(evaluation, tasks), note)
+    if len(run.history) > 1:
+        note = "accuracy in percent at no example, at one (broken line) and at few (strong)"
+        drawn += "\n" + figure("Score against tokens", trends.by_tokens(run.history, tasks), note)
+    return drawn
 
 
 def _caution(run: Run, evaluation: Evaluation) -> str:
@@ -110,7 +125,9 @@ def _cells(task: Task, shots: Shots, score: Score | None) -> str:
         own, basis = [DASH, DASH], [DASH, DASH]
     else:
         used = f"{score.shots_used:.1f}".removesuffix(".0")
-        own, basis = [f"{100 * score.value:.1f}", decimal(half_interval(score), 1)], [used, count(score.documents)]
+        low, high = interval(score)
+        own = [f"{100 * score.value:.1f}", f"{low:.1f}{DASH}{high:.1f}"]
+        basis = [used, count(score.documents)]
     kinds = ("n own", "n quiet", "n", "n", "n quiet", "n quiet")
     cells = "".join(
         f'<td class="{kind}">{cell}</td>' for kind, cell in zip(kinds, (*own, *theirs, *basis), strict=True)
@@ -119,10 +136,10 @@ def _cells(task: Task, shots: Shots, score: Score | None) -> str:
 
 
 def _published(task: Task, model: Model, shots: Shots) -> str:
-    figure = decimal(task.figures[model].at(shots), 2)
+    printed = decimal(task.figures[model].at(shots), 2)
     if model == "GPT-2":
-        return f"{figure}<sup>{NOTES[0]}</sup>"
-    return f"{figure}<sup>{NOTES[1]}</sup>" if (model, shots) in task.footnotes else figure
+        return f"{printed}<sup>{NOTES[0]}</sup>"
+    return f"{printed}<sup>{NOTES[1]}</sup>" if (model, shots) in task.footnotes else printed
 
 
 def _mark(task: Task, shots: Shots, score: Score | None) -> str:
@@ -134,16 +151,15 @@ def _mark(task: Task, shots: Shots, score: Score | None) -> str:
     if theirs is not None:
         drawn.append(f'<path d="M{4 * theirs:.1f} 1v12" stroke="var(--second)" stroke-width="2"/>')
     if score is not None:
-        middle, half = 100 * score.value, half_interval(score) or 0.0
-        low, high = max(0.0, middle - half), min(100.0, middle + half)
+        low, high = interval(score)
         drawn.append(f'<path d="M{4 * low:.1f} 7H{4 * high:.1f}" stroke="var(--accent)" stroke-width="1.6"/>')
-        drawn.append(f'<circle cx="{4 * middle:.1f}" cy="7" r="3.4" fill="var(--accent)"/>')
+        drawn.append(f'<circle cx="{400 * score.value:.1f}" cy="7" r="3.4" fill="var(--accent)"/>')
     return f'<svg viewBox="0 0 400 14" preserveAspectRatio="xMinYMid meet" aria-hidden="true">{"".join(drawn)}</svg>'
 
 
 def _footnotes(evaluation: Evaluation) -> str:
     told = [
-        "Accuracy in percent; the interval is 1.96 standard errors either way.",
+        "Accuracy in percent; the interval is Wilson's, 95 %.",
         "<em>Used</em> is the mean number of examples that fitted into the context;",
         "few asks for as many as GPT-3 was given, the number in brackets.",
         "Published figures: Smith et al. 2022, tables 2 to 6.",

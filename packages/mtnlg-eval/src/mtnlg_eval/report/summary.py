@@ -11,7 +11,7 @@ from rich.text import Text
 from mtnlg_eval.published import SHOTS, published
 
 from .notation import DASH, count, decimal, duration, short
-from .results import documents, half_interval, scored, seconds
+from .results import documents, interval, scored, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def _training(run: Run) -> str:
 
 
 def _table(evaluation: Evaluation) -> Table:
-    caption = "accuracy in percent ± its 95 % interval; MT-NLG's as published"
+    caption = "accuracy in percent (its 95 % interval); MT-NLG's as published"
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), caption=caption, caption_justify="left")
     table.add_column("task", no_wrap=True)
     for shots in SHOTS:
@@ -70,6 +70,5 @@ def _table(evaluation: Evaluation) -> Table:
 def _cells(score: Score | None, theirs: float | None) -> tuple[str, str]:
     if score is None:
         return DASH, decimal(theirs, 2)
-    half = half_interval(score)
-    beside = "" if half is None else f"\N{PLUS-MINUS SIGN}{half:.1f}"
-    return f"{100 * score.value:.1f}{beside}", decimal(theirs, 2)
+    low, high = interval(score)
+    return f"{100 * score.value:.1f} ({low:.0f}{DASH}{high:.0f})", decimal(theirs, 2)
