@@ -42,11 +42,17 @@ def test_help_and_version_answer_without_the_libraries() -> None:
     assert version("mtnlg-data") in ended.stdout
 
 
-def test_the_commands_are_run_and_inspect() -> None:
-    text = CliRunner().invoke(app, ["--help"]).output
-    assert {"run", "inspect"} <= set(re.findall(r"\w+", text))
-    for command in ("run", "inspect"):
-        assert "--json" in CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+ALONE = {"extract", "score", "clean", "dedup", "decontaminate", "tokenize"}
+COMMANDS = {"run", "plan", "fetch", "inspect", "report", "merge"} | ALONE
+
+
+def test_the_commands_are_these_and_a_machine_reads_what_they_tell() -> None:
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    assert set(re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE)) == COMMANDS
+    for command in COMMANDS - {"report", "merge"}:
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+        assert "--json" in shown
+        assert {"--out", "--set", "--workers"} <= set(re.findall(r"--\w+", shown)) or command not in {"run", *ALONE}
 
 
 def test_run_prints_its_summary_as_json(out: Path) -> None:
@@ -90,6 +96,15 @@ def test_inspect_counts_documents_by_source(tmp_path: Path) -> None:
         found = inspected(path, 3, 2)
         assert found["sources"] == {source: {"documents": 5, "characters": 10} for source in "ab"}
         assert [sample["text"] for sample in found["samples"]] == ["", "é", "éé"]
+
+
+def test_inspect_shows_what_a_stage_by_itself_left(tmp_path: Path, corpus: ModuleType) -> None:
+    corpus.write_texts(tmp_path / "x.jsonl", [corpus.text(n) for n in range(4)])
+    words = ["clean", str(tmp_path / "x.jsonl"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    found = inspected(tmp_path / "out", 1, 80)
+    assert [stage["name"] for stage in found["stages"]] == ["extract", "clean"]
+    assert found["parts"][0]["sources"]["documents"]["documents"] == 4
 
 
 def test_inspect_says_what_it_cannot_show(tmp_path: Path) -> None:

@@ -38,18 +38,24 @@ def inspected(path: Path, documents: int, characters: int) -> Found:
 
 
 def _folder(path: Path, documents: int, characters: int) -> Found:
+    """A run, or a stage by itself, with what it left; or what else a folder holds."""
+    held = _held(path / "tokens" if (path / "tokens").is_dir() else path, documents, characters)
     if (path / "summary.json").exists():
         stages = json.loads((path / "summary.json").read_text(encoding="utf-8"))["stages"]
-        tokens = path / "tokens"
-        return {"kind": "run", "path": str(path), "stages": stages, "parts": [_folder(tokens, documents, characters)]}
+        return {"kind": "run", "path": str(path), "stages": stages, "parts": [] if held is None else [held]}
+    if held is None:
+        raise Failure(f"{path}: holds no run (summary.json), no token stores (*.idx) and no documents (*.parquet)")
+    return held
+
+
+def _held(path: Path, documents: int, characters: int) -> Found | None:
+    """The token stores of a folder, or else its shards."""
     stores = sorted(path.glob("*.idx"))
     if stores:
         parts = [_store(name.with_suffix(""), documents, characters) for name in stores]
         return {"kind": "folder", "path": str(path), "parts": parts}
     shards = [name for name in sorted(path.glob("*.parquet")) if set(_schema(name).names) >= NEEDED]
-    if shards:
-        return _documents(path, shards, documents, characters)
-    raise Failure(f"{path}: holds no run (summary.json), no token stores (*.idx) and no documents (*.parquet)")
+    return _documents(path, shards, documents, characters) if shards else None
 
 
 def _documents(path: Path, shards: Sequence[Path], documents: int, characters: int) -> Found:
@@ -118,6 +124,6 @@ def _headline(found: Found) -> str:
             documents = sum(count["documents"] for count in found["sources"].values())
             return f"{documents:,} documents in {found['shards']} shards"
         case "run":
-            return f"a run of {len(found['stages'])} stages"
+            return f"a run of {len(found['stages'])} stages; its page is report.html"
         case _:
             return f"{len(found['parts'])} token stores"
