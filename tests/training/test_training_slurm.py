@@ -1,0 +1,72 @@
+"""A run as a job of a real Slurm, of one node, on this machine: warned, it is queued again and goes on to its end."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mtnlg_model.settings import dump
+from mtnlg_parallel.folder import read_summary
+from mtnlg_parallel.metrics import read_steps
+from training.plain import FP32, plain_loop, recipe_of
+
+SCRIPT = Path(__file__).with_name("slurm_here.sh")
+STEPS = 30
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
+    if missing or os.geteuid():
+        pytest.skip(f"no Slurm to try: {', '.join(missing) or 'its daemons'} wanted (Debian: slurm-wlm, munge) as root")
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    try:
+        subprocess.run([str(SCRIPT), str(folder), "start"], check=True)
+        yield
+    finally:
+        subprocess.run([str(SCRIPT), str(folder), "stop"], check=True)
+
+
+def until(condition: Callable[[], object], log: Path) -> None:
+    """Look again and again, for three minutes at most."""
+    deadline = time.monotonic() + 180
+    while not condition():
+        if time.monotonic() > deadline:
+            said = "\n".join(path.read_text() for path in log.parent.glob("slurm-*.log"))
+            pytest.fail(f"it did not come so far: {said}")
+        subprocess.run([shutil.which("squeue") or ""], capture_output=True, check=False)  # it takes its time
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_job_that_is_warned_is_queued_again_and_goes_on_to_its_end(data: Path, tmp_path: Path) -> None:
+    out, path = tmp_path / "out", tmp_path / "train.toml"
+    recipe = recipe_of((1, 1, 2), samples=8 * STEPS, ramp=None)
+    path.write_text(dump(recipe))
+    words = [str(path), "--data", str(data), "--out", str(out), "--launcher", "slurm", "--sbatch=--time=10"]
+    command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    job = done.stderr.split(" as job ")[1].split(";")[0]
+
+    until(lambda: len(list(read_steps(out))) >= 3, out / "slurm.log")
+    subprocess.run(
+        [shutil.which("scancel") or "", "--signal=USR1", job], check=True
+    )  # as Slurm does before the time is up
+    until((out / "summary.json").exists, out / "slurm.log")
+
+    log = (out / f"slurm-{job}.log").read_text()
+    assert "stopped by SIGUSR1; its checkpoint is" in log
+    assert log.count("rank 0 (tp 0, pp 0, dp 0) holds") == 2, "begun, and gone on with"
+    assert log.count("; at step 0") == 2, "by both ranks"
+    steps = list(read_steps(out))
+    assert (len(steps), read_summary(out)["steps"]) == (STEPS, STEPS)
+    untouched, _, _ = plain_loop(recipe, data)
+    for step, other in zip(steps, untouched, strict=True):
+        assert step["loss"] == pytest.approx(other["loss"], rel=FP32)
