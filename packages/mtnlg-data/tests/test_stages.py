@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
+README = Path(__file__).parents[1] / "README.md"
 FORMATS = ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
 
 
@@ -81,6 +84,21 @@ def test_the_stages_one_by_one_leave_the_tokens_of_the_whole_curation(
     assert all((at / "tokens" / name).read_bytes() == (finished.out / "tokens" / name).read_bytes() for name in names)
     assert summary["tokens"] == finished.summary["tokens"]
     assert told(at / "unique")["duplicates"] == finished.summary["duplicates"]
+
+
+def test_the_commands_of_the_readme_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: ModuleType
+) -> None:
+    (block,) = re.findall(r"^```sh\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    corpus.write_run(tmp_path, pages=60)
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(line) for line in block.splitlines()]
+    assert [words[:2] for words in commands] == [
+        ["mtnlg-data", name] for name in ("extract", "score", "clean", "dedup", "decontaminate", "tokenize")
+    ]
+    for _, *words in commands:
+        invoke(*words, "--workers", 1)
+    assert {path.name for path in Path("tokens").glob("*.bin")} == {"books.bin", "crawl.bin"}
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -90,6 +90,35 @@ def fetch(
         raise Failure(f"{len(failed)} of {told['wanted']} files could not be fetched; the first: {failed[0]['why']}")
 
 
+@app.command("plan")
+def show_plan(
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")],
+    *,
+    documents: Annotated[float, typer.Option(min=1, help="How many documents, such as 320e6.")],
+    characters: Annotated[
+        int, typer.Option("--characters-a-document", min=1, help="How long they are on average.")
+    ] = 4600,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes to use; all cores of this machine if not given.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Say what a curation would take of disk, memory and time, stage by stage, before anything runs."""
+    from .engine import Local  # noqa: PLC0415
+    from .plan import plan, show  # noqa: PLC0415
+    from .recipe import load_recipe  # noqa: PLC0415
+
+    resolved = load_recipe(recipe, overrides or [])
+    planned = plan(resolved, int(documents), characters, workers or Local(None).workers)
+    if as_json:
+        print_json(planned)
+    else:
+        show(planned)
+
+
 for stage in COMMANDS:
     app.command()(stage)
 

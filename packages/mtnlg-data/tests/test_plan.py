@@ -1,0 +1,101 @@
+"""The plan: 320 million documents on a machine of 32 GB, and figures that follow from the recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure
+from mtnlg_data.dedup.plan import state_bytes
+from mtnlg_data.plan import RATES, plan
+from mtnlg_data.recipe import load_recipe
+
+ROOT = Path(__file__).parents[3]
+WHOLE = ROOT / "recipes" / "mt-nlg-530b"
+PAPER = 320_000_000  # paper.md 4.4
+
+
+def planned(
+    tmp_path: Path, documents: int, *overrides: str, workers: int = 2, characters: int = 4600
+) -> dict[str, Any]:
+    recipe = load_recipe(WHOLE, [f"input={tmp_path}", *overrides])
+    return plan(recipe, documents, characters, workers)
+
+
+def stage(told: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(stage for stage in told["stages"] if stage["stage"] == name)
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 8, 16])
+def test_the_papers_corpus_fits_a_machine_of_32_gb(tmp_path: Path, workers: int) -> None:
+    told = planned(tmp_path, PAPER, workers=workers)
+    assert told["memory"] == max(stage["memory"] for stage in told["stages"]) < 32e9
+    assert told["disk"] == sum(stage["disk"] for stage in told["stages"])
+
+
+def test_deduplications_figures_are_its_own(tmp_path: Path) -> None:
+    steps = state_bytes(PAPER, load_recipe(WHOLE).deduplicate, characters=4600)
+    found = stage(planned(tmp_path, PAPER), "deduplicate")
+    assert found["memory_a_worker"] == max(step.memory for step in steps)
+    assert found["memory"] >= max(step.memory for step in steps)
+    assert found["disk"] == stage(planned(tmp_path, PAPER), "clean")["disk"] + sum(step.disk for step in steps)
+    more = planned(tmp_path, PAPER, "deduplicate.bands=40")
+    assert stage(more, "deduplicate")["disk"] > found["disk"]
+
+
+def test_memory_grows_with_the_workers_and_not_with_the_corpus(tmp_path: Path) -> None:
+    small, large = planned(tmp_path, 10**7), planned(tmp_path, 10**8)
+    for name in ("extract", "clean", "decontaminate", "tokenize"):
+        assert stage(large, name)["memory"] <= 1.2 * stage(small, name)["memory"]
+        assert stage(large, name)["disk"] == pytest.approx(10 * stage(small, name)["disk"], rel=1e-3)
+        more = planned(tmp_path, 10**7, workers=4)
+        assert stage(more, name)["memory"] > 1.5 * stage(small, name)["memory"]
+
+
+def test_the_classifiers_samples_are_counted_where_it_trains(tmp_path: Path) -> None:
+    many, few = planned(tmp_path, PAPER), planned(tmp_path, PAPER, "quality.sample=1000")
+    assert stage(many, "quality")["memory"] > 800_000 * 2 * 4000
+    assert stage(few, "quality")["memory"] < 3e9
+    recipe = load_recipe(ROOT / "recipes" / "quickstart", [f"input={tmp_path}", "sources.snapshot.filtered=false"])
+    assert "quality" not in [stage["stage"] for stage in plan(recipe, 1000, 1000, 1)["stages"]]
+
+
+def test_wider_tokens_take_more_disk(tmp_path: Path) -> None:
+    recipe = load_recipe(ROOT / "recipes" / "quickstart", [f"input={tmp_path}"])
+    wide = load_recipe(ROOT / "recipes" / "quickstart", [f"input={tmp_path}", "tokenize.vocabulary=70000"])
+    one, other = (stage(plan(of, 10**6, 4600, 1), "tokenize")["disk"] for of in (recipe, wide))
+    assert 1.7 < other / one < 2
+
+
+def test_hours_are_those_of_measured_rates_and_of_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rate in (("extract", 2.0), ("clean", 5.0), ("deduplicate", 10.0)):
+        monkeypatch.setitem(RATES, name, rate)
+    monkeypatch.delitem(RATES, "tokenize", raising=False)
+    told = planned(tmp_path, PAPER, workers=4)
+    assert stage(told, "extract")["hours"] is None, "no pages are here, so nobody knows how many bytes they have"
+    assert stage(told, "tokenize")["hours"] is None, "nobody measured it"
+    assert stage(told, "clean")["hours"] == pytest.approx(PAPER * 4600 / 5e6 / 4 / 3600)
+    assert stage(told, "deduplicate")["hours"] == pytest.approx(PAPER * 4600 / 10e6 / 4 / 3600)
+    (tmp_path / "crawl.warc.gz").write_bytes(bytes(3_600_000))
+    content = 'tokenize.vocabulary = 400\n[sources.web]\nkind = "warc"\npaths = ["*.warc.gz"]\nweight = 1.0\n'
+    (tmp_path / "data.toml").write_text(content)
+    here = plan(load_recipe(tmp_path, [f"input={tmp_path}"]), 1000, 1000, 1)
+    assert stage(here, "extract")["hours"] == pytest.approx(3.6 / 2 / 3600)
+
+
+def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
+    words = ["plan", str(WHOLE), "--documents", "320e6", "--workers", "2", "--set", f"input={tmp_path}"]
+    table = CliRunner().invoke(app, words)
+    assert table.exit_code == 0, table.output
+    assert "320,000,000 documents of 4,600 characters" in table.output
+    assert "deduplicate" in table.output
+    told = json.loads(CliRunner().invoke(app, [*words, "--characters-a-document", "1000", "--json"]).stdout)
+    assert told == planned(tmp_path, PAPER, characters=1000) | {"here": told["here"], "fits": told["fits"]}
+    with pytest.raises(Failure, match="nowhere: no such folder; --set input=FOLDER"):
+        plan(load_recipe(WHOLE, ["input=nowhere"]), 10, 10, 1)
