@@ -1,7 +1,5 @@
 """The schedules at points of the paper worked out by hand, and what holds of every schedule."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +19,8 @@ MT_NLG_BATCH = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=8)
         (0, 0.0),
         (0.5e9, 2.5e-5),  # half the warm-up
         (1e9, 5.0e-5),
-        (6e9, 5e-6 + 4.5e-5 * (1 + math.cos(math.pi * 5 / 339)) / 2),  # 4.998e-5
-        (12e9, 5e-6 + 4.5e-5 * (1 + math.cos(math.pi * 11 / 339)) / 2),  # 4.988e-5
+        (6e9, 4.9976e-5),  # 5e-6 + 4.5e-5 (1 + cos(π 5/339)) / 2
+        (12e9, 4.9883e-5),  # the same with 11/339
         (100e9, 4.12e-5),  # paper.md section 2
         (200e9, 2.14e-5),
         (270e9, 9.57e-6),
@@ -50,14 +48,28 @@ def test_the_batch_is_the_papers(tokens: float, batch: int) -> None:
     assert MT_NLG_BATCH.at(round(tokens / SEQUENCE)) == batch
 
 
-def test_the_whole_run_is_80_thousand_steps_and_the_ramp_14_thousand() -> None:
-    assert MT_NLG_BATCH.number_of_steps(131_835_938) == pytest.approx(80_100, rel=1e-3)
-    assert MT_NLG_BATCH.number_of_steps(5_859_375) == pytest.approx(14_500, rel=1e-2)
+@pytest.mark.parametrize(
+    ("tokens", "steps"),
+    [
+        (0, 0),
+        (1e9, 7_035),  # 99,311 (1/32 + 1/64 + 1/96 + 1/128) + 91,037 / 160
+        (6e9, 12_348),  # 99,311 / 32 (1 + 1/2 + … + 1/29) + 49,668 / 960
+        (12e9, 14_472),  # 99,311 / 32 (1 + 1/2 + … + 1/59)
+        (100e9, 36_852),  # and 42,968,750 / 1,920
+        (270e9, 80_085),  # and 125,976,562 / 1,920
+    ],
+)
+def test_the_steps_are_as_many_as_the_papers_batches_need(tokens: float, steps: int) -> None:
+    assert MT_NLG_BATCH.number_of_steps(round(tokens / SEQUENCE)) == pytest.approx(steps, abs=40)  # whole steps
 
 
 def test_a_ramp_that_the_ranks_do_not_divide_is_rounded_down_to_what_they_do() -> None:
     rounded = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=10)  # dp 10, as on 350 nodes
     assert [rounded.at(n * 99_312) for n in (0, 1, 2, 3, 59)] == [30, 60, 90, 120, 1920]
+    assert rounded.rounding == (
+        "the ramp from 32 by 32 is rounded down to multiples of layout.dp x train.micro_batch = 10: it begins with 30"
+    )
+    assert MT_NLG_BATCH.rounding is None
 
 
 def test_the_smallest_batch_is_one_micro_batch_of_every_rank() -> None:
