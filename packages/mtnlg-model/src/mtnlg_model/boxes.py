@@ -84,8 +84,14 @@ def runs(inner: Box, outer: Box) -> Iterator[tuple[int, int]]:
     cut = max((axis for axis in range(len(sizes)) if inner[axis] != outer[axis]), default=0)
     length = (inner[cut][1] - inner[cut][0]) * strides[cut]
     base = sum((inner[axis][0] - outer[axis][0]) * strides[axis] for axis in range(cut + 1))
-    for steps in product(*(range(inner[axis][1] - inner[axis][0]) for axis in range(cut))):
-        yield base + sum(step * stride for step, stride in zip(steps, strides, strict=False)), length
+    if cut == 0:
+        yield base, length
+        return
+    # The last axis in one go: a slice of a large matrix has a stretch a row.
+    count, stride = inner[cut - 1][1] - inner[cut - 1][0], strides[cut - 1]
+    for steps in product(*(range(inner[axis][1] - inner[axis][0]) for axis in range(cut - 1))):
+        first = base + sum(step * stride for step, stride in zip(steps, strides, strict=False))
+        yield from ((offset, length) for offset in range(first, first + count * stride, stride))
 
 
 def explain_tiling(shape: Sequence[int], pieces: Sequence[tuple[Box, tuple[int, int] | None]]) -> str | None:

@@ -144,7 +144,7 @@ class TensorFile:
             for offset, length in stretches:
                 position, end = base + offset * item, done + length * item
                 while done < end:
-                    count = os.preadv(descriptor, [target[done:end]], position)
+                    count = os.preadv(descriptor, (target[done:end],), position)
                     if count == 0:
                         raise CheckpointError(f"{self.path}: {key!r}: the file ends within it")
                     position, done = position + count, done + count
