@@ -217,6 +217,19 @@ def test_verify_finds_a_byte_that_rotted_without_a_trace(server: Server, tmp_pat
     assert whole(tmp_path)
 
 
+def test_a_copied_folder_is_read_once_and_then_trusted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get(server, tmp_path)
+    for place in PLACES:
+        os.utime(tmp_path / place, (1, 1))
+    assert get(server, tmp_path)[0]["kept"] == 4
+    monkeypatch.setattr("mtnlg_data.sources.download.sha256", lambda path: pytest.fail(f"{path} is read again"))
+    assert get(server, tmp_path)[0]["kept"] == 4
+    (tmp_path / PLACES[1]).write_bytes(b"cut short")
+    assert [name for name, _ in landed_files(tmp_path)] == [PLACES[0], *PLACES[2:]]
+
+
 # --- a server that fails ---------------------------------------------------------------------------------------------
 
 

@@ -111,16 +111,29 @@ def backoff(tries: int) -> float:
 def landed(target: Path, *, verify: bool = False) -> int | None:
     """The size of a file that was fetched whole and not touched since; None where there is none.
 
-    A file whose size or time of change is not that of its manifest is read, and counts if its checksum is right.
+    A file whose size or time of change is not that of its manifest is read, and counts if its checksum is right; its
+    manifest then has the new time, so that it is read once.
     """
     try:
         manifest = json.loads(manifest_of(target).read_text(encoding="utf-8"))
         status = target.stat()
         untouched = (status.st_size, status.st_mtime_ns) == (manifest["bytes"], manifest["changed_ns"])
-        whole = (untouched and not verify) or sha256(target) == manifest["sha256"]
+        if not untouched or verify:
+            if sha256(target) != manifest["sha256"]:
+                return None
+            write_json(manifest_of(target), {**manifest, "changed_ns": status.st_mtime_ns})
     except (FileNotFoundError, ValueError, KeyError):
         return None
-    return status.st_size if whole else None
+    return status.st_size
+
+
+def has_landed(target: Path) -> bool:
+    """Whether a file was fetched and has its length; who reads it need not read it twice."""
+    try:
+        manifest = json.loads(manifest_of(target).read_text(encoding="utf-8"))
+        return bool(target.stat().st_size == manifest["bytes"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
 
 
 def manifest_of(target: Path) -> Path:

@@ -21,7 +21,7 @@ from mtnlg_data.console import Failure, UsageFailure, progress, say
 from mtnlg_data.engine import at_work_in
 
 from .bases import refusal
-from .download import Transient, fetch_file, landed
+from .download import Transient, fetch_file, has_landed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,4 +156,4 @@ def landed_files(folder: Path) -> list[tuple[str, Path]]:
     """
     listing = folder / LISTING
     paths = read_listing(listing)[0] if listing.exists() else []
-    return [(path, folder / path) for path in paths if landed(folder / path) is not None]
+    return [(path, folder / path) for path in paths if has_landed(folder / path)]
