@@ -7,11 +7,11 @@
     python benchmarks/decontamination.py ARTICLES [--ngrams 1000000] [--rounds 5] [--out FILE]
 
 ARTICLES holds an article a line after its id (articles_1000.train of chrisjmccormick/MinHash). Half of them, and texts
-of shuffled words up to the wanted number of n-grams, are the tasks; documents are made of the sentences of the other
-half, one in twenty with a passage of a task in it, some passages in more than ten documents. The plain scan is what the
-tools of the field do, less their bugs: a dictionary of n-grams, and at every word of a text a look-up of the words from
-there, joined, for each length there is. Both sides take Python strings to the pieces that are kept, with their tables
-made before; the plain one scans a second time only the documents that hold anything.
+of shuffled words up to the wanted number of n-grams, are the tasks; documents are made of sentences of the other half
+that stand in no task, one in twenty with a passage of a task put in, some passages in more than ten documents. The
+plain scan is what the tools of the field do, less their bugs: a dictionary of n-grams, and at every word of a text a
+look-up of the words from there, joined, for each length there is. Both sides take Python strings to the pieces that are
+kept, with their tables made before; the plain one scans a second time only the documents that hold anything.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def corpus(articles: list[str], wanted: int) -> tuple[list[str], list[str]]:
         draw.shuffle(words)
         texts.append(" ".join(words))
         count += max(0, len(words) - HOW.n + 1)
-    sentences = [sentence + "." for text in others for sentence in text.split(". ")]
+    asked = {sentence for text in tasks for sentence in text.split(". ")}
+    sentences = [sentence + "." for text in others for sentence in text.split(". ") if sentence not in asked]
     documents = []
     for number in range(DOCUMENTS):
         parts = [draw.choice(sentences) for _ in range(SENTENCES)]

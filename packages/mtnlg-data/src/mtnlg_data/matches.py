@@ -109,7 +109,7 @@ def scan(unit: Scan) -> Summary:
     ngrams = _ngram_set(Made.by(unit.ngrams), unit.ngrams.minimum)
     first = matches = 0
     with aside(unit.output) as partial, pq.ParquetWriter(partial, MATCHES, compression="zstd") as writer:
-        for batch in read_documents(unit.shard.path, ["text"]) if len(ngrams.ngrams) else ():
+        for batch in read_documents(unit.shard.path, ["text"]) if len(ngrams) else ():
             for texts in portions(batch["text"].to_pylist()):
                 table = _scanned(texts, first, ngrams, unit.window)
                 if table.num_rows:
@@ -133,7 +133,7 @@ def _scanned(texts: list[str], first: int, ngrams: NgramSet, window: int) -> pa.
     for begin, end in pairwise([*begins, len(lengths)]):
         here, text = slice(begin, end), texts[found.texts[begin]]
         stops[here], resumes[here] = sentence_ends(text, found.starts[here], found.ends[here], window)
-    pairs = found.texts * len(ngrams.ngrams) + found.ngrams
+    pairs = found.texts * len(ngrams) + found.ngrams
     is_first = np.zeros(len(pairs), np.bool_)
     is_first[np.unique(pairs, return_index=True)[1]] = True
     numbers = [first + found.texts, lengths, found.starts, found.ends, found.ngrams, stops, resumes]

@@ -11,25 +11,22 @@ runs, is then looked up by the hash of the whole run, and what is found is compa
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .compiled import compiled, compiled_if_possible
 from .console import Failure
-from .words import B, fold, mixed, portions, runs_of, words_of
+from .words import SEPARATOR, B, fold, joined, mixed, portions, runs_of, spans, word_characters, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-WORD = re.compile(r"\w+")
+SPACE = ord(" ")
 SLOTS_A_RUN = 32  # of a table's bits one in so many is set
 
 
@@ -84,24 +81,13 @@ class NgramSet:
     """N-grams by number, and the search for them."""
 
     def __init__(self, ngrams: list[str], minimum: int) -> None:
-        self.ngrams = ngrams
         self.minimum = minimum
-        prefixes, wholes, lengths = [], [], []
-        for some in portions(ngrams):
-            hashes, _, _, bounds = words_of(some)
-            counts = np.diff(bounds)
-            whole = np.empty(len(some), np.uint64)
-            for length in set(counts.tolist()):
-                whole[counts == length] = runs_of(hashes, length, bounds[:-1][counts == length])
-            prefixes.append(runs_of(hashes, minimum, bounds[:-1]))
-            wholes.append(whole)
-            lengths.append(counts)
-        hashes, counts = (
-            np.concatenate([np.empty(0, np.uint64), *wholes]),
-            np.concatenate([np.empty(0, np.int64), *lengths]),
-        )
+        made = [_Made.of(some, minimum) for some in [*portions(ngrams), []]]
+        prefixes, hashes, counts, sizes, letters = (np.concatenate(column) for column in zip(*made, strict=True))
+        self._letters = letters.astype(np.min_scalar_type(int(letters.max(initial=0))))
+        self._begins = np.concatenate([[0], np.cumsum(sizes)])
         self._shift = np.uint64(64 - max(16, (SLOTS_A_RUN * max(1, len(ngrams))).bit_length()))
-        self._is_prefix = _table(np.concatenate([hashes[:0], *prefixes]), self._shift)
+        self._is_prefix = _table(prefixes, self._shift)
         self._is_whole = _table(hashes, self._shift)
         self._by_length: list[tuple[int, NDArray[np.uint64], NDArray[np.int64]]] = []
         for length in np.unique(counts).tolist():
@@ -109,40 +95,88 @@ class NgramSet:
             order = np.argsort(hashes[numbers], kind="stable")
             self._by_length.append((length, hashes[numbers][order], numbers[order]))
 
+    def __len__(self) -> int:
+        """How many n-grams."""
+        return len(self._begins) - 1
+
     def search(self, texts: Sequence[str]) -> Found:
         """Every place of every n-gram in each text."""
-        folded = [fold(text) for text in texts]
-        words = words_of(folded)
-        places = begun(words.hashes, words.bounds, self.minimum, self._is_prefix, self._shift)
-        text_of = np.searchsorted(words.bounds, places, side="right") - 1
-        hits = [np.empty((4, 0), np.int64)]
-        for length, hashes, numbers in self._by_length:
-            fits = np.flatnonzero(places + length <= words.bounds[text_of + 1])
-            runs = runs_of(words.hashes, length, places[fits])
+        codes, begins = joined([fold(text) for text in texts])
+        hashes, starts, ends = spans(codes, word_characters())
+        bounds = np.searchsorted(starts, begins)
+        places = begun(hashes, bounds, self.minimum, self._is_prefix, self._shift)
+        text_of = np.searchsorted(bounds, places, side="right") - 1
+        hits = [np.empty((3, 0), np.int64)]
+        for length, wholes, numbers in self._by_length:
+            fits = np.flatnonzero(places + length <= bounds[text_of + 1])
+            runs = runs_of(hashes, length, places[fits])
             likely = _is_in_by_arrays(self._is_whole, runs >> self._shift)
             fits, runs = fits[likely], runs[likely]
-            first, last = np.searchsorted(hashes, runs), np.searchsorted(hashes, runs, side="right")
+            first, last = np.searchsorted(wholes, runs), np.searchsorted(wholes, runs, side="right")
             fits, ngrams = np.repeat(fits, last - first), numbers[_ranges(first, last)]
-            place = places[fits]
-            hits.append(np.stack([text_of[fits], words.starts[place], words.ends[place + length - 1], ngrams]))
-        of, starts, ends, ngrams = np.concatenate(hits, axis=1)
-        equal = [
-            self._is(folded[text][start:end], ngram)
-            for text, start, end, ngram in zip(
-                of.tolist(), starts.tolist(), ends.tolist(), ngrams.tolist(), strict=True
-            )
-        ]
-        order = np.lexsort((-ends, starts, of))
-        order = order[np.array(equal, np.bool_)[order]]
-        return Found(of[order], starts[order], ends[order], ngrams[order])
-
-    def _is(self, run: str, ngram: int) -> bool:
-        return run == self.ngrams[ngram] or _joined(run) == self.ngrams[ngram]
+            hits.append(np.stack([places[fits], places[fits] + length, ngrams]))
+        first, last, ngrams = np.concatenate(hits, axis=1)
+        equal = spelt(np.stack([first, last, ngrams]), (codes, starts, ends), (self._letters, self._begins))
+        first, last, ngrams = first[equal], last[equal], ngrams[equal]
+        of = np.searchsorted(bounds, first, side="right") - 1
+        order = np.lexsort((-last, first))
+        shift = begins[of]
+        return Found(of[order], (starts[first] - shift)[order], (ends[last - 1] - shift)[order], ngrams[order])
 
 
-@lru_cache(maxsize=1 << 16)  # what is common is met again
-def _joined(run: str) -> str:
-    return " ".join(WORD.findall(run))
+class _Made(NamedTuple):
+    """Of some n-grams: hashes of their first words and of all, how many words and letters each has, and the letters."""
+
+    prefixes: NDArray[np.uint64]
+    wholes: NDArray[np.uint64]
+    counts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    letters: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, ngrams: list[str], minimum: int) -> _Made:
+        codes, begins = joined(ngrams)
+        hashes, starts, _ = spans(codes, word_characters())
+        bounds = np.searchsorted(starts, begins)
+        counts = np.diff(bounds)
+        wholes = np.empty(len(ngrams), np.uint64)
+        for length in set(counts.tolist()):
+            wholes[counts == length] = runs_of(hashes, length, bounds[:-1][counts == length])
+        letters = np.append(codes, [np.uint32(ord(SEPARATOR))] * bool(ngrams)).astype(np.uint32)
+        return cls(runs_of(hashes, minimum, bounds[:-1]), wholes, counts, np.diff(begins), letters)
+
+
+Spans = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
+Letters = tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]
+
+
+@compiled_if_possible
+def spelt(hits: NDArray[np.int64], spans: Spans, ngrams: Letters) -> NDArray[np.bool_]:
+    """Whether words ``hits[0]`` to ``hits[1]`` are n-gram ``hits[2]`` letter by letter.
+
+    ``spans`` has characters and where words start and end in them; ``ngrams`` has the letters of all n-grams, their
+    words parted by a space, and where each begins.
+    """
+    codes, starts, ends = spans
+    letters, begins = ngrams
+    equal = np.empty(hits.shape[1], np.bool_)
+    for hit in range(hits.shape[1]):
+        first, last, ngram = hits[0, hit], hits[1, hit], hits[2, hit]
+        at, end = begins[ngram], begins[ngram + 1] - 1
+        same = True
+        for word in range(first, last):
+            size = ends[word] - starts[word]
+            if word > first:
+                same = same and letters[at] == SPACE
+                at += 1
+            same = same and at + size <= end
+            if not same:
+                break
+            for letter in range(size):
+                same &= codes[starts[word] + letter] == letters[at + letter]
+            at += size
+        equal[hit] = same and at == end
+    return equal
 
 
 def _ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:

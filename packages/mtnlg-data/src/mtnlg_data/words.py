@@ -80,13 +80,17 @@ def portions(texts: list[str]) -> Iterator[list[str]]:
 
 def words_of(texts: Sequence[str]) -> Words:
     """The words of these texts, hashed as they are: fold the texts first where case is not to count."""
-    lengths = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
-    begins = np.concatenate([[0], np.cumsum(lengths)])
-    codes = code_points(SEPARATOR.join(texts))
+    codes, begins = joined(texts)
     hashes, starts, ends = spans(codes, word_characters())
     bounds = np.searchsorted(starts, begins)
     shift = np.repeat(begins[:-1], np.diff(bounds))
     return Words(hashes, starts - shift, ends - shift, bounds)
+
+
+def joined(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The characters of these texts, parted by ``SEPARATOR``, and where each begins, with the end of the last."""
+    lengths = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
+    return code_points(SEPARATOR.join(texts)), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def runs_of(hashes: NDArray[np.uint64], length: int, places: NDArray[np.int64] | None = None) -> NDArray[np.uint64]:

@@ -24,7 +24,7 @@ from mtnlg_data.compiled import compiled, compiled_if_possible
 from mtnlg_data.dedup.runs import NO_KEY, write_run
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import key_of
-from mtnlg_data.words import SEPARATOR, B, code_points, fold, mix, mixed, portions, runs_of, spans, word_characters
+from mtnlg_data.words import B, code_points, fold, joined, mix, mixed, portions, runs_of, spans, word_characters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,9 +85,9 @@ def shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDAr
     """The shingles of all texts, and the bounds of each text's among them (one more than texts); repeats included."""
     lowered = [fold(text) for text in texts]
     if kind == "word":
-        sizes = np.fromiter((len(text) + 1 for text in lowered), np.int64, len(lowered))
-        hashes, starts, _ = spans(code_points(SEPARATOR.join(lowered)), word_characters())
-        bounds = np.searchsorted(starts, np.concatenate([[0], np.cumsum(sizes)]))
+        codes, begins = joined(lowered)
+        hashes, starts, _ = spans(codes, word_characters())
+        bounds = np.searchsorted(starts, begins)
     else:
         spaced = [" ".join(text.split()) for text in lowered]
         hashes = mix(code_points("".join(spaced)).astype(np.uint64))
