@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from mtnlg_data import encoding
 from mtnlg_data.console import Failure
 from mtnlg_data.encoding import encoder, some_at_once
-from mtnlg_data.vocabulary import EOD, read, trained
+from mtnlg_data.vocabulary import EOD, TokenizeSettings, read, trained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,9 +93,12 @@ def test_texts_are_encoded_in_stretches_that_are_short_and_cover_all(
 
 
 def test_without_gigatoken_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gigatoken", None)
-    with pytest.raises(Failure, match=r'not installed; pip install "mtnlg-data\[gigatoken\]", or take "tokenizers"'):
+    monkeypatch.setattr(encoding, "find_spec", lambda _: None)
+    line = r'not installed; pip install "mtnlg-data\[gigatoken\]", or take "tokenizers"'
+    with pytest.raises(Failure, match=line):
         encoder(tmp_path / "tokenizer.json", "gigatoken")
+    with pytest.raises(Failure, match=line):
+        TokenizeSettings(vocabulary=300, library="gigatoken").check()
 
 
 def test_a_tokenizer_that_gigatoken_does_not_know_is_a_line(tmp_path: Path) -> None:

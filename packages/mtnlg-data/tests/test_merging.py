@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from mtnlg_data import merging
+from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.merging import concatenate, merge
 from mtnlg_data.store import TokenStore, bin_path, crc_path, idx_path, writing_store
@@ -80,3 +83,18 @@ def test_stores_of_other_tokenizers_and_the_output_itself_are_refused(tmp_path: 
         merge([small, other], tmp_path / "out")
     (tmp_path / "b" / "tokenizer.json").write_text("a")
     assert contents(merge([small, other], tmp_path / "out")) == [[1], [2]]
+
+
+def test_the_command_merges_stores_by_prefix_or_file(tmp_path: Path) -> None:
+    for name, documents in (("a", [[1], [2]]), ("b.c", [[3]])):
+        write(tmp_path / name, documents)
+    words = ["merge", str(tmp_path / "a"), str(tmp_path / "b.c.idx"), "--out", str(tmp_path / "all"), "--json"]
+    told = json.loads(CliRunner().invoke(app, words).stdout)
+    merged = TokenStore(tmp_path / "all")
+    assert contents(merged) == [[1], [3], [2]]
+    assert told == {
+        "prefix": str(tmp_path / "all"),
+        "documents": 3,
+        "tokens": 3,
+        "sha256": merged.checksum(),
+    }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
+import struct
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,21 +15,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_data.classifier import Classifier, _bucket, _distinct_by_arrays, area_under_curve, hashed, train
-from mtnlg_data.console import Failure
+from mtnlg_data import classifier, judges
+from mtnlg_data.classifier import Classifier, area_under_curve, hashed, train
+from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import Document, batches, shard_name, write_documents
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.files import sha256, write_json
-from mtnlg_data.quality import QualitySettings, draws, keep_probability, quality
+from mtnlg_data.judges import judge_from
+from mtnlg_data.learning import draws
+from mtnlg_data.quality import QualitySettings, keep_probability, quality
+from mtnlg_data.recipe import load_recipe
 from mtnlg_data.words import runs_of, words_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from mtnlg_data.engine import Summary
 
+    Roles = tuple[Sequence[str], Sequence[str]]
+
 SETTINGS = QualitySettings(sample=150)
+ROLES = (["crawl"], ["books"])
 
 
 # --- the draw --------------------------------------------------------------------------------------------------------
@@ -61,15 +72,28 @@ def test_draws_are_uniform_and_depend_on_seed_purpose_and_id_alone() -> None:
 # --- the classifier --------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.text(max_size=80), max_size=6))
+@given(st.lists(st.one_of(st.text(max_size=80), st.text("ab .", max_size=200)), max_size=6))
 def test_with_and_without_numba_a_text_falls_into_the_same_buckets(texts: list[str]) -> None:
-    words = words_of([text.lower() for text in texts])
-    singles, pairs = (_bucket(hashes) for hashes in (words.hashes, runs_of(words.hashes, 2)))
     found, begins = hashed(texts)
-    by_arrays, bounds = _distinct_by_arrays(singles, pairs, words.bounds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classifier, "distinct", classifier._distinct_by_arrays)
+        by_arrays, bounds = hashed(texts)
     assert begins.tolist() == bounds.tolist()
     for begin, end in pairwise(begins):
         assert sorted(found[begin:end]) == by_arrays[begin:end].tolist()
+
+
+@given(st.text(max_size=300))
+def test_the_buckets_of_a_text_are_those_of_its_words_and_word_pairs(text: str) -> None:
+    words = [fixed_hash(word) for word in re.findall(r"\w+", text.lower())]
+    pairs = [int(runs_of(np.array(pair, np.uint64), 2)[0]) for pair in pairwise(words)]
+    found, bounds = hashed([text])
+    assert bounds.tolist() == [0, len(found)]
+    assert sorted(found.tolist()) == sorted({value >> 44 for value in words + pairs})
+
+
+def fixed_hash(word: str) -> int:
+    return int(words_of([word]).hashes[0])
 
 
 def test_a_score_is_the_logistic_of_the_mean_weight_of_its_distinct_buckets() -> None:
@@ -95,9 +119,50 @@ def test_what_is_learnt_tells_good_from_bad_and_is_the_same_every_time(tmp_path:
     models = [train(lambda rows: [texts[row] for row in rows], labels[:300], 1, 5) for _ in range(2)]
     assert (models[0].weights == models[1].weights).all()
     models[0].save(tmp_path / "model.npy")
+    models[1].save(tmp_path / "again.npy")
+    assert (tmp_path / "model.npy").read_bytes() == (tmp_path / "again.npy").read_bytes()
     scores = Classifier.load(tmp_path / "model.npy").scores(texts[300:])
     assert area_under_curve(scores[labels[300:]], scores[~labels[300:]]) > 0.99
     assert (models[1].scores(texts[300:]) == scores).all()
+
+
+def _write_array(path: Path, values: Any) -> None:  # noqa: ANN401  (any array)
+    with path.open("wb") as file:
+        np.save(file, values, allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: path.write_bytes(b""), "no classifier that quality has trained"),
+        (lambda path: path.write_bytes(b"\x80\x04K\x01."), "no classifier that quality has trained"),
+        (lambda path: _write_array(path, np.array([print], object)), "no classifier that quality has trained"),
+        (lambda path: _write_array(path, np.zeros(10, np.int32)), r"40 bytes of int32 \(10,\)"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-1]),
+            "no classifier that quality has trained: 4194311 bytes",
+        ),
+        (
+            lambda path: path.write_bytes(path.read_bytes() + b"1"),
+            "no classifier that quality has trained: 4194313 bytes",
+        ),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b"1048578", b"9999999", 1)), "9999999"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-4] + bytes(4)),
+            "features are version 0, these are version 1",
+        ),
+    ],
+)
+def test_a_file_that_is_no_classifier_is_a_line_and_nothing_of_it_is_run(
+    tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    path = tmp_path / "classifier.npy"
+    Classifier(np.zeros(1 << 20, np.int32), 7).save(path)
+    assert Classifier.load(path).bias == 7
+    spoil(path)
+    with pytest.raises(Failure, match=rf"classifier\.npy: .*{message}"):
+        Classifier.load(path)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1), st.lists(st.integers(0, 5), min_size=1))
@@ -110,7 +175,7 @@ def test_the_area_counts_pairs_in_order_and_ties_as_half(good: list[int], bad: l
 
 
 def write_shards(
-    folder: Path, corpus: ModuleType, cut: int, documents: int = 400
+    folder: Path, corpus: ModuleType, cut: int = 1, documents: int = 400, step: int = 1
 ) -> tuple[list[Path], dict[str, Summary]]:
     """Books, good; a crawl, half of it bad; and code, which is neither: each over ``cut`` shards."""
     texts = {
@@ -120,7 +185,7 @@ def write_shards(
     }
     shards = []
     for source, own in texts.items():
-        rows = [Document(f"{source}/{number}", source, text) for number, text in enumerate(own)]
+        rows = [Document(f"{source}/{number}", source, text) for number, text in enumerate(own)][::step]
         for part in range(cut):
             path = folder / shard_name(source, part)
             write_documents(path, batches(rows[part::cut]))
@@ -131,9 +196,11 @@ def write_shards(
     return shards, before
 
 
-def judge(folder: Path, corpus: ModuleType, cut: int = 1, **how: int) -> tuple[Summary, dict[str, float]]:
-    shards, before = write_shards(folder, corpus, cut, **how)
-    account = quality(shards, folder / "out", SETTINGS, ["crawl"], ["books"], before=before, engine=Local(1))
+def judge(
+    folder: Path, corpus: ModuleType, settings: QualitySettings = SETTINGS, *, roles: Roles = ROLES, **how: int
+) -> tuple[Summary, dict[str, float]]:
+    shards, before = write_shards(folder, corpus, **how)
+    account = quality(shards, folder / "out", settings, *roles, before=before, engine=Local(1))
     kept = [row for path in sorted((folder / "out").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
     return account, {row["id"]: row["score"] for row in kept}
 
@@ -156,8 +223,150 @@ def test_good_documents_stay_and_most_bad_ones_go_and_the_account_adds_up(tmp_pa
     assert found["trained_on"] + found["held_out"] == pytest.approx(300, abs=50)  # a sample by draws, not by count
 
 
-def test_the_cut_into_shards_changes_no_draw_and_no_score(tmp_path: Path, corpus: ModuleType) -> None:
-    assert judge(tmp_path / "one", corpus, cut=1)[1] == judge(tmp_path / "three", corpus, cut=3)[1]
+def test_neither_the_cut_into_shards_nor_the_order_of_the_documents_changes_a_draw_or_a_score(
+    tmp_path: Path, corpus: ModuleType
+) -> None:
+    first = judge(tmp_path / "one", corpus)
+    for name, cut, step in (("three", 3, 1), ("backwards", 1, -1)):
+        account, kept = judge(tmp_path / name, corpus, cut=cut, step=step)
+        assert kept == first[1]
+        assert account["quality"] == first[0]["quality"]
+
+
+def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path, corpus: ModuleType) -> None:
+    account, kept = judge(tmp_path, corpus)
+    trained = (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns
+    again, fewer = judge(tmp_path, corpus, QualitySettings(sample=150, alpha=9.0))
+    assert (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns == trained
+    assert fewer.items() < kept.items()
+    assert again["quality"]["auc"] == account["quality"]["auc"]
+
+
+def test_the_positives_are_of_each_curated_source_as_many_as_the_recipe_says(
+    tmp_path: Path, corpus: ModuleType
+) -> None:
+    roles = (["crawl"], ["books", "code"])
+    judge(tmp_path, corpus, QualitySettings(positives={"books": 100, "code": 0}), roles=roles)
+    counts = {
+        path.stem[:-6]: pq.read_metadata(path).num_rows for path in (tmp_path / "out" / "samples").glob("*.parquet")
+    }
+    assert counts["code"] == 0
+    assert counts["books"] == pytest.approx(100, abs=5 * 100**0.5)  # drawn one by one: a standard deviation of 9
+    assert counts["crawl"] == pytest.approx(100, abs=5 * 100**0.5)
+    with pytest.raises(Failure, match=r"quality\.positives\.web: no curated source; those are books, code"):
+        judge(tmp_path, corpus, QualitySettings(positives={"web": 1}), roles=roles)
+
+
+# --- a model that is given -------------------------------------------------------------------------------------------
+
+
+def test_a_classifier_of_another_run_gives_its_scores_here_and_is_measured_here(
+    tmp_path: Path, corpus: ModuleType
+) -> None:
+    learnt, kept = judge(tmp_path / "one", corpus)
+    settings = QualitySettings(sample=150, model=tmp_path / "one" / "out" / "classifier.npy")
+    account, again = judge(tmp_path / "two", corpus, settings)
+    assert again == kept
+    found = account["quality"]
+    assert found["trained_on"] == 0
+    assert found["held_out"] == learnt["quality"]["trained_on"] + learnt["quality"]["held_out"]
+    assert found["auc"] > learnt["quality"]["auc"] - 0.1  # measured on what it had learnt from
+    assert sum(found["positives"]) + sum(found["negatives"]) == found["held_out"]
+    assert not (tmp_path / "two" / "out" / "classifier.npy").exists()
+
+
+def test_a_given_classifier_needs_no_curated_source(tmp_path: Path, corpus: ModuleType) -> None:
+    judge(tmp_path / "one", corpus)
+    settings = QualitySettings(model=tmp_path / "one" / "out" / "classifier.npy")
+    account, kept = judge(tmp_path / "two", corpus, settings, roles=(["crawl"], []))
+    assert {*account["quality"]} == {"edges", "candidates", "kept"}
+    assert sum(account["quality"]["kept"]) == len(kept) > 0
+
+
+def test_a_recipe_with_a_model_needs_no_curated_source_and_finds_it_from_input_on(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text(RECIPE)
+    with pytest.raises(
+        UsageFailure, match=r"no source has curated = true to tell what is good, and quality\.model names"
+    ):
+        load_recipe(tmp_path)
+    recipe = load_recipe(tmp_path, ["quality.model=models/a.npy", "tokenize.path=gpt2", "tokenize.kind=gpt2"])
+    assert recipe.judging.model == Path("data/models/a.npy")
+    assert recipe.encoding.path == Path("data/gpt2")
+
+
+RECIPE = """
+input = "data"
+
+[sources.crawl]
+kind = "jsonl"
+paths = ["*.jsonl"]
+weight = 1.0
+filtered = true
+
+[tokenize]
+kind = "file"
+path = "tokenizer.json"
+"""
+WORDS = {"</s>": 0.0, "good": 2.0, "bad": -2.0}
+LABELS = {"__label__cc": -1.0, "__label__hq": 1.0}
+
+
+def write_fasttext(path: Path) -> Path:
+    """A supervised model of fastText (format 12) of one dimension, its words and labels as above."""
+    header = struct.pack("<2i12id", 793712314, 12, 1, 5, 5, 1, 5, 1, 3, 3, 0, 0, 0, 100, 1e-4)
+    sizes = struct.pack("<3i2q", len(WORDS) + len(LABELS), len(WORDS), len(LABELS), 10, -1)
+    kinds = [*((word, 0) for word in WORDS), *((label, 1) for label in LABELS)]
+    entries = b"".join(word.encode() + struct.pack("<bqb", 0, 1, kind) for word, kind in kinds)
+    matrices = [struct.pack(f"<?2q{len(rows)}f", False, len(rows), 1, *rows.values()) for rows in (WORDS, LABELS)]
+    path.write_bytes(header + sizes + entries + b"".join(matrices))
+    return path
+
+
+def test_a_model_of_fasttext_gives_its_probability_of_the_label(tmp_path: Path) -> None:
+    pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
+    path = write_fasttext(tmp_path / "model.bin")
+    scores = judge_from(path, "__label__hq").scores(["good", "good\ngood bad", "", "unknown"])
+    # The mean over the words that it knows, of which the end of the line is one; then a softmax over two labels.
+    means = np.array([2 / 2, 2 / 4, 0, 0])
+    assert scores == pytest.approx(1 / (1 + np.exp(-2 * means)), abs=1e-4)  # fastText's own table of logarithms
+    assert judge_from(path, "__label__cc").scores(["good"])[0] == pytest.approx(1 - scores[0], abs=1e-4)
+    with pytest.raises(Failure, match=r"no label __label__1; quality\.label may be one of __label__cc, __label__hq"):
+        judge_from(path, "__label__1")
+
+
+def test_a_model_of_fasttext_filters_a_source(tmp_path: Path) -> None:
+    pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
+    rows = [Document(f"crawl/{n}", "crawl", "good" if n % 2 else "bad") for n in range(400)]
+    shard = tmp_path / shard_name("crawl", 0)
+    write_documents(shard, batches(rows))
+    write_json(manifest_path(shard), {"key": "", "sha256": sha256(shard), "summary": {}})
+    settings = QualitySettings(model=write_fasttext(tmp_path / "model.bin"), alpha=9.0)
+    before = {"crawl": {"documents_out": 400, "characters_out": 1400}}
+    account = quality([shard], tmp_path / "out", settings, ["crawl"], [], before=before, engine=Local(1))
+    kept = pq.read_table(tmp_path / "out" / shard.name).to_pylist()
+    assert account["documents_out"] == len(kept)
+    assert {row["text"]: row["score"] for row in kept}["good"] == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-4)
+    good = sum(row["text"] == "good" for row in kept)
+    # P(keep) = (2 - score) ** -9: 0.35 of 200 and 0.006 of 200
+    assert good == pytest.approx(200 * 0.349, abs=5 * 7)
+    assert len(kept) - good < 10
+
+
+def test_without_fasttext_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "find_spec", lambda _: None)
+    settings = QualitySettings(model=write_fasttext(tmp_path / "model.bin"))
+    with pytest.raises(Failure, match=r'model\.bin: a model of fastText needs .*pip install "mtnlg-data\[fasttext\]"'):
+        settings.check()
+    (tmp_path / "other.bin").write_bytes(b"GGUF")
+    with pytest.raises(Failure, match=r"other\.bin: no classifier that quality has trained"):
+        QualitySettings(model=tmp_path / "other.bin").check()
+    with pytest.raises(
+        Failure, match=r"none\.npy: No such file or directory; quality\.model is a classifier\.npy of a run"
+    ):
+        QualitySettings(model=tmp_path / "none.npy").check()
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 def test_too_few_documents_to_learn_from_are_one_line(tmp_path: Path, corpus: ModuleType) -> None:

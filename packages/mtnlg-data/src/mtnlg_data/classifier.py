@@ -12,13 +12,15 @@ Weights are kept as integers in units of 2**-20, so the sum is exact whatever th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from .compiled import compiled
+from .console import Failure
 from .files import replacing
-from .words import runs_of, words_of
+from .words import SEPARATOR, A, B, code_points, mixed, portions, runs_of, spans, word_characters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +34,8 @@ UNIT = 1 << 20
 WINDOW = 4000  # first characters of a text that are read, as the Pile's own filter did
 BATCH = 2048  # texts a step; of training, so it is part of the result
 REGULARIZATION = 1e-4
+VERSION = 1  # of the features: what was learnt from others means nothing to these
+SHAPE = (BUCKETS + 2,)
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Classifier:
 
     def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """The probability of every text to be a curated one."""
+        return np.concatenate([np.empty(0), *(self._some(some) for some in portions(list(texts)))])
+
+    def _some(self, texts: Sequence[str]) -> NDArray[np.float64]:
         buckets, bounds = hashed(texts)
         running = np.concatenate([[0], np.cumsum(self.weights[buckets], dtype=np.int64)])
         sums = running[bounds[1:]] - running[bounds[:-1]]
@@ -50,22 +57,37 @@ class Classifier:
         return np.asarray(1.0 / (1.0 + np.exp(-logits)))
 
     def save(self, path: Path) -> None:
-        """Write it as one .npy file, the bias last."""
+        """Write it as one .npy file of int32: the weights, the bias, the version of the features."""
         with replacing(path) as file:
-            np.save(file, np.append(self.weights, np.int32(self.bias)), allow_pickle=False)
+            np.save(file, np.append(self.weights, np.array([self.bias, VERSION], np.int32)), allow_pickle=False)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what ``save`` wrote."""
-        values = np.load(path, allow_pickle=False)
-        return cls(values[:-1], int(values[-1]))
+        """Read what ``save`` wrote. Raises ``Failure`` where a file is anything else; no other file is loaded."""
+        try:
+            with path.open("rb") as file:
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                content = file.read(4 * SHAPE[0] + 1)
+        except OSError as error:
+            raise Failure(f"{path}: {error.strerror}") from None
+        except ValueError as error:
+            raise Failure(f"{path}: no classifier that quality has trained: {error}") from None
+        if (shape, dtype, len(content)) != (SHAPE, np.dtype("<i4"), 4 * SHAPE[0]):
+            raise Failure(f"{path}: no classifier that quality has trained: {len(content)} bytes of {dtype} {shape}")
+        values = np.frombuffer(content, dtype)
+        if values[-1] != VERSION:
+            raise Failure(f"{path}: its features are version {values[-1]}, these are version {VERSION}; train it again")
+        return cls(values[:-2], int(values[-2]))
 
 
-def hashed(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hashed(texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """The buckets of every text, each once and in no order; text t has ``buckets[bounds[t] : bounds[t + 1]]``."""
-    words = words_of([text[:WINDOW].lower() for text in texts])
-    singles, pairs = (_bucket(hashes) for hashes in (words.hashes, runs_of(words.hashes, 2)))
-    return distinct(singles, pairs, words.bounds)
+    lowered = [text[:WINDOW].lower() for text in texts]
+    lengths = np.fromiter((len(text) + 1 for text in lowered), np.int64, len(lowered))
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    codes = code_points(SEPARATOR.join(chain(lowered, [""])))
+    return distinct(codes, word_characters(), begins, int(lengths.max(initial=1)))
 
 
 def _bucket(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -73,37 +95,60 @@ def _bucket(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _distinct_by_arrays(
-    singles: NDArray[np.int64], pairs: NDArray[np.int64], bounds: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    text_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    codes: NDArray[np.uint32], table: NDArray[np.bool_], begins: NDArray[np.int64], longest: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    del longest
+    hashes, starts, _ = spans(codes, table)
+    text_of = np.searchsorted(begins, starts, "right") - 1
     within = text_of[1:] == text_of[:-1]
-    both = np.concatenate([(text_of << BITS) | singles, ((text_of[1:] << BITS) | pairs)[within]])
+    pairs = runs_of(hashes, 2)[within]
+    both = np.concatenate([(text_of << BITS) | _bucket(hashes), (text_of[1:][within] << BITS) | _bucket(pairs)])
     found = np.unique(both)
-    return found & (BUCKETS - 1), np.searchsorted(found, np.arange(len(bounds)) << BITS)
+    return (found & (BUCKETS - 1)).astype(np.int32), np.searchsorted(found, np.arange(len(begins)) << BITS)
 
 
 @compiled(instead=_distinct_by_arrays)
 def distinct(
-    singles: NDArray[np.int64], pairs: NDArray[np.int64], bounds: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct buckets of each text's words (``singles``) and of its pairs (``pairs``, by their first word)."""
-    found = np.empty(2 * len(singles), np.int64)
-    begins = np.empty(len(bounds), np.int64)
-    last_text = np.full(BUCKETS, -1, np.int64)
+    codes: NDArray[np.uint32], table: NDArray[np.bool_], begins: NDArray[np.int64], longest: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The distinct buckets of the words and word pairs of each text; text t is ``codes[begins[t] : begins[t + 1]]``.
+
+    A text ends with a character that is part of no word; ``longest`` is the greatest length. Which buckets a text has
+    had already, a table knows that is twice as large as their number can be and stays in the nearest cache.
+    """
+    shift, size = BITS, 1
+    while size < 2 * longest and shift:
+        shift, size = shift - 1, 2 * size
+    seen = np.full(size, -1, np.int64)  # text and bucket; what is of earlier texts is free
+    hashes = np.empty(longest, np.uint64)
+    found, bounds = np.empty(len(codes), np.int32), np.zeros(len(begins), np.int64)
     count = 0
-    for text in range(len(bounds) - 1):
-        begins[text] = count
-        for word in range(bounds[text], bounds[text + 1]):
-            if last_text[singles[word]] != text:
-                last_text[singles[word]] = text
-                found[count] = singles[word]
+    for text in range(len(begins) - 1):
+        words = 0
+        total, power, inside = np.uint64(0), np.uint64(1), False
+        for place in range(begins[text], begins[text + 1]):
+            code = codes[place]
+            if table[code]:
+                total += np.uint64(code) * power
+                power *= A
+                inside = True
+            elif inside:
+                hashes[words] = mixed(total)
+                words += 1
+                total, power, inside = np.uint64(0), np.uint64(1), False
+        for number in range(2 * words - 1):
+            single = number < words
+            value = hashes[number] if single else mixed(hashes[number - words] * B + hashes[number - words + 1])
+            bucket = np.int64(value >> np.uint64(64 - BITS))
+            mine, slot = (text << BITS) | bucket, bucket >> shift
+            while seen[slot] != mine and seen[slot] >= text << BITS:
+                slot = (slot + 1) & (size - 1)
+            if seen[slot] != mine:
+                seen[slot] = mine
+                found[count] = bucket
                 count += 1
-            if word + 1 < bounds[text + 1] and last_text[pairs[word]] != text:
-                last_text[pairs[word]] = text
-                found[count] = pairs[word]
-                count += 1
-    begins[-1] = count
-    return found[:count].copy(), begins
+        bounds[text + 1] = count
+    return found[:count].copy(), bounds
 
 
 def train(
@@ -121,7 +166,7 @@ def train(
             buckets, bounds = hashed(text_at(chosen))
             lengths = np.diff(bounds)
             values = np.repeat(1 / np.sqrt(np.maximum(lengths, 1)), lengths)
-            features = csr_array((values, buckets.astype(np.int32), bounds.astype(np.int32)), (len(chosen), BUCKETS))
+            features = csr_array((values, buckets, bounds.astype(np.int32)), (len(chosen), BUCKETS))
             features.sort_indices()
             model.partial_fit(features, labels[chosen], classes=np.array([False, True]))
     weights = np.rint(model.coef_[0] * UNIT).clip(-(2**31) + 1, 2**31 - 1).astype(np.int32)

@@ -6,6 +6,7 @@ A text that spells a special token is text. gigatoken, an extra, is many times a
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -31,6 +32,14 @@ class Encoder(Protocol):
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """The ids of all texts one after another, and how many each has."""
+
+
+def require(library: Library) -> None:
+    """Raise ``Failure`` where this library is not installed."""
+    if find_spec(library) is None:
+        raise Failure(
+            f'library = "{library}": not installed; pip install "mtnlg-data[{library}]", or take "tokenizers"'
+        )
 
 
 def encoder(tokenizer: Path, library: Library) -> Encoder:
@@ -66,12 +75,9 @@ class _Gigatoken:
     """Made anew for every unit: what it remembers of words grows with the texts."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import gigatoken  # noqa: PLC0415  (an extra)
-        except ImportError:
-            raise Failure(
-                'library = "gigatoken": is not installed; pip install "mtnlg-data[gigatoken]", or take "tokenizers"'
-            ) from None
+        require("gigatoken")
+        import gigatoken  # noqa: PLC0415  (an extra)
+
         content = json.loads(path.read_text(encoding="utf-8"))
         content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
         try:

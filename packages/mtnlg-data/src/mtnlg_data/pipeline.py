@@ -23,6 +23,7 @@ from .ingestion import extract
 from .quality import quality
 from .settings import dump
 from .tokenization import tokenize
+from .vocabulary import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +44,8 @@ def curate(recipe: Recipe, out: Path, engine: Engine, shard: tuple[int, int] | N
     Raises ``Failure`` before any work where an input is missing, and where another run is at work in ``out``.
     """
     files, texts = recipe.files(), recipe.texts_file()
+    recipe.judging.check()
+    recipe.encoding.check()
     resolved = dump(recipe)
     with at_work_in(out, key_of(resolved), shared=shard is not None) as claims:
         if shard is not None:
@@ -76,11 +79,11 @@ def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out
 
     if recipe.filtered:
         before = chain.accounts[-1]["sources"]
-        roles = (recipe.filtered, recipe.curated)
+        roles, judging = (recipe.filtered, recipe.curated), recipe.judging
         judged = chain.run(
             "quality",
-            [_checksums(shards), roles, recipe.quality],
-            lambda folder: quality(shards, folder, recipe.quality, *roles, before=before, engine=engine),
+            [_checksums(shards), roles, judging, judging.model and sha256(judging.model)],
+            lambda folder: quality(shards, folder, judging, *roles, before=before, engine=engine),
         )
         shards = [judged / shard.name if source_of(shard) in recipe.filtered else shard for shard in shards]
 
@@ -106,11 +109,13 @@ def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out
         lambda folder: decontaminate(unique_shards, folder, recipe.decontaminate, texts, engine),
     )
 
+    encoding = recipe.encoding
+    tokenizer = [sha256(file) for file in files_of(encoding)]
     by_source = {name: [pure / s.name for s in shards if source_of(s) == name] for name in priority}
     chain.run(
         "tokenize",
-        [[_checksums(of) for of in by_source.values()], recipe.weights, recipe.tokenize],
-        lambda _: tokenize(by_source, out / "tokens", recipe.tokenize, recipe.weights, engine),
+        [[_checksums(of) for of in by_source.values()], recipe.weights, encoding, tokenizer],
+        lambda _: tokenize(by_source, out / "tokens", encoding, recipe.weights, engine),
         results=out / "tokens",
     )
     return together(chain.accounts)

@@ -1,40 +1,51 @@
-"""The quality filter of crawled sources: a classifier trained on the run's own documents, then a Pareto draw.
+"""The quality filter of crawled sources: a classifier trained on the run's own documents, or given; then a Pareto draw.
 
 Positives are documents of the curated sources, negatives as many of the raw extracted ones; a tenth is held out and
-measures the classifier (paper.md 4.2). A document of score s is kept if ``pareto(alpha) > 1 - s``, which has
-probability ``(2 - s) ** -alpha``: most good documents and a few of every kind. Every draw here is a hash of the seed
-and the document's id, so neither the order nor the cut into shards, nor a restart, can change it.
+measures the classifier (paper.md 4.2); one that is given is measured on all of them.
+
+A document of score s is kept if ``pareto(alpha) > 1 - s``, which has probability ``(2 - s) ** -alpha``: most good
+documents and a few of every kind. Every draw here is a hash of the seed and the document's id, so neither the order nor
+the cut into shards, nor a restart, can change it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
+from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
-from .classifier import WINDOW, Classifier, area_under_curve, train
 from .console import Failure
 from .document import SCHEMA, read_documents, source_of, write_documents
 from .engine import checksum, key_of, run_units
+from .files import sha256
 from .funnel import KEPT, Tally, passed, stage
+from .judges import is_fasttext, judge_from
+from .learning import (
+    EDGES,
+    Measuring,
+    Sample,
+    Training,
+    draw_sample,
+    draws,
+    histogram,
+    measure_classifier,
+    train_classifier,
+)
 from .settings import Settings
 from .shards import Made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from .engine import Engine, Summary
 
-EDGES = np.linspace(0.0, 1.0, 21)
 REASON = "low_quality"
 FEWEST = 20  # documents a class, without which nothing is learnt
 
@@ -43,23 +54,23 @@ class QualitySettings(Settings):
     """How crawled documents are judged."""
 
     alpha: float = Field(3.0, gt=0)  # of the Pareto draw: 3 for MT-NLG, 9 for GPT-3
-    sample: int = Field(800_000, ge=FEWEST)  # most documents a class to train on; the trainer holds 4 kB of each
+    model: Path | None = None  # a classifier.npy that another run trained, or a .bin of fastText; none is trained then
+    label: str = "__label__hq"  # of good texts, in a model of fastText
+    sample: int = Field(800_000, ge=FEWEST)  # most documents a class to learn from; the trainer holds 4 kB of each
+    positives: dict[str, int] = Field({}, description="of each curated source, such as Books3 = 5000; evenly if none")
     held_out: float = Field(0.1, gt=0, lt=1)
     epochs: int = Field(5, gt=0)
     seed: int = Field(1, ge=0)
+
+    def check(self) -> None:
+        """Open the model, if one is given. Raises ``Failure`` where it cannot be used."""
+        if self.model is not None:
+            is_fasttext(self.model)
 
 
 def keep_probability(scores: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
     """Chance that a document of this score survives the draw: P(pareto(alpha) > 1 - score) = (2 - score) ** -alpha."""
     return (2.0 - scores) ** -alpha
-
-
-def draws(seed: int, purpose: str, ids: Sequence[str]) -> NDArray[np.float64]:
-    """A uniform draw in [0, 1) for every document, by what it is drawn for and by its id alone."""
-    key = f"{seed} {purpose}".encode()
-    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in ids)
-    bits: NDArray[np.uint64] = np.frombuffer(digests, "<u8") >> np.uint64(11)
-    return bits.astype(np.float64) * 2.0**-53
 
 
 def quality(
@@ -77,24 +88,26 @@ def quality(
     ``before`` is the account of every source by the stage before; sources that are not filtered pass through unread.
     Returns the stage's account with ``quality``. Raises ``Failure`` where a class is too small to learn from.
     """
-    classes = {label: [s for s in shards if source_of(s) in of] for label, of in ((False, filtered), (True, curated))}
-    sizes = {label: sum(before[s]["documents_out"] for s in {*map(source_of, of)}) for label, of in classes.items()}
-    most = min(settings.sample, *sizes.values())
-    if most < FEWEST:
-        raise Failure(
-            f"quality: {sizes[True]} documents of {', '.join(curated)} against {sizes[False]} of {', '.join(filtered)}"
-            f" are too few to train a classifier; it takes {FEWEST} of each"
-        )
+    settings.check()
+    shares = _shares(settings, filtered, curated, before)
     samples = [
-        Sample(shard, checksum(shard), label, most / sizes[label], settings.seed, out / "samples" / shard.name)
-        for label, of in classes.items()
-        for shard in of
+        Sample(shard, checksum(shard), source in curated, shares[source], settings.seed, out / "samples" / shard.name)
+        for shard in shards
+        if (source := source_of(shard)) in shares
     ]
     run_units(engine, draw_sample, samples, "quality: sample")
-    training = Training(tuple(samples), settings, out / "classifier.npy")
-    (measured,) = run_units(engine, train_classifier, [training], "quality: train")
+    if settings.model is None:
+        how = (settings.seed, settings.held_out, settings.epochs)
+        training = Training(tuple(samples), *how, out / "classifier.npy")
+        (measured,) = run_units(engine, train_classifier, [training], "quality: train")
+        made = Made.by(training)
+    else:
+        made = Made(settings.model, sha256(settings.model))
+        measuring = [Measuring(tuple(samples), made, settings.label, out / "measured.json")] if samples else []
+        measured = next(iter(run_units(engine, measure_classifier, measuring, "quality: measure")), {})
+    judged = [shard for shard in shards if source_of(shard) in filtered]
     passing = [passed(source, account) for source, account in before.items() if source not in filtered]
-    account = keep_good(classes[False], out, settings, Made.by(training), engine, order=list(before), passing=passing)
+    account = keep_good(judged, out, settings, made, engine, order=list(before), passing=passing)
     return {**account, "quality": {**measured, **account["quality"]}}
 
 
@@ -119,78 +132,27 @@ def keep_good(
     return {**stage("quality", [*summaries, *passing], order), "quality": histograms}
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Unit: one shard → those of its documents that the classifier is trained or measured on."""
-
-    shard: Path
-    checksum: str
-    positive: bool
-    share: float
-    seed: int
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("quality sample", self.shard.name, self.checksum, self.positive, self.share, self.seed)
-
-
-def draw_sample(unit: Sample) -> Summary:
-    """Run one unit."""
-
-    def chosen() -> Iterator[pa.RecordBatch]:
-        for batch in read_documents(unit.shard):
-            drawn = batch.filter(pa.array(draws(unit.seed, "sample", batch.column("id").to_pylist()) < unit.share))
-            read = pc.utf8_slice_codeunits(drawn.column("text"), 0, WINDOW)
-            yield drawn.set_column(2, SCHEMA.field("text"), read)
-
-    return {"documents": write_documents(unit.output, chosen())}
-
-
-@dataclass(frozen=True)
-class Training:
-    """Unit: all samples → the classifier, measured on those held out."""
-
-    samples: tuple[Sample, ...]
-    settings: QualitySettings
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("quality train", [sample.key for sample in self.samples], self.settings.model_dump())
-
-
-def train_classifier(unit: Training) -> Summary:
-    """Run one unit. The documents are put in order of a hash of their ids, so that shards do not matter."""
-    batches = [(sample.positive, batch) for sample in unit.samples for batch in read_documents(sample.output)]
-    table = pa.Table.from_batches([batch for _, batch in batches], SCHEMA)
-    labels = np.concatenate([np.full(batch.num_rows, positive) for positive, batch in batches])
-    ids = table.column("id").to_pylist()
-    order = np.argsort(draws(unit.settings.seed, "order", ids), kind="stable")
-    held = draws(unit.settings.seed, "held out", ids)[order] < unit.settings.held_out
-    training, holding = order[~held], order[held]
-    if len({*labels[training]}) < 2 or len({*labels[holding]}) < 2:
-        few = f"of {len(ids)} documents, {len(holding)} of them held out,"
-        raise Failure(f"quality: {few} one class has none on a side; raise quality.sample or give more documents")
-
-    def text_at(rows: NDArray[np.int64]) -> list[str]:
-        texts: list[str] = table.column("text").take(pa.array(rows)).to_pylist()
-        return texts
-
-    classifier = train(lambda rows: text_at(training[rows]), labels[training], unit.settings.seed, unit.settings.epochs)
-    classifier.save(unit.output)
-    scores = classifier.scores(text_at(holding))
-    good, bad = scores[labels[holding]], scores[~labels[holding]]
-    right = (good > 0.5).sum() + (bad <= 0.5).sum()
-    return {
-        "accuracy": float(right / len(scores)),
-        "auc": area_under_curve(good, bad),
-        "trained_on": len(training),
-        "held_out": len(holding),
-        "positives": histogram(good),
-    }
+def _shares(
+    settings: QualitySettings, filtered: Sequence[str], curated: Sequence[str], before: Mapping[str, Summary]
+) -> dict[str, float]:
+    """The share of each source's documents that is sampled: as many good ones in all as of the filtered sources."""
+    if unknown := sorted(set(settings.positives) - set(curated)):
+        raise Failure(f"quality.positives.{unknown[0]}: no curated source; those are {', '.join(curated)}")
+    sizes = {source: before[source]["documents_out"] for source in (*filtered, *curated)}
+    wanted = {source: min(settings.positives.get(source, 0), sizes[source]) for source in curated}
+    if not settings.positives:
+        wanted = {source: sizes[source] for source in curated}
+    good, bad = sum(wanted.values()), sum(sizes[source] for source in filtered)
+    most = min(settings.sample, good, bad)
+    if settings.model is not None and not most:
+        return {}  # nothing to measure it on
+    if settings.model is None and most < FEWEST:
+        raise Failure(
+            f"quality: {good} documents of {', '.join(curated)} against {bad} of {', '.join(filtered)}"
+            f" are too few to train a classifier; it takes {FEWEST} of each"
+        )
+    shares = {source: wanted[source] / max(1, sizes[source]) * most / good for source in curated}
+    return shares | dict.fromkeys(filtered, most / bad)
 
 
 @dataclass(frozen=True)
@@ -206,20 +168,21 @@ class Filtering:
     @cached_property
     def key(self) -> str:
         """See ``Unit``."""
-        return key_of("quality filter", self.shard.name, self.checksum, self.classifier.key)
+        how = (self.settings.alpha, self.settings.seed, self.settings.label)
+        return key_of("quality filter", self.shard.name, self.checksum, self.classifier.key, how)
 
 
 def filter_shard(unit: Filtering) -> Summary:
     """Run one unit."""
     tally = Tally(source_of(unit.shard))
-    classifier = Classifier.load(unit.classifier.path)
     settings = unit.settings
+    judge = judge_from(unit.classifier.path, settings.label)
     candidates, kept = np.zeros(len(EDGES) - 1, np.int64), np.zeros(len(EDGES) - 1, np.int64)
 
     def survivors() -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
             names, texts = batch.column("id").to_pylist(), batch.column("text").to_pylist()
-            scores = classifier.scores(texts)
+            scores = judge.scores(texts)
             is_kept = draws(settings.seed, "pareto", names) < keep_probability(scores, settings.alpha)
             candidates[:] += histogram(scores)
             kept[:] += histogram(scores[is_kept])
@@ -234,8 +197,3 @@ def filter_shard(unit: Filtering) -> Summary:
 
     write_documents(unit.output, survivors())
     return {**tally.summary(), "candidates": candidates.tolist(), "kept": kept.tolist()}
-
-
-def histogram(scores: NDArray[np.float64]) -> list[int]:
-    """How many scores lie between each two of ``EDGES``."""
-    return [int(count) for count in np.histogram(scores, EDGES)[0]]

@@ -106,9 +106,10 @@ class Recipe(Settings):
         if abs(total - 1) > TOLERANCE:
             each = " + ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
             raise ValueError(f"the weights of the sources sum to {total:g}, not to 1: {each}")
-        if self.filtered and not self.curated:
+        if self.filtered and not self.curated and self.quality.model is None:
             raise ValueError(
-                f"{self.filtered[0]} has filtered = true, but no source has curated = true to tell what is good"
+                f"{self.filtered[0]} has filtered = true, but no source has curated = true to tell what is good, "
+                "and quality.model names no classifier"
             )
         return self
 
@@ -126,6 +127,18 @@ class Recipe(Settings):
     def curated(self) -> tuple[str, ...]:
         """Names of the sources that the classifier takes for good."""
         return tuple(name for name, source in self.sources.items() if source.curated)
+
+    @property
+    def judging(self) -> QualitySettings:
+        """``quality``, with the path of its model from ``input`` on."""
+        model = self.quality.model
+        return self.quality if model is None else self.quality.model_copy(update={"model": self.input / model})
+
+    @property
+    def encoding(self) -> TokenizeSettings:
+        """``tokenize``, with the path of its tokenizer from ``input`` on."""
+        path = self.tokenize.path
+        return self.tokenize if path is None else self.tokenize.model_copy(update={"path": self.input / path})
 
     def files(self) -> list[SourceFile]:
         """Every file of every source, in order. Raises ``Failure`` where a pattern finds none."""

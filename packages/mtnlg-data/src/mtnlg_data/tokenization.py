@@ -251,6 +251,7 @@ def tokenize(
     It has also ``tokens`` by source, the ``vocabulary``, and ``unigram_entropy_nats``: the entropy of one token of the
     blend's training split, which is what a model that knows nothing but frequencies would reach.
     """
+    settings.check()
     if missing := [source for source in shards_by_source if weights.get(source, 0) <= 0]:
         raise Failure(f"source {missing[0]}: weight {weights.get(missing[0])} in the blend; it must be above zero")
     shards = {source: numbered(paths) for source, paths in shards_by_source.items()}

@@ -21,7 +21,7 @@ from tokenizers.trainers import BpeTrainer
 
 from .console import Failure
 from .document import read_documents
-from .encoding import Library  # noqa: TC001  (pydantic reads the annotation)
+from .encoding import Library, require
 from .settings import Settings
 from .shards import rows_of
 
@@ -53,6 +53,11 @@ class TokenizeSettings(Settings):
         if self.kind != "train" and (self.path is None or self.vocabulary is not None):
             raise ValueError(f'kind = "{self.kind}" takes a path, and no vocabulary: that is in the files')
         return self
+
+    def check(self) -> None:
+        """Look for what these settings name. Raises ``Failure`` where a file or the library is not there."""
+        files_of(self)
+        require(self.library)
 
 
 def trained(texts: Iterator[str], vocabulary: int) -> Tokenizer:
