@@ -150,7 +150,7 @@ def test_score_learns_from_positives_and_another_run_takes_its_classifier(tmp_pa
     trained, taken = tmp_path / "trained", tmp_path / "taken"
     web = f"web={tmp_path / 'web.jsonl'}"
     invoke("score", web, "--positive", tmp_path / "good.jsonl", "--out", trained, "--workers", 1)
-    invoke("score", web, "--classifier", trained / "classifier.npy", "--out", taken, "--workers", 1)
+    invoke("score", web, "--set", f"model={trained / 'classifier.npy'}", "--out", taken, "--workers", 1)
     assert texts_of(taken) == texts_of(trained)
     assert 0 < len(texts_of(taken)) < 80
     assert told(taken)["quality"]["kept"] == told(trained)["quality"]["kept"]
@@ -178,8 +178,8 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
         (["dedup", "x.jsonl", "--set", "threshold=2"], UsageFailure, "--set: threshold = 2"),
         (["dedup", "x.jsonl", "--set", "treshold=0.7"], UsageFailure, "did you mean threshold"),
         (["clean", "x.jsonl", "--rules", "tidy"], UsageFailure, "--rules tidy: 'tidy' is none of unicode,"),
-        (["score", "x.jsonl"], UsageFailure, "either --positive INPUT, once or more, or --classifier"),
-        (["score", "x.jsonl", "--classifier", "none.npy"], Failure, "none.npy: no such file"),
+        (["score", "x.jsonl"], UsageFailure, "score takes --positive INPUT, to learn"),
+        (["score", "x.jsonl", "--set", "model=none.npy"], Failure, "none.npy: "),
         (["score", "a=x.jsonl", "--positive", "a=x.jsonl"], UsageFailure, "a: a source of the inputs and of the pos"),
         (["decontaminate", "x.jsonl", "--texts", "none"], Failure, "none: no such file of task texts"),
         (["tokenize", "a=x.jsonl", "b=x.jsonl", "--set", "vocabulary=300"], UsageFailure, "for each of a, b"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import UsageFailure, print_json
+from .console import print_json
 from .engine import EngineName
 
 if TYPE_CHECKING:
@@ -72,35 +72,22 @@ def score(
         list[str] | None,
         typer.Option(metavar="INPUT", help="Good documents: a classifier learns them from the inputs."),
     ] = None,
-    classifier: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A classifier that is trained already: some score's classifier.npy."),
-    ] = None,
     overrides: Overrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Train a quality classifier, or take one; score every document, and keep those that the Pareto draw keeps."""
+    """Train a quality classifier, score every document, and keep those that the Pareto draw keeps.
+
+    [bold]--set model=FILE[/bold] takes a classifier that is trained already: some score's classifier.npy.
+    """
     from . import stages  # noqa: PLC0415
     from .quality import QualitySettings  # noqa: PLC0415
     from .settings import from_overrides  # noqa: PLC0415
 
     settings = from_overrides(QualitySettings, overrides or [])
-    found = stages.inputs_of(inputs)
-    match positive, classifier:
-        case list(words), None:
-            good = stages.inputs_of(words, unnamed="positives")
-            _run(lambda on: stages.score(found, out, settings, on, positives=good), engine, workers, as_json=as_json)
-        case None, Path() as file:
-            _run(
-                lambda on: stages.score_with(found, out, settings, on, classifier=file),
-                engine,
-                workers,
-                as_json=as_json,
-            )
-        case _:
-            raise UsageFailure("score takes either --positive INPUT, once or more, or --classifier FILE")
+    found, good = stages.inputs_of(inputs), stages.inputs_of(positive or [], unnamed="positives")
+    _run(lambda on: stages.score(found, out, settings, on, positives=good), engine, workers, as_json=as_json)
 
 
 def clean(

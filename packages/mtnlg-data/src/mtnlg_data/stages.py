@@ -29,10 +29,9 @@ from .console import Failure, UsageFailure, say
 from .document import SCHEMA, read_documents, source_of
 from .engine import at_work_in, manifest_path
 from .extract import ExtractSettings
-from .files import sha256, write_json
+from .files import write_json
 from .funnel import line, together
 from .report import report
-from .shards import Made
 from .sources import SourceFile
 
 if TYPE_CHECKING:
@@ -198,10 +197,16 @@ def extract(inputs: Inputs, out: Path, settings: ExtractSettings, engine: Engine
 
 
 def score(inputs: Inputs, out: Path, settings: QualitySettings, engine: Engine, *, positives: Inputs) -> Summary:
-    """Train a classifier that tells ``positives`` from the inputs, score the inputs, keep what the draw keeps."""
+    """Score the inputs, and keep what the draw keeps.
+
+    The classifier is ``settings.model``, or else one that learns to tell ``positives`` from the inputs.
+    """
     roles = (inputs.sources, positives.sources)
     if both := set(roles[0]) & set(roles[1]):
         raise UsageFailure(f"{both.pop()}: a source of the inputs and of the positives; name one of them by NAME=PATH")
+    if settings.model is None and not positives.sources:
+        raise UsageFailure("score takes --positive INPUT, to learn from it what is good, or --set model=FILE")
+    settings.check()
     with alone(out, engine) as work:
         judged, good = work.shards(inputs), work.shards(positives, "positives")
         before = _counted([*judged, *good])
@@ -218,17 +223,6 @@ def _counted(shards: Sequence[Path]) -> dict[str, Summary]:
             count["documents_out"] += batch.num_rows
             count["characters_out"] += pc.sum(pc.utf8_length(batch["text"])).as_py()
     return counts
-
-
-def score_with(inputs: Inputs, out: Path, settings: QualitySettings, engine: Engine, *, classifier: Path) -> Summary:
-    """Score the inputs with a classifier that another run trained, and keep what the draw keeps."""
-    if not classifier.is_file():
-        raise Failure(f"{classifier}: no such file; score --positive trains one and leaves it as classifier.npy")
-    with alone(out, engine) as work:
-        made = Made(classifier, sha256(classifier))
-        shards = work.shards(inputs)
-        work.timed(lambda: judging.keep_good(shards, out, settings, made, engine, order=inputs.sources))
-    return work.summary()
 
 
 def clean(inputs: Inputs, out: Path, settings: CleanSettings, engine: Engine, *, rules: Sequence[Rule]) -> Summary:
