@@ -65,7 +65,7 @@ def state_bytes(
         StepState(
             "candidates", candidate * some, LIBRARIES + text + 3 * min(BYTES_AT_ONCE, candidate * shard), workers=True
         ),
-        StepState("verify", LEDGER_ROW * some, LIBRARIES + 2 * min(GROUP_BYTES, candidate * some), workers=True),
+        StepState("verify", LEDGER_ROW * some, LIBRARIES + 3 * min(GROUP_BYTES, candidate * some) // 2, workers=True),
         StepState("ledger", LEDGER_ROW * some + mask, LIBRARIES + mask, workers=False),
         StepState("write", 0, LIBRARIES + text + shard, workers=True),
     )

@@ -7,6 +7,7 @@ so compared in full. The draw is a hash of (seed, band, key, round): neither ord
 
 from __future__ import annotations
 
+import os
 import tempfile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,7 @@ from mtnlg_data.dedup.clusters import GROUP_BYTES
 from mtnlg_data.words import mix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 SPILL_BYTES = 2 * GROUP_BYTES  # a cluster that is larger than this lies on disk
@@ -43,37 +44,46 @@ class Candidates(NamedTuple):
     sets: Sets
 
 
-def gather(files: Iterable[tuple[Path, Sequence[int]]], scratch: Path) -> Candidates:
+def gather(files: Sequence[tuple[Path, Sequence[int]]], scratch: Path) -> Candidates:
     """The candidates of a group out of these record batches of these files; ``scratch`` is for what memory cannot hold.
 
-    Sets stay in the order of the files, so that they are copied once.
+    One file is open at a time, there may be thousands; sets stay in the order of the files, so they are copied once.
     """
-    batches: list[pa.RecordBatch] = []
-    for path, numbers in files:
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        batches += [reader.get_batch(number) for number in numbers]
-    names = pa.Table.from_batches([batch.drop_columns(["shingles"]) for batch in batches])
+    tables: list[pa.RecordBatch] = []
+    counts: list[NDArray[np.int64]] = []
+    for batch in _batches(files):
+        tables.append(batch.drop_columns(["shingles"]).take(pa.array(np.arange(batch.num_rows))))  # out of the map
+        counts.append(np.diff(batch["shingles"].offsets.to_numpy()))
+    names = pa.Table.from_batches(tables)
+    del tables
     order = np.argsort(names["place"].to_numpy())
-    names = names.take(pa.array(order))
-    lists = [batch["shingles"] for batch in batches]
-    sizes = np.concatenate([np.diff(part.offsets.to_numpy()) for part in lists])
+    names = names.take(pa.array(order)).combine_chunks()
+    sizes = np.concatenate(counts)
     starts = np.cumsum(sizes) - sizes
     values = _room(int(sizes.sum()), scratch)
     done = 0
-    for part in lists:
-        flat = part.flatten().to_numpy()
-        values[done : done + len(flat)] = flat
-        done += len(flat)
-    keys = names["keys"].combine_chunks().flatten().to_numpy().reshape(len(names), -1)
-    ids, sources = (names[column].combine_chunks() for column in ("id", "source"))
+    for batch in _batches(files):
+        part = batch["shingles"].flatten().to_numpy()
+        values[done : done + len(part)] = part
+        done += len(part)
+    numbers, ids, sources, keys = (names[column].chunk(0) for column in ("number", "id", "source", "keys"))
     sets = Sets(values, starts[order], (starts + sizes)[order])
-    return Candidates(names["number"].to_numpy(), ids, sources, keys, sets)
+    return Candidates(numbers.to_numpy(), ids, sources, keys.flatten().to_numpy().reshape(len(names), -1), sets)
+
+
+def _batches(files: Sequence[tuple[Path, Sequence[int]]]) -> Iterator[pa.RecordBatch]:
+    for path, numbers in files:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+            for number in numbers:
+                yield reader.get_batch(number)
 
 
 def _room(size: int, scratch: Path) -> NDArray[np.uint64]:
     if 8 * size <= SPILL_BYTES:
         return np.empty(size, np.uint64)
     with tempfile.TemporaryFile(dir=scratch) as file:
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would be a signal at the map
+            os.posix_fallocate(file.fileno(), 0, 8 * size)
         return np.memmap(file, np.uint64, "w+", shape=(size,))
 
 
