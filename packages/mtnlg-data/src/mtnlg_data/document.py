@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .console import Failure
-from .files import aside
+from .engine import checksum, manifest_path
+from .files import aside, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -134,9 +135,8 @@ class DocumentWriter:
 
 @contextmanager
 def writing_documents(path: Path) -> Iterator[DocumentWriter]:
-    """Replace ``path`` by the documents that are written meanwhile, with a checksum on every page."""
-    how = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
-    with aside(path) as partial, pq.ParquetWriter(partial, SCHEMA, **how) as file:
+    """Replace ``path`` by the documents that are written meanwhile."""
+    with aside(path) as partial, pq.ParquetWriter(partial, SCHEMA, compression="zstd", compression_level=3) as file:
         writer = DocumentWriter(file)
         yield writer
         writer.flush()
@@ -151,12 +151,18 @@ def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) ->
 
 
 class DocumentFile:
-    """A shard open for reading, a row group at a time. Raises ``Damaged`` where its pages have not their checksums."""
+    """A shard open for reading, a row group at a time.
+
+    Raises ``Damaged`` where it is none, or not the one of its manifest: to hash a shard costs little beside what its
+    readers do with it, and a disk that lost some of it tells nobody else.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if manifest_path(path).exists() and checksum(path) != sha256(path):
+            raise Damaged(path, "its SHA-256 is not that of its manifest")
         with self._checked():
-            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+            self._file = pq.ParquetFile(path)
         metadata = self._file.metadata
         self.rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 

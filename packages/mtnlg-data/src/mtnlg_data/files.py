@@ -6,6 +6,7 @@ byte-equal.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -46,8 +47,10 @@ def aside(path: Path) -> Iterator[Path]:
         partial.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        if error.filename is None and error.errno:
-            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        short = str(error).endswith(" written")  # numpy says how much was written, not why no more was
+        number = error.errno or (errno.ENOSPC if short else None)
+        if error.filename is None and number:
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise
     finally:
         partial.unlink(missing_ok=True)

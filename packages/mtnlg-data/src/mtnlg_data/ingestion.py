@@ -8,6 +8,7 @@ meanwhile is a row group a source.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -112,12 +113,16 @@ def extract_file(unit: Extraction) -> Summary:
 
 
 def _items(unit: Extraction) -> Iterator[Record | Dropped]:
+    """What the file holds. Raises ``OSError`` naming it where the system cannot read it: then it is not the file's."""
     file, largest = unit.feeds[0].file, unit.settings.largest
-    if file.kind != "pile":
-        return read_records(file, largest)
-    subsets = {feed.file.subset for feed in unit.feeds if feed.file.subset is not None}
-    is_all_wanted = any(feed.file.subset is None for feed in unit.feeds)
-    return read_pile(file.path, None if is_all_wanted else subsets, largest)
+    subsets = {feed.file.subset for feed in unit.feeds}
+    wanted = None if None in subsets else {subset for subset in subsets if subset is not None}
+    try:
+        yield from read_pile(file.path, wanted, largest) if file.kind == "pile" else read_records(file, largest)
+    except OSError as error:
+        if error.filename is None and error.errno:
+            raise OSError(error.errno, os.strerror(error.errno), str(file.path)) from error
+        raise
 
 
 def _extract(record: Record, takers: Sequence[_Shards], languages: Counter[str], settings: ExtractSettings) -> None:

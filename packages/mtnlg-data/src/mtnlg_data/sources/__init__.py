@@ -2,7 +2,7 @@
 
 No reader raises because of what a file holds. A record that cannot be read is yielded as ``Dropped`` and the reader
 goes on behind it where the format has a place to go on from (a WARC record, a line, a row group); a file that breaks
-off for good yields one ``Dropped`` for what is missing. Only a file that cannot be opened raises (``OSError``).
+off for good yields one ``Dropped`` for what is missing. Only what the system cannot open or read raises (``OSError``).
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ def read_objects(path: Path, largest: int) -> Iterator[tuple[int, dict[str, Any]
                 yield Dropped("bomb", where, f"{error}; the rest of the file is lost")
                 return
             except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+                if getattr(error, "errno", None):
+                    raise
                 yield Dropped("unreadable", where, f"{error}; the rest of the file is lost")
                 return
             if not line:

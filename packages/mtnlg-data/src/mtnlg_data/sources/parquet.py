@@ -45,6 +45,8 @@ def read_parquet(path: Path, field: str, largest: int) -> Iterator[Record | Drop
                     yield from _rows(batch, number, path.name, largest)
                     number += batch.num_rows
             except (pa.ArrowException, OSError) as error:
+                if getattr(error, "errno", None):
+                    raise
                 yield Dropped("unreadable", f"{path.name}: rows {number + 1} to {end}", _first_line(error))
             number = end
 

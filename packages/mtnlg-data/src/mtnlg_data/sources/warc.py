@@ -89,18 +89,27 @@ def _records_until_broken(file: BinaryIO, largest: int) -> Iterator[WarcRecord |
                 return
             held = record
     except OSError as error:
-        if held is None:
-            yield offset, "unreadable", str(error)
-        elif "WARC header" in str(error) and not _is_whole_member(file, offset, held, largest):
-            # No record begins where this one said that it ends.
-            yield offset, "bad_length", str(error)
-        else:
-            yield held
-            yield offset, "unreadable", f"behind the record at this place: {error}"
+        if error.errno:
+            raise
+        yield from _left_at(file, offset, held, largest, str(error))
         return
     if held is not None:
         yield held
     yield from _hidden_behind(file, offset, held)
+
+
+def _left_at(
+    file: BinaryIO, offset: int, held: WarcRecord | None, largest: int, what: str
+) -> Iterator[WarcRecord | tuple[int, str, str]]:
+    """The record at ``offset``, if it is whole where reading on ended like this, and what ended there."""
+    if held is None:
+        yield offset, "unreadable", what
+    elif "WARC header" in what and not _is_whole_member(file, offset, held, largest):
+        # No record begins where this one said that it ends.
+        yield offset, "bad_length", what
+    else:
+        yield held
+        yield offset, "unreadable", f"behind the record at this place: {what}"
 
 
 def _is_whole_member(file: BinaryIO, offset: int, record: WarcRecord, largest: int) -> bool:

@@ -1,0 +1,138 @@
+"""A curation in forked processes that die at a drawn step, by kill -9 or by a loss of power, until one comes through.
+
+    python crashing.py RECIPE OUT SEED
+
+A step is a moment before or after a sync, a rename or a removal: what publishes a result. A loss of power takes back
+some of the renames and removals in folders that were not synced since, in no order, and all the content of files that
+were not synced. After each death every manifest must tell the truth. Prints how many deaths there were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from curations import run
+from mtnlg_data.files import sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS_APART = 80  # at most, of two deaths: a store takes half as many
+
+
+class Disk:
+    """Stands between the program and its disk, and knows what a loss of power would take."""
+
+    def __init__(self, rng: random.Random, *, power: bool) -> None:
+        self._rng = rng
+        self._power = power
+        self._left = rng.randint(1, STEPS_APART)
+        self._synced: set[int] = set()
+        self._renamed: list[Path] = []
+        self._unsynced: list[tuple[Path, Callable[[], object]]] = []  # what was changed, and what takes that back
+        self._replace, self._unlink = Path.replace, Path.unlink
+
+    def install(self) -> None:
+        """From now on every publication goes through here."""
+        disk = self
+
+        def replace(path: Path, target: Path) -> Path:
+            return disk.replace(path, target)
+
+        def unlink(path: Path, missing_ok: bool = False) -> None:
+            disk.unlink(path, missing_ok=missing_ok)
+
+        os.fsync, Path.replace, Path.unlink = disk.sync, replace, unlink  # type: ignore[assignment, method-assign]
+
+    def sync(self, handle: int) -> None:
+        self._step()
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
+            folder = Path(f"/proc/self/fd/{handle}").readlink()
+            self._unsynced = [change for change in self._unsynced if change[0].parent != folder]
+        else:
+            self._synced.add(status.st_ino)
+        self._step()
+
+    def replace(self, path: Path, target: Path) -> Path:
+        self._step()
+        before = target.read_bytes() if target.exists() else None
+        self._replace(path, target)
+        self._renamed.append(target)
+
+        def take_back() -> None:
+            self._replace(target, path)
+            if before is not None:
+                target.write_bytes(before)
+
+        self._unsynced.append((target.resolve(), take_back))
+        self._step()
+        return target
+
+    def unlink(self, path: Path, *, missing_ok: bool) -> None:
+        if missing_ok and not path.exists():
+            return
+        self._step()
+        before = path.read_bytes()
+        self._unlink(path)
+        self._unsynced.append((path.resolve(), lambda: path.write_bytes(before)))
+        self._step()
+
+    def _step(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        if self._power:
+            self._lose_power()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _lose_power(self) -> None:
+        for path in self._renamed:
+            if path.exists() and path.stat().st_ino not in self._synced:
+                os.truncate(path, 0)
+        lasting = set()
+        for path, take_back in reversed(self._unsynced):
+            if path in lasting or self._rng.random() < 0.5:
+                lasting.add(path)
+            else:
+                take_back()
+
+
+def check(out: Path) -> None:
+    """Every manifest of a unit is that of the files beside it."""
+    for path in out.rglob("*.json"):
+        manifest: Any = json.loads(path.read_text())
+        if set(manifest) == {"key", "sha256", "files", "summary"}:
+            for name, digest in {path.stem: manifest["sha256"], **manifest["files"]}.items():
+                assert sha256(path.with_name(name)) == digest, f"{path} lies about {name}"
+
+
+def main(recipe: Path, out: Path, seed: int) -> None:
+    run(recipe, out.with_name(f"{out.name}-undisturbed"))  # and loads all that the children share
+    rng = random.Random(seed)
+    deaths = 0
+    while True:
+        disk = Disk(rng, power=rng.random() < 0.5)
+        child = os.fork()
+        if not child:
+            disk.install()
+            run(recipe, out)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            break
+        assert os.WIFSIGNALED(status), f"the child failed with status {status}"
+        check(out)
+        deaths += 1
+    sys.stdout.write(f"{deaths}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

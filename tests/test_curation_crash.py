@@ -1,0 +1,138 @@
+"""No kill, loss of power, full disk or Ctrl-C changes a curation: the same command ends it with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import curations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from curations import Undisturbed
+
+MOST_KILLS = 2
+FEWEST_DEATHS = 12  # of 40 that one sees mostly
+#: Curates on a small disk and copies what is left from there, in a namespace of mounts that ends with it.
+ON_A_SMALL_DISK = """
+mount -t tmpfs -o size=400k tmpfs "$1" || exit 99
+"${@:3}" --out "$1"; status=$?
+cp -a "$1/." "$2" && exit $status
+"""
+FILE_SIZE = 1 << 20  # less than a classifier has
+
+
+def command(recipe: Path, out: Path, *options: str) -> list[str]:
+    return [curations.COMMAND, "run", str(recipe), "--out", str(out), "--workers", "2", *options]
+
+
+def last_line(stderr: str) -> str:
+    assert "Traceback" not in stderr, stderr
+    return stderr.strip().splitlines()[-1]
+
+
+def test_dead_at_any_step_by_kill_or_loss_of_power_it_ends_with_the_same_bytes(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    seed = str(random.SystemRandom().randrange(1 << 32))  # other steps every time
+    words = [sys.executable, str(Path(__file__).with_name("crashing.py")), str(undisturbed.recipe)]
+    ended = subprocess.run([*words, str(tmp_path / "data"), seed], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, f"seed {seed}: {ended.stderr}"
+    assert int(ended.stdout) >= FEWEST_DEATHS
+    assert curations.left_by(tmp_path / "data") == undisturbed.left, f"seed {seed}"
+
+
+ENDS: list[tuple[Callable[[int, int], None], signal.Signals]] = [
+    (os.killpg, signal.SIGKILL),
+    (os.kill, signal.SIGKILL),
+    (os.killpg, signal.SIGTERM),
+]
+
+
+def interrupted(words: list[str], rng: random.Random) -> int | None:
+    """Start the command and kill it at a random moment; its exit status if it ended before."""
+    with subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stderr is not None
+        for _ in range(rng.randrange(6)):  # so many lines of progress
+            process.stderr.readline()
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=rng.uniform(0, 0.4))
+        kill, how = rng.choice(ENDS)
+        kill(process.pid, how)
+    return None
+
+
+def test_killed_with_its_workers_at_any_moment_a_run_by_others_ends_with_the_same_bytes(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    rng = random.Random()  # another sequence of moments every time
+    words = command(undisturbed.recipe, tmp_path / "data")
+    kills = 0
+    while kills < MOST_KILLS and interrupted(words, rng) is None:
+        kills += 1
+    assert kills, "not one kill came in time: the test shows nothing"
+    curations.run(undisturbed.recipe, tmp_path / "data")
+    assert curations.left_by(tmp_path / "data") == undisturbed.left
+
+
+def test_ctrl_c_is_one_line_and_status_130_and_the_same_command_goes_on(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    words = command(undisturbed.recipe, tmp_path / "data")
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # the first stage is done
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert last_line(said) == "mtnlg-data: interrupted; the same command goes on from here"
+    curations.run(undisturbed.recipe, tmp_path / "data")
+    assert curations.left_by(tmp_path / "data") == undisturbed.left
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on_where_there_is_room(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    small, roomy = tmp_path / "small", tmp_path / "roomy"
+    small.mkdir()
+    roomy.mkdir()
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("no unshare on this machine, by which to mount a small disk")
+    words = [unshare, *user, "--mount", "bash", "-c", ON_A_SMALL_DISK, "bash", str(small), str(roomy)]
+    run = [curations.COMMAND, "run", str(undisturbed.recipe), "--workers", "1"]
+    ended = subprocess.run([*words, *run], capture_output=True, text=True, check=False)
+    if ended.returncode == 99 or "unshare" in ended.stderr:
+        pytest.skip(f"no disk can be mounted here: {ended.stderr.strip()}")
+    assert ended.returncode == 1, ended.stderr
+    assert last_line(ended.stderr).startswith(f"mtnlg-data: {small}/")
+    assert last_line(ended.stderr).endswith(": No space left on device")
+    curations.run(undisturbed.recipe, roomy)
+    assert curations.left_by(roomy) == undisturbed.left
+
+
+def test_a_disk_that_takes_no_more_of_a_file_is_an_error_that_names_it(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"classifier\.npy") as ended:
+            curations.run(undisturbed.recipe, tmp_path / "data")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert Path(str(ended.value.filename)).is_relative_to(tmp_path / "data")
+    curations.run(undisturbed.recipe, tmp_path / "data")
+    assert curations.left_by(tmp_path / "data") == undisturbed.left

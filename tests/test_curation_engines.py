@@ -1,0 +1,107 @@
+"""The same bytes from every engine, by any number of workers and tasks, across changes of them in mid-run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import curations
+from mtnlg_data.console import Failure
+from mtnlg_data.engine import Local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from curations import Undisturbed
+    from mtnlg_data.engine import Summary, U
+
+
+def command(recipe: Path, out: Path, *options: str) -> list[str]:
+    return [curations.COMMAND, "run", str(recipe), "--out", str(out), *options]
+
+
+class Stopped(Exception):  # noqa: N818  (no error, an end)
+    """Ends a run in this process as a kill would."""
+
+
+class StopsAfter(Local):
+    """One worker that stops after so many units."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__(1)
+        self.left = units
+
+    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
+        for result in super().imap(function, units):
+            if not self.left:
+                raise Stopped
+            self.left -= 1
+            yield result
+
+
+def stopped(recipe: Path, out: Path) -> None:
+    """Leave the beginning of a run."""
+    with pytest.raises(Stopped):
+        curations.run(recipe, out, StopsAfter(4))
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_what_one_process_began_another_engine_ends_with_the_same_bytes(
+    undisturbed: Undisturbed, tmp_path: Path, engine: str
+) -> None:
+    stopped(undisturbed.recipe, tmp_path / "data")
+    words = command(undisturbed.recipe, tmp_path / "data", "--engine", engine, "--workers", "2")
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert curations.left_by(tmp_path / "data") == undisturbed.left
+
+
+def test_a_task_of_an_array_whose_others_never_come_does_all(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    stopped(undisturbed.recipe, tmp_path / "data")
+    curations.run(undisturbed.recipe, tmp_path / "data", shard=(1, 3))
+    assert curations.left_by(tmp_path / "data") == undisturbed.left
+
+
+def test_the_tasks_of_an_array_share_the_work_and_one_that_dies_holds_up_nobody(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    out = tmp_path / "data"
+    words = [command(undisturbed.recipe, out, "--workers", "1", "--shard", f"{task}/2") for task in range(2)]
+    one, other = (subprocess.Popen(task, stderr=subprocess.PIPE, text=True) for task in words)
+    assert one.stderr is not None
+    one.stderr.readline()  # the first stage is done
+    one.kill()
+    _, said = one.communicate(timeout=120), other.communicate(timeout=120)[1]
+    assert other.returncode == 0, said
+    assert curations.left_by(out) == undisturbed.left
+    curations.run(undisturbed.recipe, out, shard=(0, 2))  # it comes back, and finds all done
+    assert curations.left_by(out) == undisturbed.left
+
+
+#: Holds the lock that the runs in a folder share, as a task of some other recipe would, until its input ends.
+HOLD = """
+import fcntl, sys
+with open(sys.argv[1], "w+") as lock:
+    lock.write("another key")
+    lock.flush()
+    fcntl.lockf(lock, fcntl.LOCK_SH, 1)
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_where_others_are_at_work_is_refused(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(Failure, match="another run is at work here; wait for it, or give another --out"):
+            curations.run(undisturbed.recipe, tmp_path)
+        with pytest.raises(Failure, match="have another recipe or another version of mtnlg-data"):
+            curations.run(undisturbed.recipe, tmp_path, shard=(0, 2))
+        holder.communicate()
+    assert not (tmp_path / "01-extract").exists()
