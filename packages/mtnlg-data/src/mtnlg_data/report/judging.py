@@ -8,6 +8,8 @@ from difflib import SequenceMatcher
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
+from mtnlg_data.funnel import EXCERPT as SHOWN_CHARACTERS
+
 from .markup import figure, row, table, text
 from .notation import brief, count, percent
 from .pictures import Bar, Layer, bars, histogram
@@ -133,9 +135,9 @@ def _card(what: str, name: str, beside: str, body: str) -> str:
 
 def decontamination(found: Decontamination) -> str:
     """What was cut and for which task, with some of the cuts."""
-    parts = f"<p>{count(found.documents_cut)} documents were cut around a text of a task"
-    parts += f", {count(found.documents_dropped)} given up"
-    common = f"; {count(found.ngrams_common)} n-grams that many documents hold were left alone"
+    parts = f"<p>Documents cut around a text of a task: {count(found.documents_cut)}"
+    parts += f"; given up: {count(found.documents_dropped)}"
+    common = f"; n-grams left alone, since many documents hold them: {count(found.ngrams_common)}"
     parts += f"{common if found.ngrams_common else ''}.</p>"
     hit = sorted(((n, task) for task, n in found.cuts_by_task.items() if n), key=lambda item: (-item[0], item[1]))
     if hit:
@@ -181,4 +183,5 @@ def _order(shown: Shown) -> tuple[float, str, str]:
 
 def _document(shown: Shown) -> str:
     score = "" if shown.score is None else f"score {shown.score:.2f}"
-    return _card(shown.source, shown.id.removeprefix(f"{shown.source}/"), score, text(shown.text))
+    more = ELLIPSIS if len(shown.text) == SHOWN_CHARACTERS else ""
+    return _card(shown.source, shown.id.removeprefix(f"{shown.source}/"), score, f"{text(shown.text)}{more}")
