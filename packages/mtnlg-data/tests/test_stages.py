@@ -207,6 +207,8 @@ def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path, corpu
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
         files = inputs_of([str(tmp_path / f"{name}.jsonl")], raw=True)
         stages.extract(files, tmp_path / name, ExtractSettings(), engine)
+    with pytest.raises(UsageFailure, match="its documents are of documents already; NAME= is for other files"):
+        inputs_of([f"web={tmp_path / 'a'}"])
     with pytest.raises(UsageFailure, match="has the same file name; give one of them another source by NAME="):
         stages.dedup(
             inputs_of([str(tmp_path / "a"), str(tmp_path / "b")]), tmp_path / "out", DeduplicateSettings(), engine

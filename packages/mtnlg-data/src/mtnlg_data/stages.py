@@ -72,7 +72,7 @@ def inputs_of(
     """Find what ``PATH`` and ``NAME=PATH`` stand for: files of the source NAME; a folder stands for all below it.
 
     With ``raw`` no Parquet file counts as a shard. ``how`` goes to every ``SourceFile``. Raises ``Failure`` where there
-    is no such file, or none of a known format.
+    is no such file, or none of a known format, and ``UsageFailure`` where shards are given another name.
     """
     found = Inputs()
     for word in words:
@@ -81,6 +81,8 @@ def inputs_of(
         if not path.exists():
             raise Failure(f"{path}: no such file or folder; an input is PATH or NAME=PATH")
         shards = [] if raw else [file for file in _listed(path) if _is_shard(file)]
+        if shards and named:
+            raise UsageFailure(f"{word}: its documents are of {source_of(shards[0])} already; NAME= is for other files")
         if shards:
             found.shards += shards
             found.sources += map(source_of, shards)
