@@ -100,6 +100,7 @@ class DocumentWriter:
         self._rows: list[Document] = []
         self._in_rows = 0
         self._pending: list[pa.RecordBatch | pa.Table] = []
+        self._pending_rows = self._pending_bytes = 0
 
     def add(self, document: Document) -> None:
         """Append one."""
@@ -113,8 +114,9 @@ class DocumentWriter:
         """Append these, of ``SCHEMA``."""
         self.documents += batch.num_rows
         self._pending.append(batch)
-        rows = sum(part.num_rows for part in self._pending)
-        if rows >= ROWS_A_GROUP or sum(part.nbytes for part in self._pending) >= CHARACTERS_A_GROUP:
+        self._pending_rows += batch.num_rows
+        self._pending_bytes += batch.nbytes
+        if self._pending_rows >= ROWS_A_GROUP or self._pending_bytes >= CHARACTERS_A_GROUP:
             self.flush()
 
     def flush(self) -> None:
@@ -124,7 +126,7 @@ class DocumentWriter:
             table = pa.concat_tables(
                 part if isinstance(part, pa.Table) else pa.Table.from_batches([part], SCHEMA) for part in self._pending
             )
-            self._pending = []
+            self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
             self._file.write_table(table, row_group_size=ROWS_A_GROUP)
 
     def _batch_rows(self) -> None:

@@ -1,0 +1,100 @@
+"""Files into shards: one reading for all sources, several shards for large files, row groups that fit in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mtnlg_data.document import CHARACTERS_A_GROUP, Document, batches, read_documents, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.extract import ExtractSettings
+from mtnlg_data.ingestion import extract
+from mtnlg_data.sources import SourceFile
+from mtnlg_data.sources.pile import read_pile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+    from mtnlg_data.engine import Summary
+
+SUBSETS = {"books": "Books3", "letters": "Enron", "all": None}
+
+
+@pytest.fixture
+def pile(tmp_path: Path, corpus: ModuleType) -> Path:
+    """A file of the Pile of three subsets, with a line that is none and one without a text."""
+    path = tmp_path / "00.jsonl.zst"
+    names = ["Books3", "Enron", "Github"] * 4
+    rows: list[object] = [{"text": corpus.text(n), "meta": {"pile_set_name": name}} for n, name in enumerate(names)]
+    rows += [["no object"], {"text": None, "meta": {"pile_set_name": "Enron"}}]
+    corpus.write_jsonl(path, rows)
+    return path
+
+
+def feeds(path: Path, *sources: str) -> list[SourceFile]:
+    return [SourceFile(source, path, path.name, "pile", subset=SUBSETS[source]) for source in sources]
+
+
+def run(files: list[SourceFile], out: Path, settings: ExtractSettings | None = None) -> Summary:
+    return extract(files, out, settings or ExtractSettings(), Local(1))
+
+
+def texts(path: Path) -> list[dict[str, Any]]:
+    return [row for batch in read_documents(path) for row in batch.to_pylist()]
+
+
+def test_a_file_of_the_pile_is_read_once_for_all_its_sources_and_gives_each_what_it_would_by_itself(
+    pile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = []
+
+    def counted(path: Path, *how: Any) -> Iterator[Any]:  # noqa: ANN401  (whatever it takes)
+        readings.append(path)
+        return read_pile(path, *how)
+
+    monkeypatch.setattr("mtnlg_data.ingestion.read_pile", counted)
+    for sources in (["books", "letters"], ["letters", "books", "all"]):
+        readings.clear()
+        out = tmp_path / "-".join(sources)
+        account = run(feeds(pile, *sources), out)
+        assert readings == [pile]
+        assert account["shards"] == [f"{source}-00000.parquet" for source in sources]
+        for source in sources:
+            run(feeds(pile, source), tmp_path / source)
+            assert texts(out / f"{source}-00000.parquet") == texts(tmp_path / source / f"{source}-00000.parquet")
+
+
+def test_what_is_broken_in_a_shared_file_is_counted_where_it_belongs(pile: Path, tmp_path: Path) -> None:
+    counted = run(feeds(pile, "books", "letters"), tmp_path / "out")["sources"]
+    assert counted["books"]["dropped"] == {"not_json": 1}, "of no source that could be told: the first's"
+    assert counted["letters"]["dropped"] == {"no_text": 1}
+    assert (counted["books"]["documents_out"], counted["letters"]["documents_out"]) == (4, 4)
+
+
+def test_a_full_shard_is_followed_by_another_and_nothing_is_lost_or_doubled(pile: Path, tmp_path: Path) -> None:
+    whole = run(feeds(pile, "all", "books"), tmp_path / "whole")
+    cut = run(feeds(pile, "all", "books"), tmp_path / "cut", ExtractSettings(shard_characters=2500))
+    assert cut["shards"][:2] == ["all-00000.parquet", "all-00000.001.parquet"]
+    assert len(cut["shards"]) > len(whole["shards"])
+    for source in ("all", "books"):
+        parts = [name for name in cut["shards"] if name.startswith(source)]
+        rows = [row for name in parts for row in texts(tmp_path / "cut" / name)]
+        assert rows == texts(tmp_path / "whole" / f"{source}-00000.parquet")
+    sizes = [sum(len(row["text"]) for row in texts(tmp_path / "cut" / name)) for name in cut["shards"]]
+    longest = max(len(row["text"]) for row in texts(tmp_path / "whole" / "all-00000.parquet"))
+    assert max(sizes) < 2500 + longest
+
+
+def test_a_row_group_is_bounded_by_its_text_and_filters_leave_no_tiny_ones(tmp_path: Path) -> None:
+    length = CHARACTERS_A_GROUP // 3
+    write_documents(tmp_path / "large.parquet", batches(Document(f"{n}", "x", "x" * length) for n in range(7)))
+    with pq.ParquetFile(tmp_path / "large.parquet") as file:
+        assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [4, 3]
+    assert [batch.num_rows for batch in read_documents(tmp_path / "large.parquet")] == [4, 3]
+    few = (batch for n in range(500) for batch in batches([Document(f"{n}", "x", "short")]))
+    write_documents(tmp_path / "small.parquet", few)
+    assert [batch.num_rows for batch in read_documents(tmp_path / "small.parquet")] == [500]
