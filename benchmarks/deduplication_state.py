@@ -108,7 +108,7 @@ def measure(documents: int, scratch: Path) -> dict[str, Any]:
     engine = Watched()
     found = deduplicate(shards, scratch / "out", settings, ["web"], engine)
     note = json.loads(manifest_path(scratch / "out" / "state" / "clusters").read_text(encoding="utf-8"))
-    share = note["summary"]["candidates"] / documents
+    share: float = note["summary"]["candidates"] / documents
     characters = round(found["characters_in"] / documents)
     steps = {
         state.step: {

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LIBRARIES = 350_000_000  # Python, NumPy, Arrow, SciPy and numba, in every worker
 WORD = 6  # characters a word of English, with what parts it from the next
 LEDGER_ROW = 64  # compressed
+LEDGER_ROW_READ = 256
 
 
 class StepState(NamedTuple):
@@ -49,13 +50,14 @@ def state_bytes(
     duplicate, about. 320 million documents of the paper's size take under 8 GB in any process.
     """
     bands = settings.bands
-    some = int(candidates * documents)
+    some = round(candidates * documents)
     shingles = characters // WORD if settings.shingle == "word" else characters
     candidate = 8 * shingles + 8 * bands + NAMES_BYTES
     # A row group as Arrow holds it and as Python's strings, and the arrays of what is worked on at once.
     text = 3 * min(ROWS_A_GROUP * characters, CHARACTERS_A_GROUP) + 64 * CHARACTERS_AT_ONCE
     shard = min(shard, documents)
     mask = documents  # a byte each
+    part = min(some, GROUP_BYTES // candidate)
     return (
         StepState(
             "signatures", run_bytes(documents, bands), LIBRARIES + text + shard * (12 * bands + 16), workers=True
@@ -66,6 +68,6 @@ def state_bytes(
             "candidates", candidate * some, LIBRARIES + text + 3 * min(BYTES_AT_ONCE, candidate * shard), workers=True
         ),
         StepState("verify", LEDGER_ROW * some, LIBRARIES + 3 * min(GROUP_BYTES, candidate * some) // 2, workers=True),
-        StepState("ledger", LEDGER_ROW * some + mask, LIBRARIES + mask, workers=False),
+        StepState("ledger", LEDGER_ROW * some + mask, LIBRARIES + mask + LEDGER_ROW_READ * part, workers=False),
         StepState("write", 0, LIBRARIES + text + shard, workers=True),
     )

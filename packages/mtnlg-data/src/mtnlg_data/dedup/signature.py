@@ -1,6 +1,6 @@
 """Documents → MinHash signatures → one 64-bit key a band: the state that deduplication keeps of every document.
 
-    shingle    hash of n words (or characters) in a row of the lower-cased text
+    shingle    hash of n words (or characters, white space being one) in a row of the lower-cased text
     MinHash    h_p(document) = min over its shingles x of a_p fmix32(x) + b_p mod 2**32, a_p odd
     band key   hash of the ``rows`` values of one band
 
