@@ -16,7 +16,7 @@ from lm_eval.evaluator import evaluate
 from mtnlg_eval import model as model_module
 from mtnlg_eval.harness import FEW, task_manager
 from mtnlg_eval.model import DecoderLM
-from mtnlg_eval.packing import Request, Row, plan, tensors
+from mtnlg_eval.packing import Branch, Request, Row, plan, tensors
 from mtnlg_eval.rows import ROWS
 from mtnlg_eval.store import Store
 from mtnlg_model.console import Failure, progress
@@ -118,9 +118,14 @@ def tokens(most: int) -> st.SearchStrategy[tuple[int, ...]]:
     return st.lists(st.integers(0, 499), min_size=1, max_size=most).map(tuple)
 
 
+def beginnings() -> st.SearchStrategy[tuple[int, ...]]:
+    """Contexts of which many begin alike."""
+    return st.builds(lambda cut, rest: (0,) * cut + rest, st.integers(0, 24), tokens(2))
+
+
 @given(
-    st.lists(st.builds(Request, tokens(2), tokens(9)), min_size=1, max_size=12),
-    st.integers(10, 40),
+    st.lists(st.builds(Request, beginnings(), tokens(9)), min_size=1, max_size=12),
+    st.integers(34, 80),
     st.integers(1, 200),
     st.randoms(),
 )
@@ -144,12 +149,41 @@ def test_packed_answers_score_as_they_do_alone(seed: int, lm: DecoderLM) -> None
     def drawn(most: int) -> tuple[int, ...]:
         return tuple(draw.randrange(500) for _ in range(draw.randint(1, most)))
 
-    context = drawn(20)
-    rows = [Row(context, tuple(drawn(12) for _ in range(5))), Row(drawn(30), (drawn(9),)), Row(drawn(9), ((7,), (8,)))]
+    answers = tuple(drawn(12) for _ in range(5))
+    rests = tuple(Branch(rest, (drawn(7), drawn(1), drawn(7))) for rest in ((), drawn(9), drawn(3)))
+    rows = [
+        Row(drawn(20), (Branch((), answers),)),
+        Row(drawn(30), (Branch((), (drawn(9),)),)),
+        Row(drawn(9), (Branch((), ((7,), (8,))),)),
+        Row(drawn(25), rests),
+    ]
     ((together, likeliest),) = lm.forward([tensors(rows)])
-    alone = list(lm.forward(tensors([Row(row.context, (answer,))]) for row in rows for answer in row.answers))
+    requests = [request for row in rows for request in row.requests]
+    alone = list(lm.forward(tensors([Row(context, (Branch((), (answer,)),))]) for context, answer in requests))
     assert torch.allclose(together, torch.cat([logp for logp, _ in alone]), atol=CLOSE, rtol=0)
     assert torch.equal(likeliest, torch.cat([greedy for _, greedy in alone]))
+
+
+def test_contexts_that_begin_alike_share_a_row_as_long_as_it_fits() -> None:
+    stem = tuple(range(20))
+    asked = [Request((*stem, 50), (7, 8, 9)), Request((*stem, 60, 61), (7, 8, 9)), Request((1, 2, 3), (4, 5))]
+    (batch,) = plan(asked, 100, 1000)
+    assert {row.length: len(row.branches) for row in batch} == {20 + (1 + 2) + (2 + 2): 2, 3 + 1: 1}
+    assert {request for row in batch for request in row.requests} == set(asked)
+    (apart,) = plan(asked, 26, 1000)
+    assert max(row.length for row in apart) == 20 + 2 + 2
+
+
+@pytest.mark.parametrize(("name", "rows"), [("winogrande", 2), ("race_h", 3)])
+def test_names_in_a_blank_and_questions_of_an_article_share_their_beginning(
+    name: str, rows: int, lm: DecoderLM
+) -> None:
+    task = load(name, lm, 0)
+    task.build_all_requests()
+    pairs = [lm._encode_pair(*request.args) for request in task.instances]
+    asked = [Request(tuple(context), tuple(answer)) for context, answer in pairs]
+    planned = [row for batch in plan(asked, lm.max_length, 8192) for row in batch]
+    assert len(planned) == rows < len({request.context for request in asked})
 
 
 def test_choices_of_one_token_cost_one_row_as_long_as_their_context() -> None:

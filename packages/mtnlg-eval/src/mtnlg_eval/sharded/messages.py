@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from mtnlg_eval.packing import Batch
+from mtnlg_eval.packing import Batch, Places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,12 +51,9 @@ def written(batches: Sequence[Batch]) -> list[int]:
     """Batches as integers."""
     numbers = [len(batches)]
     for batch in batches:
-        packed = batch.positions is not None and batch.owners is not None
-        numbers += [*batch.tokens.shape, len(batch.rows), packed]
-        whole = [batch.tokens, batch.rows, batch.places, batch.targets]
-        for tensor in [*whole, batch.positions, batch.owners] if packed else whole:
-            if tensor is not None:
-                numbers += tensor.flatten().tolist()
+        numbers += [*batch.tokens.shape, len(batch.rows), batch.packed is not None]
+        for tensor in (batch.tokens, batch.rows, batch.places, batch.targets, *(batch.packed or ())):
+            numbers += tensor.flatten().tolist()
     return numbers
 
 
@@ -68,8 +65,8 @@ def read(numbers: Iterator[int]) -> list[Batch]:
 def _read_batch(numbers: Iterator[int]) -> Batch:
     b, s, n, packed = (next(numbers) for _ in range(4))
     tokens, rows, places, targets = (take(numbers, *shape) for shape in ((b, s), (n,), (n,), (n,)))
-    positions, owners = (take(numbers, b, s), take(numbers, b, s)) if packed else (None, None)
-    return Batch(tokens, positions, owners, rows, places, targets)
+    where = Places(*(take(numbers, b, s) for _ in Places._fields)) if packed else None
+    return Batch(tokens, where, rows, places, targets)
 
 
 def take(numbers: Iterator[int], *shape: int) -> Tensor:

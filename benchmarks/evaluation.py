@@ -1,0 +1,141 @@
+"""Loglikelihoods of the nine tasks: mtnlg_eval against lm-eval's own hf backend on the same weights, rows and threads.
+
+    python benchmarks/evaluation.py --data ROWS --gpt2 FOLDER [--documents 6] [--rounds 5] [--threads 1] [--out FILE]
+
+ROWS holds the tasks' published rows, FOLDER GPT-2's encoder.json and vocab.bpe. A random decoder in GPT-2's shape (6
+layers of 384, context 2,048, the real vocabulary) is exported for transformers. The requests are those of the paper's
+prompts at no shots and at GPT-3's K, the first so many documents of every task; each round answers all of them by both,
+in turn first, and nothing is kept between rounds. The ratio is the median of the rounds' own; every answer is compared.
+"""
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-eval", "torch==2.13.0", "transformers==5.23.0", "accelerate"]
+# ///
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+import torch
+from lm_eval.models.huggingface import HFLM
+
+from mtnlg_eval.harness import FEW, task_manager
+from mtnlg_eval.model import DecoderLM
+from mtnlg_eval.quiet import quiet
+from mtnlg_eval.store import Store
+from mtnlg_model.checkpoint import Checkpoint, Layout, Progress, save
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import progress
+from mtnlg_model.decoder import Decoder
+from mtnlg_model.huggingface import export_gpt2
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+VOCABULARY = 50_257
+
+
+def both(gpt2: Path, folder: Path) -> tuple[DecoderLM, HFLM]:
+    """Our model and theirs, on the same random weights."""
+    bpe = tokenizers.models.BPE.from_file(str(gpt2 / "encoder.json"), str(gpt2 / "vocab.bpe"))
+    tokenizer = tokenizers.Tokenizer(bpe)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    decoder = Decoder(ModelConfig(layers=6, hidden=384, heads=6, sequence=2048, vocabulary=VOCABULARY), seed=1)
+    done = Progress(step=1, samples=0, tokens=0, loss=0.0, stream="none", layout=Layout())
+    checkpoint = Checkpoint.open(save(decoder, folder, 1, done, folder / "tokenizer.json"))
+    with progress("export", len(checkpoint.names), "tensors") as advance:
+        export_gpt2(checkpoint, folder / "hf", advance)
+    theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=8)
+    return DecoderLM.open(checkpoint), theirs
+
+
+def requests(lm: DecoderLM, data: Path, shots: str, documents: int) -> list[list[Instance]]:
+    """What the first documents of every task ask, task by task."""
+    manager = task_manager(data)
+    asked = []
+    for name, few in FEW.items():
+        task = manager.load([name])["tasks"][name]
+        task.bind(lm)
+        task.ask(few if shots == "few" else 0)
+        task.build_all_requests(limit=documents)
+        asked.append(task.instances)
+    return asked
+
+
+def measure(ours: DecoderLM, theirs: HFLM, asked: list[list[Instance]], rounds: int) -> dict[str, Any]:
+    """Seconds of both over all tasks, and how far their answers are apart."""
+    seconds: dict[str, list[float]] = {"mtnlg_eval": [], "hf": []}
+    answers: dict[str, list[tuple[float, bool]]] = {}
+    for number in range(rounds):
+        for name in sorted(seconds, reverse=bool(number % 2)):
+            ours.store = Store("benchmark")
+            started = time.perf_counter()
+            told = [(ours if name == "mtnlg_eval" else theirs).loglikelihood(part, disable_tqdm=True) for part in asked]
+            seconds[name].append(time.perf_counter() - started)
+            answers[name] = [answer for part in told for answer in part]
+    pairs = list(zip(answers["mtnlg_eval"], answers["hf"], strict=True))
+    ratios = [hf / own for own, hf in zip(seconds["mtnlg_eval"], seconds["hf"], strict=True)]
+    return {
+        "ratio": statistics.median(ratios),
+        "ratio_least": min(ratios),
+        "ratio_most": max(ratios),
+        "requests": len(pairs),
+        "largest_difference_nats": max(abs(own[0] - hf[0]) for own, hf in pairs),
+        "same_greedy": all(own[1] == hf[1] for own, hf in pairs),
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    """Run and print, and write to ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--gpt2", type=Path, required=True)
+    parser.add_argument("--documents", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    quiet()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = both(options.gpt2, Path(folder))
+        result = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "python": platform.python_version(),
+            "cpus": os.cpu_count(),
+            "threads": options.threads,
+            "load_average_before": round(os.getloadavg()[0], 1),
+            **{name: version(name) for name in ("mtnlg-eval", "lm-eval", "torch", "transformers")},
+            "model": "random, 6 layers of 384, vocabulary 50,257, fp32",
+            "documents_a_task": options.documents,
+            **{
+                f"{shots} shots": measure(
+                    ours, theirs, requests(ours, options.data, shots, options.documents), options.rounds
+                )
+                for shots in ("0", "few")
+            },
+        }
+    told = json.dumps(result, indent=2)
+    print(told)
+    if options.out:
+        options.out.write_text(f"{told}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
