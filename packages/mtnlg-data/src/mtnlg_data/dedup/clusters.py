@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
 
 GROUP_BYTES = 1 << 29
-NAMES_BYTES = 128  # what a candidate's names and numbers take, about
+OBJECTS_BYTES = 512  # what a candidate's names and numbers take in memory, about
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _weights(runs: Sequence[Run], numbers: NDArray[np.int64]) -> NDArray[np.int6
     cuts = np.searchsorted(numbers, [run.first for run in runs] + [np.iinfo(np.int64).max])
     for run, begin, end in zip(runs, cuts[:-1], cuts[1:], strict=True):
         weights[begin:end] = run.counts[numbers[begin:end] - run.first].astype(np.int64) * 8
-    return weights + 8 * runs[0].bands + NAMES_BYTES if runs else weights
+    return weights + 8 * runs[0].bands + OBJECTS_BYTES if runs else weights
 
 
 def placed(path: Path, first: int, last: int) -> Placed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.dedup.bands import KEYS_A_PART
 from mtnlg_data.dedup.candidates import BYTES_AT_ONCE
-from mtnlg_data.dedup.clusters import GROUP_BYTES, NAMES_BYTES
+from mtnlg_data.dedup.clusters import GROUP_BYTES, OBJECTS_BYTES
 from mtnlg_data.dedup.runs import run_bytes
 from mtnlg_data.document import CHARACTERS_A_GROUP, ROWS_A_GROUP
 from mtnlg_data.words import CHARACTERS_AT_ONCE
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = 350_000_000  # Python, NumPy, Arrow, SciPy and numba, in every worker
 WORD = 6  # characters a word of English, with what parts it from the next
+NAMES = 128  # of a candidate
 LEDGER_ROW = 64  # compressed
 LEDGER_ROW_READ = 256
 
@@ -52,7 +53,8 @@ def state_bytes(
     bands = settings.bands
     some = round(candidates * documents)
     shingles = characters // WORD if settings.shingle == "word" else characters
-    candidate = 8 * shingles + 8 * bands + NAMES_BYTES
+    candidate = 8 * shingles + 8 * bands + NAMES
+    gathered = min(GROUP_BYTES, (candidate + OBJECTS_BYTES) * some)
     # A row group as Arrow holds it and as Python's strings, and the arrays of what is worked on at once.
     text = 3 * min(ROWS_A_GROUP * characters, CHARACTERS_A_GROUP) + 64 * CHARACTERS_AT_ONCE
     shard = min(shard, documents)
@@ -67,7 +69,7 @@ def state_bytes(
         StepState(
             "candidates", candidate * some, LIBRARIES + text + 3 * min(BYTES_AT_ONCE, candidate * shard), workers=True
         ),
-        StepState("verify", LEDGER_ROW * some, LIBRARIES + 3 * min(GROUP_BYTES, candidate * some) // 2, workers=True),
+        StepState("verify", LEDGER_ROW * some, LIBRARIES + 3 * gathered // 2, workers=True),
         StepState("ledger", LEDGER_ROW * some + mask, LIBRARIES + mask + LEDGER_ROW_READ * part, workers=False),
         StepState("write", 0, LIBRARIES + text + shard, workers=True),
     )
