@@ -106,8 +106,9 @@ def test_the_command_writes_what_it_prints_and_asks_nothing_twice(
     assert command(monkeypatch, *words, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "bias.json").read_bytes())
+    assert "polarity" in (tmp_path / "bias.svg").read_text()
     monkeypatch.setattr("mtnlg_eval.model.complete", None)
-    monkeypatch.setattr("mtnlg_eval.model.DecoderForward.__call__", None)
+    monkeypatch.setattr("mtnlg_eval.model.DecoderForward._run", None)
     before = (tmp_path / "bias.json").read_bytes()
     assert command(monkeypatch, *words) == 0
     assert "male likelier" in capsys.readouterr().out

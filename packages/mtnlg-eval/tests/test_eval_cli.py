@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -137,6 +138,7 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((out / "hans.json").read_bytes())
     assert told["shots_from"] == {"source": "any", "labels": "negative"}
+    ET.fromstring((out / "hans.svg").read_text())  # noqa: S314  (we wrote it)
     assert list(told["shots"]) == ["0", "1", "2"]
     summary = json.loads((out / "summary.json").read_bytes())
     assert told["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
@@ -163,6 +165,7 @@ def test_operators_are_asked_once_and_counted(
     cells = json.loads(capsys.readouterr().out)
     assert cells == json.loads((tmp_path / "operators.json").read_bytes())["cells"]
     assert len(cells) == 40
+    ET.fromstring((tmp_path / "operators.svg").read_text())  # noqa: S314  (we wrote it)
     before = files_of(tmp_path)
     assert run(*words, "--shots", "1") == 0
     assert "add, hash" in capsys.readouterr().out

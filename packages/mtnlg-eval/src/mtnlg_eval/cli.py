@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
-from mtnlg_model.files import replacing
+from mtnlg_model.files import replacing, write_text
 
 from .published import TASKS
 
@@ -132,14 +132,16 @@ def hans(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `run --tasks hans --out DIR` wrote.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the study as JSON instead of a table.")] = False,
 ) -> None:
-    """Break the scored HANS rows down by heuristic, label and subcase, and write DIR/hans.json.
+    """Break the scored HANS rows down by heuristic, label and subcase, and write DIR/hans.json and DIR/hans.svg.
 
     Accuracy → accuracy with the threshold shifted to the mean of P(True), in percent, at each number of shots:
     [bold]run --tasks hans --shots 0,1,2,4,8,16,32[/bold] gives the paper's figure 5.
     """
     from .hans import lines, study  # noqa: PLC0415  (--help shall be fast)
+    from .report import studies  # noqa: PLC0415  (as above)
 
     told = study(folder)
+    write_text(folder / "hans.svg", studies.hans(told))
     if as_json:
         print_json(told)
         return
@@ -159,7 +161,7 @@ def operators(  # noqa: PLR0917  (as above)
 ) -> None:
     """Ask what arithmetic stands behind a strange sign: 17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ?
 
-    Writes operators.json (counts with 95 % intervals) and operators.jsonl (a problem a line) into --out.
+    Writes operators.json (counts with 95 % intervals), operators.jsonl (a problem a line) and a picture into --out.
     """
     asked = _numbers(shots)
     if "few" in asked:
@@ -170,11 +172,13 @@ def operators(  # noqa: PLR0917  (as above)
     quiet()
     from .opening import model, opened  # noqa: PLC0415  (as above)
     from .operators import measure, rows  # noqa: PLC0415  (as above)
+    from .report import studies  # noqa: PLC0415  (as above)
 
     with model(opened(checkpoint, out), out, layout) as lm:
         if lm is None:
             return
         cells = measure(lm, out, [int(number) for number in asked], problems)
+    write_text(out / "operators.svg", studies.operators([cell._asdict() for cell in cells]))
     if as_json:
         print_json([cell._asdict() for cell in cells])
     else:
@@ -196,19 +200,21 @@ def bias(  # noqa: PLR0917  (as above)
 ) -> None:
     """Ask what the model takes people for: the gender of occupations' holders, adjectives by group, their sentiment.
 
-    Writes bias.json into --out.
+    Writes bias.json and bias.svg into --out.
     """
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
     from .bias import kinds_of, measure  # noqa: PLC0415  (as above)
     from .opening import model, opened  # noqa: PLC0415  (as above)
+    from .report import studies  # noqa: PLC0415  (as above)
 
     asked = kinds_of(kinds)
     with model(opened(checkpoint, out), out, layout) as lm:
         if lm is None:
             return
         told = measure(lm, out, asked, samples)
+    write_text(out / "bias.svg", studies.bias(told))
     if as_json:
         print_json(told)
     else:

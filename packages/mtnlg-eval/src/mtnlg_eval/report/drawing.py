@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from html import escape
+from importlib.resources import files
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,15 @@ def inline(figure: Figure, name: str, description: str) -> str:
     for stand_in, property_ in PROPERTIES.items():
         drawing = drawing.replace(stand_in, f"var(--{property_})")
     return re.sub(r"\s*\n\s*", "\n", _named_apart(drawing, name)).strip()
+
+
+def standing_alone(picture: str) -> str:
+    """The ``<svg>`` of `inline` as a file of its own: it brings the page's colours, for light and for dark, along."""
+    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8").partition("* {")[0]
+    style += "svg { background: var(--paper); font-family: system-ui, sans-serif; }"
+    return picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        "<title>", f"<style>\n{style}\n</style>\n<title>", 1
+    )
 
 
 def _named_apart(drawing: str, prefix: str) -> str:
