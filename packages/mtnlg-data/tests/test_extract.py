@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -153,6 +154,27 @@ def test_every_page_is_kept_or_dropped_for_a_reason_that_is_counted(tmp_path: Pa
     assert (account["documents_in"], account["documents_out"]) == (8, 2)
     assert [error["where"].partition(":")[0] for error in account["errors"]] == ["c.warc.gz"] * 2
     assert account["languages"] == {"en": 3, "de": 1}
+
+
+def test_pages_made_to_do_harm_cost_themselves_and_are_counted(tmp_path: Path, corpus: ModuleType) -> None:
+    page = corpus.page(corpus.text(1))
+    coded = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip"
+    records = [
+        corpus.record(page.encode(), "http://example.org/1"),
+        corpus.record(page.replace("<p>", "<div>" * 10_000 + "<p>", 1).encode()),
+        corpus.record(
+            page.replace("<p>", "<p " + "a b c d " * 9_000 + ">", 1).encode(), "http://example.org/attributes"
+        ),
+        corpus.record(gzip.compress(bytes(1 << 25)), http=coded),
+        corpus.record(page.replace(" ", " \0").encode()),
+        corpus.record(page.encode().replace(b" the", b" \xed\xa0\x80", 3), "http://example.org/surrogates"),
+        corpus.record(b"x" * 150_000),
+        corpus.record(page.encode(), "http://example.org/2"),
+    ]
+    (tmp_path / "c.warc.gz").write_bytes(b"".join(map(corpus.member, records)))
+    account, rows = run([SourceFile("crawl", tmp_path / "c.warc.gz", "c.warc.gz", "warc")], tmp_path / "out")
+    assert [row["url"].rpartition("/")[2] for row in rows] == ["1", "attributes", "surrogates", "2"]
+    assert account["sources"]["crawl"]["dropped"] == {"not_text": 1, "too_deep": 1, "too_large": 2}
 
 
 def test_texts_pass_with_their_language_and_keep_their_ids_when_files_move(tmp_path: Path, corpus: ModuleType) -> None:

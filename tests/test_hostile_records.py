@@ -1,0 +1,113 @@
+"""Records made to exhaust a machine cost themselves: little memory, and a reason that is counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from typing import TYPE_CHECKING
+
+import brotli
+import pytest
+import zstandard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 1 << 30
+BLOCK = 1 << 20
+LITTLE = 400 << 20  # bytes: the libraries take 150 MB, and a record at its largest is held in a few copies of 16 MB
+
+READ = """
+import json, resource, sys
+from pathlib import Path
+from mtnlg_data.sources import Record, SourceFile, read_records
+path = Path(sys.argv[1])
+found = [
+    item.content[:20] if isinstance(item, Record) else item.reason
+    for item in read_records(SourceFile("s", path, path.name, sys.argv[2]))
+]
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+print(json.dumps([[str(item) for item in found], memory]))
+"""
+
+
+def read(path: Path, kind: str) -> tuple[list[str], int]:
+    """What a process of its own reads of a file, and the most memory that it took."""
+    ended = subprocess.run(
+        [sys.executable, "-c", READ, str(path), kind], check=True, capture_output=True, text=True, timeout=120
+    )
+    found, memory = json.loads(ended.stdout)
+    return found, memory
+
+
+def gzip_of(head: bytes, size: int, tail: bytes) -> bytes:
+    """A gzip member of ``head``, so many zeros and ``tail``, made without compressing all of them."""
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    start = deflate.compress(head) + deflate.flush(zlib.Z_FULL_FLUSH)
+    block = deflate.compress(bytes(BLOCK)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    end = deflate.compress(tail) + deflate.flush()
+    checksum = zlib.crc32(head)
+    for _ in range(size // BLOCK):
+        checksum = zlib.crc32(bytes(BLOCK), checksum)
+    checksum = zlib.crc32(tail, checksum)
+    length = (len(head) + size + len(tail)) % (1 << 32)
+    trailer = checksum.to_bytes(4, "little") + length.to_bytes(4, "little")
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + start + block * (size // BLOCK) + end + trailer
+
+
+def record(body: bytes, http: str = "", length: int = 0) -> bytes:
+    """A WARC response, uncompressed, of a length that its header may exaggerate by ``length``."""
+    block = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n{http}\r\n".encode() + body
+    header = "WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\nContent-Length: "
+    return f"{header}{len(block) + length}\r\n\r\n".encode() + block
+
+
+END = b"\r\n\r\n"
+ONE, TWO = (gzip_of(record(b"<p>%d" % n) + END, 0, b"") for n in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("hostile", "reason"),
+    [
+        (gzip_of(record(b"", length=GIB), GIB, END), "too_large"),
+        (gzip_of(record(b"<p>") + END, GIB, b""), "bad_length"),
+        (gzip_of(b"", GIB, b""), "unreadable"),
+        (gzip_of(record(gzip_of(b"", GIB, b""), "Content-Encoding: gzip\r\n") + END, 0, b""), "too_large"),
+        (
+            gzip_of(record(brotli.compress(bytes(1 << 27), quality=1), "Content-Encoding: br\r\n") + END, 0, b""),
+            "too_large",
+        ),
+    ],
+    ids=["record", "behind a record", "no record", "gzip in a page", "brotli in a page"],
+)
+def test_a_gigabyte_in_a_crawl_file_costs_its_record(tmp_path: Path, hostile: bytes, reason: str) -> None:
+    path = tmp_path / "c.warc.gz"
+    path.write_bytes(ONE + hostile + TWO)
+    found, memory = read(path, "warc")
+    assert found == ["b'<p>1'", reason, "b'<p>2'"]
+    assert memory < LITTLE
+
+
+def frames(content: bytes, count: int) -> bytes:
+    return zstandard.compress(content) * count
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.jsonl.zst", frames(bytes(BLOCK), GIB // BLOCK), ["one", "too_large", "two"]),
+        ("a.jsonl.gz", gzip_of(b"", GIB // 2, b""), ["one", "too_large", "two"]),
+        ("bomb.jsonl.zst", frames(bytes(BLOCK), 2 * GIB // BLOCK), ["one", "bomb"]),
+    ],
+)
+def test_a_gigabyte_in_a_line_costs_that_line_and_a_bomb_its_file(
+    tmp_path: Path, name: str, content: bytes, expected: list[str]
+) -> None:
+    pack = (lambda line: gzip_of(line, 0, b"")) if name.endswith(".gz") else zstandard.compress
+    path = tmp_path / name
+    path.write_bytes(pack(b'{"text": "one"}\n') + content + pack(b'\n{"text": "two"}\n'))
+    found, memory = read(path, "jsonl")
+    assert found == expected
+    assert memory < LITTLE
