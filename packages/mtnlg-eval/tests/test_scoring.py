@@ -65,7 +65,7 @@ def test_every_task_is_scored_as_a_plain_forward_pass_scores_it(name: str, shots
         assert greedy == expected_greedy
 
 
-@pytest.mark.parametrize("name", ["hellaswag", "race_h", "boolq", "winogrande", "lambada"])
+@pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("shots", [0, 2])
 def test_every_task_is_scored_as_lm_evals_own_backend_scores_the_exported_model(
     name: str, shots: int, lm: DecoderLM, exported: TemplateLM
