@@ -5,17 +5,23 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Local, checksum, manifest_path, run_units
+from mtnlg_data.engine import Claims, Local, Sharded, checksum, manifest_path, run_units
+from mtnlg_data.engine.units import complete
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import ModuleType
+
+    from mtnlg_data.engine import Unit
 
 
 def ran(folder: Path) -> list[str]:
@@ -51,10 +57,42 @@ def test_a_unit_with_another_key_or_another_checksum_or_no_manifest_runs_again(
 
 def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_path: Path, units: ModuleType) -> None:
     with closing(Local(2)) as engine:
-        with pytest.raises(Failure, match="a worker died"):
+        with pytest.raises(Failure, match=r"a worker died .* at one of .*1"):
             run_units(engine, units.die_at_b, units.units_in(tmp_path, "abc"), "echo")
         run_units(engine, units.echo, units.units_in(tmp_path, "abc"), "echo")
     assert {"a", "b", "c"} <= set(ran(tmp_path))
+
+
+class Others(Claims):
+    """Other tasks: one has unit 1 in hand and completes it in time, one has unit 2 in hand and dies."""
+
+    def __init__(self, echo: Callable[[Any], Any], others: Unit) -> None:
+        self._looks: Counter[str] = Counter()
+        self._complete = partial(complete, echo, others)
+        self.taken: list[str] = []
+
+    def take(self, path: Path) -> bool:
+        self._looks[path.name] += 1
+        if path.name == "1" and self._looks["1"] == 2:
+            self._complete()
+        is_free = path.name not in "12" or self._looks[path.name] > 2
+        self.taken += [path.name] if is_free else []
+        return is_free
+
+    def release(self, path: Path) -> None:
+        pass
+
+
+def test_a_task_does_its_own_part_first_waits_for_what_others_do_and_takes_over_what_they_leave(
+    tmp_path: Path, units: ModuleType
+) -> None:
+    work = units.units_in(tmp_path, "abcd")
+    claims = Others(units.echo, work[1])
+    engine = Sharded(Local(1), (3, 4), claims)
+    summaries = run_units(engine, units.echo, work, "echo")
+    assert [summary["word"] for summary in summaries] == ["a", "b", "c", "d"]
+    assert claims.taken == ["3", "0", "2"]
+    assert ran(tmp_path) == ["a", "b", "c", "d"], "each once"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

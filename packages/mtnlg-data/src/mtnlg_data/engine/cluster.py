@@ -10,7 +10,7 @@ import logging
 import os
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -34,6 +34,8 @@ class Ray:
 
     def __init__(self, workers: int | None = None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+        os.environ.setdefault("RAY_task_oom_retries", "3")  # Ray's own figure is no end of them
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the first is told, as with any engine
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         how: dict[str, Any] = {"runtime_env": {"env_vars": ONE_THREAD}, **quiet}
         started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE, **how}
@@ -54,18 +56,26 @@ class Ray:
         waiting = iter(units)
         here = Path.cwd()
         running = {self._run.remote(here, function, unit): unit for unit in islice(waiting, self.workers)}
-        while running:
-            (done,), _ = ray.wait(list(running))
-            unit = running.pop(done)
-            try:
-                summary = ray.get(done)
-            except RayTaskError as error:
-                raise error.cause from None
-            except RayError as error:
-                line = str(error).partition("\n")[0]
-                raise Failure(f"{unit.output}: its worker died again and again: {line}") from None
-            running.update({self._run.remote(here, function, next_): next_ for next_ in islice(waiting, 1)})
-            yield unit, summary
+        try:
+            while running:
+                (done,), _ = ray.wait(list(running))
+                unit = running.pop(done)
+                summary = _gotten(done, unit)
+                running.update({self._run.remote(here, function, next_): next_ for next_ in islice(waiting, 1)})
+                yield unit, summary
+        finally:
+            for left in running:
+                ray.cancel(left)
+
+
+def _gotten(done: Any, unit: U) -> Summary:  # noqa: ANN401  (Ray's reference)
+    try:
+        return cast("Summary", ray.get(done))
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayError as error:
+        line = str(error).partition("\n")[0]
+        raise Failure(f"{unit.output}: its worker died again and again: {line}") from None
 
 
 def _run_at(folder: Path, function: Callable[[U], Summary], unit: U) -> Summary:

@@ -1,0 +1,273 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-data"]
+# ///
+"""A whole curation: its rate on one core and what each stage takes of it, two workers against one, memory against size.
+
+    python benchmarks/curation.py [--files 8] [--documents 400] [--rounds 5] [--scratch FOLDER] [--out FILE]
+
+Documents are drawn from the sentences of the standard library's docstrings: pages of a crawl (WARC, filtered by the
+classifier) and texts of a curated source (JSON lines), so many to a file; every tenth is a near copy of another. Each
+round curates the same files by one worker and by two, in turns, each run a process of its own and into an empty folder.
+A rate is bytes of pages and texts, unpacked, over the processor's seconds of the run and all its workers, start and
+imports included. Memory is the most that the process and its children have resident at a time, asked for every 20 ms,
+for the corpus and for one of ten times the files of the same size. What deduplication announces for each document of
+the corpus (some ten bytes) is too little to show and is not taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import gzip
+import json
+import os
+import platform
+import random
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import zstandard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIMES = 10
+PAUSE = 0.02  # seconds between two looks at the memory
+LIBRARIES = ("mtnlg-data", "pyarrow", "lxml", "pycld2", "ftfy", "numba", "scikit-learn", "tokenizers", "zstandard")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+RECIPE = """
+texts = "texts.jsonl"
+
+[sources.books]
+kind = "jsonl"
+paths = ["books/*.jsonl.zst"]
+weight = 0.4
+curated = true
+
+[sources.crawl]
+kind = "warc"
+paths = ["crawl/*.warc.gz"]
+weight = 0.6
+filtered = true
+
+[quality]
+alpha = 1.0
+sample = 1000
+
+[tokenize]
+vocabulary = 8192
+sample_bytes = 2_000_000
+"""
+
+
+def sentences() -> list[str]:
+    """What the docstrings of the standard library say, a sentence each."""
+    found: dict[str, None] = {}
+    folder = Path(sysconfig.get_path("stdlib"))
+    for path in sorted([*folder.glob("*.py"), *folder.glob("[a-z]*/*.py")]):
+        if path.parent.name in {"test", "site-packages", "idlelib"}:
+            continue
+        tree = ast.parse(path.read_bytes())
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        for node in (node for node in ast.walk(tree) if isinstance(node, kinds)):
+            text = " ".join((ast.get_docstring(node) or "").split())
+            for sentence in re.split(r"(?<=[.!?]) +", text):
+                if 6 <= len(sentence.split()) <= 40 and sentence.endswith("."):
+                    found[sentence] = None
+    return list(found)
+
+
+def documents(known: list[str], draw: random.Random, count: int) -> Iterator[str]:
+    """Texts of some paragraphs, every tenth a near copy of the one before."""
+    text = ""
+    for number in range(count):
+        if number % 10 == 9:
+            text = text.replace(draw.choice(text.split()), "other", 1)
+        else:
+            parts = (" ".join(draw.choices(known, k=draw.randint(4, 9))) for _ in range(draw.randint(3, 8)))
+            text = "\n\n".join(parts)
+        yield text
+
+
+def page(text: str, number: int) -> bytes:
+    """A record of a crawl: an English page with menus around its text."""
+    links = "".join(f'<li><a href="/{n}">{word}</a></li>' for n, word in enumerate(text.split()[:40]))
+    paragraphs = "".join(f"<div class='part'><p>{part}</p></div>" for part in text.split("\n\n"))
+    body = (
+        f"<html lang='en'><head><title>Page {number}</title><style>p {{ margin: 1em }}</style></head><body>"
+        f"<ul class='menu'>{links}</ul>{paragraphs}<div><ul>{links}</ul>Copyright</div></body></html>"
+    )
+    http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + body.encode()
+    header = (
+        f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
+        f"WARC-Date: 2021-01-01T00:00:00Z\r\nWARC-Target-URI: http://example.org/{number}\r\n"
+        f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(http)}\r\n\r\n"
+    )
+    return header.encode() + http + b"\r\n\r\n"
+
+
+def write_corpus(folder: Path, files: int, count: int) -> int:
+    """Write so many files, three of four of them of the crawl, and a recipe; returns their bytes, unpacked."""
+    known, draw, size = sentences(), random.Random(1), 0
+    for part in range(files):
+        texts = list(documents(known, draw, count))
+        if part % 4:
+            records = [page(text, part * count + number) for number, text in enumerate(texts)]
+            path, packed = folder / "crawl" / f"{part:04d}.warc.gz", b"".join(gzip.compress(one, 6) for one in records)
+        else:
+            records = [json.dumps({"text": text}).encode() + b"\n" for text in texts]
+            path, packed = folder / "books" / f"{part:04d}.jsonl.zst", zstandard.compress(b"".join(records))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(packed)
+        size += sum(map(len, records))
+    tasks = [{"task": "boolq", "id": str(n), "text": " ".join(draw.choices(known, k=3))} for n in range(200)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    (folder / "data.toml").write_text(f'input = "{folder}"\n{RECIPE}')
+    return size
+
+
+class Run(NamedTuple):
+    """What a run took."""
+
+    seconds: float
+    processor: float  # seconds of all its processes
+    memory: int  # bytes at its peak, of all of them
+    stages: dict[str, float]  # seconds of each
+
+
+def curate(folder: Path, out: Path, workers: int) -> Run:
+    """Run the command into a folder that is then removed."""
+    words = [str(Path(sys.executable).with_name("mtnlg-data")), "--quiet", "run", str(folder / "data.toml")]
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    process = subprocess.Popen([*words, "--out", str(out), "--workers", str(workers)], env={**os.environ, **ONE_THREAD})
+    memory: list[int] = [0]
+    watcher = threading.Thread(target=_watch, args=(process, memory))
+    watcher.start()
+    status = process.wait()
+    seconds = time.perf_counter() - started
+    watcher.join()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if status:
+        sys.exit(f"{' '.join(words)} ended with status {status}")
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    shutil.rmtree(out)
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Run(seconds, processor, max(memory), {stage["name"]: stage["seconds"] for stage in summary["stages"]})
+
+
+def _watch(process: subprocess.Popen[bytes], memory: list[int]) -> None:
+    while process.poll() is None:
+        memory[0] = max(memory[0], sum(map(_resident, _family(process.pid))))
+        time.sleep(PAUSE)
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all that came of it."""
+    yield pid
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(word) for thread in threads for word in (thread / "children").read_text().split()]
+    except OSError:  # it has just ended
+        return
+    for child in children:
+        yield from _family(child)
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {
+        "median": round(statistics.median(values), 4),
+        "least": round(min(values), 4),
+        "most": round(max(values), 4),
+    }
+
+
+def measure(scratch: Path, files: int, count: int, rounds: int) -> dict[str, Any]:
+    """Rates, shares, scaling and memory."""
+    small, large = scratch / "small", scratch / "large"
+    size = write_corpus(small, files, count)
+    load = os.getloadavg()
+    runs: dict[int, list[Run]] = {1: [], 2: []}
+    for number in range(rounds):
+        for workers in (1, 2) if number % 2 else (2, 1):
+            runs[workers].append(curate(small, scratch / "out", workers))
+            print(f"round {number}, workers {workers}: {runs[workers][-1].seconds:.1f} s", flush=True)
+    in_stages = [sum(run.stages.values()) for run in runs[1]]
+    shares = {
+        name: spread([run.stages[name] / whole for run, whole in zip(runs[1], in_stages, strict=True)])
+        for name in runs[1][0].stages
+    }
+    scaling = [one.seconds / two.seconds for one, two in zip(runs[1], runs[2], strict=True)]
+    overhead = [two.processor / one.processor for one, two in zip(runs[1], runs[2], strict=True)]
+    large_size = write_corpus(large, TIMES * files, count)
+    grown = {workers: curate(large, scratch / "out", workers) for workers in (1, 2)}
+    memory = {
+        str(workers): {
+            "documents": [files * count, TIMES * files * count],
+            "peak_bytes": [max(run.memory for run in runs[workers]), grown[workers].memory],
+            "ratio": round(grown[workers].memory / max(run.memory for run in runs[workers]), 3),
+        }
+        for workers in (1, 2)
+    }
+    return {
+        "memory_of_ten_times_the_documents": memory,
+        "two_workers_over_one": {"speed": spread(scaling), "processor_seconds": spread(overhead)},
+        "megabytes_a_second_and_core": {
+            "small": spread([size / 1e6 / run.processor for run in runs[1]]),
+            "large": round(large_size / 1e6 / grown[1].processor, 4),
+        },
+        "share_of_stages": shares,
+        "share_of_stages_large": {
+            name: round(seconds / sum(grown[1].stages.values()), 4) for name, seconds in grown[1].stages.items()
+        },
+        "seconds": {str(workers): spread([run.seconds for run in own]) for workers, own in runs.items()},
+        "seconds_large": {str(workers): round(run.seconds, 1) for workers, run in grown.items()},
+        "corpus": {"files": files, "documents_a_file": count, "bytes": size, "bytes_large": large_size},
+        "rounds": rounds,
+        "load_before": [round(one, 2) for one in load],
+    }
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=8)
+    parser.add_argument("--documents", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scratch", type=Path)
+    today = datetime.now(UTC).date()
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today}-curation.json")
+    words = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=words.scratch) as scratch:
+        found = measure(Path(scratch), words.files, words.documents, words.rounds)
+    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
+    versions = {name: version(name) for name in LIBRARIES}
+    load = [round(one, 2) for one in os.getloadavg()]
+    told = {"date": str(today), **found, "load_after": load, "machine": machine, "versions": versions}
+    words.out.parent.mkdir(parents=True, exist_ok=True)
+    words.out.write_text(json.dumps(told, indent=2) + "\n")
+    print(json.dumps(told, indent=2))
+
+
+if __name__ == "__main__":
+    main()
