@@ -15,7 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtnlg_data.console import Failure
-from mtnlg_data.decontaminate import DecontaminateSettings, decontaminate, pieces
+from mtnlg_data.decisions import pieces
+from mtnlg_data.decontaminate import DecontaminateSettings, decontaminate
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.matches import Match, sentence_ends

@@ -3,7 +3,7 @@
     find     where the n-grams stand, and which are common (matches.py)
     decide   the first match left in a text, ``window`` characters on each side of it, and on to the next of . ! ? is
              taken out; what is right of it is treated alike. Pieces under ``shortest`` characters go; a document in
-             more than ``most_splits`` pieces goes as a whole
+             more than ``most_splits`` pieces goes as a whole (decisions.py)
     enter    every cut into the ledger: where, which n-gram, of which row of which task
     cut      the documents, written without it
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +23,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from .decisions import Decisions
 from .document import SCHEMA, read_documents, write_documents
 from .engine import key_of, run_units
 from .files import aside, sha256
 from .funnel import EXCERPT, KEPT, stage
-from .matches import NGRAMS, Count, Match, Ngrams, Scan, count, list_ngrams, matches_to_cut, scan
+from .matches import NGRAMS, Count, Ngrams, Scan, count, list_ngrams, scan
 from .settings import Settings
 from .shards import Made, Tallies, in_order, numbered, rows_of
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from .decisions import Decision
     from .engine import Engine, Summary
 
 SAMPLES = 12
@@ -71,62 +73,6 @@ class DecontaminateSettings(Settings):
         if self.minimum > self.n:
             raise ValueError(f"minimum = {self.minimum} is more than n = {self.n}")
         return self
-
-
-class Cutting(NamedTuple):
-    """One match for which a text is cut: characters ``start`` to ``end`` of it go."""
-
-    match: Match
-    start: int
-    end: int
-
-
-def pieces(length: int, matches: Sequence[Match], shortest: int) -> tuple[list[tuple[int, int]], list[Cutting]]:
-    """What is kept of a text of this length, as spans, and what is cut, given its matches in order of start."""
-    begin = 0
-    kept: list[tuple[int, int]] = []
-    cuts: list[Cutting] = []
-    for match in matches:
-        if match.start < begin:
-            continue
-        if begin and length - begin < shortest:
-            break
-        stop = match.stop + 1 if match.stop > begin else begin
-        kept.append((begin, stop))
-        begin = min(match.resume + 1, length)
-        cuts.append(Cutting(match, stop, begin))
-    kept.append((begin, length))
-    return [(start, end) for start, end in kept if end - start >= max(1, shortest)], cuts
-
-
-class Decision(NamedTuple):
-    """What becomes of a document with matches: the spans of it that are kept, or the reason why all of it goes."""
-
-    kept: list[tuple[int, int]]
-    cuts: list[Cutting]
-    reason: str | None
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """What becomes of the documents of one shard, decided from numbers alone."""
-
-    scan: Scan
-    count: Made
-    settings: DecontaminateSettings
-
-    def __iter__(self) -> Iterator[tuple[int, Decision]]:
-        """Of every document with matches that are to be cut: its row and the decision, in order."""
-        is_cut = np.load(self.count.path)
-        for row, length, matches in matches_to_cut(self.scan.output, is_cut):
-            kept, cuts = pieces(length, matches, self.settings.shortest)
-            reason = "contaminated" if not kept else "split" if len(kept) > self.settings.most_splits else None
-            yield row, Decision(kept, cuts, reason)
-
-    @property
-    def key(self) -> str:
-        """A digest of all that they depend on."""
-        return key_of(self.scan.key, self.scan.shard.path.name, self.count.key, self.settings.model_dump())
 
 
 @dataclass(frozen=True)
