@@ -18,6 +18,7 @@ Events cost time in proportion to the page, whatever it holds; a tree does not: 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -238,6 +239,12 @@ class _Event(NamedTuple):
         return self.method == "start" and self.name == name
 
 
+@lru_cache(maxsize=TAGS_KEPT)
+def _event(method: str, name: str) -> _Event:
+    """One event for all its like: a page of a million tags holds it a million times."""
+    return _Event(method, name)
+
+
 class _Fragment:
     """A target of lxml's parser for pages that do not begin as documents: keeps the events until all are known."""
 
@@ -251,11 +258,11 @@ class _Fragment:
         if len(self._open) == DEEPEST:
             raise _TooDeepError
         self._open.append(name)
-        self._keep(_Event("start", name, attributes))
+        self._keep(_Event("start", name, attributes) if attributes else _event("start", name))
 
     def end(self, name: str) -> None:
         """A tag closes."""
-        self._keep(_Event("end", name))
+        self._keep(_event("end", name))
         self._open.pop()
         self._ended |= not self._open
 
