@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import math
 import time
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
@@ -33,6 +34,7 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 PRESENCE = 0  # the byte by which one keeps others out, or all show that they are here
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds
 SECONDS_BETWEEN_LINES = 60.0
+SECONDS_A_DAY = 86_400.0
 
 
 class Claims:
@@ -71,13 +73,13 @@ def _locked(lock: IO[bytes], how: int, byte: int) -> bool:
 def at_work_in(out: Path, key: str, *, shared: bool) -> Iterator[Claims]:
     """Keep other runs out of ``out``, but for tasks that share it and do the same, which is what ``key`` stands for.
 
-    Whoever comes into an empty house clears what killed runs left half written.
+    Whoever comes into an empty house clears what killed runs left half written; one of several tasks leaves what is
+    of today, since a file system may lock for each machine by itself and not know of the others.
     """
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("a+b") as lock:
         if _locked(lock, fcntl.LOCK_EX, PRESENCE):
-            for leftover in out.rglob(".*.tmp"):
-                leftover.unlink(missing_ok=True)
+            _sweep(out, time.time() - SECONDS_A_DAY if shared else math.inf)
             lock.truncate(0)
             lock.write(key.encode())
             lock.flush()
@@ -86,6 +88,13 @@ def at_work_in(out: Path, key: str, *, shared: bool) -> Iterator[Claims]:
         if shared:
             _join(lock, out, key)
         yield Claims(lock, out)
+
+
+def _sweep(out: Path, before: float) -> None:
+    for leftover in out.rglob(".*.tmp"):
+        with suppress(FileNotFoundError):
+            if leftover.stat().st_mtime <= before:
+                leftover.unlink()
 
 
 def _join(lock: IO[bytes], out: Path, key: str) -> None:
