@@ -15,6 +15,7 @@ import hashlib
 import os
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import nox
@@ -75,6 +76,8 @@ def whole_run(session: nox.Session, recipe: Path, out: Path) -> None:
     """Every stage of a run in the order in which data flows; each goes on from what a killed run had finished."""
     curated(session, recipe, out, [])
     trained(session, recipe, out, [])
+    if not (out / "train" / "summary.json").exists():
+        session.error("training was asked to stop; the same command goes on from its checkpoint")
     evaluated(session, recipe, out, [])
     at_home(session, "mtnlg-eval", "report", str(out))
 
@@ -125,6 +128,22 @@ def tests(session: nox.Session) -> None:
     """All suites in one environment; words behind -- go to pytest."""
     house(session)
     at_home(session, "python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+@nox.parametrize("end", ("oldest", "newest"), ids=("oldest", "newest"))
+def versions(session: nox.Session, end: str) -> None:
+    """Training on the oldest and on the newest megatron-core and DeepSpeed that mtnlg-parallel declares."""
+    house(session)
+    project = tomllib.loads(Path("packages/mtnlg-parallel/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ranges = [word for word in project["dependencies"] if word.startswith(("deepspeed", "megatron-core"))]
+    wanted = [word.split(",")[0].replace(">=", "==") for word in ranges] if end == "oldest" else ranges
+    # Beside the shared environment, before whose own they are found.
+    beside = Path(f".nox/versions-{end}").absolute()
+    shutil.rmtree(beside, ignore_errors=True)
+    pip(session, str(HOUSE / "bin" / "python"), "install", "--no-deps", "--target", str(beside), *wanted)
+    python, tests = str(HOUSE / "bin" / "python"), session.posargs or ["tests/training"]
+    session.run(python, "-m", "pytest", *tests, env={"PYTHONPATH": str(beside)})
 
 
 @nox.session(venv_backend="none", default=False)

@@ -182,7 +182,9 @@ class Training:
         loss = float(self.engine.train_batch(batches))
         seconds = time.perf_counter() - began
         norm = float(self.engine.get_global_grad_norm())
-        skipped = self.forbidden or (self.guard.reason(loss, norm) if self.engine.optimizer.overflow else None)
+        skipped = self.forbidden
+        if not self.judged:  # DeepSpeed found something not finite itself, and asked nobody
+            skipped = self.guard.reason(loss, norm) or "grad_norm is not finite"
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,
