@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import pickletools
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from .console import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -46,23 +47,46 @@ class _Mark:
 
 _PUSHED: Final = {
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
-    *("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES"),
+    *("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "GLOBAL"),
 }
 """Opcodes whose argument is the value."""
 _CONSTANTS: Final[dict[str, object]] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _NEW: Final[dict[str, Callable[[], object]]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "MARK": _Mark}
 _TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_REMEMBERED: Final = {"BINGET", "LONG_BINGET"}
+_REMEMBER: Final = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
+_BUILT: Final = {
+    *("TUPLE", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
+    *("STACK_GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "BINPERSID"),
+}
+_IGNORED: Final = {"PROTO", "FRAME"}
+_STOP: Final = b"."
+_READ: Final = _PUSHED | _CONSTANTS.keys() | _NEW.keys() | _TUPLES.keys() | _REMEMBERED | _REMEMBER | _BUILT | _IGNORED
+_OPCODES: Final = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes if opcode.name in _READ}
+"""What protocols 2 to 5 write of data, classes and calls; nothing else is even decoded."""
 
 
 def read(raw: bytes, place: Path) -> Any:  # noqa: ANN401  (whatever the pickle holds)
     """What the pickle ``raw`` of the file ``place`` holds; ``Failure`` where it is none, or needs more than we read."""
     machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(raw):
-            machine.step(opcode.name, argument)
+        for name, argument in _opcodes(BytesIO(raw)):
+            machine.step(name, argument)
         return machine.stack.pop()
     except (ValueError, LookupError, TypeError) as error:
         raise Failure(f"{place}: no pickle that can be read as data: {error or type(error).__name__}") from None
+
+
+def _opcodes(stream: BytesIO) -> Iterator[tuple[str, Any]]:
+    """Name and argument of one opcode after the other."""
+    while (code := stream.read(1)) != _STOP:
+        if code not in _OPCODES:
+            raise ValueError(f"opcode {code!r}" if code else "it ends too early")
+        opcode = _OPCODES[code]
+        if opcode.name == "GLOBAL":  # two lines as they are; pickletools would look for escapes in them
+            yield opcode.name, Global(*(stream.readline().decode().removesuffix("\n") for _ in range(2)))
+        else:
+            yield opcode.name, opcode.arg.reader(stream) if opcode.arg else None
 
 
 class _Machine:
@@ -82,14 +106,14 @@ class _Machine:
             self.stack.append(_NEW[name]())
         elif name in _TUPLES:
             self.stack[-_TUPLES[name] :] = [tuple(self._top(_TUPLES[name]))]
-        elif name in {"BINGET", "LONG_BINGET"}:
+        elif name in _REMEMBERED:
             self.stack.append(self.memo[argument])
-        elif name in {"BINPUT", "LONG_BINPUT", "MEMOIZE"}:
+        elif name in _REMEMBER:
             self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self._top(1)[0]
-        elif name not in {"PROTO", "FRAME", "STOP"}:
-            self._build(name, argument)
+        elif name in _BUILT:
+            self._build(name)
 
-    def _build(self, name: str, argument: Any) -> None:  # noqa: ANN401  (as above)
+    def _build(self, name: str) -> None:
         match name:
             case "TUPLE":
                 self.stack.append(tuple(self._group()))
@@ -101,8 +125,6 @@ class _Machine:
                 target = self._target(dict, Record)
                 items = target.items if isinstance(target, Record) else target
                 items.update((_key(key), value) for key, value in zip(pairs[::2], pairs[1::2], strict=True))
-            case "GLOBAL":
-                self.stack.append(Global(*argument.split(" ", 1)))
             case "STACK_GLOBAL":
                 self.stack.append(Global(*self._pop(2)))
             case "REDUCE" | "NEWOBJ":
@@ -112,8 +134,6 @@ class _Machine:
                 self._target(Record).state = state
             case "BINPERSID":
                 self.stack.append(Record("persistent", self.stack.pop()))
-            case _:
-                raise ValueError(f"opcode {name}")
 
     def _top(self, count: int) -> list[Any]:
         if len(self.stack) < count:
