@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from datasketch import MinHash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -98,6 +98,7 @@ def test_two_texts_share_the_key_of_a_band_exactly_where_all_its_rows_agree(one:
     assert (keys[0] == keys[1]).tolist() == agrees
 
 
+@settings(max_examples=40)  # through files
 @given(
     shards=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=12), min_size=1, max_size=4),
     parts=st.integers(1, 3),
@@ -125,6 +126,7 @@ def test_links_join_the_documents_of_one_key_and_no_others_over_shards_and_parts
     assert ours == {members for members in plain if len(members) > 1}
 
 
+@settings(max_examples=40)
 @given(keys=st.lists(st.lists(st.integers(0, 2**64 - 1), min_size=3, max_size=3), min_size=1, max_size=20))
 def test_a_run_gives_back_the_keys_and_counts_of_any_rows(
     keys: list[list[int]], tmp_path_factory: pytest.TempPathFactory
