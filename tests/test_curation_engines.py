@@ -10,7 +10,7 @@ import pytest
 
 import curations
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Local
+from mtnlg_data.engine import Claims, Local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -105,3 +105,30 @@ def test_a_folder_where_others_are_at_work_is_refused(undisturbed: Undisturbed, 
             curations.run(undisturbed.recipe, tmp_path, shard=(0, 2))
         holder.communicate()
     assert not (tmp_path / "01-extract").exists()
+
+
+#: Claims a unit until its input ends.
+CLAIM = """
+import pathlib, sys
+from mtnlg_data.engine import Claims
+out = pathlib.Path(sys.argv[1])
+with (out / ".lock").open("a+b") as lock:
+    print(Claims(lock, out).take(out / "unit"), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_claim_keeps_others_from_one_unit_and_ends_with_its_owner(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", CLAIM, str(tmp_path)]
+    with (
+        (tmp_path / ".lock").open("a+b") as lock,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+    ):
+        claims = Claims(lock, tmp_path)
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"True\n"
+        assert not claims.take(tmp_path / "unit")
+        assert claims.take(tmp_path / "another")
+        other.kill()
+        other.communicate()
+        assert claims.take(tmp_path / "unit")
