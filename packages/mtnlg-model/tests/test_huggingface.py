@@ -1,12 +1,16 @@
 """GPT-2 folders: what we export transformers opens with the same logits, and what it saves we import byte for byte."""
 
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
@@ -146,3 +150,34 @@ def test_folders_that_cannot_be_imported_are_named(checkpoint: Checkpoint, tmp_p
     (tmp_path / "ours" / "tokenizer.json").unlink()
     with pytest.raises(Failure, match=r"has no tokenizer\.json"):
         import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+
+
+@pytest.mark.usefixtures("no_gigabytes")
+@settings(settings.get_profile("mutations"))
+@given(data=st.data())
+def test_any_change_to_a_folder_is_refused_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path, data: st.DataObject
+) -> None:
+    """A field of config.json or bytes of the weights, their header above all, become others."""
+    folder, out = (tmp_path_factory.getbasetemp() / name for name in ("hub", "imported"))
+    if not folder.exists():
+        scratch = tmp_path_factory.mktemp("scratch")
+        export_gpt2(Checkpoint.open(save(Decoder(CONFIG), scratch, 1, PROGRESS, tokenizer_path)), folder, silent)
+    path = folder / data.draw(st.sampled_from(["config.json", "model.safetensors"]))
+    before = path.read_bytes()
+    if path.suffix == ".json":
+        content = json.loads(before)
+        odd: st.SearchStrategy[Any] = st.sampled_from([None, -1, 0, 2, 10**11, 2**63, "gpt2", 0.5, [], True])
+        content[data.draw(st.sampled_from(sorted(content)))] = data.draw(odd)
+        path.write_text(json.dumps(content))
+    else:
+        after = bytearray(before)
+        place = data.draw(st.integers(0, 200) | st.integers(0, len(before) - 1))
+        after[place : place + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+        path.write_bytes(after)
+    try:
+        with suppress(Failure):
+            import_gpt2(folder, out, silent)
+    finally:
+        path.write_bytes(before)
+        shutil.rmtree(out, ignore_errors=True)
