@@ -53,6 +53,7 @@ PIECES = st.one_of(
 
 @given(st.lists(PIECES, max_size=12).map("".join))
 @example("a\r\nÂ b")  # bad only once the line break is one character
+@example("ГўВЂВ\rA ÐŸ")  # bad only while it is another
 @example("<b>\n&amp;")
 @example("&amp;\n<b>&amp;\n&amp;")
 def test_repair_is_fix_text_to_the_character(text: str) -> None:

@@ -90,8 +90,8 @@ def _repaired_piece(piece: str, *, entities: bool) -> str:
     if (
         TOUCHED.search(plain)
         or (entities and HTML_ENTITY_RE.search(plain))
-        or BADNESS_RE.search(plain)
-        or (len(plain) != len(piece) and BADNESS_RE.search(piece))
+        or BADNESS_RE.search(piece)
+        or (plain != piece and BADNESS_RE.search(plain))
         or not is_normalized("NFC", plain)
     ):
         config = ftfy.TextFixerConfig(explain=False, unescape_html="auto" if entities else False)
