@@ -126,6 +126,27 @@ def test_a_folder_that_was_not_published_does_not_exist(
     assert implementation.latest(tmp_path) == first
 
 
+def test_what_was_added_may_change_while_it_is_written(
+    implementation: ModuleType, tensors: Tensors, tokenizer: Path, tmp_path: Path
+) -> None:
+    writer = implementation.CheckpointWriter(tmp_path, 7, "00000")
+    for (name, slot), tensor in tensors.items():
+        changing = tensor.clone()
+        writer.add(name, tuple(tensor.shape), slot, None, changing)
+        changing.fill_(float("nan"))
+    assert not writer.done
+    writer.finish()
+    writer.close()
+    assert writer.done
+    progress = implementation.Progress(
+        step=7, samples=1, tokens=1, loss=1.0, stream="", layout=implementation.Layout(tp=1, pp=1, dp=1)
+    )
+    written = implementation.publish(tmp_path, 7, ["00000"], CONFIG, progress, tokenizer)
+    checkpoint = implementation.Checkpoint.open(written)
+    for (name, slot), tensor in tensors.items():
+        assert torch.equal(checkpoint.tensor(name, slot=slot), tensor)
+
+
 def test_a_flipped_byte_is_found_and_named(
     implementation: ModuleType, tensors: Tensors, write: Write, tmp_path: Path
 ) -> None:
