@@ -89,6 +89,16 @@ def test_a_full_shard_is_followed_by_another_and_nothing_is_lost_or_doubled(pile
     assert max(sizes) < 2500 + longest
 
 
+@pytest.mark.parametrize("lost", ["all-00000.001.parquet", "all-00000.001.parquet.json", "all-00000.parquet.json"])
+def test_what_is_lost_of_a_file_with_several_shards_is_made_again(pile: Path, tmp_path: Path, lost: str) -> None:
+    settings = ExtractSettings(shard_characters=2500)
+    run(feeds(pile, "all"), tmp_path, settings)
+    before = (tmp_path / lost).read_bytes()
+    (tmp_path / lost).unlink()
+    run(feeds(pile, "all"), tmp_path, settings)
+    assert (tmp_path / lost).read_bytes() == before
+
+
 def test_a_row_group_is_bounded_by_its_text_and_filters_leave_no_tiny_ones(tmp_path: Path) -> None:
     length = CHARACTERS_A_GROUP // 3
     write_documents(tmp_path / "large.parquet", batches(Document(f"{n}", "x", "x" * length) for n in range(7)))

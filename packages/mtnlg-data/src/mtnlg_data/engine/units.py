@@ -125,9 +125,9 @@ def finished(unit: Unit) -> Summary | None:
         return None
     for name, digest in {unit.output.name: manifest["sha256"], **manifest.get("files", {})}.items():
         path = unit.output.with_name(name)
-        found = sha256(path) if path.exists() else None
-        if found != digest:
-            say(f"{path}: {'missing' if found is None else 'damaged, by its SHA-256'}; it is made again")
+        is_there = path.exists() and manifest_path(path).exists()
+        if not is_there or sha256(path) != digest:
+            say(f"{path}: {'damaged, by its SHA-256' if is_there else 'missing'}; it is made again")
             manifest_path(unit.output).unlink(missing_ok=True)
             return None
     return dict(manifest["summary"])
