@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 GPT2 = Path(__file__).parents[4] / "shared" / "data" / "gpt2"
 LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken")
 TEXTS = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
+NEWER = ["\U0003275f's", "a\U00032d59't b", "\u10d0\u1c90's", "\u088f\u088f x"]
 AWKWARD = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20, "it's 'S  don'T\r\n\n  x", "\u00a0\u2003 a\u2028b"]
 
 
@@ -54,7 +55,7 @@ def oracle(path: Path) -> Tokenizer:
     return tokenizer
 
 
-@given(texts=st.lists(st.one_of(st.text(), st.sampled_from(TEXTS + AWKWARD)), max_size=8))
+@given(texts=st.lists(st.one_of(st.text(), st.sampled_from(TEXTS + AWKWARD + NEWER)), max_size=8))
 def test_ids_are_those_of_tokenizers_one_text_at_a_time(texts: list[str], encode: Encoder, oracle: Tokenizer) -> None:
     ids, sizes = encode(texts)
     assert (ids.dtype.name, sizes.dtype.name) == ("uint32", "int64")
@@ -70,7 +71,7 @@ def test_gpt2s_ids_are_those_of_the_class_that_tokenizers_has_for_gpt2(library: 
         pytest.importorskip("gigatoken", reason="gigatoken is not installed")
     theirs = ByteLevelBPETokenizer(str(GPT2 / "encoder.json"), str(GPT2 / "vocab.bpe"))
     read([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(tmp_path / "tokenizer.json"))
-    texts = [*TEXTS, *AWKWARD, Path(__file__).read_text(encoding="utf-8")]
+    texts = [*TEXTS, *AWKWARD, *NEWER, Path(__file__).read_text(encoding="utf-8")]
     ids, _ = encoder(tmp_path / "tokenizer.json", library)(texts)
     assert ids.tolist() == [one for text in texts for one in theirs.encode(text).ids]
 
@@ -87,6 +88,17 @@ def test_texts_are_encoded_in_stretches_that_are_short_and_cover_all(
     for some in stretches:
         assert 1 <= len(some) <= texts
         assert sum(map(len, some)) <= characters or sum(map(bool, some)) == 1
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="GPT-2's two files are not on this machine")
+def test_letters_newer_than_either_librarys_unicode_get_the_ids_of_tokenizers(tmp_path: Path) -> None:
+    pytest.importorskip("gigatoken", reason="gigatoken is not installed")
+    path = tmp_path / "tokenizer.json"
+    read([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(path))
+    texts = ["plain", *NEWER, "and plain", "caf\u00e9", NEWER[0]]
+    ids, sizes = encoder(path, "gigatoken")(texts)
+    expected, each = encoder(path, "tokenizers")(texts)
+    assert (sizes.tolist(), ids.tolist()) == (each.tolist(), expected.tolist())
 
 
 # --- gigatoken -------------------------------------------------------------------------------------------------------

@@ -184,11 +184,21 @@ class BlendedStream:
         return self._samples
 
     def __getitem__(self, sample: SupportsIndex) -> NDArray[np.int32]:
-        """Sample ``sample``, shape [seq_length + 1], the caller's own. Raises ``IndexError`` outside [0, len)."""
+        """Sample ``sample``, shape [seq_length + 1], the caller's own.
+
+        Raises ``IndexError`` outside [0, len), and ``Failure`` where a store is no longer what it was.
+        """
         source, window = self.locate(sample)
         run = self.runs[source]
         start = run.start + window * self.seq_length
-        return run.store.read(start, start + self.seq_length + 1).astype(np.int32)
+        tokens = run.store.read(start, start + self.seq_length + 1).astype(np.int32)
+        if not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+            wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
+            raise Failure(
+                f"{run.store.prefix}.bin: token {start + wrong}, {tokens[wrong]}, is outside the vocabulary of "
+                f"{self.vocab_size}; tokenize it again with this tokenizer"
+            )
+        return tokens
 
     def locate(self, sample: SupportsIndex) -> tuple[int, int]:
         """Which of ``runs`` sample ``sample`` comes from, and which of its windows."""

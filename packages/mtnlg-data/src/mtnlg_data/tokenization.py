@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Tokenizer
 
 from .console import Failure
 from .document import DocumentFile
-from .encoding import encoder, some_at_once
+from .encoding import encoder, opened, some_at_once
 from .engine import key_of, run_units
 from .files import aside, sha256, write_json, write_text
 from .funnel import stage
@@ -100,7 +99,7 @@ class Encoding:
 
 def encode(unit: Encoding) -> Summary:
     """Run one unit."""
-    tokenizer = Tokenizer.from_file(str(unit.tokenizer.path))
+    tokenizer = opened(unit.tokenizer.path)
     eod, dtype = np.array(tokenizer.token_to_id(EOD)), dtype_for(size_of(tokenizer))
     encoded = encoder(unit.tokenizer.path, unit.library)
     tallies = Tallies()
