@@ -56,6 +56,7 @@ def megatrons(decoder: Decoder, *, stacked: bool) -> dict[str, Any]:
             else:
                 held |= {f"decoder.layers.{n}.{theirs}{kind}": tensor for n, tensor in enumerate(layers)}
     moments = {f"optimizer.state.exp_avg.{key}": torch.zeros_like(tensor) for key, tensor in held.items()}
+    moments["chained_0.optimizer.state.step"] = torch.zeros(1)
     return {
         **held,
         **moments,

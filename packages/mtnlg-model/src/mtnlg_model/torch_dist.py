@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 INDEX: Final = ".metadata"
 ARGUMENTS: Final = "common.pt"
 MOST_INDEX_BYTES: Final = 1 << 30
-LEFT_ALONE: Final = ("optimizer.", "rng_state", "rerun_state")
+LEFT_ALONE: Final = ("optimizer.", "chained_", "rng_state", "rerun_state")
 OUTER: Final = {
     "embedding.word_embeddings.weight": "embedding.token.weight",
     "embedding.position_embeddings.weight": "embedding.position.weight",
