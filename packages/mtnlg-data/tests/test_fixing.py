@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ftfy
 import pytest
-from ftfy.badness import BADNESS_RE
+from ftfy.badness import BADNESS_RE, MOJIBAKE_CATEGORIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -63,6 +63,14 @@ def test_repair_is_fix_text_to_the_character(text: str) -> None:
 def test_repair_is_fix_text_on_every_character_of_the_basic_plane() -> None:
     for code in range(0x10000):
         text = f"a{chr(code)}b"
+        assert repaired(text) == ftfy.fix_text(text), ascii(text)
+
+
+def test_repair_is_fix_text_on_every_suspicious_character_beside_one_of_every_category() -> None:
+    suspicious = [chr(code) for code in range(0x80, 0x2600) if LOOK.match(chr(code))]
+    beside = [characters[0] for characters in MOJIBAKE_CATEGORIES.values()]
+    for one in suspicious:
+        text = "\n".join(f"a{one}{other} {other}{one}b" for other in beside)
         assert repaired(text) == ftfy.fix_text(text), ascii(text)
 
 
