@@ -101,7 +101,7 @@ def test_a_folder_where_others_are_at_work_is_refused(undisturbed: Undisturbed, 
         holder.stdout.readline()
         with pytest.raises(Failure, match="another run is at work here; wait for it, or give another --out"):
             curations.run(undisturbed.recipe, tmp_path)
-        with pytest.raises(Failure, match="have another recipe or another version of mtnlg-data"):
+        with pytest.raises(Failure, match="have another recipe, other input files or another version of mtnlg-data"):
             curations.run(undisturbed.recipe, tmp_path, shard=(0, 2))
         holder.communicate()
     assert not (tmp_path / "01-extract").exists()

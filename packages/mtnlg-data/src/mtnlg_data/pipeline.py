@@ -47,7 +47,8 @@ def curate(recipe: Recipe, out: Path, engine: Engine, shard: tuple[int, int] | N
     recipe.judging.check()
     recipe.encoding.check()
     resolved = dump(recipe)
-    with at_work_in(out, key_of(resolved), shared=shard is not None) as claims:
+    inputs = [(asdict(file), _state(file.path)) for file in files]
+    with at_work_in(out, key_of(resolved, inputs, texts and sha256(texts)), shared=shard is not None) as claims:
         if shard is not None:
             engine = Sharded(engine, shard, claims)
         write_text(out / "recipe.toml", resolved)
@@ -71,9 +72,9 @@ def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out
     priority = list(recipe.sources)
     chain = _Chain(out)
 
-    states = [(asdict(file), _state(file.path)) for file in files]
+    inputs = [(asdict(file), _state(file.path)) for file in files]
     extracted = chain.run(
-        "extract", [states, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
+        "extract", [inputs, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
     )
     shards = [extracted / name for name in chain.accounts[-1]["shards"]]
 

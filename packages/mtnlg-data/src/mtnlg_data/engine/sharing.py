@@ -104,7 +104,7 @@ def _join(lock: IO[bytes], out: Path, key: str) -> None:
     lock.seek(0)
     if lock.read() != key.encode():
         raise Failure(
-            f"{out}: the tasks at work here have another recipe or another version of mtnlg-data; "
+            f"{out}: the tasks at work here have another recipe, other input files or another version of mtnlg-data; "
             "start all of them with the same, or give another --out"
         )
 
