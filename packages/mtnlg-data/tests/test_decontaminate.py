@@ -341,7 +341,7 @@ def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(module, "runs_of", lambda *run: np.zeros(len(runs_of(*run)), np.uint64))
     monkeypatch.setattr(module, "begun", lambda hashes, *_: np.arange(len(hashes)))
-    found = NgramSet(["a b", "c d"], 2).search(["x c d a b", "b a"])
+    found = NgramSet(["a b", "c d", "ab c", "e fg"], 2).search(["x c d a b", "b a", "a bc abc d", "e f", "e fgh"])
     assert [column.tolist() for column in found] == [[0, 0], [2, 6], [5, 9], [1, 0]]
 
 
@@ -353,6 +353,11 @@ def test_a_piece_of_a_cut_holds_no_match_begun_in_what_was_cut() -> None:
 def test_a_cut_stops_at_punctuation_that_stands_exactly_at_its_edge() -> None:
     left = [cut_at("aaaa.bbbXccc.dddd", [(8, 9)], window, 0)[0] for window in (3, 4, 5)]
     assert left == [["aaaa.", "dddd"], ["aaaa."], []]
+
+
+def test_a_mark_that_opens_what_is_left_ends_no_sentence() -> None:
+    assert cut_at(".bb XX. cc", [(4, 6)], 0, 0) == ([" cc"], [(4, 6)])
+    assert cut_at("XX.. YY. c", [(0, 2), (5, 7)], 0, 0) == ([" c"], [(0, 2), (5, 7)])
 
 
 def test_what_is_too_short_to_be_kept_is_not_searched_on() -> None:

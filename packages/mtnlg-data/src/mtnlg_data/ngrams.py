@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-SPACE = ord(" ")
 SLOTS_A_RUN = 32  # of a table's bits one in so many is set
 
 
@@ -166,16 +165,13 @@ def spelt(hits: NDArray[np.int64], spans: Spans, ngrams: Letters) -> NDArray[np.
         same = True
         for word in range(first, last):
             size = ends[word] - starts[word]
-            if word > first:
-                same = same and letters[at] == SPACE
-                at += 1
             same = same and at + size <= end
             if not same:
                 break
             for letter in range(size):
                 same &= codes[starts[word] + letter] == letters[at + letter]
-            at += size
-        equal[hit] = same and at == end
+            at += size + 1  # as many words as the n-gram has: were this no space, a space would be in a word
+        equal[hit] = same and at == end + 1
     return equal
 
 
