@@ -98,10 +98,8 @@ class _Gigatoken:
         require("gigatoken")
         import gigatoken  # noqa: PLC0415  (an extra)
 
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
         try:
-            self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(content))
+            self._tokenizer = gigatoken.Tokenizer.from_json(_without_special(path, path.stat().st_mtime_ns))
         except Exception as error:  # noqa: BLE001  (whatever it raises, the way out is the other library)
             what = str(error).partition("\n")[0]
             raise Failure(f'{path}: gigatoken does not know it: {what}; take library = "tokenizers"') from None
@@ -131,6 +129,15 @@ class _Gigatoken:
         lists = self._tokenizer.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(lists.offsets.data, np.int64)
         return np.asarray(lists.content.data, np.uint32)[offsets[0] : offsets[-1]], np.diff(offsets)
+
+
+@lru_cache(maxsize=1)
+def _without_special(path: Path, changed: int) -> str:
+    """The tokenizer.json, made once a worker, in which nothing is a special token."""
+    del changed
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
+    return json.dumps(content)
 
 
 @cache
