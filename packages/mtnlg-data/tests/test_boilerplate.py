@@ -14,7 +14,8 @@ from lxml.etree import ParserError
 
 from mtnlg_data.boilerplate import BoilerplateSettings, classes_of, main_text, revised
 from mtnlg_data.charset import decode
-from mtnlg_data.paragraphs import DEEPEST, Paragraph, read_page
+from mtnlg_data.fragments import DEEPEST
+from mtnlg_data.paragraphs import Paragraph, read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
 
 if TYPE_CHECKING:

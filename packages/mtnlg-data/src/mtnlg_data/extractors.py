@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from lxml import etree
 
 from .boilerplate import BoilerplateSettings, main_text
-from .paragraphs import DEEPEST, read_page
+from .fragments import DEEPEST
+from .paragraphs import read_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,9 +33,9 @@ def text_by(method: Method, html: str, settings: BoilerplateSettings) -> tuple[s
 
 
 def _text_by_library(extract: Callable[[str], str], html: str) -> tuple[str, str | None]:
-    parser: Any = etree.HTMLParser(target=_Sizes())
+    target: Any = _Sizes()
     try:
-        etree.fromstring(html, parser)
+        etree.fromstring(html, etree.HTMLParser(target=target))
         return extract(html), None
     except _OversizedError as oversized:
         return "", str(oversized)
