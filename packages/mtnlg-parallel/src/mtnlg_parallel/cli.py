@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -14,15 +15,20 @@ from mtnlg_model.console import UsageFailure, application, print_json, run, say
 
 from . import launch, slurm
 from .boards import check_wandb
+from .expected import compared, expect
 from .folder import RECIPE, SUMMARY, prepare, read_summary
 from .layout import parse_layout
 from .picture import draw, facts
+from .planner.command import plan
 from .recipe import load_recipe
 from .samples import open_data
 from .signals import STOPPING, noted
 from .wishes import Wishes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .expected import Expected
     from .folder import Start
     from .recipe import Recipe
 
@@ -66,6 +72,10 @@ def train(  # noqa: PLR0917  (typer names them)
         list[str] | None, typer.Option(metavar="OPTION", help="Of sbatch, such as --sbatch=--partition=batch.")
     ] = None,
     ranks_a_node: Annotated[int, typer.Option(min=1, help="Of --launcher slurm.")] = 8,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="What the planner takes the machine for, if not itself.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Train though the planner says that it cannot fit.")] = False,
 ) -> None:
     """Train a recipe on tokens; run again, go on from the newest checkpoint.
 
@@ -84,14 +94,16 @@ def train(  # noqa: PLR0917  (typer names them)
     if launch.die_with_parent():
         _be_a_rank(chosen, data, out, None, wishes)
         return
+    planned = None if launcher == "slurm" and cluster is None else partial(expect, chosen, cluster, force)
     if launch.is_rank():
-        _be_a_rank(chosen, data, out, resume, wishes)
+        _be_a_rank(chosen, data, out, resume, wishes, planned)
         return
+    expected = planned() if planned else None
     start = prepare(out, chosen, open_data(data, chosen).train.fingerprint, resume)
     if start.complete:
         say(f"already {_outcome(out)}")
         return
-    _announce(chosen, start)
+    _announce(chosen, start, expected)
     words = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
     words += [f"--wandb={wandb}"] if wandb is not None else []
     words += [f"--profile={profile}"] if profile is not None else []
@@ -101,11 +113,15 @@ def train(  # noqa: PLR0917  (typer names them)
         return
     stopped = launch.run_local(chosen.layout, [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words], out, start)
     say(_outcome(out) if (out / SUMMARY).exists() else launch.stopped_line(out, stopped))
+    if expected and (line := compared(out, chosen, expected)):
+        say(line)
 
 
-def _announce(recipe: Recipe, start: Start) -> None:
+def _announce(recipe: Recipe, start: Start, expected: Expected | None) -> None:
     parameters = f"{recipe.model.parameters:,} parameters"
     say(f"training {parameters} over {recipe.layout}, step {start.step} to {start.steps}")
+    if expected:
+        say(str(expected))
     if rounding := recipe.batch_size.rounding:
         say(rounding)
 
@@ -128,14 +144,22 @@ def _show_rank(recipe: Recipe, rank: int) -> None:
     shard.draw(shard.shard_of(recipe, rank), recipe)
 
 
-def _be_a_rank(recipe: Recipe, data: Path, out: Path, resume: bool | None, wishes: Wishes) -> None:
+def _be_a_rank(  # noqa: PLR0917  (as train)
+    recipe: Recipe,
+    data: Path,
+    out: Path,
+    resume: bool | None,
+    wishes: Wishes,
+    planned: Callable[[], Expected] | None = None,
+) -> None:
     """Train as one rank; ``resume`` None where the launcher has prepared ``out`` and shows the progress."""
 
     def first() -> Start | None:
         if resume is None:
             return None
+        expected = planned() if planned else None
         start = prepare(out, recipe, open_data(data, recipe).train.fingerprint, resume)
-        _announce(recipe, start)
+        _announce(recipe, start, expected)
         return start
 
     with noted(*STOPPING) as arrived:
@@ -165,6 +189,9 @@ def show_layout(
         print_json(facts(chosen))
     else:
         draw(chosen)
+
+
+app.command("plan")(plan)
 
 
 def _axes(layout: str | None) -> list[str]:

@@ -1,0 +1,260 @@
+"""The command ``mtnlg-parallel plan``: what a run would take, before a cluster is booked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from mtnlg_model.config import PRESETS, preset
+from mtnlg_model.console import UsageFailure, print_json, say
+from mtnlg_parallel.layout import Layout, parse_layout
+from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.schedule import BatchSize
+
+from .hardware import load_cluster
+from .run import Run, objection
+from .software import Software, load_software
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mtnlg_parallel.recipe import Recipe
+
+    from .hardware import Cluster
+
+FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-6.7b": 1024}
+"""Sequences a step of the presets that were trained (paper.md sections 2 and 6)."""
+
+Switch = Annotated[
+    list[str] | None, typer.Option("--switch", metavar="NAME=on|off", help="Turn a switch of --software.")
+]
+
+
+class Wanted(NamedTuple):
+    """What the command line asks to plan."""
+
+    run: Run
+    cluster: Cluster
+    software: Software
+    gpus: int
+    tokens: int
+    batches: BatchSize
+
+
+def plan(  # noqa: PLR0917  (typer names them)
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}."),
+    ] = None,
+    cluster: Annotated[str, typer.Option(metavar="NAME|FILE", help="A cluster's name, or a TOML file.")] = "dgx-a100",
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="How many nodes; all that --layout needs if not given.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(metavar="tp=8,pp=35,dp=8", help="Instead of the recipe's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a micro-batch.")] = None,
+    recompute: Annotated[
+        Literal["none", "selective", "full"] | None, typer.Option(help="What is computed twice.")
+    ] = None,
+    interleave: Annotated[int, typer.Option(min=1, help="Model chunks on each stage; 1 is plain 1F1B.")] = 1,
+    sequence_parallel: Annotated[
+        bool | None, typer.Option(help="Slice norms and dropout over tp along the sequence.", show_default=False)
+    ] = None,
+    precision: Annotated[Literal["bf16", "fp16", "fp32"] | None, typer.Option(help="Of weights and products.")] = None,
+    zero: Annotated[int, typer.Option(min=0, max=1, help="1 shares the optimizer's state over dp.")] = 1,
+    software: Annotated[str | None, typer.Option(help="The training program; the cluster's unless given.")] = None,
+    switches: Switch = None,
+    tokens: Annotated[float | None, typer.Option(min=1, help="Length of the run, for days and GPU-hours.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Rank every layout of --nodes.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many --search shows.")] = 10,
+    scaling: Annotated[
+        str | None, typer.Option(metavar="280,350,420", help="The run on these numbers of nodes.")
+    ] = None,
+    rows: Annotated[Path | None, typer.Option(metavar="CSV", help="Predict each row of measured step times.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where --rows writes; standard output if not given.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Write a Chrome trace and, beside it, an HTML picture.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the recipe.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Predict a step's time and memory, search for the best layout, or check predictions against measured rows.
+
+    The paper's runs: mtnlg-parallel plan recipes/mt-nlg-530b --cluster selene --scaling 280,350,420
+    """
+    place = load_cluster(cluster)
+    if rows is not None:
+        program = _software(software or place.software, switches)
+        _predict_rows(rows, out, place, program, as_json)
+        return
+    if target is None:
+        raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
+    recipe = None if target in PRESETS else load_recipe(Path(target), overrides or [])
+    template = _template(
+        target,
+        recipe,
+        batch=batch,
+        micro_batch=micro_batch,
+        recompute=recompute,
+        interleave=interleave,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+        zero=zero,
+    )
+    template = template._replace(layout=_layout(layout, recipe))
+    if template.layout.tp == 1:
+        template = template._replace(sequence_parallel=False)
+    program = _software(software or _default_software(template, place, search), switches)
+    gpus = nodes * place.node.gpus if nodes else max(template.layout.world, place.node.gpus)
+    length = int(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
+    ramp = recipe.train.ramp if recipe and batch is None else None
+    multiple = template.layout.dp * template.micro_batch
+    wanted = Wanted(template, place, program, gpus, length, BatchSize(template.batch, ramp, multiple))
+    if nodes and nodes > place.nodes:
+        say(f"{place.name} has {place.nodes} nodes, not {nodes}; planned as if it had")
+    if search:
+        _search(wanted, top, as_json)
+        return
+    if layout is None and nodes:
+        wanted = _spread(wanted)
+    if reason := objection(wanted.run, gpus if nodes else None, place.node.gpus):
+        raise UsageFailure(f"plan: {reason}")
+    if scaling is not None:
+        _scale(wanted, scaling, as_json)
+        return
+    _one(wanted, timeline, as_json)
+
+
+def _template(
+    target: str,
+    recipe: Recipe | None,
+    *,
+    batch: int | None,
+    micro_batch: int | None,
+    recompute: Literal["none", "selective", "full"] | None,
+    interleave: int,
+    sequence_parallel: bool | None,
+    precision: Literal["bf16", "fp16", "fp32"] | None,
+    zero: int,
+) -> Run:
+    train = recipe.train if recipe else None
+    whole = batch or (train.batch if train else FULL_BATCH.get(target))
+    if whole is None:
+        raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
+    return Run(
+        model=recipe.model if recipe else preset(target),
+        layout=Layout(),
+        batch=whole,
+        micro_batch=micro_batch or (train.micro_batch if train else 1),
+        recompute=recompute or (train.recompute if train else "full"),
+        interleave=interleave,
+        sequence_parallel=bool(train and train.sequence_parallel) if sequence_parallel is None else sequence_parallel,
+        zero=zero,
+        precision=precision or (train.precision if train else "bf16"),
+    )
+
+
+def _layout(text: str | None, recipe: Recipe | None) -> Layout:
+    """The command line's over the recipe's."""
+    before = recipe.layout if recipe else Layout()
+    return Layout(**(before.model_dump() | (parse_layout(text) if text else {})))
+
+
+def _default_software(run: Run, cluster: Cluster, search: bool) -> str:
+    """The cluster's program, or the first that can do what the run asks: DeepSpeed's engine does not interleave."""
+    asks = run.interleave > 1 or run.sequence_parallel or run.recompute == "selective" or search
+    return "megatron-lm" if asks and "deepspeed" in cluster.software else cluster.software
+
+
+def _software(name: str, switches: Sequence[str] | None) -> Software:
+    chosen = load_software(name)
+    for switch in switches or ():
+        key, _, value = switch.partition("=")
+        if key not in Software.model_fields or value not in {"on", "off"}:
+            raise UsageFailure(
+                f"--switch {switch}: write NAME=on or NAME=off; names are {', '.join(Software.model_fields)}"
+            )
+        chosen = chosen.model_copy(update={key: value == "on"})
+    return chosen
+
+
+def _spread(wanted: Wanted) -> Wanted:
+    """The same slices and stages over all the nodes: data parallelism takes what there is."""
+    run, layout = wanted.run, wanted.run.layout
+    dp = wanted.gpus // (layout.tp * layout.pp)
+    if dp == 0 or run.batch % (dp * run.micro_batch):
+        return wanted
+    batches = BatchSize(run.batch, wanted.batches.ramp, dp * run.micro_batch)
+    spread = Layout(tp=layout.tp, pp=layout.pp, dp=dp)
+    return wanted._replace(run=run._replace(layout=spread), batches=batches)
+
+
+def _one(wanted: Wanted, timeline: Path | None, as_json: bool) -> None:
+    from .report import draw, facts, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
+
+    run, cluster, software = wanted.run, wanted.cluster, wanted.software
+    told = facts(run, cluster, software)
+    if wanted.tokens:
+        told["run"] = whole_run(run, cluster, software, wanted.tokens, wanted.batches)
+    if timeline:
+        from .step import predict  # noqa: PLC0415  (as above)
+        from .timeline import write_timeline  # noqa: PLC0415  (as above)
+
+        write_timeline(timeline, run, predict(run, cluster, software))
+        say(f"{timeline}: the pipeline of one step")
+    if as_json:
+        print_json(told)
+    else:
+        draw(run, told)
+
+
+def _search(wanted: Wanted, top: int, as_json: bool) -> None:
+    from .report import draw_search, facts  # noqa: PLC0415  (as above)
+    from .search import search  # noqa: PLC0415  (as above)
+
+    found = search(wanted.run, wanted.cluster, wanted.software, wanted.gpus, top)
+    if not found.best:
+        least = min(found.rejected, key=lambda rejected: rejected.bytes)
+        raise UsageFailure(f"no layout of {wanted.gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}")
+    if as_json:
+        best = [facts(one.run, wanted.cluster, wanted.software) for one in found.best]
+        rejected = [{"run": str(run), "reason": reason} for run, reason, _ in found.rejected]
+        print_json({"gpus": wanted.gpus, "fitting": found.fitting, "best": best, "rejected": rejected})
+    else:
+        draw_search(found, wanted.gpus)
+
+
+def _scale(wanted: Wanted, scaling: str, as_json: bool) -> None:
+    from .scaling import draw_scaling, scale  # noqa: PLC0415  (as above)
+
+    numbers = [number.strip() for number in scaling.split(",")]
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        raise UsageFailure(f"--scaling {scaling}: write numbers of nodes, such as 280,350,420")
+    told = scale(wanted.run, wanted.cluster, wanted.software, [int(number) for number in numbers])
+    if as_json:
+        print_json(told)
+    else:
+        draw_scaling(told)
+
+
+def _predict_rows(path: Path, out: Path | None, cluster: Cluster, software: Software, as_json: bool) -> None:
+    from mtnlg_model.files import write_text  # noqa: PLC0415  (as above)
+
+    from .rows import Rows  # noqa: PLC0415  (as above)
+
+    rows = Rows(path)
+    seconds, measured = rows.predicted(cluster, software), rows.measured()
+    errors = [p / m - 1 for p, m in zip(seconds, measured, strict=True)] if measured else []
+    told: dict[str, Any] = {"rows": len(seconds), "predicted_ms": [value * 1e3 for value in seconds]}
+    if errors:
+        told |= {"mean_absolute_error": sum(map(abs, errors)) / len(errors), "mean_error": sum(errors) / len(errors)}
+        told |= {"largest_error": max(errors, key=abs), "errors": errors}
+    if out:
+        write_text(out, rows.with_predictions(seconds))
+    if as_json:
+        print_json(told)
+    elif not out:
+        typer.echo(rows.with_predictions(seconds), nl=False)
+    if errors:
+        figures = f"mean absolute error {told['mean_absolute_error']:.2%}, mean {told['mean_error']:+.2%}"
+        say(f"{len(errors)} rows on {cluster.name}: {figures}, largest {told['largest_error']:+.1%}")

@@ -1,0 +1,178 @@
+"""What a decoder's parts cost one rank: products, bytes through memory, collectives, and operations of its host.
+
+For n = s b tokens of a micro-batch, hidden h, t-way tensor parallelism and a heads. Bytes through memory an element are
+those of the kernels as Megatron has them (an activation read or written 2 bytes, a dropout mask 1); what tensor
+parallelism repeats on every rank is n h elements, or n h / t under sequence parallelism, and what it slices n h / t.
+
+Phases: ``forward``; ``backward`` without recomputation; ``recompute`` the forward pass, or the part of it, done again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from . import gemm, network
+
+if TYPE_CHECKING:
+    from .hardware import Cluster
+    from .run import Shape
+    from .software import Software
+
+SOFTMAX_ROW: Final = 2048
+"""Longest row that Megatron's fused softmax keeps in registers."""
+
+SOFTMAX_WARPS: Final = 4
+"""Rows of one block of the fused softmax: batch x heads on a rank must be a multiple of it, or it is not used."""
+
+FLASH: Final = 0.75
+"""Share of a product's rate that attention on chip sustains (Dao 2023: 190 of 250 TFLOP/s on an A100)."""
+
+HIDDEN: Final = 0.5
+"""Share of a collective that runs beside a product and costs no time: it takes processors and bandwidth from it."""
+
+LOSS_SHARE: Final = 0.45
+"""Share of element-wise bandwidth that the fp32 chain of the cross entropy reaches, maximum with its index included."""
+
+
+LONG_ROW: Final = 1024
+"""Longer rows take the fused softmax so many registers that half as many warps run, and twice the time an element."""
+
+TABLE_BYTES: Final = 12
+"""A parameter of the token table, a micro-batch: its gradient is made whole, zeroed and copied before it is added."""
+
+
+class Cost(NamedTuple):
+    """Seconds of one rank's GPU by what it does, and how many operations its host launches meanwhile."""
+
+    products: float = 0.0
+    memory: float = 0.0
+    collectives: float = 0.0
+    launches: float = 0.0
+
+    def plus(self, other: Cost) -> Cost:
+        """Both, one after the other."""
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, n: float) -> Cost:
+        """So often."""
+        return Cost(*(a * n for a in self))
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the GPU is busy, computing or communicating."""
+        return self.products + self.memory + self.collectives
+
+
+NOTHING: Final = Cost()
+
+
+class Phases(NamedTuple):
+    """Costs of one micro-batch."""
+
+    forward: Cost
+    backward: Cost
+    recompute: Cost
+
+
+@lru_cache(maxsize=4096)
+def layer(shape: Shape, cluster: Cluster, software: Software) -> Phases:
+    """One decoder layer on each of its ranks."""
+    core = _attention(shape, cluster, software, backward=False)
+    forward = _forward(shape, cluster, software).plus(core)
+    backward = _backward(shape, cluster, software).plus(_attention(shape, cluster, software, backward=True))
+    again = {"none": NOTHING, "selective": core, "full": forward}[shape.recompute]
+    return Phases(forward, backward, again)
+
+
+def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
+    """All but attention's core."""
+    fused, sliced = software.fused_kernels, shape.elements / shape.tp
+    products = sum(gemm.seconds(cluster, shape.tokens, columns, depth) for columns, depth in shape.linears)
+    # Twice: norm (4) and bias + dropout + residual (reads 2, writes output and mask: 7; apart 4 + 5 + 6).
+    moved = 2 * (4 + (7 if fused else 15)) * shape.repeated
+    # Bias + GeLU over 4h (4; apart 8), bias over 3h (4), the context made contiguous (4).
+    moved += ((4 if fused else 8) * 4 + 12 + 4) * sliced
+    memory = _traffic(cluster, moved * shape.width / 2, 12 if fused else 16)
+    return Cost(products, memory, 0.0, 17 if fused else 24).plus(_collectives(shape, cluster, 2))
+
+
+def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
+    """All but attention's core: gradients of inputs, of weights, and what is added to what."""
+    fused, sliced, n = software.fused_kernels, shape.elements / shape.tp, shape.tokens
+    extra = 6 if software.fused_accumulation else 0
+    inputs = sum(gemm.seconds(cluster, n, depth, columns) for columns, depth in shape.linears)
+    weights = sum(gemm.seconds(cluster, columns, depth, n, extra_bytes=extra) for columns, depth in shape.linears)
+    # Twice: norm (6, its parameters 4), dropout (5), bias sum (2), two gradients of the residual stream added (6).
+    moved = 2 * (10 + 5 + 2 + 6 + (0 if fused else 4)) * shape.repeated
+    # GeLU (6 over 4h; apart 10), bias sums (2 over 7h), gradients of q, k, v put together (4 over 3h), context (4).
+    moved += ((6 if fused else 10) * 4 + 14 + 12 + 4) * sliced
+    added = 0 if software.fused_accumulation else shape.added_bytes * 12 * shape.hidden**2 / shape.tp
+    memory = _traffic(cluster, moved * shape.width / 2 + added, 42 if fused else 50)
+    exposed = _exposed(shape, cluster, software, weights)
+    return Cost(inputs + weights, memory, 0.0, 42 if fused else 50).plus(exposed)
+
+
+def _exposed(shape: Shape, cluster: Cluster, software: Software, weights: float) -> Cost:
+    """Collectives of the backward pass that nothing hides; sequence parallelism gathers two inputs once more."""
+    wanted = _collectives(shape, cluster, 3 if shape.sequence_parallel else 2)
+    if not software.overlap_tensor:
+        return wanted
+    beside = min(_collectives(shape, cluster, 2).collectives, weights)
+    return wanted._replace(collectives=wanted.collectives - HIDDEN * beside)
+
+
+def _attention(shape: Shape, cluster: Cluster, software: Software, backward: bool) -> Cost:
+    """Scores, softmax, dropout and context."""
+    s, d, batch = shape.sequence, shape.hidden // shape.heads, shape.micro_batch * shape.heads // shape.tp
+    if software.flash_attention:
+        operations = (2.5 if backward else 1.0) * 4 * batch * s * s * d / 2  # half: what the causal mask leaves
+        rate = cluster.gpu.peak_flops * cluster.measured.gemm * FLASH
+        return Cost(operations / rate, _traffic(cluster, 0.0, 1), 0.0, 6 if backward else 3)
+    shapes = ((s, d, s), (s, s, d), (s, d, s), (s, d, s)) if backward else ((s, s, d), (s, d, s))
+    products = sum(gemm.seconds(cluster, *each, batch=batch) for each in shapes)
+    fused = software.fused_kernels and s <= SOFTMAX_ROW and batch % SOFTMAX_WARPS == 0
+    long = 2 if s > LONG_ROW else 1
+    scores = batch * s * s * shape.width / 2
+    if backward:  # Dropout (5), softmax (6; apart: two casts, product and sum in fp32, mask, scale).
+        return Cost(products, _traffic(cluster, (5 + (6 * long if fused else 26)) * scores, 6), 0.0, 9 if fused else 14)
+    # Softmax (4; apart: scale, mask, cast, softmax in fp32, cast), dropout (5).
+    return Cost(products, _traffic(cluster, (5 + (4 * long if fused else 28)) * scores, 4), 0.0, 9 if fused else 16)
+
+
+def _collectives(shape: Shape, cluster: Cluster, number: int) -> Cost:
+    """All-reduces of a micro-batch's activations; in sequence parallel a reduce-scatter and an all-gather, as dear."""
+    around = network.ring(cluster, shape.tp, 1)
+    launches = 2 * number if shape.tp > 1 else 0
+    return Cost(0.0, 0.0, number * around.all_reduce(shape.width * shape.elements), launches)
+
+
+def _traffic(cluster: Cluster, size: float, kernels: int) -> float:
+    measured = cluster.measured
+    return size / (cluster.gpu.memory_bandwidth * measured.memory) + kernels * measured.kernel_seconds
+
+
+@lru_cache(maxsize=4096)
+def embedding(shape: Shape, cluster: Cluster) -> Phases:
+    """Token and position table: look-up, sum, dropout; backward the table's dense gradient, written and added."""
+    table = (shape.width + shape.added_bytes) * ceil(shape.vocabulary / shape.tp) * shape.hidden
+    looked_up = Cost(0.0, _traffic(cluster, 15 * shape.elements, 8), 0.0, 20)
+    backward = Cost(0.0, _traffic(cluster, 15 * shape.elements + table, 8), 0.0, 20)
+    return Phases(looked_up.plus(_collectives(shape, cluster, 1)), backward, NOTHING)
+
+
+@lru_cache(maxsize=4096)
+def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
+    """Final norm, logits and cross entropy in fp32; never recomputed."""
+    n, h, rows = shape.tokens, shape.hidden, ceil(shape.vocabulary / shape.tp)
+    extra = 6 if software.fused_accumulation else 0
+    added = (TABLE_BYTES + (0 if software.fused_accumulation else shape.added_bytes)) * rows * h
+    # Cast (6), maximum (4), difference (8), exponential (8), sum (4).
+    loss = 30 / LOSS_SHARE * n * rows
+    forward = Cost(gemm.seconds(cluster, n, rows, h), _traffic(cluster, loss + 4 * shape.elements, 12), 0.0, 25)
+    products = gemm.seconds(cluster, n, h, rows) + gemm.seconds(cluster, rows, h, n, extra_bytes=extra)
+    # Quotient (8), product with the incoming gradient (8), cast (6).
+    loss = 22 / LOSS_SHARE * n * rows
+    backward = Cost(products, _traffic(cluster, loss + 10 * shape.elements + added, 12), 0.0, 25)
+    return Phases(forward, backward.plus(_collectives(shape, cluster, 1)), NOTHING)

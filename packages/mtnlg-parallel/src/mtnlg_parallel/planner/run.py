@@ -1,0 +1,153 @@
+"""The run that is planned: a decoder, a batch, a layout, and how its layers are recomputed and scheduled."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from mtnlg_model.config import ModelConfig  # noqa: TC001  (a field of a NamedTuple)
+from mtnlg_parallel.layout import Layout, Recompute, refusal
+
+Precision = Literal["bf16", "fp16", "fp32"]
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+class Shape(NamedTuple):
+    """What the cost of a part depends on: the run without its lengths."""
+
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    micro_batch: int
+    tp: int
+    recompute: Recompute
+    sequence_parallel: bool
+    width: int
+    gradient_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.micro_batch * self.sequence
+
+    @property
+    def elements(self) -> int:
+        """Elements of a micro-batch's activation, n h."""
+        return self.tokens * self.hidden
+
+    @property
+    def repeated(self) -> float:
+        """Elements of what tensor parallelism does not slice, on each rank."""
+        return self.elements / (self.tp if self.sequence_parallel else 1)
+
+    @property
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """(columns, depth) on a rank of query-key-value, attention's output, and the two of the feed-forward layer."""
+        h, t = self.hidden, self.tp
+        return (3 * h // t, h), (h, h // t), (4 * h // t, h), (h, 4 * h // t)
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes a parameter to add a fresh gradient to the accumulated: read the one, read and write the other."""
+        return self.width + 2 * self.gradient_bytes
+
+
+class Run(NamedTuple):
+    """Everything that a prediction depends on, beside the cluster and its software.
+
+    ``interleave`` is the number of model chunks on each stage, 1 for plain 1F1B. ``zero`` 1 shares the optimizer's
+    state among data-parallel ranks. Under bf16 gradients are accumulated in fp32, under fp16 in fp16.
+    """
+
+    model: ModelConfig
+    layout: Layout
+    batch: int
+    micro_batch: int = 1
+    recompute: Recompute = "full"
+    interleave: int = 1
+    sequence_parallel: bool = False
+    zero: int = 1
+    precision: Precision = "bf16"
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step through each pipeline."""
+        return self.batch // (self.micro_batch * self.layout.dp)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight or an activation."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes in which a gradient is accumulated and reduced."""
+        return 2 if self.precision == "fp16" else 4
+
+    @property
+    def shape(self) -> Shape:
+        """What the cost of each part depends on."""
+        model = self.model
+        return Shape(
+            model.hidden,
+            model.heads,
+            model.sequence,
+            model.vocabulary,
+            self.micro_batch,
+            self.layout.tp,
+            self.recompute,
+            self.sequence_parallel,
+            self.width,
+            self.gradient_bytes,
+        )
+
+    def __str__(self) -> str:
+        """In words."""
+        words = [str(self.layout), f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
+        words += [f"interleave {self.interleave}"] if self.interleave > 1 else []
+        words += ["sequence parallel"] if self.sequence_parallel else []
+        return ", ".join(words)
+
+
+def objection(run: Run, gpus: int | None = None, node: int = 8) -> str | None:
+    """Why this run cannot exist, with the nearest thing that can; None where it can. Memory is another question."""
+    layout, model = run.layout, run.model
+    if reason := refusal(layout, model):
+        return reason
+    if run.batch % (layout.dp * run.micro_batch):
+        multiple = layout.dp * run.micro_batch
+        near = max(round(run.batch / multiple), 1) * multiple
+        return f"dp {layout.dp} x micro-batch {run.micro_batch} does not divide the batch {run.batch}; use batch {near}"
+    if gpus is not None and layout.world > gpus:
+        return f"{layout} is {layout.world} GPUs and there are {gpus}; {_smaller(layout, gpus, node)}"
+    return _interleave_objection(run)
+
+
+def _interleave_objection(run: Run) -> str | None:
+    v, pp = run.interleave, run.layout.pp
+    if v == 1:
+        return None
+    if pp == 1:
+        return f"interleave {v} needs pp of 2 or more; use --interleave 1"
+    if run.model.layers % (pp * v):
+        fitting = [n for n in range(1, run.model.layers // pp + 1) if run.model.layers % (pp * n) == 0]
+        instead = f"use --interleave {' or '.join(map(str, fitting[:4]))}" if fitting else "use --interleave 1"
+        return f"pp {pp} x interleave {v} does not divide the {run.model.layers} layers; {instead}"
+    if run.micro_batches % pp:
+        return f"interleaving needs a multiple of pp {pp} micro-batches, not {run.micro_batches}; use --interleave 1"
+    return None
+
+
+def _smaller(layout: Layout, gpus: int, node: int) -> str:
+    """The nearest layout that these GPUs can hold, or how many nodes this one takes."""
+    needed = -(-layout.world // node)
+    if layout.tp * layout.pp <= gpus:
+        return f"use dp={gpus // (layout.tp * layout.pp)}, or --nodes {needed}"
+    return f"use --nodes {needed}"
+
+
+def padded_vocabulary(tokens: int, tp: int) -> int:
+    """Rows of the token table as Megatron pads them: a multiple of 128 for each tensor-parallel rank."""
+    multiple = 128 * tp
+    return -(-tokens // multiple) * multiple

@@ -1,0 +1,91 @@
+"""The pipeline of one step as a picture: a Chrome trace (chrome://tracing, ui.perfetto.dev), or a page of its own.
+
+Both hold one lane a stage, forward and backward of every chunk and micro-batch, and then what follows the schedule.
+"""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from mtnlg_model.files import write_text
+
+from .simulation import Event, simulate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .run import Run
+    from .step import Prediction
+
+MICROSECONDS: Final = 1e6
+LANE: Final = 18
+WIDE: Final = 1600
+MOST_NAMED: Final = 4000  # more boxes than this go without a tooltip each
+
+
+def write_timeline(path: Path, run: Run, prediction: Prediction) -> None:
+    """Write the step's timeline: a page where ``path`` ends in .html, else a Chrome trace and a page beside it."""
+    events: list[Event] = []
+    simulate(prediction.pipeline, run.micro_batches, events)
+    page = _page(run, prediction, events)
+    if path.suffix != ".html":
+        write_text(path, json.dumps({"traceEvents": _trace(run, prediction, events), "displayTimeUnit": "ms"}))
+    write_text(path.with_suffix(".html"), page)
+
+
+def _trace(run: Run, prediction: Prediction, events: list[Event]) -> list[dict[str, Any]]:
+    """Chrome's trace events: complete ("X") ones in microseconds, a process for the pipeline, a thread a stage."""
+    names: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "tid": stage, "name": "thread_name", "args": {"name": f"stage {stage}"}}
+        for stage in range(run.layout.pp)
+    ]
+    boxes = [
+        _box(event.stage, _name(event), "backward" if event.backward else "forward", event.begin, event.end)
+        for event in events
+    ]
+    begin = max(event.end for event in events)
+    after = []
+    for name, seconds in (
+        ("data comms", prediction.breakdown.data_comms),
+        ("optimizer", prediction.breakdown.optimizer),
+    ):
+        after += [_box(stage, name, name, begin, begin + seconds) for stage in range(run.layout.pp) if seconds]
+        begin += seconds
+    return names + boxes + after
+
+
+def _box(stage: int, name: str, category: str, begin: float, end: float) -> dict[str, Any]:
+    times = {"ts": begin * MICROSECONDS, "dur": (end - begin) * MICROSECONDS}
+    return {"ph": "X", "pid": 0, "tid": stage, "name": name, "cat": category, **times}
+
+
+def _name(event: Event) -> str:
+    return f"{'B' if event.backward else 'F'}{event.micro_batch} chunk {event.chunk}"
+
+
+def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
+    """One HTML file without a script or a link: the picture as SVG, with what it shows above."""
+    scale = WIDE / prediction.seconds
+    boxes = []
+    for event in events:
+        colour = "#d9822b" if event.backward else "#2b6cb0"
+        title = f"<title>{_name(event)}: {event.end - event.begin:.4f} s</title>" if len(events) < MOST_NAMED else ""
+        x, width = event.begin * scale, max((event.end - event.begin) * scale, 0.05)
+        shape = f'x="{x:.2f}" y="{event.stage * LANE}" width="{width:.2f}" height="{LANE - 2}"'
+        boxes.append(f'<rect {shape} fill="{colour}">{title}</rect>')
+    end = max(event.end for event in events)
+    rest = f'x="{end * scale:.2f}" y="0" width="{(prediction.seconds - end) * scale:.2f}"'
+    boxes.append(f'<rect {rest} height="{run.layout.pp * LANE}" fill="#999"><title>after the schedule</title></rect>')
+    parts = ", ".join(f"{name.replace('_', ' ')} {part:.3f} s" for name, part in prediction.breakdown._asdict().items())
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(str(run))}</title>
+<style>body{{font:14px sans-serif;margin:2em}}svg{{background:#f4f4f4}}</style></head><body>
+<h1>A step of {prediction.seconds:.3f} s</h1>
+<p>{escape(str(run))}; {run.micro_batches} micro-batches. Lanes are stages, the first on top: forward blue, backward
+orange, gradients and optimizer grey, waiting empty.</p><p>{escape(parts)}</p>
+<svg viewBox="0 0 {WIDE} {run.layout.pp * LANE}" width="100%" preserveAspectRatio="none" shape-rendering="crispEdges">
+{"".join(boxes)}
+</svg></body></html>
+"""

@@ -1,0 +1,173 @@
+"""``mtnlg-parallel plan``: what it prints, writes and refuses."""
+
+import csv
+import json
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data.console import Failure as DataFailure
+from mtnlg_model.console import Failure
+from mtnlg_model.settings import dump
+from mtnlg_parallel.cli import app
+from mtnlg_parallel.planner.hardware import load_cluster
+
+ROOT = Path(__file__).parents[3]
+PAPER = ("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35,dp=8")
+HEADER = (
+    "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,"
+    "tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)"
+)
+
+
+def plan(*words: object) -> str:
+    result = CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refusal(*words: object) -> str:
+    with pytest.raises(Failure) as caught:
+        CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
+    assert caught.value.exit_status == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_json_holds_the_step_its_parts_and_the_memory() -> None:
+    told = json.loads(plan(*PAPER, "--tokens", "270e9", "--json"))
+    assert told["step_seconds"] == pytest.approx(60.1, rel=0.03)
+    assert sum(told["step_seconds_by"].values()) == pytest.approx(told["step_seconds"])
+    assert told["mfu"] == pytest.approx(0.302, rel=0.03)
+    assert told["hfu"] == pytest.approx(0.403, rel=0.03)
+    assert sum(told["memory_bytes_by"].values()) == pytest.approx(told["memory_bytes"])
+    assert told["memory_bytes"] == max(told["memory_bytes_of_stages"])
+    assert told["fits"]
+    assert told["run"]["days"] == pytest.approx(47.8, rel=0.03)
+    assert told["run"]["gpu_hours"] == pytest.approx(2.57e6, rel=0.03)
+
+
+def test_the_ramp_costs_what_small_batches_cost() -> None:
+    recipe = ROOT / "recipes" / "mt-nlg-530b"
+    if not recipe.exists():
+        pytest.skip("the recipes are not here")
+    told = json.loads(plan(recipe, "--cluster", "selene", "--json"))
+    assert told["run"]["ramp_days"] == pytest.approx(3.1, rel=0.2)
+    assert told["run"]["days"] == pytest.approx(48.7, rel=0.03)
+
+
+def test_a_person_reads_a_table() -> None:
+    said = plan(*PAPER)
+    for words in ("bubble", "TFLOP/s a GPU", "MFU", "HFU", "tokens/s", "fits into", "stage 0, the fullest"):
+        assert words in said
+
+
+def test_scaling_prints_the_papers_table_beside_ours() -> None:
+    said = plan("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35", "--scaling", "280,350,420")
+    assert re.search(r"420\s+3,360\s+12\s+4\d\.\d\s+44\.4\s+[+-]\d\.\d%", said)
+
+
+def test_a_search_shows_the_best_and_why_others_were_rejected() -> None:
+    found = json.loads(plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search", "--top", "3", "--json"))
+    assert len(found["best"]) == 3
+    assert found["fitting"] + len(found["rejected"]) > 100
+    assert all(rejected["reason"] for rejected in found["rejected"])
+    assert "rejected for memory" in plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search")
+
+
+def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Path) -> None:
+    plan("dense-1.3b", "--layout", "tp=2,pp=4,dp=1", "--batch", "8", "--timeline", tmp_path / "step.json")
+    trace = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    boxes = [event for event in trace if event["ph"] == "X" and event["cat"] in {"forward", "backward"}]
+    assert len(boxes) == 2 * 4 * 8
+    assert all(event["dur"] > 0 for event in boxes)
+    page = (tmp_path / "step.html").read_text()
+    assert page.count("<rect") == 2 * 4 * 8 + 1
+    assert not re.search(r"<script|href|src=", page)
+
+
+def test_rows_come_back_with_what_was_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"note,{HEADER}\nmine,8,16,2,2048,16,20,1024,2,2,2,263.1\nours,2,4,1,2048,16,24,1024,2,1,1,356.0\n")
+    back = list(csv.DictReader(StringIO(plan("--rows", path))))
+    assert [row["note"] for row in back] == ["mine", "ours"]
+    assert all(0.7 < float(row["predicted (ms)"]) / float(row["iteration time (ms)"]) < 1.3 for row in back)
+    plan("--rows", path, "--out", path)
+    again = list(csv.DictReader(StringIO(plan("--rows", path))))
+    assert again == back, "an earlier prediction is replaced, not added to"
+    told = json.loads(plan("--rows", path, "--json"))
+    assert told["rows"] == 2
+    assert told["mean_absolute_error"] < 0.3
+
+
+def test_a_cluster_of_ones_own_is_planned_on(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    mine = load_cluster("dgx-a100")
+    path.write_text(dump(mine.model_copy(update={"name": "mine", "node": mine.node.model_copy(update={"gpus": 4})})))
+    assert json.loads(plan("dense-1.3b", "--cluster", path, "--layout", "dp=4", "--json"))["cluster"] == "mine"
+    path.write_text(path.read_text().replace("socket_gpus", "sockets"))
+    assert "did you mean socket_gpus?" in str(refusal_of_file(path))
+
+
+def refusal_of_file(path: Path) -> Failure:
+    with pytest.raises(Failure) as caught:
+        CliRunner().invoke(app, ["plan", "tiny", "--cluster", str(path), "--batch", "8"], catch_exceptions=False)
+    return caught.value
+
+
+def test_a_switch_is_turned() -> None:
+    fused, apart = (json.loads(plan(*PAPER, "--json", *words)) for words in ((), ("--switch", "fused_kernels=off")))
+    assert apart["step_seconds"] > 1.03 * fused["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("mt-nlg-530b", "--cluster", "selen"), "unknown; did you mean selene?"),
+        (("mt-nlg-530b", "--layout", "tp=7"), "use 1, 2, 4, 8, 16, 32, 64 or 128"),
+        (("mt-nlg-530b", "--layout", "dp=7"), "does not divide the batch 1920; use batch"),
+        (("mt-nlg-530b", "--nodes", "2", "--layout", "tp=8,pp=35"), "use --nodes 35"),
+        (("mt-nlg-530b", "--layout", "pp=35", "--interleave", "2"), "use --interleave 1 or 3"),
+        (("mt-nlg-530b", "--nodes", "3", "--search"), "no layout of 24 GPUs fits; the nearest is tp=8,pp=3,dp=1"),
+        (("mt-nlg-530b", "--layout", "tp=8,pp=35", "--scaling", "281"), "use 210, 280, 350"),
+        (("mt-nlg-530b", "--software", "megatron"), "unknown; use"),
+        (("mt-nlg-530b", "--switch", "fast=on"), "names are fused_kernels"),
+        (("gpt2",), "give --batch"),
+        ((), "plan needs a RECIPE"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_nearest_that_can(words: tuple[str, ...], line: str) -> None:
+    assert line in refusal(*words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("hidden size", "width", "column 'hidden size' is missing"),
+        ("8,16,2,2048", "8,16,3,2048", "line 2: dp 2 x micro-batch 3 does not divide the batch 16"),
+        ("8,16,2,2048", "9,16,2,2048", "line 2: tp=2,pp=2,dp=2 is 8 GPUs, not 9"),
+        ("8,16,2,2048", "8,16,2,lots", "line 2: invalid literal"),
+        (",263.1", "", "line 2: 10 fields under 11 columns"),
+    ],
+)
+def test_a_csv_that_is_wrong_is_refused_by_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{HEADER}\n8,16,2,2048,16,20,1024,2,2,2,263.1\n".replace(old, new))
+    assert line in refusal("--rows", path)
+
+
+def test_training_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    recipe = ROOT / "recipes" / "dense-6.7b"
+    if not recipe.exists():
+        pytest.skip("the recipes are not here")
+    words = ["train", str(recipe), "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
+    words += ["--cluster", "dgx-a100-40gb", "--layout", "tp=1,pp=1,dp=1", "--set", "train.micro_batch=4"]
+    with pytest.raises(Failure, match=r"cannot fit: stage 0 needs .* or --force") as caught:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(DataFailure, match=r"blend\.json"):  # forced, it goes on to the data, which are not there
+        CliRunner().invoke(app, [*words, "--force"], catch_exceptions=False)

@@ -1,0 +1,102 @@
+"""Predicted memory: against the literature's figures per GPU, and what fits and what does not."""
+
+import pytest
+
+from mtnlg_model.config import ModelConfig, preset
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.planner.hardware import GIB, load_cluster
+from mtnlg_parallel.planner.memory import Memory, fullest, layer_bytes, memory, misfit
+from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.planner.search import search
+from mtnlg_parallel.planner.software import load_software
+
+LM = load_software("megatron-lm")
+SELENE = load_cluster("selene")
+
+
+def shape(layers: int, hidden: int, heads: int) -> ModelConfig:
+    return ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=51200)
+
+
+def held(run: Run) -> tuple[Memory, ...]:
+    return memory(run, LM)
+
+
+RUNS = {  # Korthikanti et al. 2022, table 3
+    "22B": Run(shape(48, 6144, 64), Layout(tp=8), 4, 4, zero=0),
+    "175B": Run(shape(96, 12288, 96), Layout(tp=8, pp=8), 64, interleave=3, zero=0),
+    "530B": Run(shape(105, 20480, 128), Layout(tp=8, pp=35), 280, interleave=3, zero=0),
+    "1T": Run(shape(128, 25600, 160), Layout(tp=8, pp=64), 512, zero=0),
+}
+FIGURE_1 = {  # GiB: state on a middle stage; activations on the first, nothing recomputed; selective, sequence parallel
+    "22B": (45.56, 59.25, 9.56),
+    "175B": (45.56, 66.84, 12.35),
+    "530B": (31.64, 114.02, 23.08),
+    "1T": (32.96, 131.25, 26.56),
+}
+FIGURE_7 = {  # activations as shares of nothing recomputed: sequence parallel alone, selective alone, all recomputed
+    "22B": (0.6684, 0.4942, 0.0764),
+    "175B": (0.6204, 0.5653, 0.0871),
+    "530B": (0.5831, 0.6204, 0.0942),
+    "1T": (0.5831, 0.6204, 0.0942),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_state_and_activations_are_within_eight_percent_of_the_literature(name: str) -> None:
+    run, (state, whole, present) = RUNS[name], FIGURE_1[name]
+    none, both = run._replace(recompute="none"), run._replace(recompute="selective", sequence_parallel=True)
+    assert held(run)[run.layout.pp // 2].state / GIB == pytest.approx(state, rel=0.08)
+    assert held(none)[0].activations / GIB == pytest.approx(whole, rel=0.08)
+    assert held(both)[0].activations / GIB == pytest.approx(present, rel=0.08)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_saving_is_within_eight_percent_of_the_literature(name: str) -> None:
+    run = RUNS[name]._replace(recompute="none")
+    whole = held(run)[0].activations
+    sliced, selective, full = FIGURE_7[name]
+    assert held(run._replace(sequence_parallel=True))[0].activations / whole == pytest.approx(sliced, rel=0.08)
+    assert held(run._replace(recompute="selective"))[0].activations / whole == pytest.approx(selective, rel=0.08)
+    assert held(run._replace(recompute="full"))[0].activations / whole == pytest.approx(full, rel=0.08)
+
+
+def test_mt_nlg_holds_what_the_paper_says() -> None:
+    run = Run(preset("mt-nlg-530b"), Layout(tp=8, pp=35, dp=8), 1920)
+    stages = memory(run, load_software(SELENE.software))
+    assert memory(run._replace(zero=0), load_software(SELENE.software))[17].state == pytest.approx(37.7e9, rel=0.01)
+    assert stages[17].state == pytest.approx(18.0e9, rel=0.01)
+    assert layer_bytes(run.shape, LM, "none") == pytest.approx(0.88e9, rel=0.01)
+    assert stages[0].activations == pytest.approx(8.81e9, rel=0.01)
+    assert stages[0].recomputed == layer_bytes(run.shape, LM, "none")
+    assert fullest(stages) == 0
+    assert misfit(stages, SELENE) is None
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_ran_on_80_gb_fits_and_what_could_not_does_not(name: str) -> None:
+    run = RUNS[name]
+    assert misfit(held(run), SELENE) is None
+    assert misfit(held(run._replace(recompute="selective", sequence_parallel=True)), SELENE) is None
+    assert misfit(held(run._replace(recompute="none")), SELENE)
+
+
+def test_zero_shares_the_optimizer_and_nothing_else() -> None:
+    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=2, dp=4), 16)
+    for shared, whole in zip(held(run), held(run._replace(zero=0)), strict=True):
+        assert (4 * shared.moments, 4 * shared.master) == (whole.moments, whole.master)
+        assert (shared.weights, shared.gradients) == (whole.weights, whole.gradients)
+
+
+def test_a_search_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
+    template = Run(shape(8, 16384, 128), Layout(), 16)
+    found = search(template, SELENE, LM, 16, wanted=3)
+    times = [one.prediction.seconds for one in found.best]
+    assert times == sorted(times)
+    assert len(times) == 3
+    assert all(misfit(held(one.run), SELENE) is None for one in found.best)
+    assert found.rejected
+    assert all(one.reason for one in found.rejected)
+    everything = search(template, SELENE, LM, 16, wanted=found.fitting)
+    assert len(everything.best) == found.fitting
+    assert [one.run for one in everything.best[:3]] == [one.run for one in found.best]

@@ -1,0 +1,147 @@
+"""Predicted step times: the paper's, those of measured rows, and that each switch moves them the way it must."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtnlg_model.config import ModelConfig, preset
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.planner import gemm
+from mtnlg_parallel.planner.hardware import Cluster, load_cluster, names
+from mtnlg_parallel.planner.report import facts, hardware_flops
+from mtnlg_parallel.planner.rows import Rows
+from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.planner.scaling import PUBLISHED
+from mtnlg_parallel.planner.software import SOFTWARE, Software, load_software
+from mtnlg_parallel.planner.step import floor, predict
+
+ROWS = Path(__file__).parents[4] / "shared" / "data" / "iteration_times"
+SELENE, DGX = load_cluster("selene"), load_cluster("dgx-a100")
+MT_NLG = preset("mt-nlg-530b")
+SMALL = ModelConfig(layers=16, hidden=4096, heads=32, sequence=2048, vocabulary=51200)
+
+
+def changed(cluster: Cluster, part: str, **figures: float) -> Cluster:
+    return cluster.model_copy(update={part: getattr(cluster, part).model_copy(update=figures)})
+
+
+@pytest.mark.parametrize("nodes", PUBLISHED)
+def test_the_papers_steps_are_predicted_within_three_percent(nodes: int) -> None:
+    run = Run(MT_NLG, Layout(tp=8, pp=35, dp=nodes * 8 // 280), batch=1920)
+    told = facts(run, SELENE, load_software(SELENE.software))
+    seconds, rate = PUBLISHED[nodes]
+    assert told["step_seconds"] == pytest.approx(seconds, rel=0.03)
+    assert told["tflops_per_gpu"] == pytest.approx(rate, rel=0.03)
+
+
+@pytest.mark.parametrize(("file", "bound"), [("dgx_a100_1_node.csv", 0.05), ("dgx_a100_many_nodes.csv", 0.07)])
+def test_measured_rows_are_predicted(file: str, bound: float) -> None:
+    if not (ROWS / file).exists():
+        pytest.skip(f"{file} is not beside the repository")
+    rows = Rows(ROWS / file)
+    measured = rows.measured()
+    assert measured
+    predicted = rows.predicted(DGX, load_software("megatron-deepspeed"))
+    errors = [abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)]
+    assert sum(errors) / len(errors) <= bound
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "heads", "pp", "batch", "micro", "chunks", "full", "present"),
+    [
+        (48, 6144, 64, 1, 4, 4, 1, 1.42, 1.10),
+        (96, 12288, 96, 8, 64, 1, 3, 18.13, 13.75),
+        (105, 20480, 128, 35, 280, 1, 3, 49.05, 37.83),
+        (128, 25600, 160, 64, 512, 1, 1, 94.42, 71.49),
+    ],
+)
+def test_runs_of_22b_to_1t_models_that_nothing_was_fitted_on_are_within_ten_percent(  # noqa: PLR0917
+    layers: int, hidden: int, heads: int, pp: int, batch: int, micro: int, chunks: int, full: float, present: float
+) -> None:
+    model = ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=51200)
+    run = Run(model, Layout(tp=8, pp=pp), batch, micro, interleave=chunks, zero=0)
+    other = run._replace(recompute="selective", sequence_parallel=True)
+    program = load_software("megatron-lm")
+    assert predict(run, SELENE, program).seconds == pytest.approx(full, rel=0.10)
+    assert predict(other, SELENE, program).seconds == pytest.approx(present, rel=0.10)
+
+
+@given(st.sampled_from(["network_bandwidth", "link_bandwidth"]), st.floats(0.1, 1.0), st.sampled_from(sorted(SOFTWARE)))
+def test_time_never_falls_when_bandwidth_falls(field: str, share: float, program: str) -> None:
+    run = Run(SMALL, Layout(tp=4, pp=4, dp=4), batch=64)
+    slower = changed(DGX, "node", **{field: getattr(DGX.node, field) * share})
+    software = load_software(program)
+    assert predict(run, slower, software).seconds >= predict(run, DGX, software).seconds - 1e-12
+
+
+@given(st.sampled_from(["peak_flops", "memory_bandwidth"]), st.floats(0.2, 1.0))
+def test_time_never_falls_when_the_gpu_slows_down(field: str, share: float) -> None:
+    run = Run(SMALL, Layout(tp=2, pp=2, dp=2), batch=16)
+    slower, software = changed(DGX, "gpu", **{field: getattr(DGX.gpu, field) * share}), Software()
+    assert predict(run, slower, software).seconds >= predict(run, DGX, software).seconds
+
+
+@pytest.mark.parametrize("switch", ["fused_kernels", "flash_attention", "fused_accumulation", "overlap_tensor"])
+def test_a_switch_saves_time(switch: str) -> None:
+    run = Run(SMALL, Layout(tp=4, pp=4, dp=2), batch=64)
+    off, on = (predict(run, DGX, Software().model_copy(update={switch: value})).seconds for value in (False, True))
+    assert on < off
+
+
+@pytest.mark.parametrize("switch", ["overlap_gradients", "overlap_pipeline", "scatter_pipeline", "reduce_scatter"])
+def test_a_switch_of_the_network_saves_time_between_nodes(switch: str) -> None:
+    run = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64)
+    off = Software(scatter_pipeline=False, reduce_scatter=False)
+    assert predict(run, DGX, off.model_copy(update={switch: True})).seconds < predict(run, DGX, off).seconds
+
+
+@pytest.mark.parametrize("program", SOFTWARE)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_the_breakdown_adds_up_and_no_part_is_negative(program: str, recompute: str) -> None:
+    run = Run(SMALL, Layout(tp=4, pp=4, dp=4), batch=64, recompute=recompute)  # type: ignore[arg-type]
+    found = predict(run, DGX, load_software(program))
+    assert sum(found.breakdown) == pytest.approx(found.seconds)
+    assert min(found.breakdown) >= -1e-9
+    assert floor(run, DGX, load_software(program)) <= found.seconds
+
+
+def test_less_recomputation_saves_time() -> None:
+    run = Run(SMALL, Layout(tp=8, pp=1, dp=1), batch=8)
+    program = load_software("megatron-lm")
+    times = [predict(run._replace(recompute=kind), DGX, program).seconds for kind in ("full", "selective", "none")]
+    assert times == sorted(times, reverse=True)
+
+
+def test_hardware_operations_are_the_papers() -> None:
+    run = Run(MT_NLG, Layout(tp=8, pp=35, dp=8), batch=1920)
+    assert hardware_flops(run) == pytest.approx(1.69264e19, rel=1e-4)
+    assert hardware_flops(run._replace(recompute="none")) == pytest.approx(1.27010e19, rel=1e-4)
+
+
+def test_a_product_costs_a_wave_more_when_one_tile_is_too_many() -> None:
+    one_wave = gemm.seconds(DGX, 256 * 12, 128 * 9, 8192)  # 108 tiles on 108 processors
+    assert gemm.seconds(DGX, 256 * 12 + 1, 128 * 9, 8192) > 1.15 * one_wave
+    assert gemm.seconds(DGX, 256 * 12 - 1, 128 * 9, 8192) == pytest.approx(one_wave)
+
+
+def test_a_large_product_sustains_what_cublas_does_and_a_thin_one_the_bandwidth() -> None:
+    assert 2 * 8192**3 / gemm.seconds(DGX, 8192, 8192, 8192) == pytest.approx(270e12, rel=0.05)
+    assert gemm.seconds(DGX, 16, 8192, 8192) >= 2 * 8192**2 / DGX.gpu.memory_bandwidth
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_cluster_that_ships_can_be_planned_on(name: str) -> None:
+    cluster = load_cluster(name)
+    assert 0.01 < predict(Run(SMALL, Layout(tp=8), batch=8), cluster, load_software(cluster.software)).seconds < 10
+
+
+def test_the_planner_imports_no_torch() -> None:
+    folder = Path(gemm.__file__).parent
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in found if name.split(".")[0] in {"torch", "deepspeed", "megatron"}], path
