@@ -1,0 +1,304 @@
+"""Crawl files: every sound record comes out, a broken or exploding one costs itself and is named, in WARC and ARC."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import brotli
+import pytest
+import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
+from mtnlg_data.sources.response import decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+WEB = Path(__file__).parents[4] / "shared" / "data" / "web"
+
+
+def read(path: Path, largest: int = 1 << 24) -> tuple[list[Record], list[Dropped]]:
+    items = list(read_records(SourceFile("s", path, path.name, "warc"), largest))
+    return [i for i in items if isinstance(i, Record)], [i for i in items if isinstance(i, Dropped)]
+
+
+# --- WARC ------------------------------------------------------------------------------------------------------------
+
+
+def crawl(path: Path, records: list[bytes], *, compressed: bool) -> Path:
+    path.write_bytes(b"".join(gzip.compress(r, mtime=0) if compressed else r for r in records))
+    return path
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_responses_with_html_are_pages_and_other_records_are_none(
+    tmp_path: Path, corpus: ModuleType, compressed: bool
+) -> None:
+    pdf = "HTTP/1.1 200 OK\r\nContent-Type: application/pdf"
+    gone = "HTTP/1.1 404 Not Found\r\nContent-Type: text/html"
+    records = [
+        corpus.record(b"", kind="request", http="GET / HTTP/1.1\r\nHost: example.org"),
+        corpus.record(b"<p>one", "<http://example.org/1>"),
+        corpus.record(b"%PDF", http=pdf),
+        corpus.record(b"gone", http=gone),
+        corpus.record(b"<p>two", http="HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=ISO-8859-2"),
+    ]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
+    assert [(page.place, page.content, page.url, page.charset) for page in pages] == [
+        (1, b"<p>one", "http://example.org/1", "utf-8"),
+        (4, b"<p>two", "http://example.org/", "iso-8859-2"),
+    ]
+    assert [(drop.reason, drop.what) for drop in dropped] == [("not_html", None), ("http_status", None)]
+
+
+def test_transfer_and_content_encodings_are_undone(tmp_path: Path, corpus: ModuleType) -> None:
+    body = gzip.compress(b"<p>hello")
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    http = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked"
+    pages, _ = read(crawl(tmp_path / "c.warc", [corpus.record(chunked, http=http)], compressed=True))
+    assert pages[0].content == b"<p>hello"
+
+
+BODY = b"<p>" + b"B" * 500
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("length", [100, 700, 10**12, -5, 0])
+def test_a_record_that_lies_about_its_length_costs_that_record(
+    tmp_path: Path, corpus: ModuleType, length: int, compressed: bool
+) -> None:
+    records = [corpus.record(b"<p>%d" % n) for n in range(4)]
+    records[1:1] = [corpus.record(BODY, length=length)]
+    records[3:3] = [corpus.record(BODY, length=length)]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2", b"<p>3"]
+    assert len(dropped) == 2
+    assert all(drop.what and "c.warc: byte " in drop.where for drop in dropped)
+
+
+def test_a_broken_gzip_member_costs_that_record(tmp_path: Path, corpus: ModuleType) -> None:
+    members = [corpus.member(corpus.record(b"<p>%d" % n)) for n in range(4)]
+    members[1] = members[1][: len(members[1]) // 2]
+    flipped = bytearray(members[2])
+    flipped[len(flipped) // 2] ^= 0xFF
+    (tmp_path / "c.warc.gz").write_bytes(members[0] + members[1] + bytes(flipped) + members[3])
+    pages, dropped = read(tmp_path / "c.warc.gz")
+    assert [page.content for page in pages] == [b"<p>0", b"<p>3"]
+    assert [drop.reason for drop in dropped] == ["unreadable"]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_file_that_breaks_off_costs_its_last_record(tmp_path: Path, corpus: ModuleType, compressed: bool) -> None:
+    path = crawl(tmp_path / "c.warc", [corpus.record(b"<p>a"), corpus.record(BODY)], compressed=compressed)
+    path.write_bytes(path.read_bytes()[:-60])
+    pages, dropped = read(path)
+    assert [page.content for page in pages] == [b"<p>a"]
+    assert [drop.reason for drop in dropped] == ["truncated"]
+
+
+@example(position=527, junk=b"\x04")  # a flag of a gzip header, which makes it as long as the rest of the file
+@given(position=st.integers(min_value=0, max_value=1500), junk=st.binary(min_size=1, max_size=30))
+def test_whatever_is_written_over_a_crawl_costs_only_what_it_touches(position: int, junk: bytes) -> None:
+    header = "WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\nContent-Length: {}"
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>%d"
+    records = [header.format(len(block % n)).encode() + b"\r\n\r\n" + block % n + b"\r\n\r\n" for n in range(8)]
+    content = bytearray(b"".join(gzip.compress(r, mtime=0) for r in records))
+    position %= len(content)
+    content[position : position + len(junk)] = junk
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "c.warc.gz"
+        path.write_bytes(content)
+        pages, _ = read(path)
+    assert len({page.content for page in pages} & {b"<p>%d" % n for n in range(8)}) >= 8 - 2
+
+
+@pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
+@pytest.mark.parametrize(
+    ("name", "pages", "dropped"),
+    [
+        ("commoncrawl_16.warc.gz", 16, []),
+        ("dolma-0000.warc.gz", 22, []),
+        ("whirlwind.warc.gz", 1, []),
+        ("malformed/clipped.warc.gz", 0, ["truncated"]),
+        ("malformed/example-bad-non-chunked.warc.gz", 1, []),
+        ("malformed/example-resource.warc.gz", 0, []),
+        ("malformed/example-trunc.warc", 0, ["bad_length"]),
+        ("malformed/example-wrong-chunks.warc.gz", 1, []),
+        ("malformed/example.warc.gz", 1, []),
+    ],
+)
+def test_real_and_malformed_crawl_files_are_read_to_their_end(name: str, pages: int, dropped: list[str]) -> None:
+    found, failed = read(WEB / name)
+    assert (len(found), [drop.reason for drop in failed]) == (pages, dropped)
+
+
+@pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
+@pytest.mark.parametrize("name", ["commoncrawl_16.warc.gz", "dolma-0000.warc.gz", "malformed/example.warc.gz"])
+def test_pages_are_those_that_warcio_reads(name: str) -> None:
+    from warcio.archiveiterator import ArchiveIterator
+
+    with (WEB / name).open("rb") as file:
+        theirs = [record.content_stream().read() for record in ArchiveIterator(file) if record.rec_type == "response"]
+    assert [page.content for page in read(WEB / name)[0]] == theirs
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_junk_behind_a_sound_record_does_not_cost_that_record(
+    tmp_path: Path, corpus: ModuleType, compressed: bool
+) -> None:
+    records = [corpus.record(b"<p>a"), b"\0" * 100_000, corpus.record(b"<p>b")]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
+    # Where nothing is compressed, a length that lies would look the same.
+    assert [page.content for page in pages] == [b"<p>a", b"<p>b"][not compressed :]
+    assert [drop.reason for drop in dropped] == ["unreadable" if compressed else "bad_length"]
+
+
+# --- what a page was coded with ---------------------------------------------------------------------------------------
+
+PAGE = b"<p>hello " * 50
+CODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "Deflate": lambda body: zlib.compress(body, wbits=-15),
+    "br": lambda body: bytes(brotli.compress(body, quality=1)),
+    "zstd": zstandard.compress,
+    "identity": bytes,
+    "gzip, gzip": lambda body: gzip.compress(gzip.compress(body)),
+    "br, gzip": lambda body: gzip.compress(brotli.compress(body, quality=1)),
+}
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_content_codings_are_undone_and_a_body_that_is_not_coded_is_taken_as_it_is(coding: str) -> None:
+    assert decoded(CODINGS[coding](PAGE), coding, 1000) == PAGE
+    assert decoded(PAGE, coding, 1000) == PAGE
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate", "gzip, gzip"])
+def test_a_bomb_within_a_record_is_cut_off_at_the_largest_record(
+    tmp_path: Path, corpus: ModuleType, coding: str
+) -> None:
+    body = CODINGS[coding](bytes(1 << 25))
+    http = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: {coding}"
+    assert 1000 < len(decoded(body, coding, 1000)) < 1 << 20
+    records = [corpus.record(b"<p>a"), corpus.record(body, http=http), corpus.record(b"<p>b")]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1 << 20)
+    assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
+    assert [drop.reason for drop in dropped] == ["too_large"]
+
+
+@given(st.binary(max_size=200), st.sampled_from(["gzip", "br", "zstd", "deflate", "gzip, br, zstd"]))
+def test_any_body_is_decoded_or_refused(body: bytes, coding: str) -> None:
+    for mark in (b"", b"\x1f\x8b\x08\0\0\0\0\0\0\0", b"\x28\xb5\x2f\xfd"):
+        with suppress(ValueError):
+            decoded(mark + body, coding, 1000)
+    with pytest.raises(ValueError, match="9 content codings"):
+        decoded(body, ",".join(["gzip"] * 9), 1000)
+
+
+@pytest.mark.parametrize("header", [b"", b"WARC/1.0\r\nA: "])
+def test_a_gzip_bomb_in_the_place_of_a_record_costs_that_record(
+    tmp_path: Path, corpus: ModuleType, header: bytes
+) -> None:
+    records = [corpus.record(b"<p>a"), header + b"b" * (1 << 26), corpus.record(b"<p>b")]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True))
+    assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
+    assert [drop.reason for drop in dropped] == ["unreadable"]
+
+
+# --- ARC -------------------------------------------------------------------------------------------------------------
+
+FILEDESC = b"1 0 Example\nURL IP-address Archive-date Content-type Archive-length\n"
+
+
+def arc_record(url: str, body: bytes, *, length: int | None = None, header: str = "Content-Type: text/html") -> bytes:
+    block = body if url.startswith(("filedesc:", "dns:")) else f"HTTP/1.1 200 OK\r\n{header}\r\n\r\n".encode() + body
+    return (
+        f"{url} 192.0.2.1 20080430204826 text/html {len(block) if length is None else length}\n".encode()
+        + block
+        + b"\n"
+    )
+
+
+def arc(path: Path, records: list[bytes], *, compressed: bool) -> Path:
+    return crawl(path, [arc_record("filedesc://c.arc", FILEDESC), *records], compressed=compressed)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_arc_pages_are_those_that_warcio_reads(tmp_path: Path, compressed: bool) -> None:
+    from warcio.archiveiterator import ArchiveIterator
+
+    chunked = "Content-Type: text/html; charset=koi8-r\r\nTransfer-Encoding: chunked"
+    records = [
+        arc_record("dns:example.org", b"20080430204826\nexample.org. 192.0.2.1"),
+        arc_record("http://example.org/1", b"<p>one\nhttp://example.org/ 1 2\n"),
+        arc_record("http://example.org/2", b"3\r\n<p>\r\n0\r\n\r\n", header=chunked),
+        arc_record("http://example.org/3", b"GIF", header="Content-Type: image/gif"),
+    ]
+    path = arc(tmp_path / "c.arc", records, compressed=compressed)
+    pages, dropped = read(path)
+    with path.open("rb") as file:
+        theirs = [
+            (record.rec_headers.get_header("WARC-Target-URI"), record.content_stream().read())
+            for record in ArchiveIterator(file, arc2warc=True)
+            if record.rec_type == "response"
+        ]
+    assert [(page.url, page.content) for page in pages] == [
+        (url, body) for url, body in theirs if body.startswith(b"<p>")
+    ]
+    assert [(page.place, page.charset) for page in pages] == [(2, None), (3, "koi8-r")]
+    assert [drop.reason for drop in dropped] == ["not_html"]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize(
+    ("length", "reason"), [(20, "bad_length"), (10**12, "too_large"), (300, "truncated"), (90, "bad_length")]
+)
+def test_an_arc_record_that_lies_about_its_length_costs_that_record(
+    tmp_path: Path, length: int, reason: str, compressed: bool
+) -> None:
+    records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(3)]
+    records.insert(1, arc_record("http://example.org/lies", b"<p>lies", length=length))
+    pages, dropped = read(arc(tmp_path / "c.arc", records, compressed=compressed), largest=1000)
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2"]
+    assert len(dropped) == 1
+    assert dropped[0].reason in {reason, "truncated" if compressed else "bad_length"}
+
+
+def test_broken_and_exploding_members_of_an_arc_file_cost_themselves(tmp_path: Path) -> None:
+    members = [gzip.compress(arc_record(f"http://example.org/{n}", b"<p>%d" % n), mtime=0) for n in range(4)]
+    flipped = bytearray(members[1])
+    flipped[len(flipped) // 2] ^= 0xFF
+    bomb = gzip.compress(arc_record("http://example.org/bomb", bytes(1 << 25)))
+    begin = gzip.compress(arc_record("filedesc://c.arc", FILEDESC))
+    path = tmp_path / "c.arc.gz"
+    path.write_bytes(
+        b"".join([begin, members[0], bytes(flipped), b"junk", members[2], bomb, members[3], members[0][:-20]])
+    )
+    pages, dropped = read(path, largest=1 << 20)
+    assert [page.content for page in pages] == [b"<p>0", b"<p>2", b"<p>3"]
+    assert [drop.reason for drop in dropped] == ["unreadable", "too_large", "truncated"]
+
+
+@given(position=st.integers(0, 1200), junk=st.binary(min_size=1, max_size=30), compressed=st.booleans())
+def test_whatever_is_written_over_an_arc_file_costs_only_what_it_touches(
+    position: int, junk: bytes, compressed: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(8)]
+        path = arc(Path(folder) / "c.arc", records, compressed=compressed)
+        content = bytearray(path.read_bytes())
+        position = 60 + position % (len(content) - 60)  # what tells the format stays
+        content[position : position + len(junk)] = junk
+        path.write_bytes(content)
+        pages, _ = read(path)
+    assert len({page.content for page in pages} & {b"<p>%d" % n for n in range(8)}) >= 8 - 2
