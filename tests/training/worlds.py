@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,32 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
             }
         )
     return answers
+
+
+def bytes_held(request: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train, and tell the bytes of parameters, gradients and moments that this rank holds when an update begins."""
+    recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["outs"][0])
+    device = engine.join(recipe.layout)
+    data = open_data(Path(request["data"]), recipe)
+    if rank == 0:
+        prepare(out, recipe, data.train.fingerprint, resume=True)
+    distributed.barrier()
+    training = Training(recipe, data, out, rank, device)
+    parameters = list(training.engine.module.parameters())
+    found = {"parameters": sum(parameter.nbytes for parameter in parameters)}
+    written = [0] * len(parameters)
+
+    def note(place: int, gradient: torch.Tensor) -> None:
+        written[place] = gradient.nbytes
+
+    for place, parameter in enumerate(parameters):
+        parameter.register_hook(partial(note, place))
+    training.run(lambda step: None)
+    optimizer = training.engine.optimizer
+    states = getattr(optimizer, "optimizer", optimizer).state.values()
+    moments = [state[name].nbytes for state in states for name in ("exp_avg", "exp_avg_sq")]
+    distributed.barrier()
+    return {**found, "gradients": sum(written), "moments": sum(moments)}
 
 
 def bring_about(faults: dict[str, Any], training: Training, rank: int) -> None:
@@ -110,7 +137,7 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     return {"rank": rank, "masks": [mask.flatten().tolist() for mask in drawn]}
 
 
-SCENARIOS = {"train": train, "attention_masks": attention_masks}
+SCENARIOS = {"train": train, "attention_masks": attention_masks, "bytes_held": bytes_held}
 
 
 def leave(line: str) -> None:
