@@ -4,15 +4,15 @@
 # ///
 """A whole curation: its rate on one core and what each stage takes of it, two workers against one, memory against size.
 
-    python benchmarks/curation.py [--files 8] [--documents 400] [--rounds 5] [--scratch FOLDER] [--out FILE]
+    python benchmarks/curation.py [--files 8] [--documents 300 40] [--rounds 5] [--scratch FOLDER] [--out FILE]
 
 Documents are drawn from the sentences of the standard library's docstrings: pages of a crawl (WARC, filtered by the
 classifier) and texts of a curated source (JSON lines), so many to a file; every tenth is a near copy of another. Each
 round curates the same files by one worker and by two, in turns, each run a process of its own and into an empty folder.
 A rate is bytes of pages and texts, unpacked, over the processor's seconds of the run and all its workers, start and
 imports included. Memory is the most that the process and its children have resident at a time, asked for every 20 ms,
-for the corpus and for one of ten times the files of the same size. What deduplication announces for each document of
-the corpus (some ten bytes) is too little to show and is not taken off.
+for files of the second number of documents and for ten times as many such files. What deduplication announces for each
+document of the corpus (some ten bytes) is too little to show and is not taken off.
 """
 
 from __future__ import annotations
@@ -203,67 +203,66 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def measure(scratch: Path, files: int, count: int, rounds: int) -> dict[str, Any]:
-    """Rates, shares, scaling and memory."""
-    small, large = scratch / "small", scratch / "large"
-    size = write_corpus(small, files, count)
+    """Rates, shares, scaling."""
+    size = write_corpus(scratch / "in", files, count)
     load = os.getloadavg()
     runs: dict[int, list[Run]] = {1: [], 2: []}
     for number in range(rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
-            runs[workers].append(curate(small, scratch / "out", workers))
+            runs[workers].append(curate(scratch / "in", scratch / "out", workers))
             print(f"round {number}, workers {workers}: {runs[workers][-1].seconds:.1f} s", flush=True)
     in_stages = [sum(run.stages.values()) for run in runs[1]]
-    shares = {
-        name: spread([run.stages[name] / whole for run, whole in zip(runs[1], in_stages, strict=True)])
-        for name in runs[1][0].stages
-    }
     scaling = [one.seconds / two.seconds for one, two in zip(runs[1], runs[2], strict=True)]
     overhead = [two.processor / one.processor for one, two in zip(runs[1], runs[2], strict=True)]
-    large_size = write_corpus(large, TIMES * files, count)
-    grown = {workers: curate(large, scratch / "out", workers) for workers in (1, 2)}
-    memory = {
-        str(workers): {
-            "documents": [files * count, TIMES * files * count],
-            "peak_bytes": [max(run.memory for run in runs[workers]), grown[workers].memory],
-            "ratio": round(grown[workers].memory / max(run.memory for run in runs[workers]), 3),
-        }
-        for workers in (1, 2)
-    }
     return {
-        "memory_of_ten_times_the_documents": memory,
         "two_workers_over_one": {"speed": spread(scaling), "processor_seconds": spread(overhead)},
-        "megabytes_a_second_and_core": {
-            "small": spread([size / 1e6 / run.processor for run in runs[1]]),
-            "large": round(large_size / 1e6 / grown[1].processor, 4),
-        },
-        "share_of_stages": shares,
-        "share_of_stages_large": {
-            name: round(seconds / sum(grown[1].stages.values()), 4) for name, seconds in grown[1].stages.items()
+        "megabytes_a_second_and_core": spread([size / 1e6 / run.processor for run in runs[1]]),
+        "share_of_stages": {
+            name: spread([run.stages[name] / whole for run, whole in zip(runs[1], in_stages, strict=True)])
+            for name in runs[1][0].stages
         },
         "seconds": {str(workers): spread([run.seconds for run in own]) for workers, own in runs.items()},
-        "seconds_large": {str(workers): round(run.seconds, 1) for workers, run in grown.items()},
-        "corpus": {"files": files, "documents_a_file": count, "bytes": size, "bytes_large": large_size},
+        "corpus": {"files": files, "documents_a_file": count, "bytes": size},
         "rounds": rounds,
         "load_before": [round(one, 2) for one in load],
     }
+
+
+def measure_memory(scratch: Path, files: int, count: int) -> dict[str, Any]:
+    """Peak memory of one worker and of two, for so many files and for ten times as many."""
+    sizes = {times: write_corpus(scratch / f"{times}", times * files, count) for times in (1, TIMES)}
+    found: dict[str, Any] = {"documents": [times * files * count for times in sizes], "bytes": list(sizes.values())}
+    for workers in (1, 2):
+        peaks = [curate(scratch / f"{times}", scratch / "out", workers).memory for times in sizes]
+        print(f"memory, workers {workers}: {peaks}", flush=True)
+        found[f"workers_{workers}"] = {"peak_bytes": peaks, "ratio": round(peaks[1] / peaks[0], 3)}
+    return found
 
 
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=8)
-    parser.add_argument("--documents", type=int, default=400)
+    parser.add_argument("--documents", type=int, nargs=2, default=[300, 40], help="a file: for time, for memory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scratch", type=Path)
     today = datetime.now(UTC).date()
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today}-curation.json")
     words = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=words.scratch) as scratch:
-        found = measure(Path(scratch), words.files, words.documents, words.rounds)
+        memory = measure_memory(Path(scratch) / "memory", words.files, words.documents[1])
+        found = measure(Path(scratch) / "time", words.files, words.documents[0], words.rounds)
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
     versions = {name: version(name) for name in LIBRARIES}
     load = [round(one, 2) for one in os.getloadavg()]
-    told = {"date": str(today), **found, "load_after": load, "machine": machine, "versions": versions}
+    told = {
+        "date": str(today),
+        "memory_of_ten_times_the_files": memory,
+        **found,
+        "load_after": load,
+        "machine": machine,
+        "versions": versions,
+    }
     words.out.parent.mkdir(parents=True, exist_ok=True)
     words.out.write_text(json.dumps(told, indent=2) + "\n")
     print(json.dumps(told, indent=2))
