@@ -80,7 +80,7 @@ def bytes_held(request: dict[str, Any], rank: int) -> dict[str, Any]:
 
     for place, parameter in enumerate(parameters):
         parameter.register_hook(partial(note, place))
-    training.run(lambda step: None)
+    training.run(lambda _: None)
     optimizer = training.engine.optimizer
     states = getattr(optimizer, "optimizer", optimizer).state.values()
     moments = [state[name].nbytes for state in states for name in ("exp_avg", "exp_avg_sq")]
