@@ -90,6 +90,21 @@ def test_the_papers_step_has_the_papers_mfu_and_hfu(recompute: str, hfu: float) 
     assert speed(recipe, 1920, 60.1, peak_of("Some CPU")).keys().isdisjoint({"mfu", "hfu"})
 
 
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100-PCIE-40GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H200", 989e12),
+        ("Tesla V100-SXM2-32GB", 125e12),
+        ("NVIDIA GeForce GTX 970", None),
+    ],
+)
+def test_a_peak_is_known_by_the_name_that_cuda_gives(device: str, peak: float | None) -> None:
+    assert peak_of(device) == (peak and pytest.approx(peak, rel=1e-2))
+
+
 def test_weights_and_biases_goes_on_with_the_run_of_the_same_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,20 +6,19 @@ MFU counts what the model needs, forward and backward; HFU also what was compute
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from .planner.hardware import load_cluster, names
 
 if TYPE_CHECKING:
     from .metrics import Step
     from .recipe import Recipe
 
 
-PEAKS: Final = {"V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""Dense 16-bit operations a second by data sheet, by a word in CUDA's name for the device."""
-
-
 def peak_of(device: str) -> float | None:
     """Operations a second of a GPU by CUDA's name for it, such as NVIDIA A100-SXM4-80GB; None where unknown."""
-    return next((peak for word, peak in PEAKS.items() if word in device), None)
+    gpus = [load_cluster(name).gpu for name in names()]
+    return next((gpu.peak_flops for gpu in gpus if gpu.name.partition("-")[0] in device), None)
 
 
 def hardware_flops(recipe: Recipe, batch: int) -> float:
