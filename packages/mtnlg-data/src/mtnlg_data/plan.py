@@ -20,7 +20,7 @@ from rich.table import Table
 
 from .classifier import WINDOW
 from .console import Failure
-from .dedup.plan import LIBRARIES, state_bytes
+from .dedup.plan import state_bytes
 from .document import CHARACTERS_A_GROUP, ROWS_A_GROUP
 from .extract import ExtractSettings
 from .store import dtype_for
@@ -36,6 +36,8 @@ INDEX_ROW = 20  # bytes a document in an .idx
 ENCODED_ROW = 16  # and in what is encoded: a key and an offset
 SUMMARY = 20_000  # bytes that a shard's account takes in the process that gathers them
 GPT2_VOCABULARY = 50_257
+PROCESS = 420_000_000  # bytes of Python and all libraries that the stages import
+SCAN = 150_000_000  # of the tasks' n-grams, and of where they stand in the documents at hand
 PAGE = 30  # bytes that a page takes for each of its characters: the parser's tree of it, and texts on the way
 #: Millions of characters a second and worker; of pages, millions of bytes of .warc.gz.
 RATES: dict[str, float] = {}
@@ -76,7 +78,7 @@ def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[
     corpus = Corpus(documents, characters, workers)
     judged = [_quality(recipe, corpus)] if recipe.filtered else []
     stages = [_extract(recipe, corpus), *judged, _text("clean", corpus), _deduplicate(recipe, corpus)]
-    stages += [_text("decontaminate", corpus), _tokenize(recipe, corpus)]
+    stages += [_text("decontaminate", corpus, SCAN), _tokenize(recipe, corpus)]
     disk, memory = sum(stage.disk for stage in stages), max(stage.memory for stage in stages)
     memory_here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     disk_here = shutil.disk_usage(recipe.input).free
@@ -95,9 +97,9 @@ def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[
 
 def _stage(name: str, corpus: Corpus, disk: int, held: int, hours: float | None) -> StagePlan:
     """``held`` is what a worker holds beside its libraries; the process that hands out work holds every summary."""
-    worker = LIBRARIES + held
+    worker = PROCESS + held
     shards = 1 + corpus.text // ExtractSettings().shard_characters
-    return StagePlan(name, disk, worker, corpus.workers * worker + LIBRARIES + SUMMARY * shards, hours)
+    return StagePlan(name, disk, worker, corpus.workers * worker + PROCESS + SUMMARY * shards, hours)
 
 
 def _hours(rate: str, amount: float, workers: int) -> float | None:
@@ -113,9 +115,9 @@ def _group(corpus: Corpus) -> int:
     return 3 * min(ROWS_A_GROUP * corpus.characters, 2 * CHARACTERS_A_GROUP)
 
 
-def _text(name: str, corpus: Corpus) -> StagePlan:
-    """A stage that goes through the shards, a row group at a time."""
-    return _stage(name, corpus, _packed(corpus), _group(corpus), _hours(name, corpus.text, corpus.workers))
+def _text(name: str, corpus: Corpus, held: int = 0) -> StagePlan:
+    """A stage that goes through the shards, a row group at a time; ``held`` is what it has beside that."""
+    return _stage(name, corpus, _packed(corpus), _group(corpus) + held, _hours(name, corpus.text, corpus.workers))
 
 
 def _extract(recipe: Recipe, corpus: Corpus) -> StagePlan:
@@ -138,7 +140,7 @@ def _quality(recipe: Recipe, corpus: Corpus) -> StagePlan:
     """One process trains, with the beginnings of all its samples; then the workers score."""
     sampled = 2 * min(recipe.quality.sample, corpus.documents)
     scoring = _text("quality", corpus)
-    training = 2 * LIBRARIES + 2 * sampled * min(WINDOW, corpus.characters)
+    training = 2 * PROCESS + 2 * sampled * min(WINDOW, corpus.characters)
     return scoring._replace(memory=max(scoring.memory, training))
 
 
@@ -148,7 +150,7 @@ def _deduplicate(recipe: Recipe, corpus: Corpus) -> StagePlan:
     worker = max(step.memory for step in steps)
     memory = max(step.memory * (corpus.workers if step.workers else 1) for step in steps)
     whole = _stage("deduplicate", corpus, 0, 0, _hours("deduplicate", corpus.text, corpus.workers))
-    beside = whole.memory - corpus.workers * LIBRARIES
+    beside = whole.memory - corpus.workers * PROCESS
     return whole._replace(
         disk=_packed(corpus) + sum(step.disk for step in steps), memory_a_worker=worker, memory=memory + beside
     )
