@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-SEED, FUZZ, PART = 1, 20_000, 5_000_000
+SEED, FUZZ, PART = 1, 20_000, 3_000_000
 
 
 def encoded(encode_some: Encoder, texts: list[str]) -> NDArray[np.uint32]:

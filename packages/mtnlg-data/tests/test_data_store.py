@@ -166,7 +166,8 @@ def test_a_store_cut_short_is_a_failure_that_names_it_before_and_after_opening(t
         file.truncate(60)
     with pytest.raises(Failure, match=r"x\.idx: ends before byte"):
         store[1]
-    with pytest.raises(Failure, match=r"x\.idx: holds 60 bytes where 2 sequences need 82"):
+    named = "the 4096 bytes from 0 are not what was written" if checked else "holds 60 bytes where 2 sequences need 82"
+    with pytest.raises(Failure, match=rf"x\.idx: {named}"):
         TokenStore(tmp_path / "x")
 
 
@@ -254,7 +255,7 @@ def test_a_damaged_index_without_sums_gives_failures_or_tokens_of_the_store_and_
 def test_sums_of_another_store_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "x", [[1]], 10)
     crc_path(tmp_path / "x").write_bytes(bytes(12))
-    with pytest.raises(Failure, match=r"x\.crc: 12 bytes are no sums of this store; remove it"):
+    with pytest.raises(Failure, match=r"x\.crc: no sums of this store; remove it"):
         TokenStore(tmp_path / "x")
 
 
@@ -287,7 +288,7 @@ def test_tokens_that_are_not_there_are_refused(tmp_path: Path, start: int, stop:
 
 
 def test_an_index_that_claims_absurdly_many_sequences_is_refused_without_reading_them(tmp_path: Path) -> None:
-    write(tmp_path / "x", [[1]], 10)
+    written(tmp_path / "x", [[1]], 10, checked=False)
     idx_path(tmp_path / "x").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2**60, 1))
     with pytest.raises(Failure, match="holds 34 bytes where 1152921504606846976 sequences need"):
         TokenStore(tmp_path / "x")

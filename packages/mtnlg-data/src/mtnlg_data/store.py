@@ -149,17 +149,30 @@ class TokenStore:
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
-        self._idx = PositionedFile(idx_path(prefix))
+        self._idx, self._bin = PositionedFile(idx_path(prefix)), PositionedFile(bin_path(prefix))
+        foreign = self._check_reads()
         self._sequences, self.documents, self.dtype = _header(self._idx)
-        self._bin = PositionedFile(bin_path(prefix))
         expected = self._bytes_of_tokens()
         if self._bin.size != expected:
             raise Failure(
                 f"{self._bin.path}: holds {self._bin.size} bytes where its index says {expected}; write the store again"
             )
+        if foreign:  # the pair agrees with itself
+            raise Failure(f"{crc_path(prefix)}: no sums of this store; remove it, or write the store again")
         self.tokens = expected // self.dtype.itemsize
-        if crc_path(prefix).exists():
-            self._check_reads(PositionedFile(crc_path(prefix)))
+
+    def _check_reads(self) -> bool:
+        """Check reads from now on, if there are sums; returns whether there are some, but of files of other sizes."""
+        try:
+            sums = PositionedFile(crc_path(self.prefix))
+        except Failure:
+            return False
+        blocks = [sums_of(file.size) for file in (self._bin, self._idx)]
+        if sums.size != SUM.size * sum(blocks):
+            return True
+        self._bin.check_against(sums, 0)
+        self._idx.check_against(sums, blocks[0])
+        return False
 
     def _bytes_of_tokens(self) -> int:
         """The size of ``.bin`` by the last of its sequences."""
@@ -174,17 +187,6 @@ class TokenStore:
             return 0
         (tokens,) = self._array("<i4", HEADER.size, last, last + 1)
         return int(self._offsets(last, last + 1)[0]) + int(tokens) * self.dtype.itemsize
-
-    def _check_reads(self, sums: PositionedFile) -> None:
-        blocks = [sums_of(file.size) for file in (self._bin, self._idx)]
-        if sums.size != SUM.size * sum(blocks):
-            raise Failure(
-                f"{sums.path}: {sums.size} bytes are no sums of this store; remove it, or write the store again"
-            )
-        self._bin.check_against(sums, 0)
-        self._idx.check_against(sums, blocks[0])
-        _header(self._idx)  # once more, checked
-        self._bytes_of_tokens()
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         """A process that is handed a store opens the files itself."""

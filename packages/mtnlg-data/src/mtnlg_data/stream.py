@@ -163,7 +163,8 @@ def held_out(documents: int, validation: float) -> int:
     """
     if documents < 2 or validation == 0:
         return 0
-    return min(max(math.floor(Fraction(validation) * documents + Fraction(1, 2)), 1), documents - 1)
+    parts, whole = validation.as_integer_ratio()
+    return min(max((2 * parts * documents + whole) // (2 * whole), 1), documents - 1)
 
 
 class BlendedStream:
