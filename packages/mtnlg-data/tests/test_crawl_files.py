@@ -84,6 +84,17 @@ def test_a_record_that_lies_about_its_length_costs_that_record(
     assert all(drop.what and "c.warc: byte " in drop.where for drop in dropped)
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_record_that_is_too_large_is_passed_over_with_the_records_that_it_holds(
+    tmp_path: Path, corpus: ModuleType, compressed: bool
+) -> None:
+    inner = corpus.record(b"<p>inner") * 9
+    records = [corpus.record(b"<p>a"), corpus.record(inner), corpus.record(b"<p>b")]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed), largest=1000)
+    assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
+    assert [drop.reason for drop in dropped] == ["too_large"]
+
+
 def test_a_broken_gzip_member_costs_that_record(tmp_path: Path, corpus: ModuleType) -> None:
     members = [corpus.member(corpus.record(b"<p>%d" % n)) for n in range(4)]
     members[1] = members[1][: len(members[1]) // 2]

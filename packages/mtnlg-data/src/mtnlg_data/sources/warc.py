@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .record import Record
 
 BEGINNING = re.compile(rb"\x1f\x8b\x08|WARC/1\.")
+LENGTH = re.compile(rb"WARC/1\.(?:[^\r\n]+\r\n)+?Content-Length: *(\d{1,15})\r\n(?:[^\r\n]+\r\n)*\r\n", re.IGNORECASE)
 OVERLAP = len(b"WARC/1.") - 1
 CHUNK = 1 << 20
 LONGEST_HEADER = 1 << 14
@@ -64,7 +65,7 @@ def _whole_records(file: BinaryIO, name: str, largest: int) -> Iterator[WarcReco
                 if sound:  # a search that stumbles over what is no beginning is still the same bad record
                     yield Dropped(reason, f"{name}: byte {broken}", what)
                 sound = False
-        start = _next_beginning(file, max(broken, start) + 1) if broken >= 0 else None
+        start = _next_beginning(file, _behind(file, max(broken, start))) if broken >= 0 else None
 
 
 def _records_until_broken(file: BinaryIO, largest: int) -> Iterator[WarcRecord | tuple[int, str, str]]:
@@ -121,6 +122,21 @@ def _is_whole_member(file: BinaryIO, offset: int, record: WarcRecord, largest: i
             return False
     header = text.find(b"\r\n\r\n") + 4
     return text[header + record.content_length :] == b"\r\n\r\n"
+
+
+def _behind(file: BinaryIO, offset: int) -> int:
+    """From where on to search behind a broken record: its end, where it is plain and another begins there.
+
+    A record that is too large may hold whole records, which are not the crawl's.
+    """
+    file.seek(offset)
+    header = LENGTH.match(file.read(LONGEST_HEADER))
+    if header is not None:
+        end = offset + header.end() + int(header[1]) + len(b"\r\n\r\n")
+        file.seek(end)
+        if BEGINNING.match(file.read(OVERLAP + 1)):
+            return end
+    return offset + 1
 
 
 def _hidden_behind(file: BinaryIO, offset: int, last: WarcRecord | None) -> Iterator[tuple[int, str, str]]:
