@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
 
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .recipe import Recipe
 
 TENSORBOARD = "tensorboard"
+WANDB, WANDB_ID = "wandb", "wandb.id"
 
 
 class Board(Protocol):
@@ -51,11 +53,11 @@ class WeightsAndBiases:
     def __init__(self, project: str, out: Path, recipe: Recipe) -> None:
         import wandb  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415  (an extra)
 
-        place = hashlib.blake2b(f"{out.resolve()}".encode(), digest_size=8).hexdigest()
+        if not (out / WANDB_ID).exists():
+            write_text(out / WANDB_ID, uuid4().hex)
+        known = {"id": (out / WANDB_ID).read_text(encoding="utf-8"), "resume": "allow"}
         config = recipe.model_dump(mode="json")
-        self._run = wandb.init(
-            project=project, id=place, name=out.resolve().name, dir=str(out), resume="allow", config=config
-        )
+        self._run = wandb.init(project=project, **known, name=out.resolve().name, dir=str(out), config=config)
 
     def show(self, step: int, figures: Mapping[str, Any]) -> None:
         """Log them under train/."""

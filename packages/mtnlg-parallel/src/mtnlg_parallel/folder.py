@@ -12,7 +12,7 @@ from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 
 from . import metrics
-from .boards import TENSORBOARD
+from .boards import TENSORBOARD, WANDB, WANDB_ID
 from .layout import Layout, stages
 from .recipe import Recipe, disagreement, load_recipe
 
@@ -92,9 +92,9 @@ def summary(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
 
 
 def _clear(out: Path) -> None:
-    for folder in (CHECKPOINTS, TENSORBOARD, LOGS, PROFILE):
+    for folder in (CHECKPOINTS, TENSORBOARD, WANDB, LOGS, PROFILE):
         shutil.rmtree(out / folder, ignore_errors=True)
-    for file in (SUMMARY, metrics.FILE, RECIPE):
+    for file in (SUMMARY, WANDB_ID, metrics.FILE, RECIPE):
         (out / file).unlink(missing_ok=True)
 
 
