@@ -74,7 +74,7 @@ def same(page: str) -> bool:
     """Whether both see the same paragraphs, of the same classes."""
     paragraphs = read_page(page).paragraphs
     alone = classes_of(paragraphs, SETTINGS)
-    final = revised(paragraphs, alone, SETTINGS.heading_distance)
+    final = revised(paragraphs, alone, SETTINGS)
     found = [(each.text, one, other) for each, one, other in zip(paragraphs, alone, final, strict=True)]
     return found == [(each.text, each.cf_class, each.class_type) for each in justext.justext(page, STOP_WORDS)]
 

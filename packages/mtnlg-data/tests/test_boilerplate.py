@@ -10,6 +10,7 @@ import justext
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from justext.core import revise_paragraph_classification
 from lxml.etree import ParserError
 
 from mtnlg_data.boilerplate import BoilerplateSettings, classes_of, main_text, revised
@@ -40,7 +41,7 @@ class Judged(NamedTuple):
 def ours(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Judged]:
     paragraphs = read_page(html).paragraphs
     alone = classes_of(paragraphs, settings)
-    final = revised(paragraphs, alone, settings.heading_distance)
+    final = revised(paragraphs, alone, settings)
     return [Judged(*p[:3], one, other) for p, one, other in zip(paragraphs, alone, final, strict=True)]
 
 
@@ -180,6 +181,18 @@ BLOCKS = st.builds("<{0}>{1}</{0}>".format, st.sampled_from(["p", "h2", "li"]), 
 @given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
 def test_any_sequence_of_paragraphs_is_judged_among_its_neighbours_as_the_package_does(html: str) -> None:
     assert ours(f"<html><body>{html}") == theirs(f"<html><body>{html}")
+
+
+@given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
+@example(f"<h2>Short</h2><p>{PROSE * 3}</p><h2>No words of any kind that would stop here at all but these few</h2>")
+def test_short_headings_may_be_raised_first_as_the_package_meant_to(html: str) -> None:
+    html = f"<html><body>{html}"
+    paragraphs = justext.justext(html, STOP_WORDS)
+    for paragraph in paragraphs:
+        paragraph.class_type = paragraph.cf_class
+    revise_paragraph_classification(paragraphs)
+    expected = [paragraph.class_type for paragraph in paragraphs]
+    assert [judged.final for judged in ours(html, BoilerplateSettings(headings_first=True))] == expected
 
 
 def test_where_the_packages_edits_fail_the_text_comes_out_all_the_same() -> None:

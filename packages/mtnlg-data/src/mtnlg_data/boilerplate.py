@@ -46,11 +46,12 @@ class BoilerplateSettings(Settings):
     stop_high: float = Field(0.32, ge=0, le=1)
     most_linked: float = Field(0.2, ge=0, le=1)  # share of a paragraph's characters that stand in links
     heading_distance: int = Field(200, ge=0)  # characters between a heading and the good paragraph that it heads
+    headings_first: bool = False  # raise short headings before all else, as the package means to but never does
 
 
 def main_text(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings) -> str:
     """The good ones of a page's paragraphs, parted by blank lines."""
-    classes = revised(paragraphs, classes_of(paragraphs, settings), settings.heading_distance)
+    classes = revised(paragraphs, classes_of(paragraphs, settings), settings)
     kept = (paragraph.text for paragraph, found in zip(paragraphs, classes, strict=True) if found == "good")
     return "\n\n".join(kept)
 
@@ -81,23 +82,33 @@ def _class_of(paragraph: Paragraph, stop: frozenset[str], settings: BoilerplateS
     return "neargood" if density >= settings.stop_low else "bad"
 
 
-def revised(paragraphs: Sequence[Paragraph], alone: Sequence[Class], heading_distance: int) -> list[Class]:
+def revised(paragraphs: Sequence[Paragraph], alone: Sequence[Class], settings: BoilerplateSettings) -> list[Class]:
     """The final class of each paragraph, good or bad, given the class of each by itself."""
-    classes = _without_short(alone)
+    classes = list(alone)
+    if settings.headings_first:
+        for place in _headings(paragraphs, classes, settings.heading_distance):
+            classes[place] = "neargood" if classes[place] == "short" else classes[place]
+    classes = _without_short(classes)
     after = _behind(classes, FINAL)
     for place, found in enumerate(classes):
         if found == "neargood":
             before = classes[place - 1] if place else "bad"
             classes[place] = "bad" if before == after[place] == "bad" else "good"
+    for place in _headings(paragraphs, classes, settings.heading_distance):
+        classes[place] = "good" if alone[place] != "bad" else "bad"
+    return classes
+
+
+def _headings(paragraphs: Sequence[Paragraph], classes: Sequence[Class], distance: int) -> list[int]:
+    """Where headings stand that are not good, so many characters before a good paragraph."""
     starts = [0, *accumulate(len(paragraph.text) for paragraph in paragraphs)]
-    good = None  # the next good paragraph; a heading that becomes good is no reason for another
+    good, found = None, []
     for place in reversed(range(len(classes))):
         if classes[place] == "good":
             good = place
-        elif good is not None and paragraphs[place].heading and alone[place] != "bad":
-            near = starts[good] - starts[place + 1] <= heading_distance
-            classes[place] = "good" if near else "bad"
-    return classes
+        elif good is not None and paragraphs[place].heading and starts[good] - starts[place + 1] <= distance:
+            found.append(place)
+    return found
 
 
 def _without_short(alone: Sequence[Class]) -> list[Class]:
