@@ -59,6 +59,19 @@ def test_the_ramp_costs_what_small_batches_cost() -> None:
     assert told["run"]["days"] == pytest.approx(48.7, rel=0.03)
 
 
+@pytest.mark.parametrize(("nodes", "seconds"), [(280, 60.1), (350, 50.2), (420, 44.4)])
+def test_the_papers_run_on_its_nodes_needs_no_more_words(nodes: int, seconds: float) -> None:
+    told = json.loads(plan("mt-nlg-530b", "--cluster", "selene", "--nodes", nodes, "--json"))
+    assert told["gpus"] == 8 * nodes
+    assert told["step_seconds"] == pytest.approx(seconds, rel=0.03)
+
+
+def test_a_preset_without_a_layout_takes_the_quickest() -> None:
+    told = json.loads(plan("gpt2-xl", "--batch", "16", "--nodes", "1", "--json"))
+    best = json.loads(plan("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--top", "1", "--json"))["best"][0]
+    assert told["layout"] == best["layout"]
+
+
 def test_a_person_reads_a_table() -> None:
     said = plan(*PAPER)
     for words in ("bubble", "TFLOP/s a GPU", "MFU", "HFU", "tokens/s", "fits into", "stage 0, the fullest"):
@@ -128,10 +141,10 @@ def test_a_switch_is_turned() -> None:
     [
         (("mt-nlg-530b", "--cluster", "selen"), "unknown; did you mean selene?"),
         (("mt-nlg-530b", "--layout", "tp=7"), "use 1, 2, 4, 8, 16, 32, 64 or 128"),
-        (("mt-nlg-530b", "--layout", "dp=7"), "does not divide the batch 1920; use batch"),
-        (("mt-nlg-530b", "--nodes", "2", "--layout", "tp=8,pp=35"), "use --nodes 35"),
-        (("mt-nlg-530b", "--layout", "pp=35", "--interleave", "2"), "use --interleave 1 or 3"),
-        (("mt-nlg-530b", "--nodes", "3", "--search"), "no layout of 24 GPUs fits; the nearest is tp=8,pp=3,dp=1"),
+        (("mt-nlg-530b", "--layout", "tp=1,pp=1,dp=7"), "does not divide the batch 1920; use dp 6 or batch 1918"),
+        (("mt-nlg-530b", "--nodes", "2", "--layout", "tp=8,pp=35,dp=1"), "use --nodes 35"),
+        (("mt-nlg-530b", "--layout", "tp=8,pp=35,dp=8", "--interleave", "2"), "use --interleave 1 or 3"),
+        (("mt-nlg-530b", "--nodes", "3", "--search"), "; --nodes 24 would do"),
         (("mt-nlg-530b", "--layout", "tp=8,pp=35", "--scaling", "281"), "use 210, 280, 350"),
         (("mt-nlg-530b", "--software", "megatron"), "unknown; use"),
         (("mt-nlg-530b", "--switch", "fast=on"), "names are fused_kernels"),

@@ -84,7 +84,9 @@ def test_time_never_falls_when_the_gpu_slows_down(field: str, share: float) -> N
     assert predict(run, slower, software).seconds >= predict(run, DGX, software).seconds
 
 
-@pytest.mark.parametrize("switch", ["fused_kernels", "flash_attention", "fused_accumulation", "overlap_tensor"])
+@pytest.mark.parametrize(
+    "switch", ["fused_kernels", "flash_attention", "fused_accumulation", "overlap_tensor", "overlap_forward"]
+)
 def test_a_switch_saves_time(switch: str) -> None:
     run = Run(SMALL, Layout(tp=4, pp=4, dp=2), batch=64)
     off, on = (predict(run, DGX, Software().model_copy(update={switch: value})).seconds for value in (False, True))

@@ -63,7 +63,8 @@ def expect(recipe: Recipe, cluster: str | None, force: bool) -> Expected:
     held = memory(run, software)
     reason = misfit(held, place)
     if reason and not force:
-        less = "a larger tp or pp, a smaller train.micro_batch" + ("" if train.recompute == "full" else ", recompute")
+        less = "a larger tp or pp, a smaller train.micro_batch"
+        less += "" if train.recompute == "full" else ', train.recompute = "full"'
         raise UsageFailure(f"layout {recipe.layout} cannot fit: {reason}; use {less}, or --force to try all the same")
     return Expected(place.name, predict(run, place, software).seconds, held[fullest(held)].total)
 

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
     from .hardware import Cluster
+    from .search import Search
 
 FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-6.7b": 1024}
 """Sequences a step of the presets that were trained (paper.md sections 2 and 6)."""
+
+LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
+"""How a preset was laid out, where that is published (paper.md section 3)."""
 
 Switch = Annotated[
     list[str] | None, typer.Option("--switch", metavar="NAME=on|off", help="Turn a switch of --software.")
@@ -101,7 +105,7 @@ def plan(  # noqa: PLR0917  (typer names them)
         precision=precision,
         zero=zero,
     )
-    template = template._replace(layout=_layout(layout, recipe))
+    template = template._replace(layout=_layout(layout, recipe.layout if recipe else LAID_OUT.get(target, Layout())))
     if template.layout.tp == 1:
         template = template._replace(sequence_parallel=False)
     program = _software(software or _default_software(template, place, search), switches)
@@ -115,7 +119,9 @@ def plan(  # noqa: PLR0917  (typer names them)
     if search:
         _search(wanted, top, as_json)
         return
-    if layout is None and nodes:
+    if layout is None and recipe is None and target not in LAID_OUT:
+        wanted = _quickest(wanted)
+    elif layout is None and nodes:
         wanted = _spread(wanted)
     if reason := objection(wanted.run, gpus if nodes else None, place.node.gpus):
         raise UsageFailure(f"plan: {reason}")
@@ -154,9 +160,8 @@ def _template(
     )
 
 
-def _layout(text: str | None, recipe: Recipe | None) -> Layout:
-    """The command line's over the recipe's."""
-    before = recipe.layout if recipe else Layout()
+def _layout(text: str | None, before: Layout) -> Layout:
+    """The command line's axes; those that it does not name as the recipe or the preset's publication has them."""
     return Layout(**(before.model_dump() | (parse_layout(text) if text else {})))
 
 
@@ -189,6 +194,28 @@ def _spread(wanted: Wanted) -> Wanted:
     return wanted._replace(run=run._replace(layout=spread), batches=batches)
 
 
+def _quickest(wanted: Wanted) -> Wanted:
+    """The best layout of these GPUs, for a preset that nobody has laid out. Raises ``UsageFailure`` where none fits."""
+    from .search import search  # noqa: PLC0415  (as below)
+
+    found = search(wanted.run, wanted.cluster, wanted.software, wanted.gpus, wanted=1)
+    if not found.best:
+        raise UsageFailure(_nothing_fits(wanted, found))
+    run = found.best[0].run
+    say(f"no --layout: the quickest of {found.fitting} that fit {wanted.gpus} GPUs")
+    batches = BatchSize(run.batch, wanted.batches.ramp, run.layout.dp * run.micro_batch)
+    return wanted._replace(run=run, batches=batches)
+
+
+def _nothing_fits(wanted: Wanted, found: Search) -> str:
+    from .search import smallest  # noqa: PLC0415  (as below)
+
+    least = min(found.rejected, key=lambda rejected: rejected.bytes)
+    nodes = smallest(wanted.run, wanted.cluster, wanted.software, wanted.gpus)
+    more = f"; --nodes {nodes} would do" if nodes else ""
+    return f"no layout of {wanted.gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
+
+
 def _one(wanted: Wanted, timeline: Path | None, as_json: bool) -> None:
     from .report import draw, facts, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
 
@@ -214,8 +241,7 @@ def _search(wanted: Wanted, top: int, as_json: bool) -> None:
 
     found = search(wanted.run, wanted.cluster, wanted.software, wanted.gpus, top)
     if not found.best:
-        least = min(found.rejected, key=lambda rejected: rejected.bytes)
-        raise UsageFailure(f"no layout of {wanted.gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}")
+        raise UsageFailure(_nothing_fits(wanted, found))
     if as_json:
         best = [facts(one.run, wanted.cluster, wanted.software) for one in found.best]
         rejected = [{"run": str(run), "reason": reason} for run, reason, _ in found.rejected]

@@ -95,7 +95,10 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     # Bias + GeLU over 4h (4; apart 8), bias over 3h (4), the context made contiguous (4).
     moved += ((4 if fused else 8) * 4 + 12 + 4) * sliced
     memory = _traffic(cluster, moved * shape.width / 2, 12 if fused else 16)
-    return Cost(products, memory, 0.0, 17 if fused else 24).plus(_collectives(shape, cluster, 2))
+    around = _collectives(shape, cluster, 2)
+    if software.overlap_forward:
+        around = around._replace(collectives=around.collectives - HIDDEN * min(around.collectives, products))
+    return Cost(products, memory, 0.0, 17 if fused else 24).plus(around)
 
 
 def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:

@@ -118,7 +118,10 @@ def objection(run: Run, gpus: int | None = None, node: int = 8) -> str | None:
     if run.batch % (layout.dp * run.micro_batch):
         multiple = layout.dp * run.micro_batch
         near = max(round(run.batch / multiple), 1) * multiple
-        return f"dp {layout.dp} x micro-batch {run.micro_batch} does not divide the batch {run.batch}; use batch {near}"
+        fitting = [dp for dp in range(1, 2 * layout.dp) if run.batch % (dp * run.micro_batch) == 0]
+        closest = f"dp {min(fitting, key=lambda dp: abs(dp - layout.dp))} or " if fitting else ""
+        product = f"dp {layout.dp} x micro-batch {run.micro_batch}"
+        return f"{product} does not divide the batch {run.batch}; use {closest}batch {near}"
     if gpus is not None and layout.world > gpus:
         return f"{layout} is {layout.world} GPUs and there are {gpus}; {_smaller(layout, gpus, node)}"
     return _interleave_objection(run)

@@ -86,6 +86,16 @@ def search(template: Run, cluster: Cluster, software: Software, gpus: int, wante
     return Search(tuple(best), tuple(rejected), len(fitting))
 
 
+def smallest(template: Run, cluster: Cluster, software: Software, gpus: int) -> int | None:
+    """Nodes, doubled until some layout fits; None where not even the whole cluster holds one."""
+    nodes = -(-gpus // cluster.node.gpus)
+    while (nodes := 2 * nodes) <= 2 * cluster.nodes:
+        tried = candidates(template, cluster, software, nodes * cluster.node.gpus)
+        if any(not objection(run) and not misfit(memory(run, software), cluster) for run in tried):
+            return nodes
+    return None
+
+
 def candidates(template: Run, cluster: Cluster, software: Software, gpus: int) -> Iterator[Run]:
     """Every combination worth a look: tp within a node, pp up to the layers, dp the rest of the GPUs."""
     model, batch = template.model, template.batch

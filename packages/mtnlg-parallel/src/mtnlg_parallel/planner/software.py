@@ -17,7 +17,11 @@ class Software(Settings):
     flash_attention: bool = Field(False, description="scores stay on chip: no s x s tensor is written")
     fused_accumulation: bool = Field(False, description="weight gradients are added to fp32 inside the product")
     overlap_tensor: bool = Field(False, description="a backward all-reduce runs beside the weight gradient")
-    overlap_gradients: bool = Field(False, description="gradients are reduced beside the last backward pass")
+    overlap_forward: bool = Field(False, description="forward collectives run piece by piece beside their products")
+    overlap_gradients: bool = Field(
+        False,
+        description="gradients are reduced beside the last backward pass, weights gathered beside the next forward",
+    )
     overlap_pipeline: bool = Field(False, description="stages send and receive beside their computing")
     scatter_pipeline: bool = Field(True, description="tensor-parallel ranks send a slice each, then gather")
     reduce_scatter: bool = Field(True, description="ZeRO-1 reduces to each shard's owner, not to all")
@@ -40,6 +44,7 @@ SOFTWARE: Final[dict[str, Software]] = {
         flash_attention=True,
         fused_accumulation=True,
         overlap_tensor=True,
+        overlap_forward=True,
         overlap_gradients=True,
         overlap_pipeline=True,
     ),

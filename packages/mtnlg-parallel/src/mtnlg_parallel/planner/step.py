@@ -168,14 +168,15 @@ def _finish(run: Run, cluster: Cluster, software: Software, pipeline: Pipeline, 
         around.gather(shape.gradient_bytes * n) if scattered else around.all_reduce(shape.gradient_bytes * n)
         for n in held
     ]
-    if software.overlap_gradients:  # beside the last backward pass through the stage
+    gathered = around.gather(shape.width * max(held)) if run.zero else 0.0
+    if software.overlap_gradients:  # beside the last backward pass through the stage, and the next step's first forward
         reduced = [max(0.0, seconds - sum(pipeline.backward[s::pp])) for s, seconds in enumerate(reduced)]
+        gathered = max(0.0, gathered - min(sum(pipeline.forward[s::pp]) for s in range(pp)))
     ready = [done + seconds for done, seconds in zip(timeline.done, reduced, strict=True)]
     agreed = max(*ready, max(ready[0], ready[-1]) + _tied_seconds(run, cluster)) if pp > 1 else ready[0]
     share = run.layout.dp if run.zero else 1
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
     update = max(held) / share * OPTIMIZER_BYTES / bandwidth
-    gathered = around.gather(shape.width * max(held)) if run.zero else 0.0
     data = agreed - timeline.seconds + gathered
     breakdown = _broken_down(Priced(run, cluster, software), timeline, data, update)
     return Prediction(agreed + update + gathered, breakdown, pipeline)
