@@ -184,7 +184,7 @@ def test_any_sequence_of_paragraphs_is_judged_among_its_neighbours_as_the_packag
 
 
 @given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
-@example(f"<h2>Short</h2><p>{PROSE * 3}</p><h2>No words of any kind that would stop here at all but these few</h2>")
+@example(f"<h2>A heading</h2><p>Short.</p><p>{PROSE * 3}")  # what is short stays, for it now stands behind near-good
 def test_short_headings_may_be_raised_first_as_the_package_meant_to(html: str) -> None:
     html = f"<html><body>{html}"
     paragraphs = justext.justext(html, STOP_WORDS)
