@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -96,7 +97,9 @@ def engine_side(recipe: Recipe, data: Path, out: Path) -> Callable[[int], dict[s
     from mtnlg_parallel import engine  # noqa: PLC0415  (each side in a process of its own)
     from mtnlg_parallel.training import Training  # noqa: PLC0415
 
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     device = engine.join(recipe.layout)
     training = Training(recipe, open_data(data, recipe), out, 0, device)
     batches = training._prefetch()  # noqa: SLF001  (what Training.run begins with)

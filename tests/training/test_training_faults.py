@@ -46,10 +46,13 @@ def test_skips_in_a_row_end_the_run_naming_the_last_good_checkpoint_also_after_a
             assert f"the last good checkpoint is {tmp_path / 'checkpoints' / 'step-8'}" in error
 
 
-def test_a_rank_that_hangs_in_its_data_is_named_with_its_phase(world: World, data: Path, tmp_path: Path) -> None:
-    recipe = recipe_of((1, 1, 2), guard=GUARD)
+@pytest.mark.parametrize(("dp", "last"), [(1, "rank 0 (tp 0, pp 0, dp 0)"), (2, "rank 1 (tp 0, pp 0, dp 1)")])
+def test_a_rank_that_hangs_in_its_data_is_named_with_its_phase(
+    world: World, data: Path, tmp_path: Path, dp: int, last: str
+) -> None:
+    recipe = recipe_of((1, 1, dp), guard=GUARD)
     errors = world("train", [recipe], data=data, outs=[tmp_path], faults={"hang": 4}, fails=True)
-    assert errors[0] == "step 4 has not ended within 3 s: rank 1 (tp 0, pp 0, dp 1) is in data"
+    assert errors[0] == f"step 4 has not ended within 3 s: {last} is in data"
 
 
 def test_a_rank_that_answers_no_more_is_named(world: World, data: Path, tmp_path: Path) -> None:

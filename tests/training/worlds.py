@@ -96,7 +96,7 @@ def bring_about(faults: dict[str, Any], training: Training, rank: int) -> None:
         number = training.progress.step + 1
         wrong = [float("nan")] * (number in faults.get("nan", ())) + [1e6] * (number in faults.get("leap", ()))
         factor[0] = next(iter(wrong), 1.0)
-        if number == faults.get("hang") and rank == 1:
+        if number == faults.get("hang") and rank == training.recipe.layout.world - 1:
             batches._found.get = threading.Event().wait
         if number == faults.get("stop") and rank == 1:
             (training.out / "stopped").write_text(str(os.getpid()))

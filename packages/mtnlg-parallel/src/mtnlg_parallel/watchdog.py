@@ -72,8 +72,7 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         """Begin to watch."""
-        if self._layout.world > 1:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -81,8 +80,7 @@ class Watchdog:
     ) -> None:
         """Cease to watch."""
         self._over.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
 
     def beat(self, step: int) -> None:
         """A step is done: the patience begins anew. Before the first, no patience is lost."""
