@@ -19,9 +19,7 @@ def play(out: Path, *acts: str) -> int:
     out.mkdir(exist_ok=True)
     (out / "metrics.jsonl").touch()
     lines = [f"if os.environ['RANK'] == '{rank}':\n    {act}" for rank, act in enumerate(acts)]
-    code = "\n".join(
-        ["import os, signal, sys, time", "waiting = lambda: [time.sleep(0.05) for _ in range(2000)]", *lines]
-    )
+    code = "\n".join(["import os, signal, sys", "waiting = signal.pause", *lines])
     return launch.run_local(Layout(dp=len(acts)), [sys.executable, "-c", code], out, BEGINNING)
 
 
