@@ -147,3 +147,10 @@ def test_the_planner_imports_no_torch() -> None:
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in found if name.split(".")[0] in {"torch", "deepspeed", "megatron"}], path
+
+
+def test_zero_shares_the_update_and_gathers_the_weights() -> None:
+    run, program = Run(SMALL, Layout(tp=8, pp=1, dp=4), batch=16), load_software("megatron-deepspeed")
+    shared, whole = (predict(run._replace(zero=zero), DGX, program).breakdown for zero in (1, 0))
+    assert 4 * shared.optimizer == pytest.approx(whole.optimizer)
+    assert shared.data_comms > whole.data_comms
