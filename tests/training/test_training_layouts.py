@@ -121,22 +121,21 @@ def felt_losses(steps: list[Json]) -> list[float]:
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["sequence parallel", "copies"])
-def test_dropout_is_deterministic_and_recomputed_alike(world: World, data: Path, tmp_path: Path, cut: bool) -> None:
+def test_dropout_is_deterministic_recomputed_alike_and_goes_on_to_the_last_bit(
+    world: World, data: Path, tmp_path: Path, cut: bool
+) -> None:
+    dropped = {"dropout": 0.2, "attention_dropout": 0.2}
     kinds = {"one": "none", "again": "none", "core again": "selective", "all again": "full"}
-    recipes = [
-        recipe_of(
-            (2, 2, 1), {"dropout": 0.2, "attention_dropout": 0.2}, sequence_parallel=cut, recompute=kind, samples=32
-        )
-        for kind in kinds.values()
-    ]
-    ranks = world("train", recipes, data=data, outs=[tmp_path / name for name in kinds])
-    one, again, core, full = (felt_losses(answer["steps"]) for answer in ranks[0])
-    assert one == again
+    runs = [(name, kind, 32) for name, kind in kinds.items()] + [("halves", "none", samples) for samples in (16, 32)]
+    recipes = [recipe_of((2, 2, 1), dropped, sequence_parallel=cut, recompute=r, samples=n) for _, r, n in runs]
+    ranks = world("train", recipes, data=data, outs=[tmp_path / name for name, _, _ in runs])
+    one, again, core, full, first, second = (felt_losses(answer["steps"]) for answer in ranks[0])
+    assert one == again == [*first, *second]
     assert core == pytest.approx(one, rel=FP32)
     assert full == pytest.approx(one, rel=FP32)
-    for number in range(len(kinds)):
-        for first, second in ((ranks[0], ranks[1]), (ranks[2], ranks[3])):
-            sums, others = first[number]["sums"], second[number]["sums"]
+    for number in range(len(runs)):
+        for left, right in ((ranks[0], ranks[1]), (ranks[2], ranks[3])):
+            sums, others = left[number]["sums"], right[number]["sums"]
             whole = [key for key in sums if "norm" in key or key.endswith(("out.bias", "down.bias"))]
             assert whole
             assert all(sums[key] == others[key] for key in whole), "the ranks of a group drifted apart"
