@@ -19,8 +19,8 @@ GIB = 1 << 30
 BLOCK = 1 << 20
 LITTLE = 400 << 20  # bytes: the libraries take 150 MB, and a record at its largest is held in a few copies of 16 MB
 
-READ = """
-import json, resource, sys
+READ = r"""
+import json, re, sys
 from pathlib import Path
 from mtnlg_data.sources import Record, SourceFile, read_records
 path = Path(sys.argv[1])
@@ -28,7 +28,8 @@ found = [
     item.content[:20] if isinstance(item, Record) else item.reason
     for item in read_records(SourceFile("s", path, path.name, sys.argv[2]))
 ]
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+status = Path("/proc/self/status").read_text()  # not getrusage, which begins with what the parent had
+memory = int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) << 10
 print(json.dumps([[str(item) for item in found], memory]))
 """
 

@@ -72,9 +72,9 @@ def decode(page: bytes, declared: str | None) -> str:
     whole is read with replacement characters, as it declared or else as Windows-1252. An XML declaration goes: lxml
     would take the encoding that it names for that of the text.
     """
-    for mark, codec in MARKS:
+    for mark, marked in MARKS:
         if page.startswith(mark):
-            return _undeclared(page[len(mark) :].decode(codec, "replace"))
+            return _undeclared(page[len(mark) :].decode(marked, "replace"))
     named = [codec for label in (declared, *_own_words(page)) if (codec := _codec(label))]
     for codec in sorted([*named, "utf-8"], key=lambda codec: codec == FALLBACK):
         try:
