@@ -27,9 +27,9 @@ STEPS = 20
 RECIPE: dict[str, Json] = {
     "model": {"layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 64, "dropout": 0.0}
     | {"attention_dropout": 0.0, "scale_attention_by_layer": True},
-    "train": {"samples": 92, "batch": 8, "micro_batch": 2, "ramp": {"start": 4, "increment": 4, "samples": 68}}
+    "train": {"samples": 84, "batch": 8, "micro_batch": 2, "ramp": {"start": 4, "increment": 4, "samples": 76}}
     | {"lr": 1e-2, "min_lr": 1e-3, "warmup": 24, "decay": 256, "clip": 0.5, "precision": "fp32", "checkpoint_every": 0}
-    | {"validation_every": 10, "validation_samples": 8, "seed": 5},
+    | {"validation_every": 20, "validation_samples": 8, "seed": 5},
 }
 
 

@@ -46,18 +46,19 @@ def test_every_layout_trains_as_one_process_does(
     tmp_path: Path,
 ) -> None:
     kinds = [(r, s) for r in ("none", "selective", "full") for s in ((False, True) if layout[0] > 1 else (True,))]
-    recipes = [recipe_of(layout, recompute=recompute, sequence_parallel=cut) for recompute, cut in kinds]
+    micro_batch = 4 if layout == (2, 1, 1) else 2
+    recipes = [recipe_of(layout, recompute=r, sequence_parallel=s, micro_batch=micro_batch) for r, s in kinds]
     outs = [tmp_path / f"{recompute}-{cut}" for recompute, cut in kinds]
     ranks = world("train", recipes, data=data, outs=outs)
-    for number, (recipe, out) in enumerate(zip(recipes, outs, strict=True)):
+    for number, recipe in enumerate(recipes):
         steps = ranks[0][number]["steps"]
         assert len(steps) == STEPS
         assert_alike(steps, plain[0])
-        assert_holds(latest(out / "checkpoints"), plain[1], plain[2])
         cut = stages(recipe.model, recipe.layout, recipe.train.recompute)
         for rank, answers in enumerate(ranks):
             held = cut[recipe.layout.coordinates(rank).pp].parameters
             assert answers[number]["held"] == held, "a rank holds its stage alone"
+    assert_holds(latest(outs[-1] / "checkpoints"), plain[1], plain[2])
 
 
 def test_the_path_that_megatron_core_takes_on_cuda_computes_the_same(
@@ -89,13 +90,13 @@ def felt(name: str, value: torch.Tensor) -> torch.Tensor:
 
 def test_a_run_goes_on_in_another_layout_and_another(plain: Plain, world: World, data: Path, tmp_path: Path) -> None:
     steps: list[Json] = []
-    for layout, samples, micro_batch in (((2, 2, 1), 24, 1), ((1, 1, 2), 68, 2), ((1, 2, 2), 92, 2)):
+    for layout, samples, micro_batch in (((2, 2, 1), 24, 1), ((1, 1, 2), 60, 2), ((1, 2, 2), 84, 2)):
         recipe = recipe_of(layout, samples=samples, micro_batch=micro_batch)
         steps += trained(world, recipe, data, tmp_path)[0]["steps"]
     assert_alike(steps, plain[0])
     assert_holds(latest(tmp_path / "checkpoints"), plain[1], plain[2])
     progress = Checkpoint.open(tmp_path / "checkpoints" / f"step-{len(steps)}").progress
-    assert (progress.samples, progress.layout.model_dump()) == (92, {"tp": 1, "pp": 2, "dp": 2})
+    assert (progress.samples, progress.layout.model_dump()) == (84, {"tp": 1, "pp": 2, "dp": 2})
 
 
 def test_bf16_follows_fp32_and_resumes_to_the_last_bit(plain: Plain, world: World, data: Path, tmp_path: Path) -> None:
