@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup.plan import state_bytes
-from mtnlg_data.plan import RATES, plan
+from mtnlg_data.plan import MEASURED, RATES, plan
 from mtnlg_data.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +87,14 @@ def test_hours_are_those_of_measured_rates_and_of_what_is_here(tmp_path: Path, m
     (tmp_path / "data.toml").write_text(content)
     here = plan(load_recipe(tmp_path, [f"input={tmp_path}"]), 1000, 1000, 1)
     assert stage(here, "extract")["hours"] == pytest.approx(3.6 / 2 / 3600)
+
+
+def test_the_rates_are_those_of_the_measurement_that_is_named() -> None:
+    file = ROOT / MEASURED
+    if not file.exists():
+        pytest.skip(f"{MEASURED} is in the repository, not in the package")
+    stages = json.loads(file.read_text(encoding="utf-8"))["stages"]
+    assert {name: round(told["millions_a_second"], 1) for name, told in stages.items()} == RATES
 
 
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:

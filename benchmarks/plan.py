@@ -1,0 +1,205 @@
+"""What a curation really takes beside what ``mtnlg-data plan`` says of it: memory of every stage, and how fast it is.
+
+    python benchmarks/plan.py [--documents 8000] [--rounds 5] [--out FILE]
+
+Every stage runs by itself with one worker, as a command, on the same documents: sentences of real news put together
+anew, 4,600 characters each, and real pages in WARC. Of each round the CPU time beyond that of the same command on a
+handful of documents, which is what starting costs. ``mtnlg_data.plan`` has its rates from the file that this writes.
+"""
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-data"]
+# ///
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mtnlg_data.plan import plan
+from mtnlg_data.recipe import load_recipe
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
+CHARACTERS = 4600
+FEW = 60
+STAGES = ("extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize")
+RECIPE = """
+[sources.news]
+kind = "jsonl"
+paths = ["news.jsonl"]
+weight = 0.5
+curated = true
+[sources.web]
+kind = "warc"
+paths = ["*.warc.gz"]
+weight = 0.5
+filtered = true
+[tokenize]
+kind = "gpt2"
+path = "gpt2"
+"""
+
+
+def sentences() -> list[str]:
+    """Of a thousand real articles."""
+    lines = (SHARED / "near_duplicates" / "articles_1000.train").read_text(encoding="utf-8").splitlines()
+    return [sentence.strip() + "." for line in lines for sentence in line.split(" ", 1)[1].split(". ")]
+
+
+def write_corpus(folder: Path, documents: int, pool: list[str]) -> dict[str, int]:
+    """Documents, good ones, task texts and pages; returns characters of the documents and bytes of the pages."""
+    rng = random.Random(documents)
+    folder.mkdir(parents=True)
+    characters = 0
+    with (folder / "news.jsonl").open("w", encoding="utf-8") as file:
+        for _ in range(documents):
+            parts: list[str] = []
+            while sum(map(len, parts)) < CHARACTERS:
+                parts.append(rng.choice(pool))
+            text = " ".join(parts)
+            characters += len(text)
+            file.write(json.dumps({"text": text}) + "\n")
+    with (folder / "texts.jsonl").open("w", encoding="utf-8") as file:
+        for number in range(min(documents, 2000)):
+            file.write(json.dumps({"task": "boolq", "id": str(number), "text": " ".join(rng.sample(pool, 2))}) + "\n")
+    pages = sorted((SHARED / "extraction" / "html").glob("*.html.gz"))
+    with (folder / "pages.warc.gz").open("wb") as file:
+        for number in range(max(2, documents // 40)):
+            file.write(record(gzip.decompress(pages[number % len(pages)].read_bytes()), number))
+    return {"characters": characters, "pages": (folder / "pages.warc.gz").stat().st_size}
+
+
+def record(page: bytes, number: int) -> bytes:
+    """A page as a crawl's record."""
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + page
+    head = (
+        "WARC/1.0\r\nWARC-Type: response\r\nWARC-Date: 2021-01-01T00:00:00Z\r\n"
+        f"WARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\nWARC-Target-URI: http://example.org/{number}\r\n"
+        f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(block)}\r\n\r\n"
+    )
+    return gzip.compress(head.encode() + block + b"\r\n\r\n", 6)
+
+
+def commands(folder: Path, out: Path) -> dict[str, list[str]]:
+    """Every stage on what the first leaves of the documents."""
+    documents = str(out / "documents")
+    gpt2 = ("--set", "kind=gpt2", "--set", f"path={SHARED / 'gpt2'}")
+    return {
+        "documents": ["extract", f"news={folder / 'news.jsonl'}"],
+        "extract": ["extract", f"web={folder / 'pages.warc.gz'}"],
+        "quality": ["score", documents, "--set", f"model={folder.parent / 'classifier.npy'}"],
+        "clean": ["clean", documents],
+        "deduplicate": ["dedup", documents, "--set", "alarm_share=1"],
+        "decontaminate": ["decontaminate", documents, "--texts", str(folder / "texts.jsonl")],
+        "tokenize": ["tokenize", documents, *gpt2],
+    }
+
+
+def run(words: list[str], out: Path) -> tuple[float, int]:
+    """CPU seconds and peak resident bytes of one command."""
+    process = subprocess.Popen([COMMAND, "--quiet", *words, "--out", str(out), "--workers", "1"])
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{words}: exit status {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def measured(documents: int, rounds: int) -> dict[str, Any]:
+    """Rates, their spread, and memory beside the plan's."""
+    pool = sentences()
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        sizes = {n: write_corpus(base / str(n), n, pool) for n in (FEW, documents)}
+        train_classifier(base)
+        seconds: dict[str, dict[int, list[float]]] = {}
+        peaks: dict[str, int] = {}
+        for turn in range(rounds):
+            for n in (FEW, documents) if turn % 2 else (documents, FEW):
+                out = base / f"out-{turn}-{n}"
+                for stage, words in commands(base / str(n), out).items():
+                    taken, peak = run(words, out / stage)
+                    seconds.setdefault(stage, {}).setdefault(n, []).append(taken)
+                    peaks[stage] = max(peaks.get(stage, 0), peak)
+        packed = sum(path.stat().st_size for path in (base / f"out-0-{documents}" / "documents").glob("*.parquet"))
+        (base / "data.toml").write_text(RECIPE, encoding="utf-8")
+        recipe = load_recipe(base, [f"input={base / str(documents)}"])
+        planned = {stage["stage"]: stage for stage in plan(recipe, documents, CHARACTERS, 1)["stages"]}
+    told = {}
+    for stage in STAGES:
+        amount = {n: sizes[n]["pages" if stage == "extract" else "characters"] for n in sizes}
+        beyond = [
+            (amount[documents] - amount[FEW]) / (many - few)
+            for many, few in zip(seconds[stage][documents], seconds[stage][FEW], strict=True)
+        ]
+        told[stage] = {
+            "millions_a_second": round(statistics.median(beyond) / 1e6, 3),
+            "from": round(min(beyond) / 1e6, 3),
+            "to": round(max(beyond) / 1e6, 3),
+            "peak_bytes": peaks[stage],
+            "planned_bytes": planned[stage]["memory_a_worker"],
+            "peak_over_planned": round(peaks[stage] / planned[stage]["memory_a_worker"], 3),
+        }
+    return {
+        "stages": told,
+        "unit": "characters of text; of extract bytes of .warc.gz",
+        "sizes": {"documents": documents, **sizes[documents]},
+        "packed_bytes_a_character": round(packed / sizes[documents]["characters"], 4),
+        "rounds": rounds,
+    }
+
+
+def train_classifier(base: Path) -> None:
+    """One for the scoring, learnt from few documents: what it weighs does not change how fast it is."""
+    good, web = (f"{name}={base / str(FEW) / 'news.jsonl'}" for name in ("good", "web"))
+    run(["score", web, "--positive", good], base / "trained")
+    (base / "trained" / "classifier.npy").rename(base / "classifier.npy")
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--documents", type=int, default=8000)
+    parser.add_argument("--rounds", type=int, default=5)
+    today = datetime.now(UTC).date().isoformat()
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today}-plan.json")
+    chosen = parser.parse_args()
+    load = os.getloadavg()
+    told = measured(chosen.documents, chosen.rounds)
+    names = ("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers")
+    told |= {
+        "date": today,
+        "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "load_before": load,
+            "load_after": os.getloadavg(),
+        },
+    }
+    chosen.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(told, indent=2))
+
+
+def processor() -> str:
+    """As Linux names it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+
+
+if __name__ == "__main__":
+    main()
