@@ -138,7 +138,9 @@ class Training:
         self.profile.before(number)
         step = self.step(batches)
         if every and (self.finished or number % every == 0):
-            step["validation_loss"] = self.validate()
+            held_out = self.validate()
+            if math.isfinite(held_out):
+                step["validation_loss"] = held_out
         self.profile.after(number)
         return step
 
@@ -208,13 +210,14 @@ class Training:
         return step if skipped is None else {**step, "skipped": skipped}
 
     def validate(self) -> float:
-        """Mean loss over the held-out samples, in nats a token; kept in the progress."""
+        """Mean loss over the held-out samples, in nats a token; kept in the progress where it is a number."""
         recipe, stream = self.recipe, self.data.validation
         count = validation_samples(recipe, stream)
         rounds = count // recipe.batch_size.multiple
         samples = micro_batches(stream, range(count), recipe.train.micro_batch, recipe.layout.dp, self.place.dp)
         loss = float(self.engine.eval_batch(samples, num_micro_batches=rounds))
-        self.progress = self.progress.model_copy(update={"validation_loss": loss})
+        if math.isfinite(loss):
+            self.progress = self.progress.model_copy(update={"validation_loss": loss})
         return loss
 
     def _permits(self) -> bool:
