@@ -9,7 +9,6 @@ newer than Unicode 3.2, which Python carries for good, are left to ``tokenizers`
 from __future__ import annotations
 
 import json
-import re
 import sys
 import unicodedata
 from functools import cache, lru_cache
@@ -22,6 +21,7 @@ from tokenizers import Tokenizer
 
 from .console import Failure
 from .merging import picked
+from .words import code_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -108,7 +108,7 @@ class _Gigatoken:
         self._checked = False
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        newer = np.array([not text.isascii() and bool(_newer().search(text)) for text in texts], np.bool_)
+        newer = _with_newer(texts)
         ids, sizes = self._encode([text for text, left in zip(texts, newer, strict=True) if not left])
         if not self._checked and len(sizes):
             self._check([text for text, left in zip(texts, newer, strict=True) if not left][:CHECKED], ids, sizes)
@@ -140,13 +140,18 @@ def _without_special(path: Path, changed: int) -> str:
     return json.dumps(content)
 
 
+def _with_newer(texts: Sequence[str]) -> NDArray[np.bool_]:
+    """Which of the texts hold what may be a letter, a digit or a space since some version of Unicode after 3.2."""
+    joined = "".join(texts)
+    if joined.isascii():
+        return np.zeros(len(texts), np.bool_)
+    places = np.flatnonzero(_newer()[code_points(joined)])
+    ends = np.cumsum([len(text) for text in texts])
+    return np.bincount(np.searchsorted(ends, places, "right"), minlength=len(texts)).astype(np.bool_)
+
+
 @cache
-def _newer() -> re.Pattern[str]:
-    """Finds what may be a letter, a digit or a space since some version of Unicode after 3.2."""
-    then = unicodedata.ucd_3_2_0.category
-    codes = (code for code in range(0x80, sys.maxunicode + 1) if then(chr(code)) == "Cn")
-    found = [code for code in codes if unicodedata.category(chr(code))[0] in "LNZC"]
-    starts = [code for code, before in zip(found, [-1, *found], strict=False) if code != before + 1]
-    ends = [code for code, after in zip(found, [*found[1:], -1], strict=True) if code != after - 1]
-    runs = zip(starts, ends, strict=True)
-    return re.compile("[" + "".join(f"\\U{start:08x}-\\U{end:08x}" for start, end in runs) + "]")
+def _newer() -> NDArray[np.bool_]:
+    then, now = unicodedata.ucd_3_2_0.category, unicodedata.category
+    every = map(chr, range(sys.maxunicode + 1))
+    return np.array([then(one) == "Cn" and now(one)[0] in "LNZC" for one in every], np.bool_)
