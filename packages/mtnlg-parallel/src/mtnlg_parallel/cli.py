@@ -166,6 +166,8 @@ def _be_a_rank(  # noqa: PLR0917  (as train)
         from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
         run_rank(recipe, data, out, first, arrived, wishes)
+    if resume is not None and os.environ["RANK"] == "0" and (out / SUMMARY).exists():
+        say(_outcome(out))
 
 
 def _outcome(out: Path) -> str:
