@@ -41,7 +41,13 @@ def until(condition: Callable[[], object], log: Path) -> None:
         if time.monotonic() > deadline:
             said = "\n".join(path.read_text() for path in log.parent.glob("slurm-*.log"))
             pytest.fail(f"it did not come so far: {said}")
-        subprocess.run([shutil.which("squeue") or ""], capture_output=True, check=False)  # it takes its time
+        queued()  # it takes its time
+
+
+def queued() -> str:
+    """The jobs that wait, run, or are being cleared away."""
+    squeue = [shutil.which("squeue") or "", "--noheader"]
+    return subprocess.run(squeue, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.mark.usefixtures("slurm")
@@ -60,6 +66,7 @@ def test_a_job_that_is_warned_is_queued_again_and_goes_on_to_its_end(data: Path,
         [shutil.which("scancel") or "", "--signal=USR1", job], check=True
     )  # as Slurm does before the time is up
     until((out / "summary.json").exists, out / "slurm.log")
+    until(lambda: not queued(), out / "slurm.log")
 
     log = (out / f"slurm-{job}.log").read_text()
     assert "stopped by SIGUSR1; its checkpoint is" in log
