@@ -7,8 +7,10 @@ set -eu
 folder=$(realpath "$1")
 
 stop() {
-    # A job whose test failed: its processes would wait for ever for the daemons.
-    SLURM_CONF="$folder/slurm.conf" timeout 5 scancel --full --signal=KILL --user="$(id -un)" 2>/dev/null || true
+    # A job whose test failed: its processes would wait for ever for daemons that are gone.
+    export SLURM_CONF="$folder/slurm.conf"
+    timeout 5 scancel --full --signal=KILL --user="$(id -un)" 2>/dev/null || true
+    timeout 20 bash -c 'while squeue --noheader | grep -q .; do :; done' 2>/dev/null || true
     for daemon in slurmd slurmctld munged; do
         if [ -s "$folder/$daemon.pid" ]; then kill "$(cat "$folder/$daemon.pid")" 2>/dev/null || true; fi
     done
