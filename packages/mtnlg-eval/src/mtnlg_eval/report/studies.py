@@ -92,9 +92,7 @@ def bias(told: Mapping[str, Any]) -> str:
     ]
     figure = canvas(560, 226 + 18 * len(groups))
     if occupation := told.get("occupation"):
-        axes = _panel(
-            figure, (36, 26, 490, 120), "occupations by log P(female) - log P(male); broken: MT-NLG's mean"
-        )
+        axes = _panel(figure, (36, 26, 490, 120), "occupations by log P(female) - log P(male); broken: MT-NLG's mean")
         axes.hist(list(occupation["by_occupation"].values()), bins=40, color=SOFT)
         axes.axvline(occupation["mean_log_ratio"], color=ACCENT, linewidth=1.6)
         axes.axvline(MTNLG_RATIO, color=SECOND, linewidth=1.2, dashes=(3, 3))
