@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_stream_or_model_is_refused(world: World, data: 
     (other / "tokens" / "blend.json").write_text(blend.replace('"seed": 1', '"seed": 2'))
     for source, recipe, words in (
         (other, recipe_of(), "give the data of that run, or another --out"),
-        (data, recipe_of(model={"layers": 1}), "its model has layers = 2, the recipe 1"),
+        (data, recipe_of(model={"layers": 1}), "model.layers was 2 and is 1 now; give another --out"),
     ):
         with pytest.raises(Failure, match=words):
             prepare(tmp_path / "out", recipe, open_data(source, recipe).train.fingerprint, resume=True)
