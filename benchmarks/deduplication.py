@@ -143,8 +143,8 @@ def main() -> None:
         shard = Path(scratch) / "in" / "web-00000.parquet"
         small = Path(scratch) / "small" / "web-00000.parquet"
         write_documents(shard, batches(documents))
-        write_documents(small, batches(documents[:50]))
-        for name, way in ways.items():  # what is compiled or imported at first use
+        write_documents(small, batches(documents[:600]))
+        for name, way in ways.items():  # what is compiled or imported at first use, pairs among them
             way(small, Path(scratch) / f"warm-{name}")
         for number in range(options.rounds):
             for name in sorted(ways, reverse=bool(number % 2)):
