@@ -164,7 +164,7 @@ def lines(told: dict[str, Any]) -> Iterable[tuple[str, ...]]:
     counts = list(told["shots"].values())
 
     def cells(pick: Callable[[dict[str, Any]], dict[str, Any]]) -> tuple[str, ...]:
-        return tuple(f"{100 * part['accuracy']:.1f} → {100 * part['shifted']:.1f}" for part in map(pick, counts))
+        return tuple(f"{100 * part['accuracy']:.0f} → {100 * part['shifted']:.0f}" for part in map(pick, counts))
 
     yield ("all rows", *cells(lambda at: at["whole"]))
     for heuristic, labels in counts[0]["labels"].items():
