@@ -18,15 +18,11 @@ file of sums away, as megatron-core has none.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import shutil
 import statistics
 import tempfile
 import time
 import warnings
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +33,7 @@ from mtnlg_data.corpus import CORPUS
 from mtnlg_data.files import write_json
 from mtnlg_data.store import TokenStore, crc_path, writing_store
 from mtnlg_data.stream import open_stream
+from record import conditions, keep
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # megatron-core's, of what it would rather have installed
@@ -177,20 +174,11 @@ def main() -> None:
     torch.set_num_threads(1)
     # megatron-core asks for its rank; alone in the world it is 0.
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    machine = {
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(os.getloadavg()[0], 1),
-        **{package: version(package) for package in ("mtnlg-data", "megatron-core", "torch", "numpy")},
-    }
+    machine = conditions("mtnlg-data", "megatron-core", "torch", "numpy")
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         measured = measure(Path(scratch), options.scale, options.rounds, options.reads)
     result = {"claim": "random sample reads of a blend", "rounds": options.rounds, **measured, "machine": machine}
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

@@ -25,15 +25,12 @@ import argparse
 import json
 import math
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -46,6 +43,7 @@ from mtnlg_model import checkpoint
 from mtnlg_model.checkpoint import Checkpoint, CheckpointWriter, Layout, Progress
 from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.decoder import Decoder
+from record import conditions, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,19 +263,6 @@ def peak(code: str, *arguments: str) -> int:
     return int(child.stdout.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def machine() -> dict[str, object]:
-    """Where and with what this ran."""
-    packages = ("mtnlg-model", "torch", "safetensors")
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load_average_before": round(os.getloadavg()[0], 1),
-        **{package: version(package) for package in packages},
-    }
-
-
 def main() -> None:
     """Run and print, and write to ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -286,14 +271,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        result = {**machine(), "rounds": options.rounds, **measure(Path(scratch), options.rounds)}
+        about = conditions("mtnlg-model", "torch", "safetensors") | {"threads": torch.get_num_threads()}
+        result = {**about, "rounds": options.rounds, **measure(Path(scratch), options.rounds)}
         for folder in Path(scratch).iterdir():
             shutil.rmtree(folder, ignore_errors=True)
         result["peak_bytes"] = export_memory(Path(scratch))
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

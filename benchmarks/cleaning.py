@@ -16,11 +16,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
-import platform
 import statistics
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import ftfy
@@ -28,6 +25,7 @@ import ftfy
 from mtnlg_data.boilerplate import BoilerplateSettings, main_text
 from mtnlg_data.fixing import repaired
 from mtnlg_data.paragraphs import read_page
+from record import conditions, keep
 
 CLAIMED = ("crawl", "extracted")
 
@@ -55,7 +53,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     corpora = corpora_of(options.data)
-    load = os.getloadavg()[0]
+    about = conditions("mtnlg-data", "ftfy")
     equal = {name: sum(repaired(text) == ftfy.fix_text(text) for text in texts) for name, texts in corpora.items()}
     ways = {"mtnlg_data": repaired, "ftfy": ftfy.fix_text}
     seconds: dict[str, dict[str, list[float]]] = {corpus: {name: [] for name in ways} for corpus in corpora}
@@ -87,16 +85,9 @@ def main() -> None:
             name: round(sum(len(text.encode()) for text in texts) / 1e6, 3) for name, texts in corpora.items()
         },
         "seconds_of_one_core": seconds,
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(load, 1),
-        **{package: version(package) for package in ("mtnlg-data", "ftfy")},
+        **about,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

@@ -34,12 +34,13 @@ import sysconfig
 import tempfile
 import threading
 import time
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zstandard
+
+from record import today
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,8 +247,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, nargs=2, default=[300, 40], help="a file: for time, for memory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scratch", type=Path)
-    today = datetime.now(UTC).date()
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today}-curation.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today()}-curation.json")
     words = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=words.scratch) as scratch:
         memory = measure_memory(Path(scratch) / "memory", words.files, words.documents[1])
@@ -256,7 +256,7 @@ def main() -> None:
     versions = {name: version(name) for name in LIBRARIES}
     load = [round(one, 2) for one in os.getloadavg()]
     told = {
-        "date": str(today),
+        "date": today(),
         "memory_of_ten_times_the_files": memory,
         **found,
         "load_after": load,

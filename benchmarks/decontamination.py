@@ -17,15 +17,11 @@ kept, with their tables made before; the plain one scans a second time only the 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
 import re
 import statistics
 import time
 from collections import Counter
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,6 +32,7 @@ from mtnlg_data.decontaminate import DecontaminateSettings
 from mtnlg_data.matches import Match, sentence_ends
 from mtnlg_data.ngrams import NgramSet, TaskText, task_ngrams
 from mtnlg_data.words import fold, portions
+from record import conditions, keep
 
 HOW = DecontaminateSettings()
 DOCUMENTS, SENTENCES, COMMON_PASSAGES = 6000, 12, 5
@@ -170,7 +167,7 @@ def main() -> None:
     articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
     texts, documents = corpus(articles, options.ngrams)
     megabytes = sum(len(text.encode()) for text in documents) / 1e6
-    load = os.getloadavg()[0]
+    about = conditions("mtnlg-data", "numpy", "numba")
     built: dict[str, float] = {}
     ways: dict[str, Ours | Plain] = {}
     for name, side in (("mtnlg_data", Ours), ("plain", Plain)):
@@ -196,16 +193,9 @@ def main() -> None:
         "ngrams": len(ways["mtnlg_data"].ngrams),
         "seconds_to_build_the_table": {name: round(took, 2) for name, took in built.items()},
         "seconds_of_one_core": seconds,
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(load, 1),
-        **{package: version(package) for package in ("mtnlg-data", "numpy", "numba")},
+        **about,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,12 @@ every pair at Jaccard 0.8, keeps a ledger, and syncs and checksums each file. Ti
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
 import re
 import resource
 import statistics
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +34,7 @@ from datatrove.pipeline.writers import ParquetWriter
 from mtnlg_data.dedup import DeduplicateSettings, deduplicate
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local
+from record import conditions, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +131,7 @@ def main() -> None:
     articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
     documents, similar = corpus(articles, options.documents)
     megabytes = sum(len(document.text.encode()) for document in documents) / 1e6
-    load = os.getloadavg()[0]
+    about = conditions("mtnlg-data", "datatrove", "spacy", "xxhash", "numpy", "numba")
     ways = {"mtnlg_data": ours, "datatrove": theirs}
     used: dict[str, list[float]] = {name: [] for name in ways}
     clock: dict[str, list[float]] = {name: [] for name in ways}
@@ -168,16 +165,9 @@ def main() -> None:
         "rows": 13,
         "seconds_of_one_core": used,
         "seconds_by_the_clock": clock,
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(load, 1),
-        **{package: version(package) for package in ("mtnlg-data", "datatrove", "spacy", "xxhash", "numpy", "numba")},
+        **about,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

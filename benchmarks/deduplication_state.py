@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +27,7 @@ import numpy as np
 from mtnlg_data.dedup import DeduplicateSettings, deduplicate, state_bytes
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine.units import manifest_path
+from record import conditions, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -148,7 +146,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    load = os.getloadavg()[0]
+    about = conditions("mtnlg-data", "numpy", "pyarrow", "scipy", "numba")
     sizes = []
     for documents in options.documents:
         folder = Path(tempfile.mkdtemp(dir=options.scratch))
@@ -161,16 +159,9 @@ def main() -> None:
             "most_memory_of_a_process": max(step.memory for step in far),
             "disk": sum(step.disk for step in far),
         },
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(load, 1),
-        **{package: version(package) for package in ("mtnlg-data", "numpy", "pyarrow", "scipy", "numba")},
+        **about,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

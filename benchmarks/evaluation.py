@@ -16,14 +16,9 @@ in turn first, and nothing is kept between rounds. The ratio is the median of th
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +35,7 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import progress
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.huggingface import export_gpt2
+from record import conditions, keep
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -116,12 +112,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = both(options.gpt2, Path(folder))
         result = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "python": platform.python_version(),
-            "cpus": os.cpu_count(),
+            **conditions("mtnlg-eval", "lm-eval", "torch", "transformers"),
             "threads": options.threads,
-            "load_average_before": round(os.getloadavg()[0], 1),
-            **{name: version(name) for name in ("mtnlg-eval", "lm-eval", "torch", "transformers")},
             "model": "random, 6 layers of 384, vocabulary 50,257, fp32",
             "documents_a_task": options.documents,
             **{
@@ -131,10 +123,7 @@ def main() -> None:
                 for shots in ("0", "few")
             },
         }
-    told = json.dumps(result, indent=2)
-    print(told)
-    if options.out:
-        options.out.write_text(f"{told}\n", encoding="utf-8")
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

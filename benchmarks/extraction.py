@@ -15,12 +15,8 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
-import os
-import platform
 import statistics
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +28,7 @@ from mtnlg_data.boilerplate import BoilerplateSettings, classes_of, main_text, r
 from mtnlg_data.charset import decode
 from mtnlg_data.paragraphs import read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
+from record import conditions, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     pages = pages_of(options.data)
     megabytes = sum(len(page.encode(errors="replace")) for page in pages) / 1e6
-    load = os.getloadavg()[0]
+    about = conditions("mtnlg-data", "justext", "lxml", "resiliparse", "trafilatura")
     equal = sum(map(same, pages))
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(options.rounds):
@@ -117,16 +114,9 @@ def main() -> None:
         "pages": len(pages),
         "megabytes": round(megabytes, 3),
         "seconds_of_one_core": seconds,
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(load, 1),
-        **{package: version(package) for package in ("mtnlg-data", "justext", "lxml", "resiliparse", "trafilatura")},
+        **about,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

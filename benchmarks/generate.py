@@ -15,13 +15,8 @@ tokens; the ratio is the median of the rounds' own. The prompt's own pass is par
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -31,6 +26,7 @@ from mtnlg_model.config import PRESETS
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.generate import generate, lay_out_for_one_row
 from mtnlg_model.huggingface import gpt2_name, to_gpt2
+from record import conditions, keep
 
 PROMPT, NEW = 64, 64
 
@@ -86,27 +82,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    about = conditions("mtnlg-model", "torch", "transformers")
     decoder, gpt2 = models()
     eight = measure(8, options.rounds, decoder, gpt2)
     lay_out_for_one_row(decoder)
     one = measure(1, options.rounds, decoder, gpt2)
     result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
+        **about,
         "threads": torch.get_num_threads(),
-        "load_average_before": round(os.getloadavg()[0], 1),
-        **{package: version(package) for package in ("mtnlg-model", "torch", "transformers")},
         "model": "gpt2, fp32",
         "prompt": PROMPT,
         "new": NEW,
         "rounds": options.rounds,
         "results": [one, eight],
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

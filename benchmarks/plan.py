@@ -24,13 +24,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from mtnlg_data.plan import plan
 from mtnlg_data.recipe import load_recipe
+from record import today
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
@@ -175,14 +175,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=5)
-    today = datetime.now(UTC).date().isoformat()
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today}-plan.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today()}-plan.json")
     chosen = parser.parse_args()
     load = os.getloadavg()
     told = measured(chosen.documents, chosen.rounds)
     names = ("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers")
     told |= {
-        "date": today,
+        "date": today(),
         "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
         "machine": {
             "processor": processor(),

@@ -39,13 +39,13 @@ from mtnlg_parallel.planner.rows import Rows
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.scaling import PUBLISHED
 from mtnlg_parallel.planner.software import load_software
+from record import today
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-DATE: Final = "2026-11-21"
 HERE: Final = Path(__file__).parent
 FILES: Final = ("dgx_a100_1_node.csv", "dgx_a100_many_nodes.csv")
 FOLDS: Final = 5
@@ -250,7 +250,7 @@ def main() -> None:
     selene, points = paper(selene.model_copy(update={"measured": fitted.measured}))
     others = list(published(selene))
     result = {
-        "date": DATE,
+        "date": today(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("mtnlg-parallel", "numpy", "scipy")},
         "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0]},
@@ -263,7 +263,7 @@ def main() -> None:
         "published": others,
         "published_mean_absolute": float(np.mean([abs(one["error"]) for one in others])),
     }
-    target = HERE / "results" / f"{DATE}-planner-accuracy.json"
+    target = HERE / "results" / f"{today()}-planner-accuracy.json"
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -19,13 +19,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import os
-import platform
 import random
 import statistics
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +30,7 @@ import fasttext
 import numpy as np
 
 from mtnlg_data.classifier import WINDOW, area_under_curve, train
+from record import conditions, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,13 +147,7 @@ def main() -> None:
     if options.write:
         write_docstrings(options.good, options.other, options.write)
         return
-    machine = {
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(os.getloadavg()[0], 1),
-        **{package: version(package) for package in ("mtnlg-data", "fasttext", "numpy", "numba", "scikit-learn")},
-    }
+    machine = conditions("mtnlg-data", "fasttext", "numpy", "numba", "scikit-learn")
     sets = [measure(path, options.rounds) for path in options.texts]
     result = {
         "claim": "quality scoring at equal or better AUC",
@@ -163,10 +155,7 @@ def main() -> None:
         "sets": sets,
         "machine": machine,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

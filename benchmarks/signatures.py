@@ -14,13 +14,9 @@ strings, make word 5-grams of the lower-cased text and sign them; datasketch has
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import re
 import statistics
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +24,7 @@ from datasketch import MinHash
 
 from mtnlg_data.dedup.signature import minhash, permutations, shingles
 from mtnlg_data.words import portions
+from record import conditions, keep
 
 PERMUTATIONS, WORDS, SEED = 260, 5, 1
 
@@ -78,7 +75,7 @@ def main() -> None:
     lines = options.articles.read_text(encoding="utf-8").splitlines()
     texts = [line.partition(" ")[2] for line in lines] * 4  # so that a round of ours is long enough to time
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    load = os.getloadavg()[0]
+    about = conditions("mtnlg-data", "datasketch", "numpy", "numba")
     equal = same(texts)
     ways = {"mtnlg_data": ours, "datasketch": theirs}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -97,16 +94,9 @@ def main() -> None:
         "megabytes": round(megabytes, 3),
         "permutations": PERMUTATIONS,
         "seconds_of_one_core": seconds,
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(load, 1),
-        **{package: version(package) for package in ("mtnlg-data", "datasketch", "numpy", "numba")},
+        **about,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

@@ -20,18 +20,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from record import conditions, keep
 
 os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -143,21 +143,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    machine = {
-        "date": "2026-11-21",
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load_average_before": round(os.getloadavg()[0], 1),
-        **{package: version(package) for package in ("mtnlg-data", "tokenizers", "gigatoken", "numpy")},
-    }
+    machine = conditions("mtnlg-data", "tokenizers", "gigatoken", "numpy")
     texts = [json.loads(line)["text"] for line in options.texts.read_text(encoding="utf-8").splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(options.gpt2, texts, options.rounds, Path(folder))
     result = {"claim": "tokens, identical ids", "rounds": options.rounds, **measured, "machine": machine}
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
+    keep(result, options.out)
 
 
 if __name__ == "__main__":

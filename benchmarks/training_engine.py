@@ -45,11 +45,11 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.samples import micro_batches, open_data
 from mtnlg_parallel.speed import peak_of
+from record import today
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-DATE = "2026-11-21"
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 BETWEEN = 100
@@ -330,7 +330,7 @@ def main() -> None:
     names = ("torch", "deepspeed", "megatron-core", "transformers", "accelerate", "mtnlg-parallel")
     cores = len(os.sched_getaffinity(0))
     result = {
-        "date": DATE,
+        "date": today(),
         **measured,
         "machine": {"processor": platform.processor() or platform.machine(), "cores": cores, "load": load},
         "device": torch.cuda.get_device_name() if GPU else "cpu",
