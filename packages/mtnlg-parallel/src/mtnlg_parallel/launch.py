@@ -72,23 +72,21 @@ def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -
         )
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     logs = out / LOGS
-    logs.mkdir(parents=True, exist_ok=True)
     with noted(*STOPPING, signal.SIGINT) as arrived:
         ranks: list[Rank] = []
         try:
             for number in range(layout.world):  # one by one, so that what was started is ended if the next fails
-                ranks += [_start(number, layout, command, store.port, logs)]
+                ranks += [start_rank(number, layout, command, store.port, logs)]
             return _watched(ranks, layout, out, start, arrived)
         finally:
-            _end(ranks)
+            end_ranks(ranks)
 
 
-def _start(number: int, layout: Layout, command: Sequence[str], port: int, logs: Path) -> Rank:
+def place(number: int, layout: Layout, port: int) -> dict[str, str]:
+    """The environment that tells a process of this machine its rank, its share of the cores and the rendezvous."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    threads = max(1, cores // layout.world)
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        **os.environ,
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // layout.world))),
         "RANK": str(number),
         "LOCAL_RANK": str(number),
         "WORLD_SIZE": str(layout.world),
@@ -96,8 +94,13 @@ def _start(number: int, layout: Layout, command: Sequence[str], port: int, logs:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: torch has rank 0 host one otherwise
-        PARENT: str(os.getpid()),
     }
+
+
+def start_rank(number: int, layout: Layout, command: Sequence[str], port: int, logs: Path) -> Rank:
+    """Start ``command`` as a rank that ends when this process does (`die_with_parent`); its words go to a file."""
+    logs.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **place(number, layout, port), PARENT: str(os.getpid())}
     log = logs / f"rank-{number}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
@@ -150,7 +153,7 @@ def stopped_line(out: Path, number: int) -> str:
     return f"stopped by {signal.Signals(number).name}; {where}; {GOES_ON}"
 
 
-def _end(ranks: Sequence[Rank]) -> None:
+def end_ranks(ranks: Sequence[Rank]) -> None:
     """See that no rank outlives the job."""
     running = [rank.process for rank in ranks if rank.process.poll() is None]
     for process in running:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -22,15 +21,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from mtnlg_eval.quiet import quiet
 from mtnlg_model.checkpoint import Checkpoint
-from mtnlg_model.console import UsageFailure, say
+from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.inference import Share, join
-from mtnlg_parallel.launch import PARENT, die_with_parent, is_rank
+from mtnlg_parallel.launch import Rank, die_with_parent, end_ranks, is_rank, place, start_rank
 from mtnlg_parallel.layout import Layout, parse_layout, refusal
 
-from .driver import Driver, Rank
+from .driver import Driver, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 POLL_SECONDS = 0.2
 SERVE = "import sys; from mtnlg_eval.sharded.crew import serve; serve(*sys.argv[1:])"
@@ -55,13 +54,15 @@ def crew(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[Driver | Non
         raise UsageFailure(f"--layout {text} needs {layout.world} GPUs and there are {torch.cuda.device_count()}")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     before = dict(os.environ)
-    os.environ.update(_place(0, layout, store.port))
+    os.environ.update(place(0, layout, store.port))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    others = [_start(number, layout, store.port, checkpoint.directory, logs) for number in range(1, layout.world)]
+    command = [sys.executable, "-c", SERVE, str(checkpoint.directory), str(layout)]
+    others: list[Rank] = []
     ended = threading.Event()
-    watch = threading.Thread(target=_watch, args=(others, layout, logs, ended), daemon=True)
-    watch.start()
+    threading.Thread(target=_watch, args=(others, layout, ended), daemon=True).start()
     try:
+        for number in range(1, layout.world):  # one by one, so that what was started is ended if the next fails
+            others += [start_rank(number, layout, command, store.port, logs)]
         with _joined(checkpoint, layout) as driver:
             try:
                 yield driver
@@ -69,9 +70,7 @@ def crew(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[Driver | Non
                 ended.set()  # from here on they may go
     finally:
         ended.set()
-        for process in others:
-            process.terminate()
-            process.wait()
+        end_ranks(others)
         os.environ.clear()
         os.environ.update(before)
 
@@ -88,35 +87,10 @@ def _joined(checkpoint: Checkpoint, layout: Layout) -> Iterator[Driver | None]:
             yield driver
             driver.close()
         else:
-            Rank(share).serve()
+            Server(share).serve()
             yield None
     finally:
         distributed.destroy_process_group()
-
-
-def _place(number: int, layout: Layout, port: int) -> dict[str, str]:
-    """The environment that tells a process its rank."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    threads = str(max(1, cores // layout.world))
-    world = str(layout.world)
-    return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": world,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: torch has rank 0 host one otherwise
-    }
-
-
-def _start(number: int, layout: Layout, port: int, checkpoint: Path, logs: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **_place(number, layout, port), PARENT: str(os.getpid())}
-    logs.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-c", SERVE, str(checkpoint), str(layout)]
-    with (logs / f"rank-{number}.log").open("wb") as file:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
 def serve(checkpoint: str, layout: str) -> None:
@@ -127,13 +101,14 @@ def serve(checkpoint: str, layout: str) -> None:
         pass
 
 
-def _watch(others: list[subprocess.Popen[bytes]], layout: Layout, logs: Path, done: threading.Event) -> None:
+def _watch(others: Sequence[Rank], layout: Layout, done: threading.Event) -> None:
     """End this process with one line when a rank ends before its time: a collective would wait for it for an hour."""
     while not done.wait(POLL_SECONDS):
-        for number, process in enumerate(others, start=1):
+        for number, process, log in tuple(others):
             if process.poll() is not None:
-                log = logs / f"rank-{number}.log"
                 told = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
                 how = f"killed by {signal.Signals(-process.returncode).name}" if process.returncode < 0 else told
-                say(f"rank {number} ({layout.coordinates(number)}) ended: {how}; its log is {log}")
+                who = f"rank {number} ({layout.coordinates(number)})"
+                sys.stderr.write(f"mtnlg-eval: {who} ended: {how}; its log is {log}\n")  # a failure, --quiet or not
+                sys.stderr.flush()
                 os._exit(1)

@@ -30,7 +30,7 @@ IN_FLIGHT = 4
 """Batches that a replica is given at once, a pipeline stage."""
 
 
-class Rank:
+class Server:
     """What any rank does at a message."""
 
     def __init__(self, share: Share) -> None:
@@ -116,7 +116,7 @@ class Rank:
         return torch.cat(parts, dim=1)
 
 
-class Driver(Rank):
+class Driver(Server):
     """The whole model as rank 0 sees it."""
 
     training = False  # as `mtnlg_model.generate` asks of a decoder
