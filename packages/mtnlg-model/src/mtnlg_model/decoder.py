@@ -139,9 +139,11 @@ class DecoderLayer(nn.Module):
     def forward(self, x_SBH: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
         """x_SBH → x_SBH; ``mask`` as in `functional.attention`, causal when absent."""
         y_SBH = self.attention(self.attention_norm(x_SBH), mask, cache)
-        x_SBH = self.ops.bias_dropout_add(y_SBH, self.attention.out.bias, x_SBH, self.rate, self.training)
-        y_SBH = self.mlp(self.mlp_norm(x_SBH))
-        return self.ops.bias_dropout_add(y_SBH, self.mlp.down.bias, x_SBH, self.rate, self.training)
+        norm, dropout = self.mlp_norm, (self.rate, self.training)
+        x_SBH, y_SBH = self.ops.bias_dropout_add_norm(
+            y_SBH, self.attention.out.bias, x_SBH, *dropout, norm.weight, norm.bias, norm.eps
+        )
+        return self.ops.bias_dropout_add(self.mlp(y_SBH), self.mlp.down.bias, x_SBH, *dropout)
 
 
 class Decoder(nn.Module):

@@ -1,10 +1,11 @@
 """The eager operations that a fused kernel may replace. Shapes: S sequence, B batch, H hidden, N heads, D head size.
 
-    bias_gelu          gelu(x + b),  gelu(x) = x/2 (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))
-    bias_dropout_add   r + dropout(x + b)
-    layer_norm         (x - mean) / sqrt(variance + eps) · w + b
-    attention          softmax(scale · Q Kᵀ + mask) V
-    cross_entropy      logsumexp(z) - z[target]
+    bias_gelu               gelu(x + b),  gelu(x) = x/2 (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))
+    bias_dropout_add        r + dropout(x + b)
+    layer_norm              (x - mean) / sqrt(variance + eps) · w + b
+    bias_dropout_add_norm   both: the sum, and its layer norm
+    attention               softmax(scale · Q Kᵀ + mask) V
+    cross_entropy           logsumexp(z) - z[target]
 
 A dropout rate of 0, like evaluation, leaves no trace: no operation and no random number.
 """
@@ -41,6 +42,21 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
 def bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor, rate: float, training: bool) -> Tensor:
     """``residual + dropout(x + bias)``."""
     return residual + dropout(x + bias, rate, training)
+
+
+def bias_dropout_add_norm(  # noqa: PLR0917  (the signature of a kernel)
+    x_H: Tensor,
+    bias_H: Tensor,
+    residual_H: Tensor,
+    rate: float,
+    training: bool,
+    weight_H: Tensor,
+    shift_H: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """``residual + dropout(x + bias)``, and the layer norm of that with ``weight`` and ``shift``."""
+    total_H = bias_dropout_add(x_H, bias_H, residual_H, rate, training)
+    return total_H, layer_norm(total_H, weight_H, shift_H, eps)
 
 
 def attention(  # noqa: PLR0917  (the signature of a kernel)
@@ -95,6 +111,9 @@ class Ops:
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = layer_norm
     bias_gelu: Callable[[Tensor, Tensor], Tensor] = bias_gelu
     bias_dropout_add: Callable[[Tensor, Tensor, Tensor, float, bool], Tensor] = bias_dropout_add
+    bias_dropout_add_norm: Callable[
+        [Tensor, Tensor, Tensor, float, bool, Tensor, Tensor, float], tuple[Tensor, Tensor]
+    ] = bias_dropout_add_norm
     attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor] = attention
 
 

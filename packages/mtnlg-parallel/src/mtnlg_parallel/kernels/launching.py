@@ -1,0 +1,30 @@
+"""The one door through which every kernel starts.
+
+On tensors that have storage a kernel runs. On meta tensors it is only compiled, for the GPU that Triton's active driver
+names: whatever calls the operations with the shapes of a run, without data, builds exactly what that run will ask for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+on_compiled: list[Callable[[Any], None]] = []
+"""Told of every kernel that was compiled on meta tensors, as Triton returns it."""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
+    """Run ``kernel`` over ``grid``, or compile it where its first argument is a meta tensor."""
+    first: Tensor = arguments[0]
+    if first.is_meta:
+        compiled = kernel.warmup(*arguments, grid=grid, **constants)
+        for told in on_compiled:
+            told(compiled)
+        return
+    with torch.cuda.device_of(first):
+        kernel[grid](*arguments, **constants)
