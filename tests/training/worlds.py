@@ -28,6 +28,7 @@ from torch import distributed  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
 from mtnlg_parallel import engine, tensor, watchdog  # noqa: E402
 from mtnlg_parallel.folder import prepare  # noqa: E402
+from mtnlg_parallel.head import EAGER  # noqa: E402
 from mtnlg_parallel.recipe import Recipe  # noqa: E402
 from mtnlg_parallel.samples import open_data  # noqa: E402
 from mtnlg_parallel.training import Training  # noqa: E402
@@ -126,7 +127,7 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden dropout, attention dropout, hidden dropout, as a layer does; the three masks' fingerprints."""
     recipe = validate(request["recipes"][0], Recipe, "request")
     device = engine.join(recipe.layout)
-    attention = tensor.operations(tensor.Slicing.here(sequence_parallel=False, device=device), "none").attention
+    attention = tensor.operations(tensor.Slicing.here(sequence_parallel=False, device=device), "none", EAGER).attention
     torch.manual_seed(5)
     ones = torch.ones(1, 2, 16, 8)
     drawn = [

@@ -17,10 +17,12 @@ import torch
 from torch import distributed
 
 from .guard import AdamW
+from .head import EAGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .head import ParallelOps
     from .layout import Layout
     from .pipeline import Pipeline
     from .recipe import Recipe, Train
@@ -57,10 +59,10 @@ def join(layout: Layout, patience: float = 600.0) -> torch.device:
     return device
 
 
-def build(recipe: Recipe, device: torch.device, permits: Callable[[], bool]) -> Any:  # noqa: ANN401  (DeepSpeed has no annotations)
+def parallelize(recipe: Recipe, device: torch.device, permits: Callable[[], bool], ops: ParallelOps = EAGER) -> Any:  # noqa: ANN401  (DeepSpeed has no annotations)
     """The engine for this rank, parameters still uninitialised: `sharding.restore` fills them.
 
-    Its optimizer updates only where ``permits`` says so.
+    Its optimizer updates only where ``permits`` says so; ``ops`` are the operations it computes by.
     """
     import deepspeed  # noqa: PLC0415  (as in join)
 
@@ -68,7 +70,7 @@ def build(recipe: Recipe, device: torch.device, permits: Callable[[], bool]) -> 
 
     with hushed():
         with torch.no_grad():  # it broadcasts tied weights, which autograd would otherwise remember
-            module = Pipeline(recipe, device)
+            module = Pipeline(recipe, device, ops)
         optimizer = adamw(module, recipe.train)
         optimizer.permits = permits
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings(recipe))

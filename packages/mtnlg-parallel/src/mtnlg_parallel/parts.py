@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from mtnlg_model import decoder
 
 from . import tensor
+from .head import EAGER
 
 if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
+    from .head import ParallelOps
     from .layout import Recompute
     from .tensor import Slicing
 
@@ -39,20 +41,26 @@ class Embedding(decoder.Embedding):
 class Layer(decoder.DecoderLayer):
     """A decoder layer with this rank's slices."""
 
-    def __init__(
-        self, config: ModelConfig, number: int, slicing: Slicing, recompute: Recompute, device: torch.device
+    def __init__(  # noqa: PLR0917  (what of which decoder, cut how, computed how, where)
+        self,
+        config: ModelConfig,
+        number: int,
+        slicing: Slicing,
+        recompute: Recompute,
+        device: torch.device,
+        ops: ParallelOps = EAGER,
     ) -> None:
         with torch.device("meta"):
-            super().__init__(config, number, tensor.operations(slicing, recompute))
+            super().__init__(config, number, tensor.operations(slicing, recompute, ops))
         tensor.slice_parallel(self, slicing, device)
 
 
 class Norm(decoder.LayerNorm):
     """The final norm."""
 
-    def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device, ops: ParallelOps = EAGER) -> None:
         with torch.device("meta"):
-            super().__init__(config)
+            super().__init__(config, ops)
         tensor.slice_parallel(self, slicing, device)
 
 
@@ -67,6 +75,6 @@ class Head(nn.Module):
         tensor.slice_parallel(self, slicing, device)
 
 
-def logits(tied: Embedding | Head, x_SBH: Tensor) -> Tensor:
-    """x_SBH → logits [S, B, V / tp] by the token table of either."""
-    return tensor.parallel_logits(x_SBH, tied.token.weight, tied.slicing)
+def projected(tied: Embedding | Head, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
+    """What the loss projects, and this rank's rows of the token table, of either, by which it does."""
+    return x_SBH, tied.token.weight

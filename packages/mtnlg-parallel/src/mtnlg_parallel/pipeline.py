@@ -14,8 +14,9 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from . import tensor
+from .head import mean_loss
 from .layout import CUTS, stages
-from .parts import Embedding, Head, Layer, Norm, logits
+from .parts import Embedding, Head, Layer, Norm, projected
 from .tensor import Slicing
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
 
+    from .head import ParallelOps
     from .recipe import Recipe
     from .tensor import Box
 
@@ -45,19 +47,19 @@ class Part(NamedTuple):
 class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotations
     """The parts of this rank's stage."""
 
-    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         config, layout, recompute = recipe.model, recipe.layout, recipe.train.recompute
         self.slicing = slicing = Slicing.here(recipe.train.sequence_parallel, device)
         self.model_config, self.cut = config, stages(config, layout, recompute)
         tied = {"tied_weight_attr": "token.weight"}
         parts = [TiedLayerSpec(TIED, Embedding, config, slicing, device, **tied)]
-        parts += [LayerSpec(Layer, config, number, slicing, recompute, device) for number in range(config.layers)]
-        parts += [LayerSpec(Norm, config, slicing, device)]
-        parts += [TiedLayerSpec(TIED, Head, config, slicing, device, forward_fn=logits, **tied)]
+        parts += [LayerSpec(Layer, config, number, slicing, recompute, device, ops) for number in range(config.layers)]
+        parts += [LayerSpec(Norm, config, slicing, device, ops)]
+        parts += [TiedLayerSpec(TIED, Head, config, slicing, device, forward_fn=projected, **tied)]
         super().__init__(
             parts,
             topology=PipeModelDataParallelTopology(num_pp=layout.pp, num_dp=layout.dp, num_mp=layout.tp),
-            loss_fn=tensor.cross_entropy,
+            loss_fn=lambda found, targets_BS: mean_loss(found[0], found[1], targets_BS, slicing, ops),
             activation_checkpoint_interval=int(recompute == "full"),
             activation_checkpoint_func=tensor.recomputed,
             checkpointable_layers=[Layer.__name__],

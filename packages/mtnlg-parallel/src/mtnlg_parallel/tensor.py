@@ -18,7 +18,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
@@ -28,23 +28,23 @@ from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    vocab_parallel_cross_entropy,
 )
-from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
 from torch import Tensor, distributed, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
-
-from mtnlg_model import functional
 
 from . import regions
 from .layout import CUTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mtnlg_model.decoder import Linear, Table
 
+    from .head import ParallelOps
     from .layout import Layout, Recompute
+
+    Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor]
 
 Box = tuple[slice, ...]
 
@@ -63,7 +63,7 @@ class Slicing:
     ``overlapped`` leaves sequence parallelism to megatron-core, which knows CUDA alone.
     """
 
-    group: Any  # a torch.distributed.ProcessGroup, or an imagined one
+    group: Any  # a torch.distributed.ProcessGroup
     sequence_parallel: bool = False
     overlapped: bool = False
 
@@ -115,27 +115,15 @@ class Slicing:
         return torch.arange(self.rank * width, (self.rank + 1) * width, device=tokens_BS.device)[None]
 
 
-class _Imagined(NamedTuple):
-    """A process group of a job that does not run: its size and a place in it."""
-
-    number: int
-    ranks: int
-
-    def size(self) -> int:
-        return self.ranks
-
-    def rank(self) -> int:
-        return self.number
-
-
 @contextmanager
 def imagined(rank: int, degree: int, sequence_parallel: bool) -> Iterator[Slicing]:
-    """The slicing of any rank, to build parts on the meta device with no job around; nothing can be computed."""
-    # megatron-core asks a group for its size only where torch.distributed is up: one process, nobody to talk to.
-    store = distributed.HashStore()  # type: ignore[attr-defined] # exported where torch is built with c10d
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    """The slicing of any rank of a job that does not run: parts can be built and run on the meta device.
+
+    Its collectives return at once and move nothing.
+    """
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=degree)
     try:
-        yield Slicing(_Imagined(rank, degree), sequence_parallel and degree > 1)
+        yield Slicing(distributed.group.WORLD, sequence_parallel and degree > 1)
     finally:
         distributed.destroy_process_group()
 
@@ -231,38 +219,17 @@ def slice_parallel(module: nn.Module, slicing: Slicing, device: torch.device) ->
         vars(parameter)["tensor_model_parallel"] = name in CUTS
 
 
-def parallel_logits(x_SBH: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:
-    """x_SBH times this rank's rows of the tied token table: logits [S, B, V / tp] of the whole sequence."""
-    if slicing.by_regions:
-        return F.linear(regions.gather(x_SBH, slicing.group), weight)
-    logits: Tensor = linear_with_grad_accumulation_and_async_allreduce(
-        x_SBH,
-        weight,
-        bias=None,
-        gradient_accumulation_fusion=False,
-        allreduce_dgrad=slicing.degree > 1 and not slicing.sequence_parallel,
-        sequence_parallel=slicing.sequence_parallel,
-        tp_group=slicing.group,
-    )
-    return logits
-
-
-def cross_entropy(logits_SBV: Tensor, targets_BS: Tensor) -> Tensor:
-    """Mean cross entropy in nats, in fp32, over vocabulary-parallel logits [S, B, V / tp]. Overwrites fp32 logits."""
-    losses_SB: Tensor = vocab_parallel_cross_entropy(logits_SBV, targets_BS.t().contiguous())
-    return losses_SB.mean()
-
-
-def operations(slicing: Slicing, recompute: Recompute) -> functional.Ops:
-    """The decoder's operations where each rank has some of the heads."""
-    attention = partial(_attention, slicing)
+def operations(slicing: Slicing, recompute: Recompute, ops: ParallelOps) -> ParallelOps:
+    """``ops`` where each rank has some of the heads."""
+    attention = partial(_attention, slicing, ops.attention)
     if recompute == "selective":
         attention = partial(recomputed, attention)
-    return replace(functional.EAGER, attention=attention)
+    return replace(ops, attention=attention)
 
 
-def _attention(  # noqa: PLR0917  (the signature of functional.attention)
+def _attention(  # noqa: PLR0917  (the signature of attention)
     slicing: Slicing,
+    attention: Attention,
     q_BNSD: Tensor,
     k_BNTD: Tensor,
     v_BNTD: Tensor,
@@ -277,11 +244,11 @@ def _attention(  # noqa: PLR0917  (the signature of functional.attention)
     restored after. So recomputation, which restores the default state, draws the same masks again.
     """
     if not rate:
-        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
+        return attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
     seed = int(torch.randint(1 << 62, (), device="cpu")) ^ slicing.rank
     with torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else []):
         torch.manual_seed(seed)
-        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
+        return attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
 
 
 def recomputed(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)

@@ -65,7 +65,7 @@ class Training:
         self.guard = Guard(recipe.guard, last_steps(out, recipe.guard.reach))
         self.forbidden: str | None = None
         self.judged = True
-        self.engine = engines.build(recipe, device, self._permits)
+        self.engine = engines.parallelize(recipe, device, self._permits)
         self.saving = Saving(recipe, out / CHECKPOINTS, data.tokenizer, rank)
         self.profile = Profile(wishes.profiled, out, rank, self.place)
         self.peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
