@@ -19,8 +19,11 @@ on_compiled: list[Callable[[Any], None]] = []
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
-    """Run ``kernel`` over ``grid``, or compile it where its first argument is a meta tensor."""
+    """Run ``kernel`` over ``grid``, or compile it where its first argument is a meta tensor; of nothing, do nothing."""
     first: Tensor = arguments[0]
+    if 0 in grid:
+        return
+    constants["enable_fp_fusion"] = True  # a x + b in one step; said here, since Triton's default is to change
     if first.is_meta:
         compiled = kernel.warmup(*arguments, grid=grid, **constants)
         for told in on_compiled:

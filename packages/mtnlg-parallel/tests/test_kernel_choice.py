@@ -1,0 +1,67 @@
+"""What a device gets, and what is said where that is not a kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtnlg_parallel.head import EAGER
+from mtnlg_parallel.kernels import best, choice
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet() -> None:
+    choice._say_once.cache_clear()
+
+
+def test_a_cpu_gets_eager_operations_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    triton = pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    assert best(CPU) is EAGER
+    assert best(CPU) is EAGER
+    assert capsys.readouterr().err == "no fused kernels: cpu is not an NVIDIA GPU\n"
+
+
+def test_without_triton_everything_is_eager(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda _name: None)
+    assert best(CPU) is EAGER
+    assert "pip install 'mtnlg-parallel[kernels]'" in capsys.readouterr().err
+
+
+def test_an_older_gpu_gets_eager_operations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla V100")
+    assert best(torch.device("cuda")) is EAGER
+    assert capsys.readouterr().err == "no fused kernels: Tesla V100 is older than the A100\n"
+
+
+def test_interpreted_kernels_take_the_dtypes_they_know_and_leave_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
+    ops = best(CPU)
+    assert ops is not EAGER
+    x_F, bias_F = torch.randn(2, 8), torch.randn(8)
+    assert "_BiasGelu" in str(ops.bias_gelu(x_F.requires_grad_(), bias_F).grad_fn)
+    assert not capsys.readouterr().err
+    for _ in range(2):
+        out_F = ops.bias_gelu(x_F.double(), bias_F.double())
+    assert torch.equal(out_F, EAGER.bias_gelu(x_F.double(), bias_F.double()))
+    assert capsys.readouterr().err == "bias_gelu: no fused kernel for float64 on cpu\n"
+
+
+def test_of_nothing_nothing_is_launched() -> None:
+    pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
+    x_F, bias_F = torch.empty(0, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    torch.autograd.backward(best(CPU).bias_gelu(x_F, bias_F).sum())
+    assert bias_F.grad is not None
+    assert not bias_F.grad.any()

@@ -1,0 +1,150 @@
+"""Dropout of the kernels: its bits are Philox's, the same in every kernel, forward, backward and again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from mtnlg_model import functional
+
+pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
+
+from mtnlg_parallel.kernels import bits, dropout, norm, softmax
+
+RATE = 0.3
+EPS = 1e-5
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int) -> tuple[int, int, int, int]:
+    """Philox-4x32 as its authors define it, in Python's integers."""
+    (a, b, c, d), (first, second) = counter, key
+    for _ in range(rounds):
+        low, high = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (high >> 32) ^ b ^ first, high & 0xFFFFFFFF, (low >> 32) ^ d ^ second, low & 0xFFFFFFFF
+        first, second = (first + 0x9E3779B9) & 0xFFFFFFFF, (second + 0xBB67AE85) & 0xFFFFFFFF
+    return a, b, c, d
+
+
+def kept(drawn: bits.Dropout, rows: int, columns: int) -> torch.Tensor:
+    """Which elements stay, number by number."""
+    found = np.empty((rows, columns), dtype=bool)
+    key = drawn.seed & 0xFFFFFFFF, drawn.seed >> 32
+    for row in range(rows):
+        for group in range(-(-columns // 8)):
+            words = philox((group, row, 0, 0), key, 7)
+            halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+            stays = np.array(halves) >= drawn.threshold
+            found[row, group * 8 : group * 8 + 8] = stays[: columns - group * 8]
+    return torch.from_numpy(found)
+
+
+def test_the_reference_is_philox() -> None:
+    # The known answers of Random123 for zeros.
+    assert philox((0, 0, 0, 0), (0, 0), 10) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert philox((0, 0, 0, 0), (0, 0), 7) == (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(6, 40), (5, 21), (2, 530)])
+def test_every_kernel_drops_what_philox_says(rows: int, columns: int) -> None:
+    x_H, row = torch.randn(rows, columns) + 5, torch.zeros(columns)
+    drawn, expected = _drawn(11)
+    expected_H = torch.where(kept(drawn, rows, columns), x_H * expected, 0)
+    torch.manual_seed(11)
+    torch.testing.assert_close(dropout.bias_dropout_add(x_H, row, torch.zeros_like(x_H), RATE, True), expected_H)
+    torch.manual_seed(11)
+    total_H, _ = norm.bias_dropout_add_norm(x_H, row, torch.zeros_like(x_H), RATE, True, row, row, EPS)
+    torch.testing.assert_close(total_H, expected_H)
+
+
+def test_dropped_elements_have_no_gradient_and_the_others_are_scaled() -> None:
+    x_H, bias_H = torch.randn(67, 24, requires_grad=True), torch.randn(24, requires_grad=True)
+    residual_H, upstream_H = torch.randn(67, 24, requires_grad=True), torch.randn(67, 24)
+    drawn, scale = _drawn(3)
+    mask_H = torch.where(kept(drawn, 67, 24), scale, 0.0)
+    torch.manual_seed(3)
+    torch.autograd.backward(dropout.bias_dropout_add(x_H, bias_H, residual_H, RATE, True), upstream_H)
+    torch.testing.assert_close(x_H.grad, upstream_H * mask_H)
+    torch.testing.assert_close(bias_H.grad, (upstream_H * mask_H).sum(0))
+    torch.testing.assert_close(residual_H.grad, upstream_H)
+
+
+def test_a_norm_behind_dropout_sends_gradients_through_the_same_mask() -> None:
+    shapes = [(5, 24), (24,), (5, 24), (24,), (24,)]
+    ours = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    exact = [tensor.detach().double().requires_grad_() for tensor in ours]
+    upstream = [torch.randn(5, 24) for _ in range(2)]
+    drawn, scale = _drawn(7)
+    torch.manual_seed(7)
+    x_H, bias_H, residual_H, weight_H, shift_H = ours
+    torch.autograd.backward(
+        norm.bias_dropout_add_norm(x_H, bias_H, residual_H, RATE, True, weight_H, shift_H, EPS), upstream
+    )
+    x_H, bias_H, residual_H, weight_H, shift_H = exact
+    total_H = residual_H + (x_H + bias_H) * torch.where(kept(drawn, 5, 24), scale, 0.0)
+    outputs = (total_H, functional.layer_norm(total_H, weight_H, shift_H, EPS))
+    torch.autograd.backward(outputs, [tensor.double() for tensor in upstream])
+    for found, wanted in zip(ours, exact, strict=True):
+        assert found.grad is not None
+        torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_drops_probabilities_forward_and_backward_alike() -> None:
+    shape = (1, 2, 9, 8)
+    ours = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in ours]
+    upstream = torch.randn(shape)
+    drawn, scale = _drawn(5)
+    torch.manual_seed(5)
+    torch.autograd.backward(softmax.core_attention(ours[0], ours[1], ours[2], 0.4, RATE), upstream)
+    q_BNSD, k_BNSD, v_BNSD = exact
+    scores_BNSS = (q_BNSD @ k_BNSD.mT * 0.4).masked_fill(~functional.causal_mask(9, 9), -torch.inf)
+    mask_BNSS = torch.where(kept(drawn, 18, 9), scale, 0.0).view(1, 2, 9, 9)
+    torch.autograd.backward(scores_BNSS.softmax(-1) * mask_BNSS @ v_BNSD, upstream.double())
+    for found, wanted in zip(ours, exact, strict=True):
+        assert found.grad is not None
+        torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_recomputation_draws_the_same_mask() -> None:
+    inputs = torch.randn(8, 24), torch.randn(24), torch.randn(8, 24)
+
+    def gradient(again: bool) -> torch.Tensor:
+        torch.manual_seed(2)
+        x_H = inputs[0].clone().requires_grad_()
+        given = (x_H, *inputs[1:], RATE, True)
+        if again:
+            out_H = checkpoint(dropout.bias_dropout_add, *given, use_reentrant=False)
+        else:
+            out_H = dropout.bias_dropout_add(*given)
+        torch.rand(3)  # numbers drawn since
+        torch.autograd.backward(out_H.square().sum())
+        assert x_H.grad is not None
+        return x_H.grad
+
+    assert torch.equal(gradient(again=True), gradient(again=False))
+
+
+def test_a_rate_is_rounded_to_a_65536th_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    ones_H = dropout.bias_dropout_add(torch.ones(64, 4096), torch.zeros(4096), torch.zeros(64, 4096), 0.1, True)
+    drawn = bits.draw(0.1)
+    assert drawn.threshold == round(0.1 * 65536)
+    assert drawn.scale * (1 - drawn.threshold / 65536) == pytest.approx(1)
+    # 262,144 draws: a standard deviation of the share kept is 5.9e-4.
+    assert float((ones_H > 0).float().mean()) == pytest.approx(0.9, abs=5 * 5.9e-4)
+
+
+def test_without_dropout_no_number_is_drawn() -> None:
+    before = torch.get_rng_state()
+    dropout.bias_dropout_add(torch.ones(2, 8), torch.ones(8), torch.ones(2, 8), 0.1, False)
+    dropout.bias_dropout_add(torch.ones(2, 8), torch.ones(8), torch.ones(2, 8), 0.0, True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def _drawn(seed: int) -> tuple[bits.Dropout, float]:
+    """What the next call draws after this seed, and by what it scales."""
+    torch.manual_seed(seed)
+    drawn = bits.draw(RATE)
+    return drawn, drawn.scale
