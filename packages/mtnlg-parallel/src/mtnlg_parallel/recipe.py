@@ -47,6 +47,7 @@ class Train(Settings):
     precision: Literal["fp32", "bf16"] = "bf16"
     recompute: Recompute = "full"
     sequence_parallel: bool = Field(True, description="where tp > 1, cut activations between slices too")
+    kernels: bool = Field(True, description="fused kernels where the device has them")
     checkpoint_every: Every = Field(description="steps; 0 for the end alone")
     keep: Samples = Field(2, description="how many checkpoints stay")
     validation_every: Every = Field(0, description="steps; 0 for never")
@@ -132,8 +133,8 @@ class Recipe(Settings):
 FREE: dict[str, set[str] | bool] = {
     "layout": True,
     "guard": True,
-    "train": {"samples", "micro_batch", "precision", "recompute", "sequence_parallel", "checkpoint_every", "keep"}
-    | {"validation_every", "validation_samples"},
+    "train": {"samples", "micro_batch", "precision", "recompute", "sequence_parallel", "kernels"}
+    | {"checkpoint_every", "keep", "validation_every", "validation_samples"},
 }
 """What may change when a run goes on from its checkpoint; all else decides which run it is."""
 

@@ -26,6 +26,8 @@ from . import sharding
 from .boards import TensorBoard, WeightsAndBiases
 from .folder import CHECKPOINTS, SUMMARY, summary
 from .guard import Guard, figures
+from .head import EAGER
+from .kernels import choice as kernels
 from .layout import stages
 from .metrics import Recorder, Step, last_steps
 from .profile import Profile
@@ -65,7 +67,8 @@ class Training:
         self.guard = Guard(recipe.guard, last_steps(out, recipe.guard.reach))
         self.forbidden: str | None = None
         self.judged = True
-        self.engine = engines.parallelize(recipe, device, self._permits)
+        ops = kernels.best(device) if recipe.train.kernels else EAGER
+        self.engine = engines.parallelize(recipe, device, self._permits, ops)
         self.saving = Saving(recipe, out / CHECKPOINTS, data.tokenizer, rank)
         self.profile = Profile(wishes.profiled, out, rank, self.place)
         self.peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

@@ -1,0 +1,64 @@
+"""What the head's loss does with a chunk of logits (`head`): one pass to read them, one to put their gradient in place.
+
+The maximum and the sum of exponentials are found together: where a block of columns raises the maximum, the sum so far
+is scaled down to it. Arithmetic is fp32; logits are contiguous.
+"""
+
+# ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launching import launch
+from .tiles import TILE, Matrix, tile
+
+
+def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
+    """As `mtnlg_parallel.head.statistics`."""
+    size = Matrix.of(logits_NV)
+    out_3N = torch.empty(3, size.rows, dtype=torch.float32, device=logits_NV.device)
+    launch(_statistics, (size.rows,), logits_NV, targets_N.contiguous(), out_3N, *size, first, **size.blocks)
+    return out_3N
+
+
+def gradient(logits_NV: Tensor, targets_N: Tensor, first: int, logsumexp_N: Tensor, scale: float) -> None:
+    """As `mtnlg_parallel.head.gradient`."""
+    size, rows = Matrix.of(logits_NV), (targets_N.contiguous(), logsumexp_N.contiguous())
+    launch(_gradient, size.tiles, logits_NV, *rows, *size, first, scale, **TILE)
+
+
+@triton.jit(do_not_specialize=["rows", "first"])
+def _statistics(logits_at, targets_at, out_at, rows, columns, first, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    row_at = logits_at + row * columns
+    most = -float("inf")
+    sums = tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, columns, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        logit = tl.load(row_at + column, mask=column < columns, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(most, tl.max(logit, 0))
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # all -Inf so far: they add 0, not NaN
+        sums = sums * tl.exp(most - base) + tl.exp(logit - base)
+        most = higher
+    target = tl.load(targets_at + row) - first
+    here = (target >= 0) & (target < columns)
+    tl.store(out_at + row, most)
+    tl.store(out_at + row + rows, tl.sum(sums, 0))
+    tl.store(out_at + row + rows + rows, tl.load(row_at + target, mask=here, other=0.0).to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["rows", "first"])
+def _gradient(
+    logits_at, targets_at, logsumexp_at, rows, columns, first, scale, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row, column, _group, at, there = tile(rows, columns, ROWS, COLUMNS)
+    logit = tl.load(logits_at + at, mask=there, other=-float("inf")).to(tl.float32)
+    logsumexp = tl.load(logsumexp_at + row, mask=row < rows, other=0.0)
+    target = tl.load(targets_at + row, mask=row < rows, other=0) - first
+    slope = tl.exp(logit - logsumexp) - (column == target).to(tl.float32)
+    tl.store(logits_at + at, (slope * scale).to(logits_at.dtype.element_ty), mask=there)
