@@ -39,7 +39,7 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     recipes = [validate(recipe, Recipe, "request") for recipe in request["recipes"]]
     device = engine.join(recipes[0].layout)
     if request.get("as_on_cuda"):
-        overlap_on_the_cpu()
+        compute_as_on_cuda()
     answers = []
     for recipe, out in zip(recipes, request["outs"], strict=True):
         data = open_data(Path(request["data"]), recipe)
@@ -111,8 +111,10 @@ def bring_about(faults: dict[str, Any], training: Training, rank: int) -> None:
         next(training.engine.module.parameters()).register_hook(lambda gradient: gradient * factor[0])
 
 
-def overlap_on_the_cpu() -> None:
-    """Take megatron-core's own sequence-parallel path: all that ties it to CUDA is where it allocates."""
+def compute_as_on_cuda() -> None:
+    """Take the fused AdamW, and megatron-core's own sequence-parallel path: CUDA is but where that allocates."""
+    plain_adamw = engine.adamw
+    engine.adamw = lambda module, train, **_: plain_adamw(module, train, fused=True)
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
     here = tensor.Slicing.here.__func__  # type: ignore[attr-defined]
 

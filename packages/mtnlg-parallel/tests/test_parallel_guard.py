@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.guard import Guard
+from mtnlg_parallel.guard import AdamW, Guard
 from mtnlg_parallel.metrics import Step
 from mtnlg_parallel.recipe import GuardSettings
 from mtnlg_parallel.watchdog import phase_of
@@ -95,3 +96,27 @@ def test_the_innermost_known_file_of_a_stack_names_the_phase(files: list[str], p
 
     reach(files)
     assert phase_of(frames[0]) == phase
+
+
+def test_the_fused_update_is_that_of_adamw_in_fp64_and_waits_for_permission() -> None:
+    """As CUDA takes it, here by the CPU's own; steps are 1e-2, of which fp32 rounds the weights by 2**-24."""
+    numbers = torch.Generator().manual_seed(1)
+    weights = torch.randn(1000, generator=numbers)
+    ours, exact = weights.clone().requires_grad_(), weights.double().requires_grad_()
+    fused = AdamW([ours], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    reference = torch.optim.AdamW([exact], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
+    permitted: list[bool] = []
+    fused.permits = permitted.pop
+    for step in range(30):
+        gradient = torch.randn(1000, generator=numbers) * 10.0 ** (step % 5 - 3)
+        ours.grad, exact.grad = gradient, gradient.double()
+        permitted.append(step != 7)
+        before = ours.detach().clone()
+        fused.step()
+        if step != 7:
+            reference.step()
+        else:
+            assert torch.equal(ours, before)
+    torch.testing.assert_close(ours.double(), exact, rtol=30 * 2**-24, atol=30 * 2**-24)
+    for slot in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(fused.state[ours][slot].double(), reference.state[exact][slot], rtol=1e-5, atol=1e-7)

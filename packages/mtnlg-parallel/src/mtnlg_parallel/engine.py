@@ -71,7 +71,7 @@ def parallelize(recipe: Recipe, device: torch.device, permits: Callable[[], bool
     with hushed():
         with torch.no_grad():  # it broadcasts tied weights, which autograd would otherwise remember
             module = Pipeline(recipe, device, ops)
-        optimizer = adamw(module, recipe.train)
+        optimizer = adamw(module, recipe.train, fused=device.type == "cuda")
         optimizer.permits = permits
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings(recipe))
     return engine
@@ -96,8 +96,8 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     return chosen
 
 
-def adamw(module: Pipeline, train: Train) -> AdamW:
-    """AdamW, decay on matrices only: none on biases and norms (paper.md section 2)."""
+def adamw(module: Pipeline, train: Train, fused: bool) -> AdamW:
+    """AdamW, decay on matrices only: none on biases and norms (paper.md section 2); ``fused`` into one pass."""
     matrices = [part.parameter for part in module.held() if part.parameter.ndim > 1]
     vectors = [part.parameter for part in module.held() if part.parameter.ndim == 1]
     groups: list[dict[str, Any]] = [
@@ -105,7 +105,7 @@ def adamw(module: Pipeline, train: Train) -> AdamW:
         {"params": vectors, "weight_decay": 0.0},
     ]
     held = [group for group in groups if group["params"]]
-    return AdamW(held, lr=train.lr, betas=train.betas, eps=train.eps)
+    return AdamW(held, lr=train.lr, betas=train.betas, eps=train.eps, fused=fused)
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ def fragments(engine: Any) -> Iterator[Fragment]:  # noqa: ANN401  (DeepSpeed ha
         flat = inner.param_groups[mapping.param_group_index]["params"][0]
         state = inner.state[flat]
         if not state:
-            state.update(step=torch.tensor(0.0), **{slot: torch.zeros_like(flat) for slot in MOMENTS})
+            state.update(step=flat.new_tensor(0.0), **{slot: torch.zeros_like(flat) for slot in MOMENTS})
         here, there = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
         yield Fragment(
             part,
@@ -131,7 +131,7 @@ def restore(engine: Any, source: Source) -> None:  # noqa: ANN401  (as above)
                 for slot, moment in held.moments.items():
                     moment.copy_(source.moment(name, slot, box).flatten()[run])
     for state in engine.optimizer.optimizer.state.values():
-        state["step"] = torch.tensor(float(source.optimizer_steps))
+        state["step"].fill_(source.optimizer_steps)
 
 
 def optimizer_steps(engine: Any) -> int:  # noqa: ANN401  (as above)
