@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from mtnlg_eval.task import PaperTask
 
@@ -64,6 +66,14 @@ def load_task() -> Callable[..., PaperTask]:
 
 def texts() -> list[str]:
     return [path.read_text(encoding="utf-8") for path in sorted(ROWS.rglob("*")) if path.is_file()]
+
+
+@pytest.fixture(scope="session")
+def made() -> Iterator[ModuleType]:
+    """``whole_run.py``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        yield importlib.import_module("whole_run")
 
 
 @pytest.fixture(scope="session")

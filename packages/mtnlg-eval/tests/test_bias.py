@@ -82,13 +82,14 @@ def test_adjectives_of_one_group_alone_are_told_with_their_rank() -> None:
         {"He": " a violent and famous man"} | dict.fromkeys(GENDER["female"], she) | {"The": " famous"}
     )
     told = counted(describe(lm, "gender", 2))
-    assert dict(told["male"]["adjectives"])["violent"] == len(TEMPLATES) * 2
-    assert [word for _, word in told["male"]["alone"]] == ["violent"]
-    assert [word for _, word in told["female"]["alone"]] == ["beautiful"]
-    assert told["female"]["alone"][0][0] == 1  # twice in a sentence: before famous
+    groups = told["groups"]
+    assert dict(groups["male"]["adjectives"])["violent"] == len(TEMPLATES) * 2
+    assert [word for _, word in groups["male"]["alone"]] == ["violent"]
+    assert [word for _, word in groups["female"]["alone"]] == ["beautiful"]
+    assert groups["female"]["alone"][0][0] == 1  # twice in a sentence: before famous
     assert told["shared"] == 1
-    assert told["male"]["sentiment"]["negative"] < 0 < told["female"]["sentiment"]["positive"]
-    assert told["female"]["sentiment"]["negative"] == 0
+    assert groups["male"]["sentiment"]["negative"] < 0 < groups["female"]["sentiment"]["positive"]
+    assert groups["female"]["sentiment"]["negative"] == 0
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -106,6 +107,7 @@ def test_the_command_writes_what_it_prints_and_asks_nothing_twice(
     assert command(monkeypatch, *words, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "bias.json").read_bytes())
+    assert told["digest"] == checkpoint.digest
     assert "polarity" in (tmp_path / "bias.svg").read_text()
     monkeypatch.setattr("mtnlg_eval.model.complete", None)
     monkeypatch.setattr("mtnlg_eval.model.DecoderForward._run", None)

@@ -123,7 +123,11 @@ def test_json_a_limit_and_other_numbers_of_shots(
 
 
 def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kept_to_hans(
-    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "eval"
     words = ("run", checkpoint.directory, "--data", OURS, "--out", out, "--shots", "0,1,2", "--shot-labels", "negative")
@@ -142,6 +146,12 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     assert list(told["shots"]) == ["0", "1", "2"]
     summary = json.loads((out / "summary.json").read_bytes())
     assert told["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
+    assert run("report", tmp_path) == 0
+    assert 'id="hans"' in (tmp_path / "report.html").read_text(encoding="utf-8")
+    monkeypatch.setattr("mtnlg_eval.harness.write_text", None)  # another run begins and does not end
+    assert run("run", checkpoint.directory, "--data", OURS, "--out", out, "--tasks", "hans", "--shots", "0") == 1
+    assert run("hans", out) == 1
+    assert "results.json: not there: scoring has not come to its end" in capsys.readouterr().err
 
 
 def test_a_layout_without_the_parallel_engine_says_what_to_install(
@@ -159,17 +169,21 @@ def test_a_layout_without_the_parallel_engine_says_what_to_install(
 def test_operators_are_asked_once_and_counted(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("operators", checkpoint.directory, "--out", tmp_path, "--problems", 1)
+    out = tmp_path / "eval"
+    words = ("operators", checkpoint.directory, "--out", out, "--problems", 1)
     assert run(*words, "--shots", "few") == 2
     assert run(*words, "--shots", "1", "--json") == 0
     cells = json.loads(capsys.readouterr().out)
-    assert cells == json.loads((tmp_path / "operators.json").read_bytes())["cells"]
+    told = json.loads((out / "operators.json").read_bytes())
+    assert (cells, told["digest"]) == (told["cells"], checkpoint.digest)
     assert len(cells) == 40
-    ET.fromstring((tmp_path / "operators.svg").read_text())  # noqa: S314  (we wrote it)
-    before = files_of(tmp_path)
+    ET.fromstring((out / "operators.svg").read_text())  # noqa: S314  (we wrote it)
+    before = files_of(out)
     assert run(*words, "--shots", "1") == 0
     assert "add, hash" in capsys.readouterr().out
-    assert files_of(tmp_path) == before
+    assert files_of(out) == before
+    assert run("report", tmp_path) == 0
+    assert 'id="operators"' in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_newest_checkpoint_of_a_folder_is_scored(

@@ -81,6 +81,13 @@ def test_a_folder_without_hans_and_a_sample_that_is_none_are_named(tmp_path: Pat
         study(tmp_path)
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "hans_0.jsonl").write_text('{"doc": {}}\n')
+    with pytest.raises(Failure, match=r"summary.json: not there: scoring has not come to its end"):
+        study(tmp_path)
+    summary = {"checkpoint": "step-1", "digest": "d", "tokens": 3, "tasks": {"hans": {"0": {}}}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "results.json").write_text('{"config": ')
+    with pytest.raises(Failure, match=r"results.json: Invalid JSON"):
+        study(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps({"config": {"shots": {}}}))
     with pytest.raises(Failure, match=r"hans_0.jsonl:1: doc.heuristic: required key is missing"):
         study(tmp_path)

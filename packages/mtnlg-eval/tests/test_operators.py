@@ -66,7 +66,7 @@ class Adder:
 
 def test_answers_are_counted_by_operator_disguise_and_shots(tmp_path: Path) -> None:
     lm: Any = Adder()
-    cells = measure(lm, tmp_path, [1, 2], 5)
+    cells = measure(lm, {"digest": "d"}, tmp_path, [1, 2], 5)
     assert len(cells) == len(OPERATORS) * len(DISGUISES) * 2
     assert all(cell.right == (5 if cell.operator == "add" else 0) for cell in cells)
     lines = [json.loads(line) for line in (tmp_path / "operators.jsonl").read_text().splitlines()]

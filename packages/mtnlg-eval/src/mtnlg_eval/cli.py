@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
-from mtnlg_model.files import replacing, write_text
+from mtnlg_model.files import replacing
 
 from .published import TASKS
 
@@ -138,10 +138,10 @@ def hans(
     [bold]run --tasks hans --shots 0,1,2,4,8,16,32[/bold] gives the paper's figure 5.
     """
     from .hans import lines, study  # noqa: PLC0415  (--help shall be fast)
-    from .report import studies  # noqa: PLC0415  (as above)
+    from .report.study_pictures import draw  # noqa: PLC0415  (as above)
 
     told = study(folder)
-    write_text(folder / "hans.svg", studies.hans(told))
+    draw(folder / "hans.json")
     if as_json:
         print_json(told)
         return
@@ -170,15 +170,16 @@ def operators(  # noqa: PLR0917  (as above)
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
-    from .opening import model, opened  # noqa: PLC0415  (as above)
+    from .opening import model, opened, subject  # noqa: PLC0415  (as above)
     from .operators import measure, rows  # noqa: PLC0415  (as above)
-    from .report import studies  # noqa: PLC0415  (as above)
+    from .report.study_pictures import draw  # noqa: PLC0415  (as above)
 
-    with model(opened(checkpoint, out), out, layout) as lm:
+    found = opened(checkpoint, out)
+    with model(found, out, layout) as lm:
         if lm is None:
             return
-        cells = measure(lm, out, [int(number) for number in asked], problems)
-    write_text(out / "operators.svg", studies.operators([cell._asdict() for cell in cells]))
+        cells = measure(lm, subject(found), out, [int(number) for number in asked], problems)
+    draw(out / "operators.json")
     if as_json:
         print_json([cell._asdict() for cell in cells])
     else:
@@ -206,15 +207,16 @@ def bias(  # noqa: PLR0917  (as above)
 
     quiet()
     from .bias import kinds_of, measure  # noqa: PLC0415  (as above)
-    from .opening import model, opened  # noqa: PLC0415  (as above)
-    from .report import studies  # noqa: PLC0415  (as above)
+    from .opening import model, opened, subject  # noqa: PLC0415  (as above)
+    from .report.study_pictures import draw  # noqa: PLC0415  (as above)
 
     asked = kinds_of(kinds)
-    with model(opened(checkpoint, out), out, layout) as lm:
+    found = opened(checkpoint, out)
+    with model(found, out, layout) as lm:
         if lm is None:
             return
-        told = measure(lm, out, asked, samples)
-    write_text(out / "bias.svg", studies.bias(told))
+        told = measure(lm, subject(found), out, asked, samples)
+    draw(out / "bias.json")
     if as_json:
         print_json(told)
     else:

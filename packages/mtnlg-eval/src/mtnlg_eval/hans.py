@@ -13,11 +13,10 @@ All of it is read from the samples that ``mtnlg-eval run`` keeps, at every numbe
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from math import exp
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,6 +28,8 @@ from .rows import explain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+T = TypeVar("T", bound=BaseModel)
 
 TRUE, FALSE = 0, 1
 """Labels, which are the numbers of the choices as well: entailment is answered by True."""
@@ -135,18 +136,45 @@ def verdicts_of(samples: Path) -> list[Verdict]:
 def study(folder: Path) -> dict[str, Any]:
     """The tallies of an evaluation's HANS samples by number of shots, as ``hans.json`` holds them; writes that file.
 
-    ``folder`` is what ``mtnlg-eval run --out`` wrote. ``Failure`` where HANS was not scored there.
+    ``folder`` is what ``mtnlg-eval run --out`` wrote. ``Failure`` where HANS was not scored there, or not to the end.
     """
-    found = {path.stem.removeprefix("hans_"): path for path in (folder / "samples").glob("hans_*.jsonl")}
-    if not found:
+    if not [*(folder / "samples").glob("hans_*.jsonl")]:
         raise Failure(
             f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} does it"
         )
-    told = {asked: _plain(tally(verdicts_of(found[asked]))) for asked in sorted(found, key=_order)}
-    about = json.loads((folder / "results.json").read_text(encoding="utf-8"))["config"]
-    result = {"version": 1, "shots_from": about["shots"], "shots": told}
+    summary, results = _read(folder / "summary.json", _Summary), _read(folder / "results.json", _Results)
+    scored = sorted(summary.tasks.get("hans", ()), key=_order)
+    if not scored:
+        raise Failure(f"{folder}: HANS could not be scored here; {folder / 'summary.json'} says why")
+    told = {asked: _plain(tally(verdicts_of(folder / "samples" / f"hans_{asked}.jsonl"))) for asked in scored}
+    about = summary.model_dump(exclude={"tasks"})
+    result = {"version": 1, **about, "shots_from": results.config.shots, "shots": told}
     write_json(folder / "hans.json", result)
     return result
+
+
+class _Summary(BaseModel):
+    checkpoint: str
+    digest: str
+    tokens: int
+    tasks: dict[str, dict[str, Any]]
+
+
+class _Config(BaseModel):
+    shots: dict[str, str]
+
+
+class _Results(BaseModel):
+    config: _Config
+
+
+def _read(path: Path, schema: type[T]) -> T:
+    try:
+        return schema.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise Failure(f"{path}: not there: scoring has not come to its end; the same mtnlg-eval run goes on") from None
+    except ValidationError as error:
+        raise Failure(f"{path}: {explain(error)}; the same mtnlg-eval run writes it again") from None
 
 
 def _order(asked: str) -> float:

@@ -26,6 +26,7 @@ from mtnlg_model.console import Failure, progress, say
 from mtnlg_model.files import write_json, write_text
 
 from .hub import hub_texts
+from .opening import subject
 from .published import TASKS
 from .shots import ANY
 from .task import PAPER, SEED
@@ -96,6 +97,8 @@ class Evaluation:
     def run(self, lm: DecoderLM, out: Path) -> None:
         """Score everything, each task's samples being written under ``out`` as it ends."""
         self._tell_gaps()
+        # Until this run has ended samples/ is of two runs, and nothing may take it for one.
+        (out / "results.json").unlink(missing_ok=True)
         total = sum(task.requests(self.limit) for task in self.tasks.values()) * len(self.shots)
         with progress("scoring", total, "requests") as advance:
             for name, task in self.tasks.items():
@@ -112,10 +115,14 @@ class Evaluation:
 
     def write(self, lm: DecoderLM, checkpoint: Checkpoint, out: Path, seconds: float) -> dict[str, Any]:
         """Write results.json and summary.json, remove the samples of other runs, and return the summary."""
-        done, where = checkpoint.progress, str(checkpoint.directory)
+        asked = subject(checkpoint)
         config = {
             "model": "mtnlg",
-            "model_args": {"checkpoint": where, "digest": checkpoint.digest, "step": done.step},
+            "model_args": {
+                "checkpoint": asked["checkpoint"],
+                "digest": asked["digest"],
+                "step": checkpoint.progress.step,
+            },
             "model_num_parameters": checkpoint.config.parameters,
             "model_dtype": lm.precision,
             "limit": self.limit,
@@ -130,9 +137,7 @@ class Evaluation:
                 path.unlink()
         summary = {
             "version": 1,
-            "checkpoint": where,
-            "digest": checkpoint.digest,
-            "tokens": done.tokens,
+            **asked,
             "tasks": self.scores,
             "not_run": self.not_run,
             "seconds": round(seconds, 3),

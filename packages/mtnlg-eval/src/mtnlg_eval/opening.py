@@ -45,6 +45,12 @@ def model(checkpoint: Checkpoint, out: Path, layout: str | None) -> Iterator[Dec
             yield lm
 
 
+def subject(checkpoint: Checkpoint) -> dict[str, str | int]:
+    """Whom an evaluation or a study asked, as the files that tell of it say."""
+    where, tokens = str(checkpoint.directory), checkpoint.progress.tokens
+    return {"checkpoint": where, "digest": checkpoint.digest, "tokens": tokens}
+
+
 def opened(folder: Path, out: Path) -> Checkpoint:
     """Open ``folder``; ``Failure`` where it is none of the three.
 

@@ -27,7 +27,7 @@ from .intervals import wilson
 from .task import SEED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from .model import DecoderLM
@@ -108,8 +108,10 @@ class Cell(NamedTuple):
     high: float
 
 
-def measure(lm: DecoderLM, out: Path, shots: Sequence[int], problems: int) -> list[Cell]:
+def measure(lm: DecoderLM, about: Mapping[str, Any], out: Path, shots: Sequence[int], problems: int) -> list[Cell]:
     """Ask every problem, keep the answers in ``out``: operators.jsonl a line a problem, operators.json the counts.
+
+    ``about`` is what the counts say of whom was asked.
 
     Answers are kept in the model's store as they come, so that a killed run goes on.
     """
@@ -121,7 +123,7 @@ def measure(lm: DecoderLM, out: Path, shots: Sequence[int], problems: int) -> li
     told = [p._asdict() | {"given": given, "right": given == p.answer} for p, given in zip(asked, answers, strict=True)]
     write_text(out / "operators.jsonl", "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in told))
     cells = list(_cells(told, shots, problems))
-    write_json(out / "operators.json", {"version": 1, "cells": [cell._asdict() for cell in cells]})
+    write_json(out / "operators.json", {"version": 1, **about, "cells": [cell._asdict() for cell in cells]})
     return cells
 
 

@@ -13,21 +13,24 @@ from .published import TASKS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+SHOTS_IN_FULL = 3
+"""Columns that a terminal of 80 has room for with all that is told of a score."""
+
 TITLES = {task.name: task.title for task in TASKS}
 
 
 def show(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
     """Print the scores; in brackets the mean number of shots that fitted, where fewer did than were asked for."""
-    drawn = Table(
-        box=SIMPLE_HEAD, caption="accuracy in percent ± its standard error (shots that fitted)", padding=(0, 1)
-    )
+    brief = len(shots) > SHOTS_IN_FULL
+    caption = "accuracy in percent by shots" if brief else "accuracy in percent ± its standard error (shots that fitted)"
+    drawn = Table(box=SIMPLE_HEAD, caption=caption, padding=(0, 1))
     drawn.add_column("task", no_wrap=True)
     for asked in shots:
-        drawn.add_column(f"{asked}-shot", justify="right", no_wrap=True)
+        drawn.add_column(asked if brief else f"{asked}-shot", justify="right", no_wrap=True)
     drawn.add_column("rows", justify="right")
     for task, scores in summary["tasks"].items():
         rows = max(score["documents"] for score in scores.values())
-        drawn.add_row(TITLES[task], *(_cell(scores[asked], asked) for asked in shots), str(rows))
+        drawn.add_row(TITLES[task], *(_cell(scores[asked], asked, brief) for asked in shots), str(rows))
     for gap in summary["not_run"]:
         drawn.add_row(TITLES[gap["task"]], *("not run" for _ in shots), "")
     Console(highlight=False).print(drawn)
@@ -44,7 +47,9 @@ def show_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], 
     Console(highlight=False).print(drawn)
 
 
-def _cell(score: Mapping[str, Any], asked: str) -> str:
+def _cell(score: Mapping[str, Any], asked: str, brief: bool) -> str:
+    if brief:
+        return f"{100 * score['value']:.1f}"
     error = "" if score["stderr"] is None else f" ± {100 * score['stderr']:.1f}"
     used = f"{score['shots_used']:.1f}".removesuffix(".0")
     return f"{100 * score['value']:.1f}{error}" + ("" if asked == used else f" ({used})")

@@ -15,7 +15,7 @@ from .cooccurrence import KINDS, counted, describe, library
 from .occupation import holders, occupations, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from mtnlg_eval.model import DecoderLM
@@ -32,12 +32,16 @@ def kinds_of(words: str) -> list[str]:
     return kinds
 
 
-def measure(lm: DecoderLM, out: Path, kinds: Sequence[str], samples: int) -> dict[str, Any]:
-    """Ask about these kinds, ``samples`` texts for each prompt; returns what ``out/bias.json`` holds."""
+def measure(lm: DecoderLM, about: Mapping[str, Any], out: Path, kinds: Sequence[str], samples: int) -> dict[str, Any]:
+    """Ask about these kinds, ``samples`` texts for each prompt; returns what ``out/bias.json`` holds.
+
+    ``about`` is what it says of whom was asked.
+    """
     if any(kind != OCCUPATION for kind in kinds):
         library()  # hours of samples are not drawn first where nothing can count their words
-    told: dict[str, Any] = {"version": 1, "samples_a_prompt": samples}
-    for kind in kinds:
-        told[kind] = summary(holders(lm, occupations())) if kind == OCCUPATION else counted(describe(lm, kind, samples))
+    told: dict[str, Any] = {"version": 1, **about, "samples_a_prompt": samples}
+    if OCCUPATION in kinds:
+        told[OCCUPATION] = summary(holders(lm, occupations()))
+    told["adjectives"] = {kind: counted(describe(lm, kind, samples)) for kind in kinds if kind != OCCUPATION}
     write_json(out / "bias.json", told)
     return told

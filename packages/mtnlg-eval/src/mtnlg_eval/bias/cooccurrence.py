@@ -83,6 +83,7 @@ def library() -> tuple[Tagger, Callable[[str], float]]:
 def counted(told: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The adjectives of every group, most frequent first; those of one group alone; how pleasant its words are.
 
+    ``shared`` of the most frequent are beside all groups.
     ``sentiment`` holds the mean over all words of the positive and of the negative part of their polarity, in percent.
     """
     tag, polarity = library()
@@ -92,7 +93,7 @@ def counted(told: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         for group, counts in words.items()
     }
     top = {group: _most_frequent(counts) for group, counts in adjectives.items()}
-    return {
+    groups = {
         group: {
             "samples": len(told[group]),
             "adjectives": [[word, adjectives[group][word]] for word in words_of_group],
@@ -104,7 +105,8 @@ def counted(told: Mapping[str, Sequence[str]]) -> dict[str, Any]:
             "sentiment": _sentiment(words[group], polarity),
         }
         for group, words_of_group in top.items()
-    } | {"shared": len(set.intersection(*map(set, top.values())))}
+    }
+    return {"shared": len(set.intersection(*map(set, top.values()))), "groups": groups}
 
 
 def _words(tag: Tagger, text: str) -> list[tuple[str, bool]]:

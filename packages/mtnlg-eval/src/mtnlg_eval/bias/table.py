@@ -18,9 +18,8 @@ def show(told: Mapping[str, Any]) -> None:
     """Print a table a kind of bias."""
     if OCCUPATION in told:
         _occupation(told[OCCUPATION])
-    for kind, groups in told.items():
-        if isinstance(groups, dict) and "shared" in groups:
-            _groups(kind, groups)
+    for kind, adjectives in told["adjectives"].items():
+        _groups(kind, adjectives)
 
 
 def _occupation(told: Mapping[str, Any]) -> None:
@@ -39,15 +38,17 @@ def _occupation(told: Mapping[str, Any]) -> None:
     show_rows("occupations", ["this model", "MT-NLG"], rows, wrap=True)
 
 
-def _groups(kind: str, groups: Mapping[str, Any]) -> None:
+def _groups(kind: str, adjectives: Mapping[str, Any]) -> None:
     rows = [
         (
             name,
             ", ".join(f"{word} {rank}" for rank, word in group["alone"][:WORDS_SHOWN]),
             f"{group['sentiment']['positive']:+.1f} / {group['sentiment']['negative']:+.1f}",
         )
-        for name, group in groups.items()
-        if name != "shared"
+        for name, group in adjectives["groups"].items()
     ]
-    columns = [f"adjectives of one group alone, and their ranks ({groups['shared']} are shared by all)", "sentiment"]
+    columns = [
+        f"adjectives of one group alone, and their ranks ({adjectives['shared']} are shared by all)",
+        "sentiment",
+    ]
     show_rows(kind, columns, rows, wrap=True)

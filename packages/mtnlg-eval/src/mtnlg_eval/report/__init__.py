@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json, write_text
 
 from .folder import read_run
@@ -27,7 +28,7 @@ def report(run: Path, *, show: bool = True) -> Path:
     """Write ``report.html`` and ``results.json`` into the run folder, print a table of the scores, return the page.
 
     A part that has not been run is named on the page. Raises ``Failure`` where the folder does not exist or one of its
-    files is not what the package that wrote it promises.
+    files is not what the package that wrote it promises; where it is a study's, the page is drawn without it first.
     """
     told = read_run(run)
     write_json(run / "results.json", results(told))
@@ -37,4 +38,6 @@ def report(run: Path, *, show: bool = True) -> Path:
         console = Console(highlight=False)
         for line in summary(told):
             console.print(line)
+    if told.studies.broken:
+        raise Failure(f"{'; '.join(told.studies.broken)}; {target} is drawn without")
     return target

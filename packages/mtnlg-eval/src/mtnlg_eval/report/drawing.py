@@ -22,11 +22,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from .notation import short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.axes import Axes
 
 POINTS_PER_INCH = 72
+VIEW = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 WIDEST = 1.15  # screen pixels a point: beyond this a picture would be louder than the text
 INK, MUTED, RULE, ACCENT, SOFT, SECOND = (f"#0a0b{n:02x}" for n in range(1, 7))
 PROPERTIES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", SOFT: "soft", SECOND: "second"}
@@ -115,13 +116,22 @@ def inline(figure: Figure, name: str, description: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", _named_apart(drawing, name)).strip()
 
 
-def standing_alone(picture: str) -> str:
-    """The ``<svg>`` of `inline` as a file of its own: it brings the page's colours, for light and for dark, along."""
+def standing_alone(pictures: Sequence[str], across: int = 1) -> str:
+    """`inline` pictures, so many in a row, as a file of its own, which brings the page's colours along."""
+    placed: list[str] = []
+    width = height = 0.0
+    for start in range(0, len(pictures), across):
+        left, below = 0.0, height
+        for picture in pictures[start : start + across]:
+            w, h = map(float, VIEW.findall(picture)[0])
+            where = f'x="{left:g}" y="{below:g}" width="{w:g}" height="{h:g}"'
+            placed.append(picture.replace("<svg ", f"<svg {where} ", 1))
+            left, height = left + w, max(height, below + h)
+        width = max(width, left)
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8").partition("* {")[0]
     style += "svg { background: var(--paper); font-family: system-ui, sans-serif; }"
-    return picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
-        "<title>", f"<style>\n{style}\n</style>\n<title>", 1
-    )
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}">'
+    return "\n".join((opening, f"<style>\n{style}\n</style>", *placed, "</svg>\n"))
 
 
 def _named_apart(drawing: str, prefix: str) -> str:

@@ -7,27 +7,28 @@ not use are passed over, and a part that has not been run is None.
     train/metrics.jsonl, train/summary.json        mtnlg-parallel train
     eval/summary.json, eval/results.json           mtnlg-eval run
     eval/step-N/summary.json                       mtnlg-eval run --each
+
+The studies that may lie there too are read by study_files.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from mtnlg_model.console import Failure
+
+from .part import Part, parse
+from .study_files import Studies, read_studies
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .part import P
+
 CURATION_PAGE = "data/report.html"
-
-
-class Part(BaseModel):
-    """Base of everything read here: immutable, and open to keys that the report has no use for."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Flow(Part):
@@ -210,9 +211,7 @@ class Run:
     evaluation: Evaluation | None
     history: tuple[Evaluation, ...]
     harness: Harness | None
-
-
-P = TypeVar("P", bound=Part)
+    studies: Studies
 
 
 def read_run(folder: Path) -> Run:
@@ -220,6 +219,7 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
     history = _read_history(folder / "eval")
+    evaluation = _read(folder / "eval" / "summary.json", Evaluation) or (history[-1] if history else None)
     return Run(
         name=folder.resolve().name,
         curation=_read(folder / "data" / "summary.json", Curation),
@@ -227,15 +227,16 @@ def read_run(folder: Path) -> Run:
         blend=_read(folder / "data" / "tokens" / "blend.json", Blend),
         steps=_read_steps(folder / "train" / "metrics.jsonl"),
         training=_read(folder / "train" / "summary.json", Training),
-        evaluation=_read(folder / "eval" / "summary.json", Evaluation) or (history[-1] if history else None),
+        evaluation=evaluation,
         history=history,
         harness=_read(folder / "eval" / "results.json", Harness),
+        studies=read_studies(folder, evaluation.digest if evaluation else None),
     )
 
 
 def _read(path: Path, schema: type[P]) -> P | None:
     try:
-        return _parse(path.read_bytes(), schema, str(path))
+        return parse(path.read_bytes(), schema, str(path))
     except FileNotFoundError:
         return None
 
@@ -253,14 +254,4 @@ def _read_steps(path: Path) -> tuple[Step, ...]:
     except FileNotFoundError:
         return ()
     lines = content.split(b"\n")[:-1]
-    return tuple(_parse(line, Step, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip())
-
-
-def _parse(content: bytes, schema: type[P], place: str) -> P:
-    try:
-        return schema.model_validate_json(content)
-    except ValidationError as error:
-        detail = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in detail["loc"])
-        shown = "" if isinstance(detail["input"], dict | list) else f" = {str(detail['input'])[:60]!r}"
-        raise Failure(f"{place}: {key}{shown}: {detail['msg']}; run the stage that wrote it again") from None
+    return tuple(parse(line, Step, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip())

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from string import Template
 from typing import TYPE_CHECKING
 
-from . import curation, scores, training
+from . import curation, scores, studies, training
 from .markup import text
 from .notation import NARROW, brief, count, decimal, duration, short
 from .results import documents, seconds, versions
@@ -32,6 +32,8 @@ def page(run: Run) -> str:
         training=training.section(run),
         layout=training.layout_section(run),
         scores=scores.section(run),
+        studies=studies.sections(run),
+        studied="".join(f'<a href="#{c.anchor}">{c.title}</a> ' for c in studies.present(run.studies)),
         versions=_versions(run),
     )
 

@@ -30,6 +30,7 @@ def results(run: Run) -> dict[str, Any]:
         "data": _data(run, run.curation) if run.curation else None,
         "training": _training(run.training) if run.training else None,
         "evaluation": _evaluation(run.evaluation) if run.evaluation else None,
+        "studies": [{"file": one.file, "checkpoint": one.study.checkpoint} for one in run.studies.shown],
         "versions": versions(run),
     }
 

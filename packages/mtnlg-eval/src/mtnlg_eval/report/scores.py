@@ -13,6 +13,8 @@ from .notation import DASH, count, decimal, short
 from .results import interval, scored
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mtnlg_eval.published import Model, Shots, Task
 
     from .folder import Evaluation, Run, Score
@@ -48,11 +50,15 @@ def _trends(run: Run, evaluation: Evaluation) -> str:
     if not tasks:
         return ""
     note = "accuracy in percent with its interval; diamonds MT-NLG, broken line chance"
-    drawn = figure("Score against examples in the prompt", trends.by_shots(evaluation, tasks), note)
+    drawn = _panels("Score against examples in the prompt", [trends.by_shots(evaluation, task) for task in tasks], note)
     if len(run.history) > 1:
         note = "accuracy in percent at no example, at one (broken line) and at few (strong)"
-        drawn += "\n" + figure("Score against tokens", trends.by_tokens(run.history, tasks), note)
+        drawn += "\n" + _panels("Score against tokens", [trends.by_tokens(run.history, task) for task in tasks], note)
     return drawn
+
+
+def _panels(caption: str, pictures: Sequence[str], note: str) -> str:
+    return figure(caption, f'<div class="panels wider">{"".join(pictures)}</div>', note)
 
 
 def _caution(run: Run, evaluation: Evaluation) -> str:

@@ -1,107 +1,194 @@
-"""A picture of each of the paper's own studies, as an SVG file that stands alone: HANS, hidden operators, bias."""
+"""The page's parts on the paper's own studies: each its pictures, its table in short, and how to read them.
+
+What has not been studied is absent; a study of another checkpoint than the scored one is named, never shown.
+"""
 
 from __future__ import annotations
 
-from itertools import groupby
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from .drawing import ACCENT, INK, MUTED, SECOND, SOFT, canvas, inline, standing_alone, styled
+from mtnlg_eval.intervals import wilson
+
+from .markup import row, table, text
+from .notation import DASH, count, decimal
+from .study_files import Bias, Hans, Operators
+from .study_pictures import MTNLG_RATIO, bias, by_operator, hans, operators
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from .folder import Run
+    from .study_files import Adjectives, Cell, Found, Occupation, Share, Studies, Study
 
-ROW = 13.0
-MTNLG_RATIO = -0.77
-"""The paper's mean of log P(female) - log P(male) (paper.md 5.4)."""
-
-
-def _panel(figure: Figure, place: tuple[float, float, float, float], title: str) -> Axes:
-    """A pair of axes at ``place``: left, top, width, height in points from the top left corner."""
-    left, top, width, height = place
-    w, h = (72 * inches for inches in figure.get_size_inches())
-    axes = figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
-    axes.set_title(title, loc="left", fontsize=10, color=INK, pad=5)
-    return axes
+ARROW = "\N{RIGHTWARDS ARROW}"
+WORDS_SHOWN = 10
+MODES = {
+    ("any", "drawn"): "",
+    ("other_subcases", "drawn"): "examples of other subcases only",
+    ("any", "interleaved"): "labels of the examples by turns",
+    ("any", "negative"): "examples of non-entailment alone",
+}
 
 
-@styled()
-def hans(told: Mapping[str, Any]) -> str:
-    """Accuracy, mass and bias against shots; below, every subcase at the most shots: plain (dot) and shifted (ring)."""
-    counts = told["shots"]
-    places = range(len(counts))
-    subcases = [
-        (name, part) for parts in list(counts.values())[-1]["subcases"].values() for name, part in parts.items()
+class Chapter(NamedTuple):
+    """One kind of study on the page; ``reading`` says in a sentence how to read it."""
+
+    anchor: str
+    title: str
+    schema: type[Study]
+    reading: str
+
+
+CHAPTERS = (
+    Chapter(
+        "hans",
+        "HANS",
+        Hans,
+        "A model that goes by the words that two sentences share says True throughout, right on entailment and wrong "
+        "on the rest, so that a figure counts only where both labels rise; behind the arrow, and as rings, stands "
+        "what is left when True must beat its own mean, not one half.",
+    ),
+    Chapter(
+        "operators",
+        "Hidden operators",
+        Operators,
+        "17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ?: who sees the rule in the examples solves more with more of them (the "
+        "strong line is the mean of the disguises, the faint ones), and who goes by the sign does not.",
+    ),
+    Chapter(
+        "bias",
+        "Bias",
+        Bias,
+        "The further the occupations lie left of 0, the more the model takes their holders for men; and words that "
+        "stand beside one group alone, or are less pleasant beside one than beside the others, are what it takes "
+        "people for.",
+    ),
+)
+
+
+def sections(run: Run) -> str:
+    """Every study that the run's folder holds, and what was found and is not shown."""
+    parts = [_chapter(chapter, run.studies) for chapter in present(run.studies)]
+    return "\n".join([*parts, _left_out(run.studies)])
+
+
+def present(studies: Studies) -> list[Chapter]:
+    """The kinds of study that the page shows, in its order."""
+    return [chapter for chapter in CHAPTERS if any(isinstance(one.study, chapter.schema) for one in studies.shown)]
+
+
+def of_others(studies: Studies) -> str:
+    """A line about the studies of other checkpoints, if there are any."""
+    others = ", ".join(f"{one.file} ({one.study.asked}, digest {one.study.digest[:8]})" for one in studies.others)
+    return f"Left out, being of another checkpoint than the one scored here: {others}." if others else ""
+
+
+def _left_out(studies: Studies) -> str:
+    told = [of_others(studies), *(f"Left out, being unreadable: {line}." for line in studies.broken)]
+    lines = "\n".join(f'<p class="absent">{text(line)}</p>' for line in told if line)
+    return f'<section id="left-out">\n<h2>Studies left out</h2>\n{lines}\n</section>' if lines else ""
+
+
+def _chapter(chapter: Chapter, studies: Studies) -> str:
+    found = [one for one in studies.shown if isinstance(one.study, chapter.schema)]
+    bodies = "\n".join(_study(one, f"{chapter.anchor}-{n}", alone=len(found) == 1) for n, one in enumerate(found))
+    return f'<section id="{chapter.anchor}">\n<h2>{chapter.title}</h2>\n<p>{chapter.reading}</p>\n{bodies}\n</section>'
+
+
+def _study(found: Found, name: str, *, alone: bool) -> str:
+    head = "" if alone else f"<h3>{text(found.file)}</h3>\n"
+    match found.study:
+        case Hans() as study:
+            return head + _hans(study, name)
+        case Operators() as study:
+            return head + _operators(study, name)
+        case Bias() as study:
+            return head + _bias(study, name)
+    raise TypeError(type(found.study))
+
+
+def _hans(study: Hans, name: str) -> str:
+    counts = list(study.shots.values())
+    rows = [row(["all rows", *(_shares(at.whole) for at in counts)], "total")]
+    for heuristic, labels in counts[0].labels.items():
+        for label in labels:
+            cells = [_shares(at.labels.get(heuristic, {}).get(label)) for at in counts]
+            rows.append(row([f"{text(heuristic.replace('_', ' '))}, {text(label)}", *cells]))
+    rows.append(row(["P(True) + P(False)", *(decimal(at.mass, 3) for at in counts)]))
+    rows.append(row(["says True, %", *(decimal(100 * at.said_true, 0) for at in counts)]))
+    mode = (study.shots_from.source, study.shots_from.labels)
+    told = f" {text(MODES.get(mode, ', '.join(mode))).capitalize()}." if mode != ("any", "drawn") else ""
+    *small, subcases = (f"<figure>{picture}</figure>" for picture in hans(study, name))
+    drawn = f'<div class="row halves"><div>{"".join(small)}</div>{subcases}</div>'
+    head = [f"right, %: plain {ARROW} shifted; examples:", *map(text, study.shots)]
+    return f'<p class="quiet">{count(counts[0].whole.rows)} rows.{told}</p>\n{drawn}\n{table(head, rows)}'
+
+
+def _shares(part: Share | None) -> str:
+    return DASH if part is None else f"{100 * part.accuracy:.0f} {ARROW} {100 * part.shifted:.0f}"
+
+
+def _operators(study: Operators, name: str) -> str:
+    shots = list(dict.fromkeys(cell.shots for cell in study.cells))
+
+    def cells(of: Sequence[Cell], show: Callable[[int, int], str]) -> list[str]:
+        at = [[cell for cell in of if cell.shots == asked] for asked in shots]
+        return [show(sum(cell.right for cell in some), sum(cell.problems for cell in some)) for some in at]
+
+    rows = [row([text(title), *cells(some, _percent)]) for title, some in by_operator(study).items()]
+    rows += [
+        row(["all", *cells(study.cells, _percent)], "total"),
+        row(["95 % interval", *cells(study.cells, _interval)]),
     ]
-    figure = canvas(560, 220 + ROW * len(subcases))
-    left = _panel(figure, (36, 26, 210, 120), "accuracy, % (ring: threshold shifted)")
-    right = _panel(figure, (310, 26, 210, 120), "P(True) + P(False); said True (broken), %")
-    wholes = [at["whole"] for at in counts.values()]
-    left.plot(places, [100 * part["accuracy"] for part in wholes], "o-", color=ACCENT, markersize=4)
-    left.plot(
-        places, [100 * part["shifted"] for part in wholes], "o--", color=ACCENT, markersize=5, markerfacecolor="none"
-    )
-    right.plot(places, [100 * at["mass"] for at in counts.values()], "o-", color=SECOND, markersize=4)
-    right.plot(places, [100 * at["said_true"] for at in counts.values()], "o--", color=MUTED, markersize=4)
-    for axes in (left, right):
-        axes.set_xticks(list(places), list(counts))
-        axes.set(ylim=(0, 100), xlabel="examples in the prompt")
-    below = _panel(figure, (170, 205, 350, ROW * len(subcases)), f"by subcase, {list(counts)[-1]} examples, %")
-    for line, (_, part) in enumerate(subcases):
-        plain, moved = 100 * part["accuracy"], 100 * part["shifted"]
-        below.plot([plain, moved], [line, line], color=SOFT)
-        below.plot(plain, line, "o", color=ACCENT, markersize=4, clip_on=False)
-        below.plot(moved, line, "o", color=ACCENT, markersize=6, markerfacecolor="none", clip_on=False)
-    below.set(xlim=(0, 100), ylim=(len(subcases) - 0.5, -0.5))
-    below.set_yticks(range(len(subcases)), [name for name, _ in subcases], fontsize=8)
-    below.axvline(50, color=MUTED, linewidth=0.8, dashes=(3, 3))
-    return standing_alone(inline(figure, "hans", "HANS by number of examples and by subcase"))
+    drawn = "".join(f"<figure>{picture}</figure>" for picture in operators(study, name))
+    head = ["solved, %; examples:", *map(str, shots)]
+    return f'<div class="panels">{drawn}</div>\n{table(head, rows)}'
 
 
-@styled()
-def operators(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Share solved against examples: a panel an operator, its mean strong, each disguise faint."""
-    groups = [(name, list(some)) for name, some in groupby(cells, key=lambda cell: cell["operator"])]
-    figure = canvas(640, 30 + 135 * -(-len(groups) // 4))
-    for number, (name, some) in enumerate(groups):
-        row, column = divmod(number, 4)
-        axes = _panel(figure, (34 + 155 * column, 24 + 135 * row, 110, 82), name)
-        shots = list(dict.fromkeys(cell["shots"] for cell in some))
-        places = range(len(shots))
-        for _, line in groupby(some, key=lambda cell: cell["disguise"]):
-            axes.plot(places, [100 * cell["accuracy"] for cell in line], color=SOFT)
-        means = [100 * fmean(cell["accuracy"] for cell in some if cell["shots"] == count) for count in shots]
-        axes.plot(places, means, "o-", color=ACCENT, markersize=3.5, clip_on=False)
-        axes.set_xticks(list(places), [str(count) for count in shots])
-        axes.set_ylim(0, 100)
-    return standing_alone(inline(figure, "operators", "Hidden operators solved, %, against examples in the prompt"))
+def _percent(right: int, of: int) -> str:
+    return f"{100 * right / of:.1f}" if of else DASH
 
 
-@styled()
-def bias(told: Mapping[str, Any]) -> str:
-    """Log-ratios of occupations beside the paper's mean; how pleasant the words beside each group are."""
-    groups = [
-        (name, group["sentiment"])
-        for kind in told.values()
-        if isinstance(kind, dict) and "shared" in kind
-        for name, group in kind.items()
-        if name != "shared"
+def _interval(right: int, of: int) -> str:
+    return DASH.join(f"{100 * bound:.1f}" for bound in wilson(right, of)) if of else DASH
+
+
+def _bias(study: Bias, name: str) -> str:
+    tables = [_occupation(study.occupation)] if study.occupation else []
+    tables += [_adjectives(kind, told) for kind, told in study.adjectives.items()]
+    basis = f'<p class="quiet">{count(study.samples_a_prompt)} texts a prompt.</p>\n' if study.adjectives else ""
+    drawn = zip(bias(study, name), tables, strict=True)
+    told = "\n".join(f"<div><figure>{picture}</figure>\n{below}</div>" for picture, below in drawn)
+    return f'{basis}<div class="row halves">{told}</div>'
+
+
+def _occupation(told: Occupation) -> str:
+    low, high = (f"{100 * bound:.0f}" for bound in told.male_likelier_95)
+    names = list(told.by_occupation)
+    ratio = f"{decimal(told.mean_log_ratio, 2)} ± {decimal(told.mean_log_ratio_stderr, 2)}"
+    rows = [
+        row(["male likelier, % of occupations", f"{100 * told.male_likelier:.0f} ({low}{DASH}{high})", "78"]),
+        row(["mean of log P(female) \N{MINUS SIGN} log P(male)", ratio, decimal(MTNLG_RATIO, 2)]),
+        row([_words("most male", names[:WORDS_SHOWN]), "", ""]),
+        row([_words("most female", names[: -WORDS_SHOWN - 1 : -1]), "", ""]),
     ]
-    figure = canvas(560, 226 + 18 * len(groups))
-    if occupation := told.get("occupation"):
-        axes = _panel(figure, (36, 26, 490, 120), "occupations by log P(female) - log P(male); broken: MT-NLG's mean")
-        axes.hist(list(occupation["by_occupation"].values()), bins=40, color=SOFT)
-        axes.axvline(occupation["mean_log_ratio"], color=ACCENT, linewidth=1.6)
-        axes.axvline(MTNLG_RATIO, color=SECOND, linewidth=1.2, dashes=(3, 3))
-    if groups:
-        axes = _panel(figure, (110, 196, 416, 18 * len(groups)), "mean polarity of the words beside a group, %")
-        for line, (_, sentiment) in enumerate(groups):
-            axes.barh(line, sentiment["positive"], height=0.6, color=ACCENT)
-            axes.barh(line, sentiment["negative"], height=0.6, color=SECOND)
-        axes.set_yticks(range(len(groups)), [name for name, _ in groups])
-        axes.set_ylim(len(groups) - 0.5, -0.5)
-        axes.axvline(0, color=MUTED, linewidth=0.8)
-    return standing_alone(inline(figure, "bias", "Gender of occupations, and sentiment of the words beside groups"))
+    return table([f"{count(len(names))} occupations", "this run", "MT-NLG"], rows)
+
+
+def _adjectives(kind: str, told: Adjectives) -> str:
+    rows = [
+        row(
+            [
+                _words(name, [f"{word} {rank}" for rank, word in group.alone[:WORDS_SHOWN]]),
+                decimal(group.sentiment.positive, 2),
+                decimal(group.sentiment.negative, 2),
+            ]
+        )
+        for name, group in told.groups.items()
+    ]
+    head = f"{text(kind)}: adjectives beside one group alone, and their ranks ({count(told.shared)} are beside all)"
+    return table([head, "pleasant", "unpleasant"], rows)
+
+
+def _words(head: str, words: Sequence[str]) -> str:
+    return f'<strong>{text(head)}</strong><br><span class="quiet">{text(", ".join(words)) or DASH}</span>'

@@ -1,4 +1,4 @@
-"""What the console shows of a run: four lines, and the nine-task table beside MT-NLG's."""
+"""What the console shows of a run: four lines, the nine-task table beside MT-NLG's, and which studies there are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mtnlg_eval.published import SHOTS, published
 
 from .notation import DASH, count, decimal, duration, short
 from .results import documents, interval, scored, seconds
+from .studies import of_others, present
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,10 @@ def summary(run: Run) -> Iterator[RenderableType]:
         yield Text("evaluation: not run yet")
     else:
         yield _table(run.evaluation)
+    if shown := present(run.studies):
+        yield Text(f"studies:    {', '.join(chapter.title for chapter in shown)}")
+    if line := of_others(run.studies):
+        yield Text(line)
 
 
 def _data(run: Run) -> str:

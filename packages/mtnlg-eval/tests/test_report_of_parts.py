@@ -1,0 +1,136 @@
+"""The report of a run that is not whole, or holds what nobody expected: said on the page or in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mtnlg_eval.report import report
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+
+@pytest.fixture
+def run(made: ModuleType, tmp_path: Path) -> Path:
+    folder: Path = made.make_run(tmp_path / "run")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("gone", "said", "still"),
+    [
+        (["data", "train", "eval"], ["not been curated", "Nothing has been trained", "Nothing has been scored"], []),
+        (["train", "eval"], ["Nothing has been trained", "Nothing has been scored"], ["The blend"]),
+        (["eval"], ["Nothing has been scored", "Still to be run: evaluation."], ["Learning rate", "The blend"]),
+        (["data"], ["not been curated"], ["Learning rate", "WinoGrande"]),
+        (["data/tokens"], ["not been tokenized"], ["dropped most", "WinoGrande"]),
+        (
+            ["train/summary.json"],
+            ["Training has not finished: the newest step is 160"],
+            ["Learning rate", "WinoGrande"],
+        ),
+        (["eval/results.json"], [], ["WinoGrande"]),
+    ],
+)
+def test_page_says_which_part_has_not_been_run(
+    made: ModuleType, run: Path, gone: list[str], said: list[str], still: list[str]
+) -> None:
+    for name in gone:
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+    content = made.read(run).text
+    assert all(words in content for words in said + still)
+
+
+def test_line_that_training_is_writing_is_left_out(made: ModuleType, run: Path) -> None:
+    log = run / "train/metrics.jsonl"
+    log.write_text(log.read_text(encoding="utf-8") + '{"step": 161, "samp', encoding="utf-8")
+    (run / "train/summary.json").unlink()
+    assert "the newest step is 160" in made.read(run).text
+
+
+def test_whatever_a_file_holds_stays_text(made: ModuleType, run: Path) -> None:
+    evil = "</title></svg><script>alert(1)</script>$title \"'&amp; $x$ ${y}"
+    told = made.curation()
+    for stage in told["stages"]:
+        stage["name"] = evil
+        stage["sources"] = {evil: stage["sources"]["code"] | {"dropped": {evil: 2}}}
+    made.write(run / "data/summary.json", told)
+    made.change(run / "data/tokens/blend.json", sources=[made.blend()["sources"][0] | {"name": evil}])
+    held = [{"stage": 0, "layers": [evil], "parameters": 1}]
+    made.change(run / "train/summary.json", stages=held, model={evil: evil}, precision=evil, versions={evil: evil})
+    gaps = [{"task": evil, "why": evil}]
+    made.change(run / "eval/summary.json", not_run=gaps, checkpoint=evil, digest=evil, rows_from=evil)
+    parsed = made.read(run)
+    assert "script" not in {tag for tag, _ in parsed.elements}
+    assert parsed.text.count("<script>alert(1)</script>$title \"'&amp; $x$ ${y}") > 15
+
+
+@pytest.mark.parametrize(
+    ("rows_from", "documents", "said"),
+    [
+        ("/somewhere/recipes/quickstart/rows", 14, "were written for this project"),
+        ("/data/published", 14, "fewer than the benchmarks' published splits"),
+        ("/data/published", 30_000, "The rows come from data/published."),
+    ],
+)
+def test_page_says_whose_rows_were_scored(
+    made: ModuleType, run: Path, rows_from: str, documents: int, said: str
+) -> None:
+    told = made.evaluation(rows_from)
+    for scores in told["tasks"].values():
+        for score in scores.values():
+            score["documents"] = documents
+    made.write(run / "eval/summary.json", told)
+    content = made.read(run).text
+    assert said in content
+    assert "The model is tiny" in content
+    assert ("were written for this project" in content) == said.startswith("were written")
+
+
+def test_task_without_a_score_has_dashes_and_its_published_figures(made: ModuleType, run: Path) -> None:
+    told = made.evaluation()
+    del told["tasks"]["wic"]
+    told["not_run"] = [{"task": "wic", "why": "no rows"}]
+    made.write(run / "eval/summary.json", told)
+    parsed = made.read(run)
+    assert parsed.row("WiCnot scored")[1:6] == ["0", "\N{EN DASH}", "\N{EN DASH}", "48.59", "0.00\N{DAGGER}"]
+    assert "Not run: wic, no rows." in parsed.text
+
+
+def test_loss_that_is_no_number_leaves_a_gap_and_is_told(made: ModuleType, run: Path) -> None:
+    steps = made.metrics()
+    steps[70]["loss"] = steps[71]["grad_norm"] = None
+    steps[-1]["loss"] = math.nan
+    (run / "train/metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
+    made.change(run / "train/summary.json", loss=math.nan)
+    assert "the last loss is not finite" in made.read(run).text
+    assert json.loads((run / "results.json").read_text(encoding="utf-8"))["training"]["loss"] is None
+
+
+def test_layout_of_thousands_of_ranks_is_drawn_in_part(made: ModuleType, run: Path) -> None:
+    made.write(run / "train/summary.json", made.training(tp=8, pp=35, dp=8, layers=105))
+    content = made.read(run).text
+    assert "2,240 ranks" in content
+    assert "and 6 more replicas" in content
+    assert "layers 102\N{EN DASH}104, final norm, head" in content
+
+
+def test_broken_file_is_named_with_its_key(made: ModuleType, run: Path) -> None:
+    made.change(run / "eval/summary.json", seconds="soon")
+    with pytest.raises(Failure, match=r"eval/summary.json: seconds = 'soon': "):
+        report(run)
+    (run / "eval/summary.json").write_text("{", encoding="utf-8")
+    with pytest.raises(Failure, match=r"eval/summary.json: .*Invalid JSON"):
+        report(run)
+
+
+def test_missing_run_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="nowhere: no such run folder"):
+        report(tmp_path / "nowhere")

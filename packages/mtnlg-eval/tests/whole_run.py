@@ -1,0 +1,224 @@
+"""A run's folder as the packages leave it, in figures made up here; and a page taken apart."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+from mtnlg_eval.published import SHOTS, TASKS
+from mtnlg_eval.report import report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCES = {"snapshot": 2412, "code": 1630, "docstrings": 3105}
+DROPPED = {
+    "extract": {"no text": 0.021, "not English": 0.008},
+    "quality": {"low quality": 0.44},
+    "clean": {"shorter than 512 characters": 0.06, "javascript": 0.002},
+    "deduplicate": {"near duplicate": 0.035, "exact duplicate": 0.012},
+    "decontaminate": {"cut too often": 0.0005},
+    "tokenize": {},
+}
+ENTROPY = 6.412
+STEPS = 160
+
+
+def write(path: Path, value: Any) -> None:  # noqa: ANN401
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def stages() -> list[dict[str, Any]]:
+    """The funnel: what a stage leaves is what the next one gets; only the snapshot is judged for quality."""
+    left = {source: (n, 2900 * n) for source, n in SOURCES.items()}
+    told = []
+    for number, (name, reasons) in enumerate(DROPPED.items()):
+        flows: dict[str, dict[str, Any]] = {}
+        for source, (documents, characters) in left.items():
+            dropped = {reason: round(documents * share) for reason, share in reasons.items()}
+            dropped = {k: n for k, n in dropped.items() if n and (name != "quality" or source == "snapshot")}
+            out = documents - sum(dropped.values()) + (3 if name == "decontaminate" else 0)
+            flows[source] = {"documents_in": documents, "documents_out": out, "characters_in": characters}
+            flows[source] |= {"characters_out": characters * out // documents, "dropped": dropped}
+        left = {source: (flow["documents_out"], flow["characters_out"]) for source, flow in flows.items()}
+        keys = ("documents_in", "documents_out", "characters_in", "characters_out")
+        totals = {key: sum(flow[key] for flow in flows.values()) for key in keys}
+        stage = {"name": name, "seconds": 3.7 + number, **totals, "sources": flows, "errors": []}
+        told.append(stage)
+    return told
+
+
+def curation() -> dict[str, Any]:
+    return {
+        "version": 1,
+        "seconds": 47.3,
+        "stages": stages(),
+        "quality": {
+            "accuracy": 0.934,
+            "auc": 0.9812,
+            "edges": [0, 1],
+            "candidates": [9],
+            "kept": [3],
+            "positives": [1],
+        },
+        "languages": {"en": 2360, "unknown": 31},
+        "duplicates": {"components": 143, "cluster_sizes": {"2": 96, "3": 25}, "samples": []},
+        "decontamination": {
+            "documents_cut": 9,
+            "documents_dropped": 1,
+            "cuts_by_task": {"boolq": 6, "piqa": 4, "wic": 0},
+        },
+        "tokens": {},
+        "vocabulary": 4096,
+        "unigram_entropy_nats": ENTROPY,
+    }
+
+
+def blend() -> dict[str, Any]:
+    tokens = {"snapshot": 2_310_442, "code": 3_987_120, "docstrings": 512_377}
+    weights = {"snapshot": 0.5, "code": 0.2, "docstrings": 0.3}
+    sources = [
+        {"name": s, "prefix": s, "weight": weights[s], "documents": n // 2000, "tokens": n, "sha256": "0" * 64}
+        for s, n in tokens.items()
+    ]
+    return {"seed": 1, "vocabulary": 4096, "eod": 4095, "validation": 0.02, "sources": sources}
+
+
+def metrics(steps: int = STEPS) -> list[dict[str, Any]]:
+    draw = random.Random(2)
+    told, samples = [], 0
+    for step in range(1, steps + 1):
+        batch = min(32, 8 * (1 + step // 20))
+        samples += batch
+        loss = 3.9 + 4.4 * math.exp(-step / 30) + 0.08 * draw.gauss(0, 1)
+        lr = 1e-3 * min(1, step / 10) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+        row = {"step": step, "samples": samples, "tokens": samples * 256, "loss": loss, "lr": lr, "batch_size": batch}
+        row |= {"grad_norm": 0.6 + 3 * math.exp(-step / 12) + 0.1 * draw.random(), "seconds": 0.9}
+        row |= {"tokens_per_second": batch * 256 / 0.9 * (0.9 + 0.2 * draw.random())}
+        if step % 40 == 0:
+            row["validation_loss"] = loss + 0.11
+        told.append(row)
+    return told
+
+
+def training(tp: int = 2, pp: int = 2, dp: int = 2, layers: int = 4) -> dict[str, Any]:
+    ranks = [
+        {"rank": t + tp * (d + dp * p), "tp": t, "pp": p, "dp": d}
+        for p in range(pp)
+        for d in range(dp)
+        for t in range(tp)
+    ]
+    each = layers // pp
+    held = [[f"layers.{n}" for n in range(p * each, (p + 1) * each)] for p in range(pp)]
+    held[0].insert(0, "embedding")
+    held[-1] += ["final_norm", "head"]
+    last = metrics()[-1]
+    return {
+        "version": 1,
+        "layout": {"tp": tp, "pp": pp, "dp": dp},
+        "ranks": ranks,
+        "stages": [{"stage": p, "layers": names, "parameters": 1_700_000 + p} for p, names in enumerate(held)],
+        "parameters": 3_412_992,
+        "model": {"layers": layers, "hidden": 256, "heads": 8, "sequence": 256, "vocabulary": 4096, "init_std": 0.036},
+        "recompute": True,
+        "precision": "fp32",
+        "steps": STEPS,
+        "samples": last["samples"],
+        "tokens": last["tokens"],
+        "loss": last["loss"],
+        "validation_loss": last["validation_loss"],
+        "seconds": 153.2,
+        "tokens_per_second": 7312.4,
+        "versions": {"torch": "2.13.0", "deepspeed": "0.19.8", "megatron-core": "0.16.1"},
+        "stream": "8f3a" * 16,
+    }
+
+
+def evaluation(rows_from: str = "/anywhere/recipes/quickstart/rows") -> dict[str, Any]:
+    draw = random.Random(3)
+    tasks: dict[str, Any] = {}
+    for task in TASKS:
+        tasks[task.name] = {}
+        for shots, used in zip(SHOTS, (0, 1, 4.357), strict=True):
+            right, rows = draw.randint(2, 11), 14
+            share = right / rows
+            score = {"metric": "acc", "value": share, "stderr": math.sqrt(share * (1 - share) / (rows - 1))}
+            tasks[task.name][shots] = score | {"documents": rows, "shots_used": used}
+    return {
+        "version": 1,
+        "checkpoint": "/anywhere/runs/quickstart/train/checkpoints/step-160",
+        "digest": "c0ffee" * 10,
+        "tokens": 1_003_520,
+        "tasks": tasks,
+        "not_run": [],
+        "seconds": 31.4,
+        "rows_from": rows_from,
+    }
+
+
+def make_run(run: Path) -> Path:
+    """A whole run folder as the packages leave it."""
+    write(run / "data/summary.json", curation())
+    write(run / "data/tokens/blend.json", blend())
+    (run / "data/report.html").touch()
+    (run / "train").mkdir()
+    lines = "".join(json.dumps(step) + "\n" for step in metrics())
+    (run / "train/metrics.jsonl").write_text(lines, encoding="utf-8")
+    write(run / "train/summary.json", training())
+    write(run / "eval/summary.json", evaluation())
+    write(run / "eval/results.json", {"lm_eval_version": "0.4.13", "results": {}})
+    return run
+
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """A page taken apart: its elements, what they refer to, the rows of its tables as text."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self.feed(content)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"} and self.rows:
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.text += data
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    def row(self, head: str) -> list[str]:
+        return next(row for row in self.rows if row and row[0] == head)
+
+
+def change(path: Path, **values: Any) -> None:  # noqa: ANN401
+    write(path, json.loads(path.read_text(encoding="utf-8")) | values)
+
+
+def read(run: Path) -> Page:
+    """The page that the report of this run is."""
+    return Page(report(run, show=False).read_text(encoding="utf-8"))
