@@ -29,6 +29,8 @@ DIST = Path("dist")
 PACKAGES = ("data", "model", "parallel", "eval")
 SIBLINGS = {"data": (), "model": (), "parallel": ("data", "model"), "eval": ("model",)}
 TORCH = "torch==2.13.0"
+# The Triton that this torch brings where it is built for CUDA: docs/kernels is what it compiles.
+TRITON = "triton==3.7.1; platform_system == 'Linux'"
 RUFF = "ruff==0.17.6"
 CHECKERS = ("mypy==2.4.1", "nox>=2025.5.1", "types-docutils")
 
@@ -131,6 +133,20 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def kernels(session: nox.Session) -> None:
+    """Compile every kernel for sm_80, sm_90 and sm_100, or those behind --; docs/kernels holds what they take."""
+    house(session)
+    targets = session.posargs or ["sm_80", "sm_90", "sm_100"]
+    tables = [Path(f"docs/kernels/{target}.csv") for target in targets]
+    before = [table.read_bytes() if table.exists() else b"" for table in tables]
+    words = [word for target in targets for word in ("--target", target)]
+    at_home(session, "mtnlg-parallel", "build-kernels", *words, "--table", "docs/kernels")
+    changed = [str(table) for table, text in zip(tables, before, strict=True) if table.read_bytes() != text]
+    if changed:
+        session.error(f"the kernels take something else now: {', '.join(changed)} written anew; see what, and commit")
+
+
+@nox.session(venv_backend="none", default=False)
 @nox.parametrize("end", ("oldest", "newest"), ids=("oldest", "newest"))
 def versions(session: nox.Session, end: str) -> None:
     """Training on the oldest and on the newest megatron-core and DeepSpeed that mtnlg-parallel declares."""
@@ -219,8 +235,9 @@ def house(session: nox.Session) -> None:
             session.run(sys.executable, "-m", "virtualenv", "--quiet", str(HOUSE))
         # torch first and by itself: another package's request for it could bring another build.
         pip(session, python, "install", TORCH)
-        editable = [word for package in PACKAGES for word in ("-e", f"packages/mtnlg-{package}[test]")]
-        pip(session, python, "install", *editable, *CHECKERS)
+        extras = {package: "[test,kernels]" if package == "parallel" else "[test]" for package in PACKAGES}
+        editable = [word for package in PACKAGES for word in ("-e", f"packages/mtnlg-{package}{extras[package]}")]
+        pip(session, python, "install", *editable, TRITON, *CHECKERS)
         stamp.write_text(state)
 
 

@@ -124,6 +124,11 @@ def _announce(recipe: Recipe, start: Start, expected: Expected | None) -> None:
         say(str(expected))
     if rounding := recipe.batch_size.rounding:
         say(rounding)
+    if recipe.train.kernels:
+        from .kernels import build  # noqa: PLC0415  (imports torch)
+
+        if (gpu := build.this_gpu()) and (line := build.missing(recipe, gpu)):
+            say(line)
 
 
 def _window(profile: str | None) -> range | None:
@@ -194,6 +199,36 @@ def show_layout(
 
 
 app.command("plan")(plan)
+
+
+@app.command("build-kernels")
+def build_kernels(  # noqa: PLR0917  (typer names them)
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="Whose kernels to build; all variants if not given.")
+    ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="sm_80|sm_90|…", help="For which GPU, if not this one; again for more."),
+    ] = None,
+    layout: LayoutText = None,
+    overrides: Overrides = None,
+    table: Annotated[Path | None, typer.Option(metavar="DIR", help="Write their figures to DIR/TARGET.csv.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print their figures as JSON.")] = False,
+) -> None:
+    """Compile the fused kernels ahead, into Triton's cache; no GPU is needed.
+
+    Fails where a kernel spills registers or needs more shared memory than the target has.
+    """
+    chosen = load_recipe(recipe, [*_axes(layout), *(overrides or [])]) if recipe else None
+    from .kernels import build  # noqa: PLC0415  (imports torch)
+
+    built = build.build(chosen, targets or [])
+    for target, kernels in built.items():
+        say(f"{target}: {kernels}")
+    if table is not None:
+        build.write_table(table, built)
+    if as_json:
+        print_json({target: [kernel._asdict() for kernel in kernels.kernels] for target, kernels in built.items()})
 
 
 def _axes(layout: str | None) -> list[str]:

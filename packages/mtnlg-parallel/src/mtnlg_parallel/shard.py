@@ -72,7 +72,7 @@ def _built(recipe: Recipe, part: str, slicing: Slicing) -> nn.Module:
     config, meta = recipe.model, torch.device("meta")
     if part.startswith("layers."):
         return Layer(config, int(part.removeprefix("layers.")), slicing, recipe.train.recompute, meta)
-    kinds = {"embedding": Embedding, "final_norm": Norm, "head": Head}
+    kinds: dict[str, type[Embedding | Norm | Head]] = {"embedding": Embedding, "final_norm": Norm, "head": Head}
     return kinds[part](config, slicing, meta)
 
 

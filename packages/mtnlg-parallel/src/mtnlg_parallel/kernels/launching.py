@@ -29,5 +29,5 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         for told in on_compiled:
             told(compiled)
         return
-    with torch.cuda.device_of(first):
+    with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
         kernel[grid](*arguments, **constants)

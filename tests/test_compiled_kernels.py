@@ -1,0 +1,100 @@
+"""Kernels compiled for GPUs that are not there: greedy ones are refused, a recipe's found again, none left out."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: nothing can be compiled")
+
+ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "docs" / "kernels"
+SOURCES = ROOT / "packages" / "mtnlg-parallel" / "src" / "mtnlg_parallel" / "kernels"
+TARGETS = ("sm_80", "sm_90", "sm_100")
+
+GREEDY = """
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+from mtnlg_parallel.kernels import build, compiling
+from mtnlg_parallel.kernels.launching import launch
+
+
+@triton.jit
+def spilling(x_at, COLUMNS: tl.constexpr):
+    at = tl.arange(0, COLUMNS)
+    x = tl.load(x_at + at)
+    tl.store(x_at + at, x / tl.sum(x, 0))
+
+
+@triton.jit
+def transposing(x_at, SIDE: tl.constexpr):
+    row, column = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+    tl.store(x_at + row * SIDE + column, tl.trans(tl.load(x_at + row * SIDE + column)))
+
+
+def ask():
+    x = torch.empty(1 << 16, device="meta")
+    launch(spilling, (1,), x, COLUMNS=8192, num_warps=1)
+    launch(transposing, (1,), x, SIDE=256, num_warps=16)
+
+
+try:
+    build.check("sm_80", set(compiling.compiled_for("sm_80", ask)))
+except build.Failure as failure:
+    sys.exit(str(failure))
+"""
+
+
+def run(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
+    return subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True, env=environment)
+
+
+def test_a_kernel_that_spills_and_one_that_wants_too_much_shared_memory_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    said = run(str(tmp_path / "greedy.py"), cache=tmp_path).stderr
+    assert re.search(
+        r"spilling \(fp32 COLUMNS=8192 warps=1\) spills: 255 registers, [1-9]\d* bytes .* [1-9]\d* loads", said
+    )
+    assert re.search(r"transposing \(fp32 SIDE=256 warps=16\) needs 262,144 bytes .*, of 166,912", said)
+
+
+def test_where_a_recipe_is_built_training_has_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mtnlg_parallel.kernels import build
+    from mtnlg_parallel.recipe import load_recipe
+
+    recipe = ROOT / "recipes" / "quickstart"
+    said = run("-m", "mtnlg_parallel.cli", "build-kernels", str(recipe), "--target", "sm_80", cache=tmp_path).stderr
+    assert re.search(r"^sm_80: \d\d kernels built: ", said, re.MULTILINE), said
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert build.missing(load_recipe(recipe), "sm_80") is None
+    assert build.missing(load_recipe(recipe, ["layout.tp=1"]), "sm_80")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_table_has_every_kernel_with_every_branch_and_none_that_spills(target: str) -> None:
+    launched = {
+        f"{path.stem}.{name.removeprefix('_')}"
+        for path in SOURCES.glob("*.py")
+        for name in re.findall(r"\blaunch\(\s*(_\w+)", path.read_text(encoding="utf-8"))
+    }
+    branches = defaultdict(set)
+    with (TABLES / f"{target}.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        for constant, value in re.findall(r"(\w+)=(True|False|16n|any)", row["variant"]):
+            branches[row["name"], constant].add(value)
+    assert {row["name"] for row in rows} == launched
+    assert not [row for row in rows if int(row["local"]) or int(row["spills"])]
+    assert not [branch for branch, found in branches.items() if len(found) < 2]
