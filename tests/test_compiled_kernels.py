@@ -55,6 +55,44 @@ except build.Failure as failure:
     sys.exit(str(failure))
 """
 
+LAUNCHED = """
+import os
+import types
+
+import torch
+from triton import knobs
+from triton.runtime import driver
+
+from mtnlg_parallel.kernels import compiling, dropout, gelu, loss, norm, softmax
+
+
+def train(device):
+    x, b = (torch.zeros(*s, dtype=torch.bfloat16, device=device, requires_grad=True) for s in ((8, 2, 256), (256,)))
+    gelu.bias_gelu(x, b).sum().backward()
+    dropout.bias_dropout_add(x, b, x, 0.1, True).sum().backward()
+    sum(norm.bias_dropout_add_norm(x, b, x, 0.1, True, b, b, 1e-5)).sum().backward()
+    q = torch.zeros(1, 2, 64, 32, device=device, requires_grad=True)
+    softmax.core_attention(q, q, q, 0.5, 0.1).sum().backward()
+    logits, targets = torch.zeros(8, 4, device=device), torch.zeros(8, dtype=torch.int64, device=device)
+    loss.gradient(logits, targets, 4, loss.statistics(logits, targets, 4)[0], 0.125)
+
+
+class Idle(compiling._StandIn):  # a GPU that loads and launches, and does nothing
+    launcher_cls = staticmethod(lambda source, metadata: lambda *arguments: launches.append(arguments))
+    utils = types.SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
+        load_binary=lambda *arguments: (None, None, 0, 0, 1024),
+    )
+
+
+launches = []
+built = compiling.compiled_for("sm_80", lambda: train("meta"))
+before = len(os.listdir(knobs.cache.dir))
+driver.set_active(Idle("sm_80"))
+train("cpu")
+print(len(built), "built;", len(launches), "launches;", len(os.listdir(knobs.cache.dir)) - before, "compiled anew")
+"""
+
 
 def run(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
@@ -68,6 +106,12 @@ def test_a_kernel_that_spills_and_one_that_wants_too_much_shared_memory_are_refu
         r"spilling \(fp32 COLUMNS=8192 warps=1\) spills: 255 registers, [1-9]\d* bytes .* [1-9]\d* loads", said
     )
     assert re.search(r"transposing \(fp32 SIDE=256 warps=16\) needs 262,144 bytes .*, of 166,912", said)
+
+
+def test_a_launch_finds_what_was_built_on_meta_tensors(tmp_path: Path) -> None:
+    (tmp_path / "launched.py").write_text(LAUNCHED)
+    done = run(str(tmp_path / "launched.py"), cache=tmp_path / "cache")
+    assert re.fullmatch(r"\d+ built; \d+ launches; 0 compiled anew\n", done.stdout), done.stderr
 
 
 def test_where_a_recipe_is_built_training_has_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
