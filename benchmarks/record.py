@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
+import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +29,41 @@ def conditions(*packages: str) -> dict[str, Any]:
         "load_average_before": round(os.getloadavg()[0], 1),
         **{package: version(package) for package in packages},
     }
+
+
+CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
+
+
+def gpu() -> dict[str, Any]:
+    """The GPU that torch uses, with driver and clocks as they are now, and versions of what compiles for it.
+
+    Packages that are not installed, as where the sources themselves are on the path, are None.
+    """
+    import torch  # noqa: PLC0415  (most benchmarks are without)
+
+    about: dict[str, Any] = {name: _version(name) for name in ("torch", "triton", "liger-kernel", "mtnlg-parallel")}
+    if not torch.cuda.is_available():
+        return {"device": "cpu"} | about
+    device = torch.cuda.get_device_properties(0)
+    about |= {
+        "device": device.name,
+        "capability": f"{device.major}.{device.minor}",
+        "memory_bytes": device.total_memory,
+        "multiprocessors": device.multi_processor_count,
+        "cuda": torch.version.cuda,
+    }
+    if shutil.which("nvidia-smi"):
+        asked = [f"--query-gpu={','.join(CLOCKS)}", f"--id=GPU-{device.uuid}", "--format=csv,noheader"]
+        answer = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, check=False)  # noqa: S607  (where it lies differs)
+        about |= dict(zip(CLOCKS, answer.stdout.strip().split(", "), strict=False))
+    return about
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def keep(result: dict[str, Any], out: Path | None) -> None:

@@ -1,0 +1,212 @@
+"""The operations that have kernels, each with all its sides, for the checks and the timing of gpu_kernels.py.
+
+A side takes the operation's floating-point tensors and gives its outputs; random masks are each side's own. Shapes: S
+sequence, B micro-batch, H hidden, F feed-forward, N heads, D head size, V vocabulary, all of one rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor
+
+from gpu_clock import DEVICE, GPU
+from mtnlg_model import functional
+from mtnlg_parallel import head
+from mtnlg_parallel.kernels.softmax import core_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mtnlg_parallel.head import ParallelOps
+
+    Side = Callable[..., tuple[Tensor, ...]]
+    Sizes = tuple[tuple[int, ...], ...]
+
+EPS = 1e-5
+
+
+class Shape(NamedTuple):
+    """What one rank has of a decoder."""
+
+    name: str
+    sequence: int
+    batch: int
+    hidden: int
+    ffn: int
+    heads: int
+    head_size: int
+    vocabulary: int
+
+    @property
+    def x(self) -> tuple[int, int, int]:
+        """Of x_SBH."""
+        return self.sequence, self.batch, self.hidden
+
+    @property
+    def up(self) -> tuple[int, int, int]:
+        """Of what the feed-forward layer has between its products."""
+        return self.sequence, self.batch, self.ffn
+
+    @property
+    def q(self) -> tuple[int, int, int, int]:
+        """Of q_BNSD."""
+        return self.batch, self.heads, self.sequence, self.head_size
+
+
+SHAPES = (
+    Shape("530B, one rank of tp 8", 2048, 1, 20480, 81920 // 8, 16, 160, 51200 // 8),
+    Shape("1.3B, micro-batch 8", 2048, 8, 2048, 8192, 16, 128, 51200),
+)
+TINY = (Shape("tiny", 2, 1, 24, 40, 1, 8, 56),)
+
+
+class Alone(NamedTuple):
+    """A slicing of one: the loss of a rank's own slice of the vocabulary, nobody to talk to."""
+
+    group: None = None
+    rank: int = 0
+    degree: int = 1
+    sequence_parallel: bool = False
+
+
+class Operation(NamedTuple):
+    """One operation: sizes of its inputs, its sides, and what it must move.
+
+    ``moved`` counts tensors of the first input's size that are read or written forward, and backward, each once and at
+    the least, whatever a side keeps in between. Weights, biases, and rows' figures are below one in a hundred of them.
+    None where products set the time.
+    """
+
+    name: str
+    inputs: Callable[[Shape], Sizes]
+    sides: Callable[[ParallelOps, Shape], dict[str, Side]]
+    moved: tuple[int, int] | None
+    drops: bool = False
+    apart: bool = True  # its forward pass is by itself what others' is
+
+
+def liger() -> Any:  # noqa: ANN401  (a package without annotations)
+    """Liger-Kernel's functions where it is installed; it has a layer norm and a fused head, and no other of these."""
+    if not GPU or importlib.util.find_spec("liger_kernel") is None:
+        return None
+    return importlib.import_module("liger_kernel.transformers.functional")
+
+
+def _layer_norm(ops: ParallelOps, _: Shape) -> dict[str, Side]:
+    def side(norm: Callable[..., Tensor]) -> Side:
+        return lambda x, weight, shift: (norm(x, weight, shift, EPS),)
+
+    theirs = {"Liger": side(liger().liger_layer_norm)} if liger() else {}
+    return {"kernel": side(ops.layer_norm), "eager": side(functional.layer_norm)} | theirs
+
+
+def _add_norm(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
+    def side(ops: functional.Ops) -> Side:
+        return lambda x, bias, residual, weight, shift: ops.bias_dropout_add_norm(
+            x, bias, residual, rate, True, weight, shift, EPS
+        )
+
+    return lambda ops, _: {"kernel": side(ops), "eager": side(functional.EAGER)}
+
+
+def _add(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
+    def side(ops: functional.Ops) -> Side:
+        return lambda x, bias, residual: (ops.bias_dropout_add(x, bias, residual, rate, True),)
+
+    return lambda ops, _: {"kernel": side(ops), "eager": side(functional.EAGER)}
+
+
+def _gelu(ops: ParallelOps, _: Shape) -> dict[str, Side]:
+    def side(ops: functional.Ops) -> Side:
+        return lambda x, bias: (ops.bias_gelu(x, bias),)
+
+    return {"kernel": side(ops), "eager": side(functional.EAGER)}
+
+
+def _attention(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
+    """Eager with the products and the softmax apart, as where there is no flash attention; SDPA may have it."""
+
+    def sides(_: ParallelOps, shape: Shape) -> dict[str, Side]:
+        scale = functional.attention_scale(shape.head_size)
+        return {
+            "kernel": lambda q, k, v: (core_attention(q, k, v, scale, rate),),
+            "eager": lambda q, k, v: (attention_by_products(q, k, v, scale, rate),),
+            "SDPA": lambda q, k, v: (functional.attention(q, k, v, None, scale, rate),),
+        }
+
+    return sides
+
+
+def attention_by_products(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, scale: float, rate: float) -> Tensor:
+    """Causal attention in plain PyTorch, softmax in fp32 or better."""
+    mask_ST = functional.causal_mask(q_BNSD.shape[-2], k_BNTD.shape[-2], q_BNSD.device)
+    scores_BNST = (q_BNSD @ k_BNTD.transpose(-1, -2) * scale).masked_fill(~mask_ST, float("-inf"))
+    exact = torch.promote_types(q_BNSD.dtype, torch.float32)
+    p_BNST = torch.softmax(scores_BNST, dim=-1, dtype=exact).to(q_BNSD.dtype)
+    return functional.dropout(p_BNST, rate, training=True) @ v_BNTD
+
+
+def _head(ops: ParallelOps, shape: Shape) -> dict[str, Side]:
+    """The projection too; eager with whole logits, in fp32 or better for the loss, as a plain loop has it."""
+    generator = torch.Generator().manual_seed(1)
+    targets_BS = torch.randint(shape.vocabulary, (shape.batch, shape.sequence), generator=generator).to(DEVICE)
+    targets_N = targets_BS.t().flatten()
+
+    def kernel(x: Tensor, weight: Tensor) -> tuple[Tensor]:
+        return (head.mean_loss(x, weight, targets_BS, Alone(), ops),)  # type: ignore[arg-type] # as much as it reads
+
+    def eager(x: Tensor, weight: Tensor) -> tuple[Tensor]:
+        logits_NV = F.linear(x, weight).flatten(0, 1)
+        return (F.cross_entropy(logits_NV.to(torch.promote_types(x.dtype, torch.float32)), targets_N),)
+
+    sides: dict[str, Side] = {"kernel": kernel, "eager": eager}
+    if theirs := liger():
+        sides["Liger"] = lambda x, w: (theirs.liger_fused_linear_cross_entropy(x.flatten(0, 1), w, targets_N),)
+    return sides
+
+
+def _norm_inputs(shape: Shape) -> Sizes:
+    return shape.x, (shape.hidden,), (shape.hidden,)
+
+
+def _add_inputs(shape: Shape) -> Sizes:
+    return shape.x, (shape.hidden,), shape.x
+
+
+def _add_norm_inputs(shape: Shape) -> Sizes:
+    return *_add_inputs(shape), (shape.hidden,), (shape.hidden,)
+
+
+def _attention_inputs(shape: Shape) -> Sizes:
+    return shape.q, shape.q, shape.q
+
+
+OPERATIONS = (
+    # x → y; x, dy → dx
+    Operation("layer_norm", _norm_inputs, _layer_norm, (2, 3)),
+    # x, r → sum, y; sum, dsum, dy → dx, dr, which are one where nothing is dropped
+    Operation("bias_dropout_add_norm 0.1", _add_norm_inputs, _add_norm(0.1), (4, 5), drops=True),
+    Operation("bias_dropout_add_norm 0", _add_norm_inputs, _add_norm(0.0), (4, 4)),
+    # x → y; x, dy → dx
+    Operation("bias_gelu", lambda shape: (shape.up, (shape.ffn,)), _gelu, (2, 3)),
+    # x, r → y; dy → dx, where dr is dy, and so is dx where nothing is dropped
+    Operation("bias_dropout_add 0.1", _add_inputs, _add(0.1), (3, 2), drops=True),
+    Operation("bias_dropout_add 0", _add_inputs, _add(0.0), (3, 1)),
+    Operation("attention's softmax 0.1", _attention_inputs, _attention(0.1), None, drops=True),
+    Operation("attention's softmax 0", _attention_inputs, _attention(0.0), None),
+    # Forward has the gradients already, in ours and in Liger's.
+    Operation("head and loss", lambda shape: (shape.x, (shape.vocabulary, shape.hidden)), _head, None, apart=False),
+)
+"""In the comments what `moved` counts: read → written forward; backward."""
+
+
+def drawn(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Normal numbers, those of a matrix [V, H] as small as weights are; an input of an operation."""
+    spread = size[-1] ** -0.5 if len(size) == 2 else 1.0
+    numbers = torch.randn(size, generator=generator, device=generator.device, dtype=torch.float32)
+    return (numbers * spread).to(dtype).requires_grad_()

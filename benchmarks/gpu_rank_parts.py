@@ -1,0 +1,135 @@
+"""One tensor-parallel rank's slices in the decoder's own layers, with nobody around to communicate with.
+
+A sum over ranks is left at the rank's own part of it. Under sequence parallelism (Korthikanti et al. 2022, section
+4.2.2) what would arrive from the other ranks lies there already: the same tensor every time, of numbers as usual.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from gpu_clock import DEVICE, DTYPE
+from mtnlg_model.decoder import DecoderLayer, Linear
+from mtnlg_parallel.layout import CUTS
+
+if TYPE_CHECKING:
+    from mtnlg_model.config import ModelConfig
+    from mtnlg_model.functional import Ops
+
+TP = 8
+
+
+class Rank(NamedTuple):
+    """What a rank holds: its slices of the weights of its layers, and a micro-batch on its way through."""
+
+    config: ModelConfig
+    weights: list[dict[str, nn.Parameter]]
+    x_SBH: Tensor  # noqa: N815  (its shape)
+    upstream_SBH: Tensor  # noqa: N815  (its shape)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All of them."""
+        return [parameter for layer in self.weights for parameter in layer.values()]
+
+
+def rank_of(config: ModelConfig, layers: int) -> Rank:
+    """Slices as training starts with, and normal numbers as activations and gradients are."""
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    with torch.device("meta"):
+        whole = DecoderLayer(config, 0)
+    weights = [
+        {name: _slice(name, parameter, config.std, generator) for name, parameter in whole.named_parameters()}
+        for _ in range(layers)
+    ]
+    size = (config.sequence, 1, config.hidden)
+    x_SBH, upstream_SBH = (torch.randn(size, generator=generator, device=DEVICE).to(DTYPE) for _ in range(2))
+    return Rank(config, weights, x_SBH.requires_grad_(), upstream_SBH / config.hidden)
+
+
+def _slice(name: str, whole: Tensor, std: float, generator: torch.Generator) -> nn.Parameter:
+    size = [length // TP if axis == CUTS.get(name) else length for axis, length in enumerate(whole.shape)]
+    if name.endswith("norm.weight"):
+        return nn.Parameter(torch.ones(size, device=DEVICE, dtype=DTYPE))
+    return nn.Parameter((std * torch.randn(size, generator=generator, device=DEVICE)).to(DTYPE))
+
+
+def layers_of(rank: Rank, ops: Ops) -> list[DecoderLayer]:
+    """The decoder's layers with the rank's slices in them: heads and widths are read off the tensors."""
+    layers = []
+    for number, weights in enumerate(rank.weights):
+        with torch.device("meta"):
+            layer = DecoderLayer(rank.config, number, ops)
+        for name, parameter in weights.items():
+            module, _, leaf = name.rpartition(".")
+            setattr(layer.get_submodule(module), leaf, parameter)
+        layers.append(layer)
+    return layers
+
+
+class _Gather(Function):
+    """A part of the sequence → the whole, as it would arrive from the others: a tensor that lies there already."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, whole: Tensor) -> Tensor:  # noqa: ANN401  (autograd's context)
+        ctx.rows = part.shape[0]
+        return whole.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
+        return gradients[0][: ctx.rows], None
+
+
+class _Scatter(Function):
+    """A rank's sums over the whole sequence → its part; backward the whole gradient, that lies there already."""
+
+    @staticmethod
+    def forward(ctx: Any, partial_sums: Tensor, whole: Tensor) -> Tensor:  # noqa: ANN401  (as above)
+        ctx.save_for_backward(whole)
+        return partial_sums[: partial_sums.shape[0] // TP].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
+        del gradients
+        return ctx.saved_tensors[0].detach(), None
+
+
+class Column(nn.Module):
+    """A `Linear` that takes a part of the sequence and gives all of its rows."""
+
+    def __init__(self, linear: Linear, whole_SBH: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias, self.whole_SBH = linear.weight, linear.bias, whole_SBH
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        """[S / tp, B, inputs] → [S, B, outputs / tp]."""
+        gathered: Tensor = _Gather.apply(x_SBH, self.whole_SBH)  # type: ignore[no-untyped-call]
+        return F.linear(gathered, self.weight)
+
+
+class Row(nn.Module):
+    """A `Linear` that takes all rows and gives a part of the sequence."""
+
+    def __init__(self, linear: Linear, gradient_SBH: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias, self.gradient_SBH = linear.weight, linear.bias, gradient_SBH
+
+    def forward(self, x_SBF: Tensor) -> Tensor:
+        """[S, B, inputs / tp] → [S / tp, B, outputs]."""
+        part: Tensor = _Scatter.apply(F.linear(x_SBF, self.weight), self.gradient_SBH)  # type: ignore[no-untyped-call]
+        return part
+
+
+def cut_along_sequence(layer: DecoderLayer, rank: Rank) -> DecoderLayer:
+    """The layer with sequence parallelism's regions around its products, and nothing that communicates."""
+    whole_SBH = rank.x_SBH.detach()
+    for name, linear in list(layer.named_modules()):
+        if isinstance(linear, Linear):
+            column = CUTS[f"{name}.weight"] == 0
+            layer.set_submodule(name, Column(linear, whole_SBH) if column else Row(linear, rank.upstream_SBH))
+    return layer
