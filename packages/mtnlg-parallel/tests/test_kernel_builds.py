@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_parallel.cli import app
+from mtnlg_parallel.cli import _announce, app
+from mtnlg_parallel.folder import Start
 from mtnlg_parallel.kernels import build, record
 from mtnlg_parallel.kernels.build import Built
 from mtnlg_parallel.kernels.record import Kernel
@@ -84,6 +85,17 @@ def test_training_says_what_is_not_built_until_it_is(cache: Path, recipe: Recipe
     assert build.missing(recipe.model_copy(update={"model": longer}), "sm_80") is None
     wider = recipe.model.model_copy(update={"hidden": 4096})
     assert build.missing(recipe.model_copy(update={"model": wider}), "sm_80")
+
+
+def test_the_launcher_says_so_before_it_starts_on_a_gpu(
+    cache: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del cache
+    eager = recipe.model_copy(update={"train": recipe.train.model_copy(update={"kernels": False})})
+    for gpu, chosen, said in (("sm_80", recipe, True), ("sm_80", eager, False), (None, recipe, False)):
+        monkeypatch.setattr(build, "this_gpu", lambda gpu=gpu: gpu)
+        _announce(chosen, Start(step=0, samples=0, steps=1, complete=False), None)
+        assert ("kernels for sm_80 are not built" in capsys.readouterr().err) is said
 
 
 def test_kernels_whose_source_changed_are_not_built(
