@@ -54,6 +54,8 @@ def where(step: Callable[[], None]) -> dict[str, tuple[float, float]]:
 def _on_gpu(events: list[Any]) -> dict[str, float]:
     """Microseconds by kind; what no operation of the host claims goes by the kernel's name."""
     found: dict[str, float] = defaultdict(float)
+    # A compiler's own marks span many kernels, on both sides, and are none.
+    events = [event for event in events if not event.is_user_annotation]
     for event in events:
         if event.device_type == DeviceType.CPU:
             for kernel in event.kernels:

@@ -41,7 +41,14 @@ def test_every_kernel_is_checked_and_then_timed_against_its_others(tried: dict[s
     output = tried["gpu_kernels.py"]
     for operation in ("layer_norm", "bias_dropout_add_norm 0.1", "bias_gelu", "bias_dropout_add 0", "head and loss"):
         assert f"{operation}, forward + backward" in output
-    for what in ("dropout's mask", "under dropout", "head's gradient", "norm, clip, AdamW", "torch.compile", "SDPA"):
+    for what in (
+        "dropout's mask",
+        "bias_dropout_add_norm 0.1, ragged",
+        "head's gradient",
+        "norm, clip, AdamW",
+        "torch.compile",
+        "SDPA",
+    ):
         assert what in output
     assert "WRONG" not in output
     assert "left out" not in output
