@@ -32,6 +32,7 @@ def recipe() -> Recipe:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pytest.importorskip("triton", reason="Triton is not installed: nothing can be built")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     return tmp_path
 
 

@@ -20,6 +20,7 @@ def test_a_cpu_gets_eager_operations_and_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     triton = pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
+    monkeypatch.setattr(triton.knobs, "propagate_env", False)  # or it writes TRITON_INTERPRET, for all that follow
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     assert best(CPU) is EAGER
     assert best(CPU) is EAGER
