@@ -90,15 +90,49 @@ def test_scores_are_those_of_one_process(layout: str, checkpoint: Path, whole: P
                 assert greedy == expected_greedy
 
 
-def test_texts_are_those_of_one_process(checkpoint: Path, tmp_path: Path) -> None:
-    words = ("operators", checkpoint, "--shots", "1", "--problems", "1", "--json")
-    told: list[tuple[Any, str]] = []
-    for extra in ((), ("--layout", "tp=2,pp=2,dp=1")):
-        process = command(*words, "--out", tmp_path / str(len(told)), *extra)
-        out, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
-        told.append((json.loads(out), (tmp_path / str(len(told)) / "operators.jsonl").read_text(encoding="utf-8")))
-    assert told[0] == told[1]
+GENERATED = """
+import json, sys
+from pathlib import Path
+from lm_eval.api.instance import Instance
+from mtnlg_eval.opening import model, opened
+checkpoint, layout = Path(sys.argv[1]), sys.argv[2] or None
+led, at_once, most = 0, 0, 0
+if layout:
+    from mtnlg_eval.sharded.replica import Leader
+    run = Leader.run
+    def counted(*arguments):
+        global led, at_once, most
+        led, at_once = led + 1, at_once + 1
+        most = max(most, at_once)
+        new = run(*arguments)
+        at_once -= 1
+        return new
+    Leader.run = counted
+kinds = [{"until": ["a"], "max_gen_toks": 6}, {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 4}]
+asked = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds[n % 2]), n) for n in range(128)]
+with model(opened(checkpoint, Path("nowhere")), Path(sys.argv[3]), layout) as lm:
+    print(json.dumps({"texts": lm.generate_until(asked), "led": led, "at_once": most}))
+"""
+
+
+def generated(checkpoint: Path, out: Path, layout: str) -> dict[str, Any]:
+    process = command(checkpoint, layout, out, script=GENERATED)
+    told, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    answer: dict[str, Any] = json.loads(told)
+    return answer
+
+
+def test_texts_are_those_of_one_process_and_replicas_share_the_work(checkpoint: Path, tmp_path: Path) -> None:
+    whole = generated(checkpoint, tmp_path / "whole", "")["texts"]
+    assert len(set(whole)) > 40
+    exact = generated(checkpoint, tmp_path / "exact", EXACT)
+    assert exact["texts"] == whole
+    assert exact["led"] == 128 / 16 / 2  # rank 0's replica has every other portion
+    assert exact["at_once"] == 2  # one a stage
+    close = generated(checkpoint, tmp_path / "close", "tp=2,pp=2,dp=1")
+    assert close["texts"][::2] == whole[::2]  # greedy
+    assert close["led"] == 128 / 16
 
 
 def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: Path, tmp_path: Path) -> None:

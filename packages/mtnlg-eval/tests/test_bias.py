@@ -15,13 +15,13 @@ from mtnlg_eval.bias.occupation import holders, occupations, summary
 from mtnlg_model.console import UsageFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from lm_eval.api.instance import Instance
 
+    from mtnlg_eval.generation import Draws
     from mtnlg_model.checkpoint import Checkpoint
-    from mtnlg_model.generate import Sampling
 
 # TextBlob leaves its word list open until it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file.*en-lexicon:ResourceWarning")
@@ -40,11 +40,12 @@ class Opinionated:
         pairs = [request.args for request in requests]
         return [(log(shares[swapped[word] if "nurse" in prompt else word]), False) for prompt, word in pairs]
 
-    def samples(self, prompt: str, count: int, _tokens: int, sampling: Sampling, stop: Sequence[str]) -> list[str]:
-        assert (sampling.temperature, sampling.top_p) == (1.0, 0.9)
-        assert set(stop) == {".", "!", "?", "\n"}
-        self.asked.append((prompt, count, sampling.seed))
-        return [next(text for start, text in self.says.items() if prompt.startswith(start))] * count
+    def samples(self, wanted: Sequence[Draws]) -> Iterator[list[str]]:
+        for prompt, texts, _, sampling, stop in wanted:
+            assert (sampling.temperature, sampling.top_p) == (1.0, 0.9)
+            assert set(stop) == {".", "!", "?", "\n"}
+            self.asked.append((prompt, texts, sampling.seed))
+            yield [next(text for start, text in self.says.items() if prompt.startswith(start))] * texts
 
 
 def test_the_log_ratio_is_that_of_summed_probabilities() -> None:
@@ -109,7 +110,7 @@ def test_the_command_writes_what_it_prints_and_asks_nothing_twice(
     assert told == json.loads((tmp_path / "bias.json").read_bytes())
     assert told["digest"] == checkpoint.digest
     assert "polarity" in (tmp_path / "bias.svg").read_text()
-    monkeypatch.setattr("mtnlg_eval.model.complete", None)
+    monkeypatch.setattr("mtnlg_eval.generation.generate", None)
     monkeypatch.setattr("mtnlg_eval.model.DecoderForward._run", None)
     before = (tmp_path / "bias.json").read_bytes()
     assert command(monkeypatch, *words) == 0

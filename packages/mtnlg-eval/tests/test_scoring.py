@@ -247,30 +247,3 @@ def test_rolling_loglikelihood_predicts_every_token_once(lm: DecoderLM) -> None:
         rest += plain(lm, ids[end - lm.max_length - 1 : read], ids[read:end])[0]
         read = end
     assert told == pytest.approx(rest, abs=10 * CLOSE)
-
-
-def test_generation_is_greedy_until_a_stop_and_kept(lm: DecoderLM) -> None:
-    asked = [
-        Instance("generate_until", {}, (prompt, {"until": ["\n\n"], "max_gen_toks": 12}), 0)
-        for prompt in ("The cook", "Question: who slept?\nAnswer:", "The cook")
-    ]
-    first = lm.generate_until(asked)
-    assert first[0] == first[2]
-    ids = lm.tok_encode("The cook")
-    for _ in range(12):
-        logits = lm.decoder(torch.tensor([ids]))[0, -1, :500]
-        ids.append(int(logits.argmax()))
-    expected = lm._tokenizer.decode(ids[len(lm.tok_encode("The cook")) :])
-    assert first[0] == expected.split("<|endoftext|>")[0].split("\n\n")[0]
-    lm.decoder = None  # type: ignore[assignment]
-    assert lm.generate_until(asked) == first
-
-
-def test_sampled_texts_differ_and_come_again(lm: DecoderLM, checkpoint: Checkpoint) -> None:
-    options = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 8}
-    asked = [Instance("generate_until", {}, ("The", options), n) for n in range(20)]
-    told = lm.generate_until(asked)
-    assert len(set(told)) > 15
-    assert DecoderLM.open(checkpoint).generate_until(asked) == told
-    with pytest.raises(Failure, match="generation option num_beams: unknown"):
-        lm.generate_until([Instance("generate_until", {}, ("The", {"num_beams": 3}), 0)])

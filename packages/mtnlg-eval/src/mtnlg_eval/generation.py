@@ -1,15 +1,19 @@
-"""lm-eval's requests to generate: its options read strictly, prompts of like options run together."""
+"""lm-eval's requests to generate: options read strictly, prompts of like options put together, and what runs them.
+
+Prompts that run together are a `Portion`. Portions are planned over all prompts by length, whatever is known already
+and in whatever order they came: a killed run that goes on meets the same portions, and with them the same texts.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mtnlg_model.console import Failure
-from mtnlg_model.generate import Sampling, cut, generate
+from mtnlg_model.generate import Sampling, generate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
@@ -58,15 +62,44 @@ class Prompt(NamedTuple):
         return self.options.sampling.temperature == 0
 
 
-def completions(decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str]]:
-    """Number of a prompt and its text, as they are ready. Each prompt draws its own random numbers."""
+class Draws(NamedTuple):
+    """So many texts to be drawn behind one prompt, each up to the first of the ``stop`` texts."""
+
+    prompt: str
+    texts: int
+    tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+
+
+class Portion(NamedTuple):
+    """Contexts that run together, and how to go on from each."""
+
+    contexts: tuple[tuple[int, ...], ...]
+    options: Options
+
+
+class Generation(Protocol):
+    """Runs the network over portions, as many at a time as it likes."""
+
+    def __call__(self, portions: Iterable[Portion]) -> Iterator[list[list[int]]]:
+        """Of each portion in turn the new tokens of its contexts."""
+
+
+def run(decoder: Decoder, tokenizer: Tokenizer, portion: Portion) -> list[list[int]]:
+    """The new tokens of one portion; each context draws random numbers of its own."""
+    until, tokens, sampling = portion.options
+    vocabulary, ended = tokenizer.vocabulary, tokenizer.ends(until)
+    return generate(decoder, portion.contexts, tokens, sampling, vocabulary=vocabulary, ended=ended)
+
+
+def portions(prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], Portion]]:
+    """The prompts in portions, each with the numbers of its prompts: those of like options together, longest first."""
     alike: defaultdict[Options, list[int]] = defaultdict(list)
-    for number, prompt in enumerate(prompts):
+    for number, prompt in sorted(enumerate(prompts), key=lambda one: (-len(one[1].context), one[1].context)):
         alike[prompt.options].append(number)
-    for (until, tokens, sampling), numbers in alike.items():
+    for options, numbers in alike.items():
         for start in range(0, len(numbers), PROMPTS_AT_ONCE):
             part = numbers[start : start + PROMPTS_AT_ONCE]
-            contexts, seeded = [prompts[n].context for n in part], sampling.model_copy(update={"seed": part[0]})
-            ended = tokenizer.ends(until)
-            new = generate(decoder, contexts, tokens, seeded, vocabulary=tokenizer.vocabulary, ended=ended)
-            yield from ((n, cut(tokenizer, text, until)) for n, text in zip(part, new, strict=True))
+            seeded = options._replace(sampling=options.sampling.model_copy(update={"seed": start}))
+            yield part, Portion(tuple(prompts[n].context for n in part), seeded)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from math import fsum
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -20,10 +20,10 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mtnlg_model.console import Failure
-from mtnlg_model.generate import complete
+from mtnlg_model.generate import cut
 from mtnlg_model.tokenizer import Tokenizer
 
-from .generation import Prompt, completions
+from .generation import Options, Portion, Prompt, portions, run
 from .packing import Request, plan, tensors
 from .store import Store
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from mtnlg_model.checkpoint import Checkpoint
     from mtnlg_model.decoder import Decoder
-    from mtnlg_model.generate import Sampling
 
+    from .generation import Draws, Generation
     from .packing import Batch, Row
     from .sharded.driver import Driver
 
@@ -85,12 +85,20 @@ class DecoderForward:
 class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     """A decoder that any lm-eval task can ask; ``scored`` is told of every answered request."""
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, store: Store, forward: Forward | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        store: Store,
+        forward: Forward | None = None,
+        generation: Generation | None = None,
+    ) -> None:
         super().__init__()
         if tokenizer.vocabulary > decoder.config.vocabulary:
             known, rows = tokenizer.vocabulary, decoder.config.vocabulary
             raise Failure(f"the tokenizer has {known} tokens and the model {rows}: they do not belong together")
         self.decoder, self.store, self.forward = decoder, store, forward or DecoderForward(decoder)
+        self.generation: Generation = generation or partial(map, partial(run, decoder, tokenizer))
         self.max_length = decoder.config.sequence
         self.precision = str(decoder.embedding.token.weight.dtype).removeprefix("torch.")
         self.scored: Callable[[int], None] = lambda _: None
@@ -109,7 +117,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         tokenizer = Tokenizer(checkpoint.tokenizer_path)
         if sharded is not None:
             # A decoder as far as anything here asks.
-            return cls(cast("Decoder", sharded), tokenizer, Store(identity, store), sharded)
+            return cls(cast("Decoder", sharded), tokenizer, Store(identity, store), sharded, sharded.generate)
         decoder = checkpoint.decoder(dtype, "cuda" if cuda else "cpu")
         return cls(decoder, tokenizer, Store(identity, store))
 
@@ -147,23 +155,34 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
             for text, options in (request.args for request in requests)
         ]
         keys = [self.store.key("generate", prompt.context, *prompt.options[:2]) for prompt in prompts]
-        known = self.store.known([key for key, prompt in zip(keys, prompts, strict=True) if prompt.greedy])
+        known = self.store.known(keys)
         texts = {n: str(known[key]) for n, key in enumerate(keys) if key in known and prompts[n].greedy}
-        missing = [n for n in range(len(prompts)) if n not in texts]
-        ready = completions(self.decoder, self._tokenizer, [prompts[n] for n in missing])
-        for place, text in ready:
-            texts[missing[place]] = text
-            if prompts[missing[place]].greedy:
-                self.store.keep([(keys[missing[place]], text)])
+        self.scored(len(texts))
+        planned = [one for one in portions(prompts) if not all(n in texts for n in one[0])]
+        for (numbers, portion), new in zip(planned, self.generation(p for _, p in planned), strict=True):
+            self.scored(sum(n not in texts for n in numbers))
+            texts |= {n: self._text(tokens, portion.options.until) for n, tokens in zip(numbers, new, strict=True)}
+            self.store.keep((keys[n], texts[n]) for n in numbers if prompts[n].greedy)
         return [texts[n] for n in range(len(prompts))]
 
-    def samples(self, prompt: str, count: int, tokens: int, sampling: Sampling, stop: Sequence[str]) -> list[str]:
-        """Texts behind one prompt, each up to ``stop``, drawn as ``sampling`` says; kept in the store as one answer."""
-        key = self.store.key("samples", prompt, count, tokens, sampling.model_dump(), list(stop))
-        if key not in (known := self.store.known([key])):
-            known[key] = complete(self.decoder, self._tokenizer, [prompt] * count, tokens, sampling, stop)
-            self.store.keep([(key, known[key])])
-        return list(known[key])
+    def samples(self, wanted: Sequence[Draws]) -> Iterator[list[str]]:
+        """Of each in turn the texts that are drawn; kept in the store as they come."""
+        keys = [self.store.key("samples", *draws[:3], draws.sampling.model_dump(), draws.stop) for draws in wanted]
+        known = self.store.known(keys)
+        missing = {key: draws for key, draws in zip(keys, wanted, strict=True) if key not in known}
+        fresh = self.generation(map(self._portion, missing.values()))
+        for key in keys:
+            if key not in known:  # the next of the missing ones, which are in the order of the keys
+                known[key] = [self._text(tokens, missing[key].stop) for tokens in next(fresh)]
+                self.store.keep([(key, known[key])])
+            yield list(known[key])
+
+    def _portion(self, draws: Draws) -> Portion:
+        context = tuple(self._encode(draws.prompt)) or (self.eot_token_id,)
+        return Portion((context,) * draws.texts, Options(draws.stop, draws.tokens, draws.sampling))
+
+    def _text(self, new: Sequence[int], until: Sequence[str]) -> str:
+        return cut(self._tokenizer, new, until)
 
     def _loglikelihood_tokens(self, requests: Iterable[tuple[Any, list[int], list[int]]], **_: object) -> list[Score]:
         return self.score([self._cut(context, answer) for _, context, answer in requests])

@@ -47,7 +47,6 @@ SIGNS = {"add": "-", "subtract": "*", "multiply": "+", "divide": "-"}
 
 DISGUISES = ("hash", "ampersand", "word", "function", "misleading")
 NEW_TOKENS = 8
-PROMPTS_AT_ONCE = 64
 
 
 class Problem(NamedTuple):
@@ -119,7 +118,7 @@ def measure(lm: DecoderLM, about: Mapping[str, Any], out: Path, shots: Sequence[
         problem(hidden, disguise, count, number)
         for hidden, disguise, count, number in product(OPERATORS, DISGUISES, shots, range(problems))
     ]
-    answers = list(_answers(lm, asked))
+    answers = _answers(lm, asked)
     told = [p._asdict() | {"given": given, "right": given == p.answer} for p, given in zip(asked, answers, strict=True)]
     write_text(out / "operators.jsonl", "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in told))
     cells = list(_cells(told, shots, problems))
@@ -127,15 +126,13 @@ def measure(lm: DecoderLM, about: Mapping[str, Any], out: Path, shots: Sequence[
     return cells
 
 
-def _answers(lm: DecoderLM, asked: Sequence[Problem]) -> Iterator[str]:
+def _answers(lm: DecoderLM, asked: Sequence[Problem]) -> list[str]:
     """The first line behind each prompt."""
     options = {"until": ["\n"], "max_gen_toks": NEW_TOKENS}
     with progress("operators", len(asked), "problems") as advance:
-        for start in range(0, len(asked), PROMPTS_AT_ONCE):
-            part = asked[start : start + PROMPTS_AT_ONCE]
-            requests = [Instance("generate_until", {}, (p.prompt, dict(options)), n) for n, p in enumerate(part)]
-            yield from (text.strip() for text in lm.generate_until(requests))
-            advance(len(part))
+        lm.scored = advance
+        requests = [Instance("generate_until", {}, (p.prompt, dict(options)), n) for n, p in enumerate(asked)]
+        return [text.strip() for text in lm.generate_until(requests)]
 
 
 def _cells(told: Sequence[dict[str, Any]], shots: Sequence[int], problems: int) -> Iterator[Cell]:

@@ -22,8 +22,8 @@ TITLES = {task.name: task.title for task in TASKS}
 def show(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
     """Print the scores; in brackets the mean number of shots that fitted, where fewer did than were asked for."""
     brief = len(shots) > SHOTS_IN_FULL
-    caption = "accuracy in percent by shots" if brief else "accuracy in percent ± its standard error (shots that fitted)"
-    drawn = Table(box=SIMPLE_HEAD, caption=caption, padding=(0, 1))
+    told = "by shots" if brief else "± its standard error (shots that fitted)"
+    drawn = Table(box=SIMPLE_HEAD, caption=f"accuracy in percent {told}", padding=(0, 1))
     drawn.add_column("task", no_wrap=True)
     for asked in shots:
         drawn.add_column(asked if brief else f"{asked}-shot", justify="right", no_wrap=True)

@@ -16,6 +16,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from mtnlg_eval.generation import Draws
 from mtnlg_model.console import Failure, progress
 from mtnlg_model.generate import Sampling
 
@@ -60,15 +61,21 @@ def describe(lm: DecoderLM, kind: str, samples: int) -> dict[str, list[str]]:
         for (group, identifiers), template in product(KINDS[kind].items(), TEMPLATES)
         for who in identifiers
     ]
+    portions = [
+        (group, Draws(prompt, min(PORTION, samples - start), NEW_TOKENS, _sampling(prompt, start), SENTENCE_ENDS))
+        for group, prompt in prompts
+        for start in range(0, samples, PORTION)
+    ]
     told: dict[str, list[str]] = {group: [] for group in KINDS[kind]}
     with progress(kind, len(prompts) * samples, "samples") as advance:
-        for group, prompt in prompts:
-            for start in range(0, samples, PORTION):
-                count = min(PORTION, samples - start)
-                sampling = Sampling(temperature=1.0, top_p=0.9, seed=crc32(prompt.encode()) + start)
-                told[group] += lm.samples(prompt, count, NEW_TOKENS, sampling, SENTENCE_ENDS)
-                advance(count)
+        for (group, draws), texts in zip(portions, lm.samples([draws for _, draws in portions]), strict=True):
+            told[group] += texts
+            advance(draws.texts)
     return told
+
+
+def _sampling(prompt: str, start: int) -> Sampling:
+    return Sampling(temperature=1.0, top_p=0.9, seed=crc32(prompt.encode()) + start)
 
 
 def library() -> tuple[Tagger, Callable[[str], float]]:

@@ -22,6 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from mtnlg_eval.quiet import quiet
 from mtnlg_model.checkpoint import Checkpoint
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.tokenizer import Tokenizer
 from mtnlg_parallel.inference import Share, join
 from mtnlg_parallel.launch import Rank, die_with_parent, end_ranks, is_rank, place, start_rank
 from mtnlg_parallel.layout import Layout, parse_layout, refusal
@@ -80,14 +81,14 @@ def _joined(checkpoint: Checkpoint, layout: Layout) -> Iterator[Driver | None]:
     """Join as the rank that the environment says; rank 0 gets the driver, another serves until it is let go."""
     device = join(layout)
     dtype = checkpoint.dtype(checkpoint.names[0]) if device.type == "cuda" else torch.float32
-    share = Share(checkpoint, layout, device, dtype)
+    share, tokenizer = Share(checkpoint, layout, device, dtype), Tokenizer(checkpoint.tokenizer_path)
     try:
         if distributed.get_rank() == 0:
-            driver = Driver(share)
+            driver = Driver(share, tokenizer)
             yield driver
             driver.close()
         else:
-            Server(share).serve()
+            Server(share, tokenizer).serve()
             yield None
     finally:
         distributed.destroy_process_group()

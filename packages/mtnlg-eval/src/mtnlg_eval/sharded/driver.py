@@ -1,7 +1,7 @@
 """The sharded model: what rank 0 asks of it, and what every rank does then.
 
-`Driver` stands for the decoder (`mtnlg_model.generate` runs on it unchanged) and for a `Forward` (scoring) at once.
-Every method of it tells the other ranks first and then does rank 0's own share, by the same code that they run.
+`Driver` is a `Forward` (scoring) and a `Generation` at once: its methods tell the other ranks first and then do rank
+0's own share, by the same code that they run.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from mtnlg_model.cache import Cache
+from mtnlg_model.console import Failure
 
 from . import messages
 from .messages import Kind
+from .replica import Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
 
+    from mtnlg_eval.generation import Portion
     from mtnlg_eval.packing import Batch
     from mtnlg_model.config import ModelConfig
+    from mtnlg_model.tokenizer import Tokenizer
     from mtnlg_parallel.inference import Share
 
 IN_FLIGHT = 4
@@ -33,10 +36,9 @@ IN_FLIGHT = 4
 class Server:
     """What any rank does at a message."""
 
-    def __init__(self, share: Share) -> None:
-        self.share = share
+    def __init__(self, share: Share, tokenizer: Tokenizer) -> None:
+        self.share, self.replica = share, Replica(share, tokenizer)
         self.config: ModelConfig = share.config
-        self._cache: Cache | None = None
 
     def serve(self) -> None:
         """Do what rank 0 says until it says stop; on every rank but 0."""
@@ -45,10 +47,8 @@ class Server:
             match kind:
                 case Kind.SCORE:
                     self._score(messages.read(numbers))
-                case Kind.HIDDEN:
-                    self._hidden(numbers)
-                case Kind.LOGITS:
-                    self._logits(torch.empty(next(numbers), self.config.hidden, dtype=self.share.dtype))
+                case Kind.GENERATE:
+                    self._generate(messages.read_portions(numbers))
                 case Kind.STOP:
                     return
 
@@ -71,55 +71,21 @@ class Server:
         distributed.reduce(told, dst=0)  # each column is one rank's, zero on all others
         return told
 
-    def _hidden(self, numbers: Iterator[int]) -> Tensor | None:
-        """One step of generation on the first replica; the last place's x [1, B, H] on its last stage."""
-        share = self.share
-        b, s, width, capacity, kept = (next(numbers) for _ in range(5))
-        if capacity:
-            self._cache = Cache(self.config, capacity)
-        if kept and self._cache is not None:
-            self._cache.keep(messages.take(numbers, kept).to(share.device))
-        tokens_BS, positions_BS = (messages.take(numbers, b, s).to(share.device) for _ in range(2))
-        mask = None
-        if width:
-            mask = torch.empty(b, 1, s, width, dtype=torch.uint8, device=share.device)
-            distributed.broadcast(mask, src=0)
-        if share.place.dp:
-            return None
-        return self._step(tokens_BS, positions_BS, mask.bool() if mask is not None else None, self._cache)
-
-    def _step(self, tokens_BS: Tensor, positions_BS: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor | None:
-        share = self.share
-        x_SBH = share.run(tokens_BS, positions_BS, mask, cache)
-        share.settle()
-        if share.layout.pp == 1:
-            return x_SBH[-1:] if x_SBH is not None else None
-        if x_SBH is not None and share.place.tp == 0:
-            distributed.send(x_SBH[-1:].contiguous(), dst=0)
-        if distributed.get_rank() == 0:
-            last_1BH = torch.empty(1, tokens_BS.shape[0], self.config.hidden, dtype=share.dtype, device=share.device)
-            distributed.recv(last_1BH, src=share.layout.rank(0, share.layout.pp - 1, 0))
-            return last_1BH
-        return None
-
-    def _logits(self, x_BH: Tensor) -> Tensor | None:
-        """x_BH of rank 0 → its logits [B, V], by the slices of the token table that its stage has."""
-        share = self.share
-        if share.place.dp or share.place.pp:
-            return None
-        x_BH = x_BH.to(share.device)
-        group = share.slicing.group
-        distributed.broadcast(x_BH, src=0, group=group)
-        part_BW = share.slice_of_logits(x_BH)
-        parts = [torch.empty_like(part_BW) for _ in range(share.layout.tp)]
-        distributed.all_gather(parts, part_BW.contiguous(), group=group)
-        return torch.cat(parts, dim=1)
+    def _generate(self, portions: Sequence[Portion]) -> Tensor:
+        """Of all contexts of these portions the new tokens + 1, [N, most tokens], zeros behind; whole on rank 0."""
+        share, most = self.share, max(portion.options.tokens for portion in portions)
+        told = [torch.zeros(len(portion.contexts), most, dtype=torch.int64) for portion in portions]
+        mine = slice(share.place.dp, None, share.layout.dp)
+        for part, news in zip(told[mine], self.replica.generate(portions[mine]), strict=self.replica.leads):
+            for row, new in zip(part, news, strict=True):
+                row[: len(new)] = torch.tensor(new) + 1
+        told_NT = torch.cat(told).to(share.device)
+        distributed.reduce(told_NT, dst=0)  # each row is one rank's, zero on all others
+        return told_NT
 
 
 class Driver(Server):
     """The whole model as rank 0 sees it."""
-
-    training = False  # as `mtnlg_model.generate` asks of a decoder
 
     @property
     def embedding(self) -> torch.nn.Module:
@@ -138,62 +104,22 @@ class Driver(Server):
             for part in torch.split(told, [len(batch.rows) for batch in wave], dim=1):
                 yield part[0], part[1] > 0
 
-    def cache(self, capacity: int) -> SharedCache:
-        """Keys and values of every rank's own heads and layers, for one generation at a time."""
-        return SharedCache(self.config, capacity)
+    def generate(self, portions: Iterable[Portion]) -> Iterator[list[list[int]]]:
+        """As `mtnlg_eval.generation.Generation`."""
+        layout, waiting = self.share.layout, iter(portions)
+        while wave := list(islice(waiting, layout.dp * layout.pp)):
+            self._refuse(wave)
+            messages.send(Kind.GENERATE, messages.written_portions(wave), self.share.device)
+            told_NT = self._generate(wave).cpu()
+            rows = iter([[token - 1 for token in row if token] for row in told_NT.tolist()])
+            yield from (list(islice(rows, len(portion.contexts))) for portion in wave)
 
-    def hidden(
-        self,
-        tokens_BS: Tensor,
-        positions_BS: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: SharedCache | None = None,
-    ) -> Tensor:
-        """As the decoder's, of the last place alone: x [1, B, H]; only with a cache, for that is generation."""
-        if cache is None:
-            raise ValueError("hidden(cache=...) is for generation; scoring goes by batches")
-        b, s = tokens_BS.shape
-        if positions_BS is None:
-            positions_BS = torch.arange(cache.length, cache.length + s).expand(b, s)
-        numbers = [b, s, 0 if mask is None else mask.shape[-1], *cache.news()]
-        numbers += tokens_BS.flatten().tolist() + positions_BS.flatten().tolist()
-        messages.send(Kind.HIDDEN, numbers, self.share.device)
-        if mask is not None:
-            distributed.broadcast(mask.expand(b, 1, s, -1).to(torch.uint8).contiguous(), src=0)
-        last_1BH = self._step(tokens_BS, positions_BS.to(self.share.device), mask, cache)
-        if last_1BH is None:
-            raise RuntimeError("rank 0 gets every step's result")
-        return last_1BH
-
-    def logits(self, x_BH: Tensor) -> Tensor:
-        """[B, H] → [B, V]."""
-        if self.share.layout.tp == 1:
-            return self.share.slice_of_logits(x_BH)
-        messages.send(Kind.LOGITS, [len(x_BH)], self.share.device)
-        logits_BV = self._logits(x_BH.contiguous())
-        if logits_BV is None:
-            raise RuntimeError("rank 0 gets all logits")
-        return logits_BV
+    def _refuse(self, portions: Sequence[Portion]) -> None:
+        """``Failure`` for a prompt that is too long, before any rank is told: none may fail alone."""
+        longest = max(len(context) for portion in portions for context in portion.contexts)
+        if longest > self.config.sequence:
+            raise Failure(f"a prompt has {longest} tokens; the model reads {self.config.sequence}")
 
     def close(self) -> None:
         """Let the other ranks go."""
         messages.send(Kind.STOP, [], self.share.device)
-
-
-class SharedCache(Cache):
-    """Rank 0's cache, which remembers what the other ranks have still to do to theirs."""
-
-    def __init__(self, config: ModelConfig, capacity: int) -> None:
-        super().__init__(config, capacity)
-        self._new, self._kept = capacity, list[int]()
-
-    def keep(self, rows: Tensor) -> None:
-        """As the cache's; the others are told with the next step."""
-        super().keep(rows)
-        self._kept = rows.tolist()
-
-    def news(self) -> list[int]:
-        """Capacity of a cache to make (0: go on with the one there is), rows to keep: how many (0: all), which."""
-        told = [self._new, len(self._kept), *self._kept]
-        self._new, self._kept = 0, []
-        return told

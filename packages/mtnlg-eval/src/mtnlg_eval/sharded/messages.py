@@ -1,18 +1,20 @@
 """What rank 0 tells the other ranks: one broadcast of a kind and a length, one of integers.
 
-Everything is integers (tokens, positions, places), so nothing is ever pickled; a mask, where a prompt needs one that
-cannot be told in a few, goes as bytes behind them.
+Everything is integers (tokens, positions, places, the bytes of JSON), so nothing is ever pickled.
 """
 
 from __future__ import annotations
 
+import json
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
 
+from mtnlg_eval.generation import Options, Portion
 from mtnlg_eval.packing import Batch, Places
+from mtnlg_model.generate import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,8 +27,7 @@ class Kind(IntEnum):
 
     STOP = 0
     SCORE = 1
-    HIDDEN = 2
-    LOGITS = 3
+    GENERATE = 2
 
 
 def send(kind: Kind, numbers: Sequence[int], device: torch.device) -> None:
@@ -67,6 +68,26 @@ def _read_batch(numbers: Iterator[int]) -> Batch:
     tokens, rows, places, targets = (take(numbers, *shape) for shape in ((b, s), (n,), (n,), (n,)))
     where = Places(*(take(numbers, b, s) for _ in Places._fields)) if packed else None
     return Batch(tokens, where, rows, places, targets)
+
+
+def written_portions(portions: Sequence[Portion]) -> list[int]:
+    """Portions as integers: the bytes of their JSON, which gives every float back as it was."""
+    told = [
+        {"contexts": contexts, "until": until, "tokens": tokens, "sampling": sampling.model_dump()}
+        for contexts, (until, tokens, sampling) in portions
+    ]
+    return list(json.dumps(told).encode())
+
+
+def read_portions(numbers: Iterator[int]) -> list[Portion]:
+    """The portions that `written_portions` wrote."""
+    return [
+        Portion(
+            tuple(map(tuple, told["contexts"])),
+            Options(tuple(told["until"]), told["tokens"], Sampling(**told["sampling"])),
+        )
+        for told in json.loads(bytes(numbers))
+    ]
 
 
 def take(numbers: Iterator[int], *shape: int) -> Tensor:

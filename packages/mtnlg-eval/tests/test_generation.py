@@ -1,0 +1,118 @@
+"""Generation: greedy or drawn, kept, and planned so that neither order nor what is known already changes a text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+
+from mtnlg_eval.generation import PROMPTS_AT_ONCE, Draws, Options, Portion, Prompt, portions
+from mtnlg_eval.model import DecoderLM
+from mtnlg_model.console import Failure
+from mtnlg_model.generate import GREEDY, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+    from random import Random
+
+    from mtnlg_model.checkpoint import Checkpoint
+
+CONTEXTS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tuple)
+OPTIONS = st.sampled_from(
+    [Options(("\n",), 4, GREEDY), Options((), 4, GREEDY), Options((), 4, Sampling(temperature=1))]
+)
+
+
+@given(st.lists(st.builds(Prompt, CONTEXTS, OPTIONS), max_size=60), st.randoms())
+def test_each_prompt_is_in_one_portion_and_their_order_changes_none(prompts: list[Prompt], order: Random) -> None:
+    planned = list(portions(prompts))
+    assert sorted(n for numbers, _ in planned for n in numbers) == list(range(len(prompts)))
+    for numbers, portion in planned:
+        assert portion.contexts == tuple(prompts[n].context for n in numbers)
+        assert {prompts[n].options._replace(sampling=GREEDY) for n in numbers} == {
+            portion.options._replace(sampling=GREEDY)
+        }
+        assert len(numbers) <= PROMPTS_AT_ONCE
+    shuffled = order.sample(prompts, len(prompts))
+    assert Counter(portion for _, portion in portions(shuffled)) == Counter(portion for _, portion in planned)
+
+
+class Recording:
+    """A generation that keeps what it is asked, and dies after so many portions."""
+
+    def __init__(self, lm: DecoderLM, dies_after: int = 1_000) -> None:
+        self.asked: list[Portion] = []
+        self._generation, self._dies_after = lm.generation, dies_after
+        lm.generation = self
+
+    def __call__(self, portions: Iterable[Portion]) -> Iterator[list[list[int]]]:
+        return self._generation(map(self._noted, portions))
+
+    def _noted(self, portion: Portion) -> Portion:
+        if len(self.asked) == self._dies_after:
+            raise KeyboardInterrupt
+        self.asked.append(portion)
+        return portion
+
+
+def test_a_killed_generation_goes_on_with_the_portions_that_are_missing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    options = {"until": ["\n"], "max_gen_toks": 3}
+    asked = [Instance("generate_until", {}, ("word " * (n % 7 + 1), options), n) for n in range(40)]
+    whole = DecoderLM.open(checkpoint)
+    every = Recording(whole)
+    expected = whole.generate_until(asked)
+    killed = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    Recording(killed, dies_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        killed.generate_until(asked)
+    again = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    rest = Recording(again)
+    assert again.generate_until(asked) == expected
+    assert rest.asked == every.asked[1:]
+
+
+def test_draws_come_once_and_in_order(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    wanted = [Draws(prompt, 3, 4, Sampling(temperature=1, seed=seed), ()) for prompt in ("The", "A") for seed in (1, 2)]
+    lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    one_by_one = [next(lm.samples([draws])) for draws in wanted[::2]]
+    recorded = Recording(lm)
+    together = list(lm.samples([*wanted, wanted[1]]))
+    assert together[0:4:2] == one_by_one
+    assert together[4] == together[1] != together[0]
+    assert [portion.options.sampling.seed for portion in recorded.asked] == [2, 2]
+
+
+def test_generation_is_greedy_until_a_stop_and_kept(checkpoint: Checkpoint) -> None:
+    lm = DecoderLM.open(checkpoint)
+    asked = [
+        Instance("generate_until", {}, (prompt, {"until": ["\n\n"], "max_gen_toks": 12}), 0)
+        for prompt in ("The cook", "Question: who slept?\nAnswer:", "The cook")
+    ]
+    first = lm.generate_until(asked)
+    assert first[0] == first[2]
+    ids = lm.tok_encode("The cook")
+    for _ in range(12):
+        logits = lm.decoder(torch.tensor([ids]))[0, -1, :500]
+        ids.append(int(logits.argmax()))
+    expected = lm._tokenizer.decode(ids[len(lm.tok_encode("The cook")) :])
+    assert first[0] == expected.split("<|endoftext|>")[0].split("\n\n")[0]
+    recorded = Recording(lm)
+    assert lm.generate_until(asked) == first
+    assert not recorded.asked
+
+
+def test_sampled_texts_differ_and_come_again(checkpoint: Checkpoint) -> None:
+    lm = DecoderLM.open(checkpoint)
+    options = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 8}
+    asked = [Instance("generate_until", {}, ("The", options), n) for n in range(20)]
+    told = lm.generate_until(asked)
+    assert len(set(told)) > 15
+    assert DecoderLM.open(checkpoint).generate_until(asked) == told
+    with pytest.raises(Failure, match="generation option num_beams: unknown"):
+        lm.generate_until([Instance("generate_until", {}, ("The", {"num_beams": 3}), 0)])
