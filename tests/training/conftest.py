@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,24 @@ def world() -> Iterator[World]:
 
     With ``fails`` it returns what each rank's error was, and there must be one.
     """
+    with world_with() as ask:
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def interpreting() -> Iterator[World]:
+    """Such a world, in which Triton runs kernels on the CPU."""
+    if find_spec("triton") is None:
+        pytest.skip("kernels need Triton: pip install mtnlg-parallel[kernels]")
+    with world_with(TRITON_INTERPRET="1") as ask:
+        yield ask
+
+
+@contextmanager
+def world_with(**variables: str) -> Iterator[World]:
+    """A world with more in its environment."""
     script = Path(__file__).with_name("worlds.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **variables}
     with subprocess.Popen(
         [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     ) as process:

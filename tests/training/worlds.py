@@ -26,9 +26,8 @@ import torch.utils.tensorboard  # noqa: E402
 from torch import distributed  # noqa: E402
 
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel import engine, tensor, watchdog  # noqa: E402
+from mtnlg_parallel import engine, head, tensor, watchdog  # noqa: E402
 from mtnlg_parallel.folder import prepare  # noqa: E402
-from mtnlg_parallel.head import EAGER  # noqa: E402
 from mtnlg_parallel.recipe import Recipe  # noqa: E402
 from mtnlg_parallel.samples import open_data  # noqa: E402
 from mtnlg_parallel.training import Training  # noqa: E402
@@ -129,7 +128,9 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden dropout, attention dropout, hidden dropout, as a layer does; the three masks' fingerprints."""
     recipe = validate(request["recipes"][0], Recipe, "request")
     device = engine.join(recipe.layout)
-    attention = tensor.operations(tensor.Slicing.here(sequence_parallel=False, device=device), "none", EAGER).attention
+    attention = tensor.operations(
+        tensor.Slicing.here(sequence_parallel=False, device=device), "none", head.EAGER
+    ).attention
     torch.manual_seed(5)
     ones = torch.ones(1, 2, 16, 8)
     drawn = [
@@ -140,7 +141,28 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     return {"rank": rank, "masks": [mask.flatten().tolist() for mask in drawn]}
 
 
-SCENARIOS = {"train": train, "attention_masks": attention_masks, "bytes_held": bytes_held}
+def head_losses(request: dict[str, Any], rank: int) -> list[list[Any]]:
+    """The head's loss of each x, and its gradients: of this rank's part of x, of this rank's rows of the weight."""
+    recipe = validate(request["recipes"][0], Recipe, "request")
+    slicing = tensor.Slicing.here(recipe.train.sequence_parallel, engine.join(recipe.layout))
+    weight_VH, targets_BS = torch.tensor(request["weight"]), torch.tensor(request["targets"])
+    answers = []
+    for x_SBH in torch.tensor(request["xs"]):
+        part = x_SBH.chunk(slicing.degree)[rank] if slicing.sequence_parallel else x_SBH
+        rows = weight_VH.chunk(slicing.degree)[rank]
+        part, rows = part.clone().requires_grad_(), rows.clone().requires_grad_()
+        loss = head.mean_loss(part, rows, targets_BS, slicing, head.EAGER)
+        found = torch.autograd.grad(loss, (part, rows))
+        answers.append([loss.tolist(), *(gradient.tolist() for gradient in found)])
+    return answers
+
+
+SCENARIOS = {
+    "train": train,
+    "attention_masks": attention_masks,
+    "bytes_held": bytes_held,
+    "head_losses": head_losses,
+}
 
 
 def leave(line: str) -> None:
