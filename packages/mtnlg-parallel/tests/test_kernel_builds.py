@@ -19,7 +19,7 @@ from mtnlg_parallel.recipe import Recipe
 if TYPE_CHECKING:
     from pathlib import Path
 
-KERNEL = Kernel("norm.forward", "bf16 warps=8", 46, 32, local=0, spills=0, instructions=464, folder="ABC")
+KERNEL = Kernel("norm_forward", "bf16 warps=8", 46, 32, local=0, spills=0, instructions=464, folder="ABC")
 
 
 @pytest.fixture
@@ -64,12 +64,12 @@ def test_spilled_registers_and_too_much_shared_memory_are_refused_with_their_fig
     build.check("sm_80", {KERNEL})
     spilling = KERNEL._replace(registers=255, local=56, spills=20)
     with pytest.raises(
-        Failure, match=r"^sm_80: norm.forward \(bf16 warps=8\) spills: 255 registers, 56 bytes .* 20 loads"
+        Failure, match=r"^sm_80: norm_forward \(bf16 warps=8\) spills: 255 registers, 56 bytes .* 20 loads"
     ):
         build.check("sm_80", {KERNEL, spilling})
     large = KERNEL._replace(shared=200 * 1024)
     build.check("sm_90", {large})
-    with pytest.raises(Failure, match=r"norm.forward .* needs 204,800 bytes of shared memory a block, of 166,912"):
+    with pytest.raises(Failure, match=r"norm_forward .* needs 204,800 bytes of shared memory a block, of 166,912"):
         build.check("sm_80", {large})
 
 
@@ -124,5 +124,5 @@ def test_what_was_built_is_read_back_and_tabled(cache: Path, recipe: Recipe, tmp
     assert str(built["sm_80"]).startswith("1 kernels are there already: at most 46 registers a thread and 32 bytes")
     build.write_table(tmp_path, built)
     assert (tmp_path / "sm_80.csv").read_text() == (
-        "name,variant,registers,shared,local,spills,instructions\nnorm.forward,bf16 warps=8,46,32,0,0,464\n"
+        "name,variant,registers,shared,local,spills,instructions\nnorm_forward,bf16 warps=8,46,32,0,0,464\n"
     )

@@ -73,7 +73,7 @@ def _described(compiled: Any) -> Kernel:  # noqa: ANN401  (as above)
         raise RuntimeError(f"{cubin}: cuobjdump names no registers")
     registers, stack, local = map(int, usage.groups())
     return Kernel(
-        name=f"{compiled.src.fn.module.rpartition('.')[2]}.{compiled.name.removeprefix('_')}",
+        name=compiled.name.removeprefix("_"),
         variant=_variant(compiled),
         registers=registers,
         shared=compiled.metadata.shared,  # all of it is asked for at launch; the cubin names what CUDA keeps for itself

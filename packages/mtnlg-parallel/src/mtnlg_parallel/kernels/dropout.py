@@ -29,7 +29,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         x_H, bias_H, residual_H = x_H.contiguous(), bias_H.contiguous(), residual_H.contiguous()
         out_H, size = torch.empty_like(x_H), Matrix.of(x_H)
         ctx.dropout, ctx.bias_dtype = dropout, bias_H.dtype
-        launch(_forward, size.tiles, x_H, bias_H, residual_H, out_H, *size, *dropout, dropout.active, **TILE)
+        launch(_dropout_forward, size.tiles, x_H, bias_H, residual_H, out_H, *size, *dropout, dropout.active, **TILE)
         return out_H
 
     @staticmethod
@@ -38,12 +38,14 @@ class _BiasDropoutAdd(torch.autograd.Function):
         dropout, size = ctx.dropout, Matrix.of(out_grad_H)
         x_grad_H = torch.empty_like(out_grad_H) if dropout.active else out_grad_H
         sums_PH = size.partial_sums(1, out_grad_H.device)[0]
-        launch(_backward, size.slab_grid, out_grad_H, x_grad_H, sums_PH, *size, *dropout, dropout.active, **SLAB)
+        launch(
+            _dropout_backward, size.slab_grid, out_grad_H, x_grad_H, sums_PH, *size, *dropout, dropout.active, **SLAB
+        )
         return x_grad_H, sums_PH.sum(0).to(ctx.bias_dtype), out_grad_H, None
 
 
 @triton.jit(do_not_specialize=["rows", "seed", "threshold"])
-def _forward(
+def _dropout_forward(
     x_at,
     bias_at,
     residual_at,
@@ -67,7 +69,7 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=["rows", "seed", "threshold"])
-def _backward(
+def _dropout_backward(
     out_grad_at,
     x_grad_at,
     sums_at,
@@ -81,9 +83,9 @@ def _backward(
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    number, first, column, group = slab(columns, ROWS, COLUMNS)
+    number, first, height, column, group = slab(rows, columns, ROWS, COLUMNS)
     bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
-    for step in range(0, tl.minimum(ROWS, rows - first), STRIDE):
+    for step in range(0, height, STRIDE):
         row = first + step + tl.arange(0, STRIDE)[:, None]
         at, there = row * columns + column, (row < rows) & (column < columns)
         x_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)

@@ -36,7 +36,7 @@ class _BiasGelu(torch.autograd.Function):
         x_F, bias_F = x_F.contiguous(), bias_F.contiguous()
         ctx.save_for_backward(x_F, bias_F)
         out_F, size = torch.empty_like(x_F), Matrix.of(x_F)
-        launch(_forward, size.tiles, x_F, bias_F, out_F, *size, **TILE)
+        launch(_gelu_forward, size.tiles, x_F, bias_F, out_F, *size, **TILE)
         return out_F
 
     @staticmethod
@@ -44,12 +44,12 @@ class _BiasGelu(torch.autograd.Function):
         x_F, bias_F = ctx.saved_tensors
         x_grad_F, size = torch.empty_like(x_F), Matrix.of(x_F)
         sums_PF = size.partial_sums(1, x_F.device)[0]
-        launch(_backward, size.slab_grid, x_F, bias_F, gradients[0].contiguous(), x_grad_F, sums_PF, *size, **SLAB)
+        launch(_gelu_backward, size.slab_grid, x_F, bias_F, gradients[0].contiguous(), x_grad_F, sums_PF, *size, **SLAB)
         return x_grad_F, sums_PF.sum(0).to(bias_F.dtype)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _forward(x_at, bias_at, out_at, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _gelu_forward(x_at, bias_at, out_at, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     _row, column, _group, at, there = tile(rows, columns, ROWS, COLUMNS)
     x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
     x += tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
@@ -58,7 +58,7 @@ def _forward(x_at, bias_at, out_at, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _backward(
+def _gelu_backward(
     x_at,
     bias_at,
     out_grad_at,
@@ -70,10 +70,10 @@ def _backward(
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    number, first, column, _group = slab(columns, ROWS, COLUMNS)
+    number, first, height, column, _group = slab(rows, columns, ROWS, COLUMNS)
     bias = tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
     bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
-    for step in range(0, tl.minimum(ROWS, rows - first), STRIDE):
+    for step in range(0, height, STRIDE):
         row = first + step + tl.arange(0, STRIDE)[:, None]
         at, there = row * columns + column, (row < rows) & (column < columns)
         x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32) + bias

@@ -22,18 +22,18 @@ def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
     """As `mtnlg_parallel.head.statistics`."""
     size = Matrix.of(logits_NV)
     out_3N = torch.empty(3, size.rows, dtype=torch.float32, device=logits_NV.device)
-    launch(_statistics, (size.rows,), logits_NV, targets_N.contiguous(), out_3N, *size, first, **size.blocks)
+    launch(_loss_statistics, (size.rows,), logits_NV, targets_N.contiguous(), out_3N, *size, first, **size.blocks)
     return out_3N
 
 
 def gradient(logits_NV: Tensor, targets_N: Tensor, first: int, logsumexp_N: Tensor, scale: float) -> None:
     """As `mtnlg_parallel.head.gradient`."""
     size, rows = Matrix.of(logits_NV), (targets_N.contiguous(), logsumexp_N.contiguous())
-    launch(_gradient, size.tiles, logits_NV, *rows, *size, first, scale, **TILE)
+    launch(_loss_gradient, size.tiles, logits_NV, *rows, *size, first, scale, **TILE)
 
 
 @triton.jit(do_not_specialize=["rows", "first"])
-def _statistics(logits_at, targets_at, out_at, rows, columns, first, COLUMNS: tl.constexpr):
+def _loss_statistics(logits_at, targets_at, out_at, rows, columns, first, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     row_at = logits_at + row * columns
     most = -float("inf")
@@ -53,7 +53,7 @@ def _statistics(logits_at, targets_at, out_at, rows, columns, first, COLUMNS: tl
 
 
 @triton.jit(do_not_specialize=["rows", "first"])
-def _gradient(
+def _loss_gradient(
     logits_at, targets_at, logsumexp_at, rows, columns, first, scale, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     row, column, _group, at, there = tile(rows, columns, ROWS, COLUMNS)

@@ -56,7 +56,7 @@ class _LayerNorm(torch.autograd.Function):
         ctx.save_for_backward(x_H, weight_H, moments_2R)
         nothing = (x_H, x_H, x_H)  # of an add: never touched
         read, constants = (*nothing, x_H, weight_H, shift_H), size.blocks
-        launch(_forward, (size.rows,), *read, out_H, moments_2R, *size, eps, *NONE, False, False, **constants)
+        launch(_norm_forward, (size.rows,), *read, out_H, moments_2R, *size, eps, *NONE, False, False, **constants)
         return out_H
 
     @staticmethod
@@ -85,7 +85,7 @@ class _AddNorm(torch.autograd.Function):
         ctx.save_for_backward(total_H, weight_H, moments_2R)
         ctx.dropout, ctx.bias_dtype = dropout, bias_H.dtype
         written = (out_H, moments_2R, *size, eps, *dropout, dropout.active, True)
-        launch(_forward, (size.rows,), *read, total_H, weight_H, shift_H, *written, **size.blocks)
+        launch(_norm_forward, (size.rows,), *read, total_H, weight_H, shift_H, *written, **size.blocks)
         return total_H, out_H
 
     @staticmethod
@@ -110,20 +110,30 @@ def _gradients(
     added = total_grad_H is not None
     total_grad_H = total_grad_H.contiguous() if total_grad_H is not None else out_grad_H  # never touched
     means_2R = torch.empty_like(moments_2R)
-    launch(_means, (size.rows,), x_H, weight_H, out_grad_H, moments_2R, means_2R, *size, **size.blocks)
+    launch(_norm_means, (size.rows,), x_H, weight_H, out_grad_H, moments_2R, means_2R, *size, **size.blocks)
     grad_H = torch.empty_like(x_H)
     dropped_H = torch.empty_like(x_H) if dropout.active else grad_H
     sums_KPH = size.partial_sums(3 if added else 2, x_H.device)
     read = (x_H, weight_H, out_grad_H, total_grad_H, moments_2R, means_2R)
     launch(
-        _backward, size.slab_grid, *read, grad_H, dropped_H, sums_KPH, *size, *dropout, dropout.active, added, **SLAB
+        _norm_backward,
+        size.slab_grid,
+        *read,
+        grad_H,
+        dropped_H,
+        sums_KPH,
+        *size,
+        *dropout,
+        dropout.active,
+        added,
+        **SLAB,
     )
     sums_KH = sums_KPH.sum(1)
     return grad_H, dropped_H, sums_KH[-1], sums_KH[0].to(weight_H.dtype), sums_KH[1].to(weight_H.dtype)
 
 
 @triton.jit(do_not_specialize=["rows", "seed", "threshold"])
-def _forward(
+def _norm_forward(
     x_at,
     bias_at,
     residual_at,
@@ -181,7 +191,7 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _means(x_at, weight_at, out_grad_at, moments_at, means_at, rows, columns, COLUMNS: tl.constexpr):
+def _norm_means(x_at, weight_at, out_grad_at, moments_at, means_at, rows, columns, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     mean, inverse = tl.load(moments_at + row), tl.load(moments_at + rows + row)
     of_grad_l, of_product_l = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
@@ -198,7 +208,7 @@ def _means(x_at, weight_at, out_grad_at, moments_at, means_at, rows, columns, CO
 
 
 @triton.jit(do_not_specialize=["rows", "seed", "threshold"])
-def _backward(
+def _norm_backward(
     x_at,
     weight_at,
     out_grad_at,
@@ -219,11 +229,11 @@ def _backward(
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    number, first, column, group = slab(columns, ROWS, COLUMNS)
+    number, first, height, column, group = slab(rows, columns, ROWS, COLUMNS)
     weight = tl.load(weight_at + column, mask=column < columns, other=0.0).to(tl.float32)
     weight_grad, shift_grad = tl.zeros([STRIDE, COLUMNS], tl.float32), tl.zeros([STRIDE, COLUMNS], tl.float32)
     bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
-    for step in range(0, tl.minimum(ROWS, rows - first), STRIDE):
+    for step in range(0, height, STRIDE):
         row = first + step + tl.arange(0, STRIDE)[:, None]
         at, there = row * columns + column, (row < rows) & (column < columns)
         inverse = tl.load(moments_at + rows + row, mask=row < rows, other=0.0)

@@ -65,7 +65,7 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         p_BNST = torch.matmul(q_BNSD, k_BNTD.transpose(-1, -2)).contiguous()
         rows, t = Matrix.of(p_BNST)
-        launch(_softmax, (rows,), p_BNST, t, q_BNSD.shape[-2], scale, not t % 16, **Matrix(rows, t).blocks)
+        launch(_softmax_forward, (rows,), p_BNST, t, q_BNSD.shape[-2], scale, not t % 16, **Matrix(rows, t).blocks)
         ctx.save_for_backward(q_BNSD, k_BNTD, v_BNTD, p_BNST)
         ctx.scale, ctx.dropout = scale, dropout
         return torch.matmul(_dropped(p_BNST, dropout), v_BNTD)
@@ -89,7 +89,7 @@ def _dropped(p_BNST: Tensor, dropout: Dropout) -> Tensor:
     if not dropout.active:
         return p_BNST
     out_BNST, size = torch.empty_like(p_BNST), Matrix.of(p_BNST)
-    launch(_drop, size.tiles, p_BNST, out_BNST, *size, *dropout, **TILE)
+    launch(_softmax_drop, size.tiles, p_BNST, out_BNST, *size, *dropout, **TILE)
     return out_BNST
 
 
@@ -103,7 +103,7 @@ def _visible(row, t, s, EVEN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["s"])
-def _softmax(p_at, t, s, scale, EVEN: tl.constexpr, COLUMNS: tl.constexpr):
+def _softmax_forward(p_at, t, s, scale, EVEN: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     p_at += row * t
     visible, end = _visible(row, t, s, EVEN)
@@ -184,7 +184,7 @@ def _pair(
 
 
 @triton.jit(do_not_specialize=["rows", "seed", "threshold"])
-def _drop(
+def _softmax_drop(
     p_at,
     out_at,
     rows,

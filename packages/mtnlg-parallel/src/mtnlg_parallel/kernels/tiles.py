@@ -71,13 +71,15 @@ def tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def slab(columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program's slab: its number from the top, its first row, columns [1, C], groups of eight [1, C / 8]."""
+def slab(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A program's slab: number from the top, first row, how many rows, columns [1, C], groups of eight [1, C / 8]."""
     across = tl.cdiv(columns, COLUMNS)
     left = tl.program_id(0) % across * COLUMNS
     number = (tl.program_id(0) // across).to(tl.int64)
+    # A loop counted in 64 bits would take a third more registers.
+    height = tl.minimum(ROWS, rows - number * ROWS).to(tl.int32)
     column = left + tl.arange(0, COLUMNS)[None, :]
-    return number, number * ROWS, column, left // 8 + tl.arange(0, COLUMNS // 8)[None, :]
+    return number, number * ROWS, height, column, left // 8 + tl.arange(0, COLUMNS // 8)[None, :]
 
 
 @triton.jit
