@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mtnlg_parallel import head
+from mtnlg_parallel.layout import CHUNK, LEAST_CHUNK, head_chunk
 
 if TYPE_CHECKING:
     from mtnlg_parallel.tensor import Slicing
@@ -70,10 +71,10 @@ def test_the_models_dtype_rounds_and_no_more(dtype: torch.dtype, bound: float) -
 
 @given(st.integers(1, 1 << 17), st.sampled_from([64, 1024, 20480]), st.sampled_from([32, 6400, 51200]))
 def test_logits_of_a_micro_batch_never_exist_whole(tokens: int, hidden: int, width: int) -> None:
-    rows = head.chunk_rows(tokens, hidden, width)
-    assert rows % head.ROWS == 0
-    assert rows <= max(tokens * hidden / width, head.LEAST) + head.ROWS
-    assert -(-tokens // rows) >= 2 or tokens <= head.ROWS
+    rows = head_chunk(tokens, hidden, width)
+    assert rows % CHUNK == 0
+    assert rows <= max(tokens * hidden / width, LEAST_CHUNK) + CHUNK
+    assert -(-tokens // rows) >= 2 or tokens <= CHUNK
 
 
 def test_one_buffer_holds_all_logits() -> None:

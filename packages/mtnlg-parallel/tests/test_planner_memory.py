@@ -3,7 +3,7 @@
 import pytest
 
 from mtnlg_model.config import ModelConfig, preset
-from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.layout import Layout, head_chunk
 from mtnlg_parallel.planner.hardware import GIB, load_cluster
 from mtnlg_parallel.planner.memory import Memory, fullest, layer_bytes, memory, misfit
 from mtnlg_parallel.planner.run import Run
@@ -79,6 +79,16 @@ def test_what_ran_on_80_gb_fits_and_what_could_not_does_not(name: str) -> None:
     assert misfit(held(run), SELENE) is None
     assert misfit(held(run._replace(recompute="selective", sequence_parallel=True)), SELENE) is None
     assert misfit(held(run._replace(recompute="none")), SELENE)
+
+
+def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> None:
+    run, program = Run(preset("dense-350m"), Layout(), 32, 32, precision="bf16"), load_software("mtnlg-parallel")
+    tokens, (vocabulary, hidden) = 32 * run.model.sequence, (run.model.vocabulary, run.model.hidden)
+    whole = memory(run, program.model_copy(update={"chunked_head": False}))[0]
+    chunked = memory(run, program)[0]
+    assert whole.logits == 6 * tokens * vocabulary
+    assert chunked.logits == 2 * (head_chunk(tokens, hidden, vocabulary) * vocabulary + tokens * hidden)
+    assert chunked._replace(logits=0, slack=0) == whole._replace(logits=0, slack=0)
 
 
 def test_zero_shares_the_optimizer_and_nothing_else() -> None:

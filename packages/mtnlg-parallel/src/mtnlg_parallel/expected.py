@@ -49,7 +49,8 @@ class Expected(NamedTuple):
 
 def expect(recipe: Recipe, cluster: str | None, force: bool) -> Expected:
     """What to expect on this machine, or on the cluster of this name; ``UsageFailure`` where the run cannot fit."""
-    train, software = recipe.train, load_software("mtnlg-parallel")
+    train = recipe.train
+    software = load_software("mtnlg-parallel").model_copy(update={"fused_kernels": train.kernels})
     place = load_cluster(cluster) if cluster else this_machine(recipe.layout)
     run = Run(
         model=recipe.model,

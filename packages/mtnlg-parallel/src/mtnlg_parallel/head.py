@@ -13,7 +13,6 @@ B micro-batch, H hidden, N tokens of a chunk, V this rank's slice of the vocabul
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,18 +22,12 @@ from torch.autograd.function import once_differentiable
 from mtnlg_model import functional
 
 from . import regions
+from .layout import head_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .tensor import Slicing
-
-ROWS = 128
-"""Chunks have a multiple of it, which no matrix product likes to see cut."""
-
-LEAST = 1024
-"""Tokens of a chunk at least, where there are more: dᵀ x does N / 2 FLOP a byte of dW that it reads and writes, and an
-H100 that does fewer than 300 waits for its memory."""
 
 
 def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
@@ -99,12 +92,6 @@ def mean_loss(x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor, slicing: Sli
     return _Chunks(x_NH, weight_VH, targets_N, slicing, ops).loss()
 
 
-def chunk_rows(tokens: int, hidden: int, width: int) -> int:
-    """Tokens of a chunk: its logits take no more room than x, or are of `LEAST` tokens; two chunks at least."""
-    most = min(max(tokens * hidden // width, LEAST), ceil(tokens / 2))
-    return ceil(ceil(tokens / ceil(tokens / most)) / ROWS) * ROWS
-
-
 class _MeanLoss(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917  (as mean_loss)
@@ -140,7 +127,7 @@ class _Chunks:
     def loss(self, gradients: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The mean loss; writes that of x, summed over the slices, and that of the weight into ``gradients``."""
         (tokens, hidden), width = self.x.shape, self.weight.shape[0]
-        rows, first = chunk_rows(tokens, hidden, width), self.slicing.rank * width
+        rows, first = head_chunk(tokens, hidden, width), self.slicing.rank * width
         buffer_NV = self.x.new_empty(min(rows, tokens), width)
         losses, sums = [], []
         for start in range(0, tokens, rows):

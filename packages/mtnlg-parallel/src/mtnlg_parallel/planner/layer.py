@@ -13,6 +13,8 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mtnlg_parallel.layout import head_chunk
+
 from . import gemm, network
 
 if TYPE_CHECKING:
@@ -171,11 +173,25 @@ def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
     n, h, rows = shape.tokens, shape.hidden, ceil(shape.vocabulary / shape.tp)
     extra = 6 if software.fused_accumulation else 0
     added = (TABLE_BYTES + (0 if software.fused_accumulation else shape.added_bytes)) * rows * h
-    # Cast (6), maximum (4), difference (8), exponential (8), sum (4).
-    loss = 30 / LOSS_SHARE * n * rows
-    forward = Cost(gemm.seconds(cluster, n, rows, h), _traffic(cluster, loss + 4 * shape.elements, 12), 0.0, 25)
+    there, back = _loss_bytes(shape, software)
+    if software.chunked_head:  # dW is added to once a chunk after the first; at the end dW and dx are scaled
+        pieces = ceil(n / head_chunk(n, h, rows))
+        added += 2 * shape.width * (pieces * rows * h + shape.elements)
+    forward = Cost(
+        gemm.seconds(cluster, n, rows, h), _traffic(cluster, there * n * rows + 4 * shape.elements, 12), 0.0, 25
+    )
     products = gemm.seconds(cluster, n, h, rows) + gemm.seconds(cluster, rows, h, n, extra_bytes=extra)
-    # Quotient (8), product with the incoming gradient (8), cast (6).
-    loss = 22 / LOSS_SHARE * n * rows
-    backward = Cost(products, _traffic(cluster, loss + 10 * shape.elements + added, 12), 0.0, 25)
+    backward = Cost(products, _traffic(cluster, back * n * rows + 10 * shape.elements + added, 12), 0.0, 25)
     return Phases(forward, backward.plus(_collectives(shape, cluster, 1)), NOTHING)
+
+
+def _loss_bytes(shape: Shape, software: Software) -> tuple[float, float]:
+    """Bytes a logit that the loss takes forward and backward, in the time of well-placed ones."""
+    if software.chunked_head and software.fused_kernels:  # Read; read and replaced.
+        return shape.width, 2.0 * shape.width
+    if (
+        software.chunked_head
+    ):  # Cast (6), maximum (4), difference (8), exponential (8), sum (4); cast, … product (8), cast.
+        return 30 / LOSS_SHARE, 36 / LOSS_SHARE
+    # Cast (6), maximum (4), difference (8), exponential (8), sum (4); quotient (8), incoming gradient (8), cast (6).
+    return 30 / LOSS_SHARE, 22 / LOSS_SHARE

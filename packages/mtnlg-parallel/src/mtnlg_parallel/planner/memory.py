@@ -17,7 +17,10 @@ recomputed is whole for a while.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mtnlg_parallel.layout import head_chunk
 
 from .simulation import in_flight
 from .step import chunks, stage_parameters
@@ -47,7 +50,7 @@ class Memory(NamedTuple):
     """Bytes on each GPU of a stage.
 
     ``activations`` are the layers'; ``recomputed`` is the one layer that is whole while it is recomputed; ``embedding``
-    the masks and inputs that embedding, norm and head keep.
+    the masks and inputs that embedding, norm and head keep; ``logits`` what the loss needs, at its fullest moment.
     """
 
     weights: float
@@ -106,8 +109,7 @@ def _stage(run: Run, software: Software, stage: int) -> Memory:
     activations = _activations(run, software, stage)
     again = layer_bytes(shape, software, "none") if run.recompute == "full" else 0.0
     embedding = _ends(run, stage)
-    last = stage == layout.pp - 1
-    logits = shape.tokens * shape.vocabulary / shape.tp * (4 + shape.width) if last else 0.0
+    logits = _logits(shape, software) if stage == layout.pp - 1 else 0.0
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp))
     passing = activations + again + embedding + logits
     return Memory(
@@ -122,6 +124,15 @@ def _stage(run: Run, software: Software, stage: int) -> Memory:
         buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES,
         slack=SLACK * passing + STATE_SLACK * (fresh + accumulated + shape.width) * parameters,
     )
+
+
+def _logits(shape: Shape, software: Software) -> float:
+    """Of a micro-batch, and once more in fp32; or of a chunk, which a fused loss does not copy, and x's gradient."""
+    width = ceil(shape.vocabulary / shape.tp)
+    if not software.chunked_head:
+        return (shape.width + 4.0) * shape.tokens * width
+    rows = min(head_chunk(shape.tokens, shape.hidden, width), shape.tokens)
+    return (shape.width + (0 if software.fused_kernels else 8)) * rows * width + shape.width * shape.elements
 
 
 def _activations(run: Run, software: Software, stage: int) -> float:

@@ -25,12 +25,15 @@ class Software(Settings):
     overlap_pipeline: bool = Field(False, description="stages send and receive beside their computing")
     scatter_pipeline: bool = Field(True, description="tensor-parallel ranks send a slice each, then gather")
     reduce_scatter: bool = Field(True, description="ZeRO-1 reduces to each shard's owner, not to all")
+    chunked_head: bool = Field(
+        False, description="logits exist a chunk of tokens at a time, and are replaced by their gradient in place"
+    )
     balanced_stages: bool = Field(False, description="layers are cut where the slowest stage is fastest, not evenly")
 
 
 SOFTWARE: Final[dict[str, Software]] = {
     # This package: DeepSpeed's pipeline engine under stages of our own cut.
-    "mtnlg-parallel": Software(reduce_scatter=False, balanced_stages=True),
+    "mtnlg-parallel": Software(reduce_scatter=False, chunked_head=True, balanced_stages=True),
     # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
     "megatron-deepspeed": Software(reduce_scatter=False),
     # The private branch that trained MT-NLG: every rank sends the whole activation (docs/decisions/0061).
