@@ -68,8 +68,8 @@ def test_race_rows_of_the_hub_and_of_its_files_are_the_same_documents() -> None:
     problems = [{"question": "q", "answer": "A", "options": ["1", "2", "3", "4"]}]
     hub = {"example_id": "high1.txt", "article": "a", "problems": repr(problems)}
     file = RACE | {"id": "high1.txt"}
-    (from_hub,) = task_rows("race_h", [("", lambda: hub)], None).scored
-    (from_file,) = task_rows("race_h", [("", lambda: file)], None).scored
+    (from_hub,) = task_rows("race_h", [("", lambda: hub)], None, "").scored
+    (from_file,) = task_rows("race_h", [("", lambda: file)], None, "").scored
     assert from_hub == from_file
     assert from_hub["id"] == "high1.txt-1"
 
@@ -110,9 +110,13 @@ def test_ids_are_unique_and_say_what_the_publisher_called_the_row(tmp_path: Path
         ("hellaswag/val.jsonl", [HELLASWAG | {"endings": ["1", "2"]}], ":1: endings = "),
         ("hellaswag/val.jsonl", [HELLASWAG | {"label": 4}], ":1: label = 4: unknown label; use one of 0, 1, 2, 3"),
         ("winogrande/dev.jsonl", [WINOGRANDE | {"sentence": "No blank."}], ":1: sentence = "),
-        ("winogrande/dev.jsonl", [WINOGRANDE | {"sentence": "It was _"}], ":1: sentence = "),
+        (
+            "winogrande/dev.jsonl",
+            [WINOGRANDE | {"sentence": "It was _"}],
+            ':1: sentence = "It was _": one blank _ with words',
+        ),
         ("wic/val.jsonl", [WIC | {"end1": 2}], ":1: no word of sentence1 lies at 2:2"),
-        ("lambada/test.jsonl", [{"text": "word"}], ':1: text = "word"'),
+        ("lambada/test.jsonl", [{"text": "word"}], ':1: text = "word": there is no last word behind others'),
         ("race_h/test/1.txt", [RACE | {"answers": ["E"]}], ': problems.0.answer = "E": unknown label; use one of a, b'),
         ("race_h/test/1.txt", [RACE | {"answers": []}], ": questions, options and answers are not lists of one length"),
         ("race_h/test/1.txt", [RACE | {"options": [["1", "2", "", "4"]]}], ": problems.0.options.2 is empty"),
@@ -122,7 +126,7 @@ def test_ids_are_unique_and_say_what_the_publisher_called_the_row(tmp_path: Path
         ("boolq/rows.jsonl", [BOOLQ], "boolq: no .jsonl"),
         ("boolq/train-test.jsonl", [BOOLQ], ": test and train in one name"),
         ("anli_r2/test.tsv", ["a"], ": anli_r2 is read from .jsonl files"),
-        ("boolq/val.jsonl", [], "boolq: no rows to score"),
+        ("boolq/val.jsonl", [], "boolq, validation: no rows to score"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_with_its_place(

@@ -54,14 +54,15 @@ def read_task(data: Path, task: str) -> TaskRows:
     files = _files_by_split(data / task)
     scored = _scored_split(data / task, task, files)
     pool = next((split for split in ("train", "validation", "test") if split in files and split != scored), None)
-    return task_rows(task, raw_rows(task, files[scored]), raw_rows(task, files[pool]) if pool else None)
+    given = raw_rows(task, files[pool]) if pool else None
+    return task_rows(task, raw_rows(task, files[scored]), given, f"{data / task}, {scored}")
 
 
-def task_rows(task: str, scored: Iterable[Raw], pool: Iterable[Raw] | None) -> TaskRows:
-    """Check the rows to score and those of the pool; without a pool the scored rows are it."""
+def task_rows(task: str, scored: Iterable[Raw], pool: Iterable[Raw] | None, where: str) -> TaskRows:
+    """Check the rows to score, which come from ``where``, and those of the pool; without it the scored rows are it."""
     documents = _documents(_rows(task, scored))
     if not documents:
-        raise Failure(f"{task}: no rows to score")
+        raise Failure(f"{where}: no rows to score")
     if pool is None:
         return TaskRows(documents, documents)
     left_out: list[str] = []

@@ -145,7 +145,10 @@ class Evaluation:
             "prompt_style": self.style,
         }
         path = out / "summary.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        try:
+            before = json.loads(path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            before = {}
         if json.loads(json.dumps(summary)) == before | {"seconds": summary["seconds"]}:
             return before  # a rerun that finds everything done changes no byte
         write_json(path, summary)

@@ -24,8 +24,8 @@ def hub_rows(config: Config) -> TaskRows:
     """The rows of a task; ``Failure`` in one line where the hub does not give them."""
     scored, pool = _scored_split(config), config["fewshot_split"]
     splits = _load(config)
-    task = config["task"]
-    return task_rows(task, _raw(config, splits, scored), None if pool == scored else _raw(config, splits, pool))
+    given = None if pool == scored else _raw(config, splits, pool)
+    return task_rows(config["task"], _raw(config, splits, scored), given, f"{config['dataset_path']} {scored}")
 
 
 def hub_texts(config: Config) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ import re
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -42,6 +43,17 @@ def _label(**choices: int) -> BeforeValidator:
         raise ValueError(f"unknown label; use one of {', '.join(choices)}")
 
     return BeforeValidator(known)
+
+
+def _like(pattern: str, mistake: str) -> AfterValidator:
+    """A text in which the pattern is found."""
+
+    def found(text: str) -> str:
+        if not re.search(pattern, text):
+            raise ValueError(mistake)
+        return text
+
+    return AfterValidator(found)
 
 
 YesNo = Annotated[int, _label(**{"false": 0, "true": 1, "f": 0, "t": 1, "0": 0, "1": 1})]
@@ -85,7 +97,7 @@ def _digest(value: object) -> str:
 class Lambada(Row):
     """A passage whose last word is to be guessed."""
 
-    text: Annotated[str, StringConstraints(pattern=r"[^ ] +[^ ]")]
+    text: Annotated[str, _like(r"[^ ] +[^ ]", "there is no last word behind others")]
 
     def fields(self) -> Document:
         """The passage without its last word, and that word behind one space."""
@@ -112,7 +124,7 @@ class BoolQ(Row):
 class WinoGrande(Row):
     """A sentence with a blank ``_`` and two names for it; ``answer`` is 1 or 2."""
 
-    sentence: Annotated[str, StringConstraints(pattern=r"^[^_]*_[^_]*[^_\s][^_]*$")]
+    sentence: Annotated[str, _like(r"^[^_]*_[^_]*[^_\s][^_]*$", "one blank _ with words behind it is needed")]
     option1: Text
     option2: Text
     label: Annotated[int, _label(**{"1": 0, "2": 1})] = Field(validation_alias=AliasChoices("answer", "label"))

@@ -23,7 +23,7 @@ def show(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
     """Print the scores; in brackets the mean number of shots that fitted, where fewer did than were asked for."""
     brief = len(shots) > SHOTS_IN_FULL
     told = "by shots" if brief else "± its standard error (shots that fitted)"
-    drawn = Table(box=SIMPLE_HEAD, caption=f"accuracy in percent {told}", padding=(0, 1))
+    drawn = Table(box=SIMPLE_HEAD, padding=(0, 1))
     drawn.add_column("task", no_wrap=True)
     for asked in shots:
         drawn.add_column(asked if brief else f"{asked}-shot", justify="right", no_wrap=True)
@@ -33,7 +33,9 @@ def show(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
         drawn.add_row(TITLES[task], *(_cell(scores[asked], asked, brief) for asked in shots), str(rows))
     for gap in summary["not_run"]:
         drawn.add_row(TITLES[gap["task"]], *("not run" for _ in shots), "")
-    Console(highlight=False).print(drawn)
+    console = Console(highlight=False)
+    console.print(drawn)
+    console.print(f"  accuracy in percent {told}", style="dim")
 
 
 def show_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, wrap: bool = False) -> None:
