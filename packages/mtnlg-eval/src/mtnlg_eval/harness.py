@@ -11,6 +11,7 @@ No file but summary.json, which holds the seconds of the run that scored, depend
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -145,10 +146,9 @@ class Evaluation:
             "prompt_style": self.style,
         }
         path = out / "summary.json"
-        try:
+        before: dict[str, Any] = {}
+        with suppress(FileNotFoundError, ValueError):
             before = json.loads(path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            before = {}
         if json.loads(json.dumps(summary)) == before | {"seconds": summary["seconds"]}:
             return before  # a rerun that finds everything done changes no byte
         write_json(path, summary)
