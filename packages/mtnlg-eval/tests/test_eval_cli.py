@@ -286,7 +286,7 @@ def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
 ) -> None:
     words = ["run", checkpoint.directory, "--data", OURS, "--quiet", "--shots", "0,few", "--out"]
     assert run(*words, tmp_path / "whole") == 0
-    killed = outside([*words, tmp_path / "killed"], tmp_path, KILLED)
+    killed = outside([*words, tmp_path / "killed", "--batch-tokens", "300"], tmp_path, KILLED)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "summary.json").exists()
     places = count_places(monkeypatch)
@@ -300,6 +300,17 @@ def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
     places.clear()
     assert run(*words, tmp_path / "killed") == 0
     assert not places
+
+
+def test_batches_and_a_limit_change_no_byte_of_a_sample(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    words = ("run", checkpoint.directory, "--data", OURS, "--quiet", "--shots", "2", "--tasks")
+    assert run(*words, "boolq,winogrande", "--out", tmp_path / "whole") == 0
+    whole = files(tmp_path / "whole")
+    assert run(*words, "boolq,winogrande", "--batch-tokens", 1, "--out", tmp_path / "by-rows") == 0
+    assert files(tmp_path / "by-rows") == whole
+    assert run(*words, "winogrande", "--limit", 1, "--out", tmp_path / "one") == 0
+    name = "samples/winogrande_2.jsonl"
+    assert files(tmp_path / "one")[name] == whole[name].splitlines(keepends=True)[0]
 
 
 def count_places(monkeypatch: pytest.MonkeyPatch) -> list[int]:

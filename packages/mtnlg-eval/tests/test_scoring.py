@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 OURS = Path(__file__).parent / "rows"
 CLOSE = 5e-5  # nats a request, between two orders of the same fp32 sums
+STEP = model_module.ROWS_A_THREAD
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_a_plan_answers_each_request_once_within_its_limits_in_any_order(
     for batch in batches:
         lengths = [row.length for row in batch]
         assert max(lengths) <= longest
-        assert len(batch) == 1 or len(batch) * max(lengths) <= budget
+        assert len(batch) == 1 or sum(lengths) <= budget
     assert plan(order.sample(asked, len(asked)), longest, budget) == batches
 
 
@@ -157,11 +158,15 @@ def test_packed_answers_score_as_they_do_alone(seed: int, lm: DecoderLM) -> None
         Row(drawn(9), (Branch((), ((7,), (8,))),)),
         Row(drawn(25), rests),
     ]
-    ((together, likeliest),) = lm.forward([tensors(rows)])
+    ((together, likeliest),) = lm.forward([tensors(rows, STEP)])
     requests = [request for row in rows for request in row.requests]
-    alone = list(lm.forward(tensors([Row(context, (Branch((), (answer,)),))]) for context, answer in requests))
-    assert torch.allclose(together, torch.cat([logp for logp, _ in alone]), atol=CLOSE, rtol=0)
-    assert torch.equal(likeliest, torch.cat([greedy for _, greedy in alone]))
+    alone = lm.forward(tensors([Row(context, (Branch((), (answer,)),))], STEP) for context, answer in requests)
+    start = 0
+    for (_, answer), (logp, greedy) in zip(requests, alone, strict=True):
+        end = start + len(answer)
+        assert torch.equal(together[start:end], logp[: len(answer)])
+        assert torch.equal(likeliest[start:end], greedy[: len(answer)])
+        start = end
 
 
 def test_contexts_that_begin_alike_share_a_row_as_long_as_it_fits() -> None:
@@ -189,22 +194,24 @@ def test_names_in_a_blank_and_questions_of_an_article_share_their_beginning(
 def test_choices_of_one_token_cost_one_row_as_long_as_their_context() -> None:
     (batch,) = plan([Request((1, 2, 3), (token,)) for token in (4, 5, 6)], 96, 1000)
     read = tensors(batch)
-    assert read.tokens.tolist() == [[1, 2, 3]]
-    assert read.mask is None
+    assert read.tokens.tolist() == [1, 2, 3]
+    assert read.spans == ((0, 3, -1),)
     assert read.places.tolist() == [2, 2, 2]
 
 
-def test_the_order_and_the_company_of_requests_change_no_score(
-    lm: DecoderLM, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = load("hellaswag", lm, 2)
-    task.build_all_requests()
-    whole = lm.loglikelihood(task.instances)
-    fresh = DecoderLM.open(checkpoint)
-    assert fresh.loglikelihood(task.instances[::-1])[::-1] == whole
-    monkeypatch.setattr(model_module, "TOKENS_A_BATCH", 1)
-    alone = DecoderLM.open(checkpoint).loglikelihood(task.instances)
-    assert [logp for logp, _ in alone] == pytest.approx([logp for logp, _ in whole], abs=CLOSE)
+def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, checkpoint: Checkpoint) -> None:
+    asked: list[Instance] = []
+    for name in ROWS:
+        task = load(name, lm, 2)
+        task.build_all_requests()
+        asked += task.instances
+    whole = dict(zip((request.args for request in asked), lm.loglikelihood(asked), strict=True))
+    draw = Random(0)
+    some = [asked[::-1], draw.sample(asked, len(asked)), asked[1::2], draw.sample(asked, 9), asked[:1], asked[9:10]]
+    for budget, part in [(1, asked), (100, asked), (1000, asked), *((8192, part) for part in some)]:
+        fresh = DecoderLM.open(checkpoint)
+        fresh.batch_tokens = budget
+        assert fresh.loglikelihood(part) == [whole[request.args] for request in part]
 
 
 def test_a_prompt_too_long_keeps_its_end_and_is_reported(lm: DecoderLM) -> None:

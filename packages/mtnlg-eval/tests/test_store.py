@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,48 +12,43 @@ from mtnlg_eval.store import Store
 from mtnlg_model.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
-
-    import torch
-
-    from mtnlg_eval.packing import Batch
 
 ASKED = [Request((1, 2, 3), (4, 5)), Request((1, 2, 3), (6,)), Request((1, 2), (3, 4, 5)), Request((1, 2, 3), (4, 5))]
 
 
 class Counting:
-    """A forward that counts the requests it answers; they are told apart by their first places."""
+    """Counts the requests that are answered anew."""
 
     def __init__(self, lm: DecoderLM) -> None:
-        self._forward, self.batches, self.places = lm.forward, 0, 0
-        lm.forward = self
+        self._keep, self.requests = lm.store.keep, 0
+        lm.store.keep = self._count  # type: ignore[method-assign]
 
-    def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return self._forward(map(self._count, batches))
-
-    def _count(self, batch: Batch) -> Batch:
-        self.batches, self.places = self.batches + 1, self.places + len(batch.places)
-        return batch
+    def _count(self, answers: Iterable[tuple[bytes, Any]]) -> None:
+        told = list(answers)
+        self.requests += len(told)
+        self._keep(told)
 
 
 def test_what_is_known_is_not_scored_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
     lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
     first, counting = lm.score(ASKED), Counting(lm)
     assert lm.score(ASKED) == first
+    assert counting.requests == 0
     again = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
     counting = Counting(again)
     assert again.score(ASKED[::-1]) == first[::-1]
-    assert counting.batches == 0
+    assert counting.requests == 0
     again.score([*ASKED, Request((9,), (8, 7))])
-    assert counting.places == 2
+    assert counting.requests == 1
 
 
 def test_equal_requests_are_scored_once(checkpoint: Checkpoint) -> None:
     lm = DecoderLM.open(checkpoint)
     counting = Counting(lm)
     lm.score(ASKED * 3)
-    assert counting.places == 2 + 1 + 3
+    assert counting.requests == len(set(ASKED))
 
 
 def test_another_checkpoint_or_another_precision_never_hits_the_store(
@@ -64,7 +59,7 @@ def test_another_checkpoint_or_another_precision_never_hits_the_store(
     other = DecoderLM.open(Checkpoint.open(write_checkpoint(tmp_path / "other", seed=2)), store)
     counting = Counting(other)
     assert other.score(ASKED) != first
-    assert counting.places == 6
+    assert counting.requests == len(set(ASKED))
     same_weights_later = Checkpoint.open(write_checkpoint(tmp_path / "same", step=9))
     assert same_weights_later.digest == checkpoint.digest
     keys = {Store(model).key("score", (1,), (2,)) for model in ("a float32", "a bfloat16", "b float32")}

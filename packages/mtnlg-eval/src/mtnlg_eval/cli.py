@@ -46,6 +46,9 @@ def score(  # noqa: PLR0917  (typer names them)
     data: Data = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rows of a task.")] = None,
     layout: Slices = None,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Tokens that go through the model at once; no score depends on it.")
+    ] = 8192,
     style: Annotated[
         Literal["paper", "gpt3", "lm_eval"],
         typer.Option(help="Prompts and scores of MT-NLG, GPT-3 or lm-eval."),
@@ -85,6 +88,7 @@ def score(  # noqa: PLR0917  (typer names them)
         with model(found, folder, layout) as lm:
             if lm is None:
                 continue
+            lm.batch_tokens = batch_tokens
             evaluation = Evaluation(names, asked, data, limit, choice=Choice(shot_source, shot_labels), style=style)
             evaluation.run(lm, folder)
             summary = evaluation.write(lm, found, folder, time.monotonic() - started)

@@ -9,7 +9,6 @@ scored, a few hundred at a time, never [B, S, V].
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from math import fsum
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
 
 TOKENS_A_BATCH = 8192
 PLACES_AT_ONCE = 512
+ROWS_A_THREAD = 32
+"""A product has a multiple of so many rows for each thread, for a row of few is summed in another order."""
 
 
 class Forward(Protocol):
@@ -68,8 +69,9 @@ class DecoderForward:
     @torch.inference_mode()
     def _run(self, batch: Batch) -> tuple[Tensor, Tensor]:
         here = batch.to(self.device)
-        x_SBH = self.decoder.hidden(here.tokens, here.positions, here.mask)
-        x_NH, targets_N = x_SBH[here.places, here.rows], here.targets
+        paths = here.paths()
+        x_SBH = self.decoder.hidden(here.tokens[None], paths.depths[None], paths)
+        x_NH, targets_N = x_SBH[here.places, 0], here.targets
         parts = zip(torch.split(x_NH, PLACES_AT_ONCE), torch.split(targets_N, PLACES_AT_ONCE), strict=True)
         scored = [self._score(*part) for part in parts]
         return torch.cat([logp for logp, _ in scored]).cpu(), torch.cat([greedy for _, greedy in scored]).cpu()
@@ -77,9 +79,10 @@ class DecoderForward:
     def _score(self, x_NH: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         logits_NV = self.decoder.logits(x_NH).float()
         # In the order of a model in slices, whose scores are then these to the last bit.
+        aimed_N = logits_NV.gather(1, target_N[:, None])[:, 0]
         top_N, likeliest_N = logits_NV.max(1)
-        total_N = (logits_NV - top_N[:, None]).exp().sum(1)
-        return logits_NV.gather(1, target_N[:, None])[:, 0] - top_N - total_N.log(), likeliest_N == target_N
+        total_N = logits_NV.sub_(top_N[:, None]).exp_().sum(1)
+        return aimed_N - top_N - total_N.log(), likeliest_N == target_N
 
 
 class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
@@ -102,6 +105,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         self.max_length = decoder.config.sequence
         self.precision = str(decoder.embedding.token.weight.dtype).removeprefix("torch.")
         self.scored: Callable[[int], None] = lambda _: None
+        self.batch_tokens = TOKENS_A_BATCH
         self._tokenizer = tokenizer
         self._encode = lru_cache(maxsize=64)(lambda text: tuple(tokenizer.encode(text)))
 
@@ -196,36 +200,21 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     def score(self, requests: Sequence[Request]) -> list[Score]:
         """Answer requests, each different one once, a batch being kept before the next begins.
 
-        Batches are planned over all requests, known or not: a killed run that goes on meets the same batches, so that
-        even the last bits of its answers are those of a run that was never killed.
+        A score does not depend on what else is asked, on what is known already or on ``batch_tokens``.
         """
         times = Counter(requests)
-        answers: dict[Request, Score] = {}
-        planned = [self._look_up(batch) for batch in plan(times, self.max_length, TOKENS_A_BATCH)]
-        results = self.forward(tensors(batch.open_rows) for batch in planned if batch.open_rows)
-        for batch in planned:
-            if batch.open_rows:
-                fresh = _answers(batch.open_rows, *next(results))
-                batch.known |= fresh
-                self.store.keep((batch.keys[request], score) for request, score in fresh.items())
-            answers |= batch.known
-            self.scored(sum(times[request] for request in batch.keys))
-        return [answers[request] for request in requests]
-
-    def _look_up(self, rows: Sequence[Row]) -> _Planned:
-        keys = {request: self.store.key("score", *request) for row in rows for request in row.requests}
+        keys = {request: self.store.key("score", *request) for request in times}
         found = self.store.known(list(keys.values()))
-        known = {request: (found[key][0], bool(found[key][1])) for request, key in keys.items() if key in found}
-        return _Planned(keys, known, [row for row in rows if not all(request in known for request in row.requests)])
-
-
-@dataclass
-class _Planned:
-    """A batch: the store's keys, the answers that are known, and the rows that have some that are not."""
-
-    keys: dict[Request, bytes]
-    known: dict[Request, Score]
-    open_rows: list[Row]
+        answers = {request: (found[key][0], bool(found[key][1])) for request, key in keys.items() if key in found}
+        self.scored(sum(times[request] for request in answers))
+        batches = plan((request for request in times if request not in answers), self.max_length, self.batch_tokens)
+        step = ROWS_A_THREAD * torch.get_num_threads()
+        for rows, result in zip(batches, self.forward(tensors(rows, step) for rows in batches), strict=True):
+            fresh = _answers(rows, *result)
+            self.store.keep((keys[request], score) for request, score in fresh.items())
+            answers |= fresh
+            self.scored(sum(times[request] for request in fresh))
+        return [answers[request] for request in requests]
 
 
 def _answers(rows: Sequence[Row], logp_N: Tensor, greedy_N: Tensor) -> dict[Request, Score]:

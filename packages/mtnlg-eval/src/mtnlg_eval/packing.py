@@ -1,4 +1,4 @@
-"""Requests packed into rows and rows into batches, so that nothing is computed twice and little for padding.
+"""Requests packed into rows and rows into batches, so that nothing is computed twice and nothing for padding.
 
 A request asks for log P(answer | context). Requests with the same context share one row, and so do contexts that begin
 alike (the questions of an article, a sentence with either name in its blank):
@@ -7,10 +7,11 @@ alike (the questions of an article, a sentence with either name in its blank):
 
 The last token of an answer is predicted, never read, so an answer of one token (yes, no, True, False) adds nothing. A
 token of an answer sees the prefix, the rest of its own context and its own answer, and its position counts on from its
-context's end: each answer stands as if it stood alone. Rows go into batches by length, as many as keep rows x longest
-within a budget of tokens. The plan depends only on the set of requests, never on their order.
+context's end: each answer stands as if it stood alone. The rows of a batch stand in one line, without padding between
+them; `mtnlg_model.paths` says who sees whom. The plan depends only on the set of requests, never on their order, and a
+score on its request alone (docs/decisions/0085): how requests are packed decides what a score costs, not what it is.
 
-B batch, S sequence, N scored places.
+S tokens of the line, N scored places.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+from mtnlg_model.paths import Paths, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,73 +68,39 @@ class Row:
         return len(self.prefix) + sum(branch.length for branch in self.branches)
 
     @property
-    def packed(self) -> bool:
-        """Whether causal attention alone would let a token see what is not before it."""
-        return len(self.branches) > 1 or sum(len(answer) > 1 for answer in self.branches[0].answers) > 1
-
-    @property
     def requests(self) -> tuple[Request, ...]:
         """What the row answers, in its order."""
         contexts = ((self.prefix + branch.rest, branch.answers) for branch in self.branches)
         return tuple(Request(context, answer) for context, answers in contexts for answer in answers)
 
 
-class Places(NamedTuple):
-    """Where the tokens of packed rows stand, each [B, S].
-
-    ``positions`` count along each token's own path; ``branches`` and ``owners`` hold the number of its branch and of
-    its answer within the row, 0 for what is in none.
-    """
-
-    positions: Tensor
-    branches: Tensor
-    owners: Tensor
-
-    def mask(self) -> Tensor:
-        """Boolean [B, 1, S, S], true where a token may look: before it, and on its own path."""
-        size = self.owners.shape[1]
-        sees = torch.ones(size, size, dtype=torch.bool, device=self.owners.device).tril()[None]
-        for marks_BS in (self.branches, self.owners):
-            key_B1S = marks_BS[:, None, :]
-            sees = sees & ((key_B1S == 0) | (key_B1S == marks_BS[:, :, None]))
-        return sees[:, None]
-
-
 @dataclass(frozen=True)
 class Batch:
-    """What a forward pass needs: rows flush left, padded with token 0, and the places whose next token is scored.
+    """What a forward pass needs: rows in one line, and the places whose next token is scored.
 
-    ``tokens`` [B, S]; ``packed`` is None where rows count from 0 and causal attention will do. ``targets[n]`` is the
-    token behind place ``places[n]`` of row ``rows[n]``, all three [N].
+    ``tokens`` [S] are those of the ``spans`` and, behind them, as many of number 0 as bring S to a round number.
+    ``targets[n]`` is the token behind place ``places[n]``, both [N]; both end in zeros to the same purpose.
     """
 
     tokens: Tensor
-    packed: Places | None
-    rows: Tensor
+    spans: tuple[Span, ...]
     places: Tensor
     targets: Tensor
 
-    @property
-    def positions(self) -> Tensor | None:
-        """[B, S], or None where rows count from 0."""
-        return self.packed.positions if self.packed else None
-
-    @property
-    def mask(self) -> Tensor | None:
-        """Boolean [B, 1, S, S], true where a token may look; None for causal attention."""
-        return self.packed.mask() if self.packed else None
-
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
-        tokens, rows, places, targets = (x.to(device) for x in (self.tokens, self.rows, self.places, self.targets))
-        return Batch(tokens, self.packed and Places(*(x.to(device) for x in self.packed)), rows, places, targets)
+        return Batch(self.tokens.to(device), self.spans, self.places.to(device), self.targets.to(device))
+
+    def paths(self) -> Paths:
+        """Who sees whom, and at which position."""
+        return Paths.of(self.spans, len(self.tokens), self.tokens.device)
 
 
 def plan(requests: Iterable[Request], longest: int, budget: int) -> list[list[Row]]:
     """Batches of rows that answer these requests, longest rows first; no row is longer than ``longest``.
 
-    A batch reads at most ``budget`` tokens, padding included, or is a single row. Every request must fit by itself:
-    len(context) + len(answer) - 1 <= longest.
+    A batch reads at most ``budget`` tokens or is a single row. Every request must fit by itself: len(context) +
+    len(answer) - 1 <= longest.
     """
     by_context: defaultdict[Tokens, set[Tokens]] = defaultdict(set)
     for context, answer in requests:
@@ -139,11 +108,13 @@ def plan(requests: Iterable[Request], longest: int, budget: int) -> list[list[Ro
     rows = [row for alike in _alike(by_context, longest) for row in _rows(alike, longest)]
     rows.sort(key=lambda row: (-row.length, row.prefix, row.branches))
     batches: list[list[Row]] = []
+    room = 0
     for row in rows:
-        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= budget:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
+        if row.length > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(row)
+        room -= row.length
     return batches
 
 
@@ -196,39 +167,31 @@ def _rows(alike: Sequence[tuple[Tokens, Sequence[Tokens]]], longest: int) -> lis
     return [Row(context, (Branch((), tuple(part)),)) for part in parts]
 
 
-def tensors(rows: Sequence[Row]) -> Batch:
-    """The batch of these rows; its scored places go row by row, branch by branch, answer by answer, token by token."""
-    laid = [_laid(row) for row in rows]
-    width = max(row.length for row in rows)
-    padded = [[column + [0] * (width - len(column)) for column in columns] for columns, _ in laid]
-    tokens, positions, branches, owners = (torch.tensor(column) for column in zip(*padded, strict=True))
-    scored = [(number, place, token) for number, (_, places) in enumerate(laid) for place, token in places]
-    rows_N, places_N, targets_N = torch.tensor(scored).unbind(1)
-    packed = Places(positions, branches, owners) if any(row.packed for row in rows) else None
-    return Batch(tokens, packed, rows_N, places_N, targets_N)
+def tensors(rows: Sequence[Row], step: int = 1) -> Batch:
+    """The batch of these rows, S and N multiples of ``step``.
 
-
-def _laid(row: Row) -> tuple[tuple[list[int], list[int], list[int], list[int]], list[tuple[int, int]]]:
-    """Tokens, positions, branches and owners of a row, and its scored places, each with the token behind it."""
-    tokens, positions = list(row.prefix), list(range(len(row.prefix)))
-    branches, owners = [0] * len(row.prefix), [0] * len(row.prefix)
+    Its scored places go row by row, branch by branch, answer by answer, token by token.
+    """
+    tokens: list[int] = []
+    spans: list[Span] = []
     scored: list[tuple[int, int]] = []
-    answer_number = 0
 
-    def add(part: Sequence[int], start: int, branch: int, owner: int) -> None:
+    def add(part: Sequence[int], parent: int) -> int:
+        spans.append(Span(len(tokens), len(part), parent))
         tokens.extend(part)
-        positions.extend(range(start, start + len(part)))
-        branches.extend([branch] * len(part))
-        owners.extend([owner] * len(part))
+        return len(spans) - 1
 
-    for number, branch in enumerate(row.branches, start=1):
-        branch_number = number if branch.rest else 0
-        add(branch.rest, len(row.prefix), branch_number, 0)
-        before, depth = len(tokens) - 1 if branch.rest else len(row.prefix) - 1, len(row.prefix) + len(branch.rest)
-        for answer in branch.answers:
-            answer_number += 1
-            first = len(tokens)
-            places = [before, *range(first, first + len(answer) - 1)]  # each predicts its next token
-            scored += zip(places, answer, strict=True)
-            add(answer[:-1], depth, branch_number, answer_number)
-    return (tokens, positions, branches, owners), scored
+    for row in rows:
+        beginning = add(row.prefix, -1)
+        for branch in row.branches:
+            context = add(branch.rest, beginning) if branch.rest else beginning
+            before = spans[context].first + spans[context].size - 1
+            for answer in branch.answers:
+                places = [before, *range(len(tokens), len(tokens) + len(answer) - 1)]  # each predicts its next token
+                scored += zip(places, answer, strict=True)
+                if len(answer) > 1:
+                    add(answer[:-1], context)
+    tokens += [0] * (-len(tokens) % step)
+    scored += [(0, 0)] * (-len(scored) % step)
+    places_N, targets_N = torch.tensor(scored).unbind(1)
+    return Batch(torch.tensor(tokens), tuple(spans), places_N, targets_N)

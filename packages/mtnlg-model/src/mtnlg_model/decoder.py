@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from . import functional, initialization
 from .cache import Cache
 from .functional import EAGER, Ops
+from .paths import Paths
 
 if TYPE_CHECKING:
     from .cache import LayerCache
@@ -95,7 +96,7 @@ class Attention(nn.Module):
         self.qkv = Linear(config.hidden, 3 * config.hidden)
         self.out = Linear(config.hidden, config.hidden)
 
-    def forward(self, x_SBH: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x_SBH: Tensor, mask: Tensor | Paths | None = None, cache: LayerCache | None = None) -> Tensor:
         """x_SBH → x_SBH; rows of ``qkv`` are q, k, v of head 0, then of head 1, as Megatron orders them."""
         qkv_SBF = self.qkv(x_SBH) + self.qkv.bias
         heads = qkv_SBF.view(*qkv_SBF.shape[:2], -1, 3 * self.head_size).permute(1, 2, 0, 3)
@@ -105,7 +106,11 @@ class Attention(nn.Module):
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
         if cache is not None:
             k_BNSD, v_BNSD = cache.append(k_BNSD, v_BNSD)
-        x_BNSD = self.ops.attention(q_BNSD, k_BNSD, v_BNSD, mask, scale, self.rate if self.training else 0.0)
+        rate = self.rate if self.training else 0.0
+        if isinstance(mask, Paths):
+            x_BNSD = mask.attend(self.ops.attention, q_BNSD, k_BNSD, v_BNSD, scale, rate)
+        else:
+            x_BNSD = self.ops.attention(q_BNSD, k_BNSD, v_BNSD, mask, scale, rate)
         out: Tensor = self.out(x_BNSD.permute(2, 0, 1, 3).flatten(2))
         return out
 
@@ -136,8 +141,8 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = LayerNorm(config, ops)
         self.mlp = MLP(config, ops)
 
-    def forward(self, x_SBH: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
-        """x_SBH → x_SBH; ``mask`` as in `functional.attention`, causal when absent."""
+    def forward(self, x_SBH: Tensor, mask: Tensor | Paths | None = None, cache: LayerCache | None = None) -> Tensor:
+        """x_SBH → x_SBH; ``mask`` as in `functional.attention`, or the paths of a single line; causal when absent."""
         y_SBH = self.attention(self.attention_norm(x_SBH), mask, cache)
         norm, dropout = self.mlp_norm, (self.rate, self.training)
         x_SBH, y_SBH = self.ops.bias_dropout_add_norm(
@@ -162,7 +167,7 @@ class Decoder(nn.Module):
         self,
         tokens_BS: Tensor,
         positions_BS: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Paths | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Logits [B, S, V] of the token that follows each token."""
@@ -172,7 +177,7 @@ class Decoder(nn.Module):
         self,
         tokens_BS: Tensor,
         positions_BS: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Paths | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """x_SBH after the final norm; ``mask`` as in `functional.attention`, positions continue those in ``cache``."""

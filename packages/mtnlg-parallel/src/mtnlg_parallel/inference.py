@@ -27,6 +27,7 @@ from .tensor import Slicing
 if TYPE_CHECKING:
     from mtnlg_model.cache import Cache
     from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_model.paths import Paths
 
     from .layout import Layout
 
@@ -86,7 +87,7 @@ class Share:
 
     @torch.inference_mode()
     def run(
-        self, tokens_BS: Tensor, positions_BS: Tensor | None, mask: Tensor | None, cache: Cache | None = None
+        self, tokens_BS: Tensor, positions_BS: Tensor | None, mask: Tensor | Paths | None, cache: Cache | None = None
     ) -> Tensor | None:
         """Do this stage's work on a batch: x_SBH after the final norm on the last stage, None on the others.
 

@@ -55,15 +55,16 @@ class Server:
     def _score(self, batches: list[Batch]) -> Tensor:
         """Of all places of these batches log P(target) and whether it is likeliest, [2, N]; whole on rank 0."""
         share = self.share
-        told = torch.zeros(2, sum(len(batch.rows) for batch in batches), device=share.device)
+        told = torch.zeros(2, sum(len(batch.places) for batch in batches), device=share.device)
         start = 0
         for number, batch in enumerate(batches):
-            end = start + len(batch.rows)
+            end = start + len(batch.places)
             if number % share.layout.dp == share.place.dp:
                 here = batch.to(share.device)
-                x_SBH = share.run(here.tokens, here.positions, here.mask)
+                paths = here.paths()
+                x_SBH = share.run(here.tokens[None], paths.depths[None], paths)
                 if x_SBH is not None:
-                    logp_N, greedy_N = share.score(x_SBH[here.places, here.rows], here.targets)
+                    logp_N, greedy_N = share.score(x_SBH[here.places, 0], here.targets)
                     if share.place.tp == 0:
                         told[0, start:end], told[1, start:end] = logp_N, greedy_N
             start = end
@@ -101,7 +102,7 @@ class Driver(Server):
         while wave := list(islice(waiting, at_once)):
             messages.send(Kind.SCORE, messages.written(wave), self.share.device)
             told = self._score(wave).cpu()
-            for part in torch.split(told, [len(batch.rows) for batch in wave], dim=1):
+            for part in torch.split(told, [len(batch.places) for batch in wave], dim=1):
                 yield part[0], part[1] > 0
 
     def generate(self, portions: Iterable[Portion]) -> Iterator[list[list[int]]]:

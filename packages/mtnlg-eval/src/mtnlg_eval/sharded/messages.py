@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from enum import IntEnum
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
 
 from mtnlg_eval.generation import Options, Portion
-from mtnlg_eval.packing import Batch, Places
+from mtnlg_eval.packing import Batch
 from mtnlg_model.generate import Sampling
+from mtnlg_model.paths import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,9 +54,10 @@ def written(batches: Sequence[Batch]) -> list[int]:
     """Batches as integers."""
     numbers = [len(batches)]
     for batch in batches:
-        numbers += [*batch.tokens.shape, len(batch.rows), batch.packed is not None]
-        for tensor in (batch.tokens, batch.rows, batch.places, batch.targets, *(batch.packed or ())):
-            numbers += tensor.flatten().tolist()
+        numbers += [len(batch.tokens), len(batch.spans), len(batch.places)]
+        numbers += [number for span in batch.spans for number in span]
+        for tensor in (batch.tokens, batch.places, batch.targets):
+            numbers += tensor.tolist()
     return numbers
 
 
@@ -64,10 +67,10 @@ def read(numbers: Iterator[int]) -> list[Batch]:
 
 
 def _read_batch(numbers: Iterator[int]) -> Batch:
-    b, s, n, packed = (next(numbers) for _ in range(4))
-    tokens, rows, places, targets = (take(numbers, *shape) for shape in ((b, s), (n,), (n,), (n,)))
-    where = Places(*(take(numbers, b, s) for _ in Places._fields)) if packed else None
-    return Batch(tokens, where, rows, places, targets)
+    s, spans, n = (next(numbers) for _ in range(3))
+    told = tuple(Span(*islice(numbers, 3)) for _ in range(spans))
+    tokens, places, targets = (take(numbers, size) for size in (s, n, n))
+    return Batch(tokens, told, places, targets)
 
 
 def written_portions(portions: Sequence[Portion]) -> list[int]:
