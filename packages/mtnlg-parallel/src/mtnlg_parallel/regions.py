@@ -4,8 +4,8 @@
     scatter   partial sums [S, …] → own part of their sum       backward: the whole gradient
 
 Korthikanti et al. 2022, section 4.2.2, g and ḡ: together they move what one all-reduce does, and norms, dropout and
-residuals take a tp-th of the memory. These work wherever torch.distributed does; on CUDA megatron-core's layers do the
-same, overlapped with their matrix products.
+residuals take a tp-th of the memory. These work wherever torch.distributed does, and the head takes them everywhere; on
+CUDA megatron-core's layers do the same, overlapped with their matrix products.
 """
 
 from __future__ import annotations

@@ -22,12 +22,11 @@ from mtnlg_model.checkpoint import Progress, latest
 from mtnlg_model.files import write_json
 
 from . import engine as engines
-from . import sharding
+from . import kernels, sharding
 from .boards import TensorBoard, WeightsAndBiases
 from .folder import CHECKPOINTS, SUMMARY, summary
 from .guard import Guard, figures
 from .head import EAGER
-from .kernels import choice as kernels
 from .layout import stages
 from .metrics import Recorder, Step, last_steps
 from .profile import Profile
