@@ -66,8 +66,8 @@ class Replica:
             self.settle()
             return []
         leader = Leader(self)
-        threads = torch.get_num_threads()
-        with ThreadPoolExecutor(self.share.layout.pp, "portion", torch.set_num_threads, (threads,)) as pool:
+        as_here = (torch.get_num_threads(), self.share.device)
+        with ThreadPoolExecutor(self.share.layout.pp, "portion", _settle_in, as_here) as pool:
             new = list(pool.map(leader.run, range(len(portions)), portions))
         self.tell(Kind.END, [])
         self.settle()
@@ -159,6 +159,13 @@ class Replica:
         """Where the last stage's answer to a step of B rows will be, and what to wait for before it is there."""
         x_1BH = torch.empty(1, b, self.config.hidden, dtype=self.share.dtype, device=self.share.device)
         return distributed.irecv(x_1BH, self._last), x_1BH
+
+
+def _settle_in(threads: int, device: torch.device) -> None:
+    """Give a new thread the cores and the device of its process, which it does not take over by itself."""
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _written(kind: Kind, numbers: Sequence[int], mask: Tensor | None, device: torch.device) -> list[Tensor]:
