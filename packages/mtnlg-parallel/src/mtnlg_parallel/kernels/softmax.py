@@ -13,7 +13,7 @@ see is neither read nor reckoned with, only written as 0.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
@@ -32,6 +32,9 @@ _LEAST = tl.constexpr(-3.0e38)
 FLASH_HEADS = 256
 """Widest head that PyTorch's flash attention takes."""
 
+WHOLE: Final = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 4}
+"""What divides the heads that go in 16-byte pieces, which all of PyTorch's kernels ask for."""
+
 
 def attention(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Tensor | None, scale: float, rate: float) -> Tensor:
     """As `mtnlg_model.functional.attention`, and by it where flash attention is to be had or a mask is given."""
@@ -41,10 +44,15 @@ def attention(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Tensor | Non
 
 
 def _has_flash(q_BNSD: Tensor, k_BNTD: Tensor) -> bool:
-    half = q_BNSD.dtype in {torch.bfloat16, torch.float16}
+    """Whether PyTorch goes through scores on chip: flash attention in half precision, its like of xFormers in fp32.
+
+    On the CPU, where kernels are run to be tried, ours is.
+    """
     head, square = q_BNSD.shape[-1], q_BNSD.shape[-2] == k_BNTD.shape[-2]
+    if q_BNSD.is_cpu or not square or head % WHOLE[q_BNSD.dtype]:
+        return False
     built = not q_BNSD.is_cuda or torch.backends.cuda.is_flash_attention_available()
-    return half and square and built and head <= FLASH_HEADS and head % 8 == 0
+    return q_BNSD.dtype == torch.float32 or (built and head <= FLASH_HEADS)
 
 
 def core_attention(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, scale: float, rate: float) -> Tensor:

@@ -33,7 +33,7 @@ class Software(Settings):
 
 SOFTWARE: Final[dict[str, Software]] = {
     # This package: DeepSpeed's pipeline engine under stages of our own cut.
-    "mtnlg-parallel": Software(reduce_scatter=False, chunked_head=True, balanced_stages=True),
+    "mtnlg-parallel": Software(flash_attention=True, reduce_scatter=False, chunked_head=True, balanced_stages=True),
     # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
     "megatron-deepspeed": Software(reduce_scatter=False),
     # The private branch that trained MT-NLG: every rank sends the whole activation (docs/decisions/0061).
