@@ -30,7 +30,6 @@ from megatron.core.tensor_parallel import (
     VocabParallelEmbedding,
 )
 from torch import Tensor, distributed, nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from . import regions
@@ -121,6 +120,9 @@ def imagined(rank: int, degree: int, sequence_parallel: bool) -> Iterator[Slicin
 
     Its collectives return at once and move nothing.
     """
+    # Importing it is what makes the backend known; torch has it for tests, and no other that moves nothing.
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=degree)
     try:
         yield Slicing(distributed.group.WORLD, sequence_parallel and degree > 1)
