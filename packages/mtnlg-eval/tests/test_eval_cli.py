@@ -94,6 +94,7 @@ def test_an_evaluation_leaves_results_samples_and_a_summary(
     for part in ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"):
         assert set(results[part]) == entries
     assert {name: results["n-shot"][f"{name}_few"] for name in ROWS} == FEW
+    assert results["results"]["race_h_0"]["acc_stderr,none"] > 0
     assert results["n-samples"]["race_h_0"] == {"original": 4, "effective": 4}
     assert results["config"]["model_args"]["digest"] == checkpoint.digest
     assert {path.stem for path in (out / "samples").iterdir()} == entries

@@ -26,4 +26,5 @@ def parse(content: bytes, schema: type[P], place: str) -> P:
         detail = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in detail["loc"])
         shown = "" if isinstance(detail["input"], dict | list) else f" = {str(detail['input'])[:60]!r}"
-        raise Failure(f"{place}: {key}{shown}: {detail['msg']}; run the stage that wrote it again") from None
+        where = f"{place}: {key}{shown}" if key else place
+        raise Failure(f"{where}: {detail['msg']}; run the stage that wrote it again") from None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .folder import Evaluation, Run, Score
 
 COMMAND = "mtnlg-eval run CHECKPOINT --data ROWS --out DIR/eval"
-COLUMNS = ("this run", "95\N{NARROW NO-BREAK SPACE}%", "MT-NLG", "GPT-3", "used", "rows")
+COLUMNS = ("this run", "95\N{NARROW NO-BREAK SPACE}%", "MT-NLG", "GPT-3", "Gopher", "used", "rows")
 OWN_ROWS = ("quickstart", "rows")
 MTNLG_PARAMETERS = 529_600_819_200  # paper.md 1
 MTNLG_TOKENS = 270e9
@@ -75,7 +75,7 @@ def _caution(run: Run, evaluation: Evaluation) -> str:
         whose = f"The rows scored here ({place}) are fewer than the benchmarks' published splits."
     else:
         whose = f"The rows come from {place}."
-    beside = "MT-NLG and GPT\N{NON-BREAKING HYPHEN}3 stand beside them for orientation only."
+    beside = "MT-NLG, GPT\N{NON-BREAKING HYPHEN}3 and Gopher stand beside them for orientation only."
     return f'<p class="caution">{whose} {_size(run, evaluation)} {beside}</p>'
 
 
@@ -126,7 +126,8 @@ def _metric(scores: dict[Shots, Score]) -> str:
 
 def _cells(task: Task, shots: Shots, score: Score | None) -> str:
     asked = f"few ({task.few})" if shots == "few" else shots
-    theirs = _published(task, "MT-NLG", shots), _published(task, "GPT-3" if "GPT-3" in task.figures else "GPT-2", shots)
+    others: tuple[Model, ...] = ("MT-NLG", "GPT-3" if "GPT-3" in task.figures else "GPT-2", "Gopher")
+    theirs = [_published(task, model, shots) for model in others]
     if score is None:
         own, basis = [DASH, DASH], [DASH, DASH]
     else:
@@ -134,7 +135,7 @@ def _cells(task: Task, shots: Shots, score: Score | None) -> str:
         low, high = interval(score)
         own = [f"{100 * score.value:.1f}", f"{low:.1f}{DASH}{high:.1f}"]
         basis = [used, count(score.documents)]
-    kinds = ("n own", "n quiet", "n", "n", "n quiet", "n quiet")
+    kinds = ("n own", "n quiet", "n", "n", "n", "n quiet", "n quiet")
     cells = "".join(
         f'<td class="{kind}">{cell}</td>' for kind, cell in zip(kinds, (*own, *theirs, *basis), strict=True)
     )
@@ -142,7 +143,7 @@ def _cells(task: Task, shots: Shots, score: Score | None) -> str:
 
 
 def _published(task: Task, model: Model, shots: Shots) -> str:
-    printed = decimal(task.figures[model].at(shots), 2)
+    printed = decimal(task.figures[model].at(shots) if model in task.figures else None, 2)
     if model == "GPT-2":
         return f"{printed}<sup>{NOTES[0]}</sup>"
     return f"{printed}<sup>{NOTES[1]}</sup>" if (model, shots) in task.footnotes else printed
