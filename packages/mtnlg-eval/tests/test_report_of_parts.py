@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def run(made: ModuleType, tmp_path: Path) -> Path:
-    folder: Path = made.make_run(tmp_path / "run")
+    folder: Path = made.make_run(tmp_path / "run", "winogrande", "wic")
     return folder
 
 
@@ -83,7 +83,7 @@ def test_whatever_a_file_holds_stays_text(made: ModuleType, run: Path) -> None:
 def test_page_says_whose_rows_were_scored(
     made: ModuleType, run: Path, rows_from: str, documents: int, said: str
 ) -> None:
-    told = made.evaluation(rows_from)
+    told = made.evaluation(rows_from, "wic")
     for scores in told["tasks"].values():
         for score in scores.values():
             score["documents"] = documents
@@ -95,7 +95,7 @@ def test_page_says_whose_rows_were_scored(
 
 
 def test_task_without_a_score_has_dashes_and_its_published_figures(made: ModuleType, run: Path) -> None:
-    told = made.evaluation()
+    told = made.evaluation(made.ROWS_FROM, "wic", "piqa")
     del told["tasks"]["wic"]
     told["not_run"] = [{"task": "wic", "why": "no rows"}]
     made.write(run / "eval/summary.json", told)
