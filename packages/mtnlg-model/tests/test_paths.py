@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 import torch
+from torch import Tensor
 
 from mtnlg_model import functional
 from mtnlg_model.config import ModelConfig
@@ -22,7 +23,7 @@ def decoder() -> Decoder:
     return Decoder(ModelConfig(layers=2, hidden=128, heads=2, sequence=1100, vocabulary=100), seed=1).eval()
 
 
-def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[torch.Tensor, list[Span], list[list[int]]]:
+def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[Tensor, list[Span], list[list[int]]]:
     """Tokens and spans of contexts with their answers, each context cut in two, and the places of each path's last."""
     tokens: list[int] = []
     spans: list[Span] = []
@@ -46,11 +47,12 @@ def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[torch.Tens
 
 
 @torch.inference_mode()
-def hidden(decoder: Decoder, texts: list[tuple[Text, list[Text]]], cut: int = 0) -> list[torch.Tensor]:
+def hidden(decoder: Decoder, texts: list[tuple[Text, list[Text]]], cut: int = 0) -> list[Tensor]:
     tokens, spans, places = line(texts, cut)
-    paths = Paths.of(spans, len(tokens))
-    x_SBH = decoder.hidden(tokens[None], paths.depths[None], paths)
-    return [x_SBH[at, 0] for at in places]
+    asked = [place for at in places for place in at]
+    paths = Paths.of(spans, len(tokens), torch.tensor(asked + [0] * (-len(asked) % STEP)))
+    x_N1H = decoder.hidden(tokens[None], paths.depths[None], paths)
+    return list(torch.split(x_N1H[: len(asked), 0], [len(at) for at in places]))
 
 
 def drawn(draw: Random, size: int) -> Text:
@@ -89,20 +91,24 @@ def test_another_number_of_threads_changes_no_bit(decoder: Decoder) -> None:
 
 
 def test_depths_count_along_each_path_and_what_is_in_none_stands_at_0() -> None:
-    paths = Paths.of([Span(0, 3, -1), Span(3, 2, 0), Span(5, 1, 0), Span(6, 2, 1), Span(8, 1, -1)], 10)
+    paths = Paths.of(
+        [Span(0, 3, -1), Span(3, 2, 0), Span(5, 1, 0), Span(6, 2, 1), Span(8, 1, -1)], 10, torch.tensor([8])
+    )
     assert paths.depths.tolist() == [0, 1, 2, 3, 4, 3, 5, 6, 0, 0]
 
 
 def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
     q, k, v = torch.randn(3, 1, 2, 32, 8).unbind(0)
-    paths = Paths.of([Span(0, 20, -1), Span(20, 4, 0)], 32)
-    calls: list[float] = []
+    paths = Paths.of([Span(0, 20, -1), Span(20, 4, 0)], 32, torch.tensor([23, 2, 23]))
+    scales: list[float] = []
 
-    def scaled(*inputs: torch.Tensor | float | None) -> torch.Tensor:
-        calls.append(float(inputs[4]))  # type: ignore[arg-type]
-        return functional.attention(*inputs)  # type: ignore[arg-type]
+    def scaled(  # noqa: PLR0917  (its signature)
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, rate: float
+    ) -> Tensor:
+        scales.append(scale)
+        return functional.attention(q, k, v, mask, scale, rate)
 
-    told = paths.attend(scaled, q, k, v, 0.3, 0.0)
     expected = functional.attention(q[:, :, :24], k[:, :, :24], v[:, :, :24], None, 0.3, 0.0)
-    assert torch.allclose(told[:, :, :24], expected, atol=1e-6)
-    assert calls == [0.3] * 2
+    assert torch.allclose(paths.every(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)
+    assert torch.allclose(paths.last(scaled, q, k, v, 0.3, 0.0), expected[:, :, [23, 2, 23]], atol=1e-6)
+    assert set(scales) == {0.3}

@@ -3,7 +3,7 @@
 What lm-eval asks comes as text; it becomes tokens here (lm-eval's own cut between context and continuation), requests
 that are known already are answered from the store, and the rest is packed into batches (packing.py) for a `Forward`:
 the one place that touches the network, which a sharded engine may take. Logits exist only at the places that are
-scored, a few hundred at a time, never [B, S, V].
+scored, a few hundred at a time, never [S, V].
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class DecoderForward:
     def _run(self, batch: Batch) -> tuple[Tensor, Tensor]:
         here = batch.to(self.device)
         paths = here.paths()
-        x_SBH = self.decoder.hidden(here.tokens[None], paths.depths[None], paths)
-        x_NH, targets_N = x_SBH[here.places, 0], here.targets
+        x_NH, targets_N = self.decoder.hidden(here.tokens[None], paths.depths[None], paths)[:, 0], here.targets
         parts = zip(torch.split(x_NH, PLACES_AT_ONCE), torch.split(targets_N, PLACES_AT_ONCE), strict=True)
         scored = [self._score(*part) for part in parts]
         return torch.cat([logp for logp, _ in scored]).cpu(), torch.cat([greedy for _, greedy in scored]).cpu()

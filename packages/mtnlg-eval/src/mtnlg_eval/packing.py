@@ -92,8 +92,8 @@ class Batch:
         return Batch(self.tokens.to(device), self.spans, self.places.to(device), self.targets.to(device))
 
     def paths(self) -> Paths:
-        """Who sees whom, and at which position."""
-        return Paths.of(self.spans, len(self.tokens), self.tokens.device)
+        """Who sees whom, at which position, and whose next token is scored."""
+        return Paths.of(self.spans, len(self.tokens), self.places)
 
 
 def plan(requests: Iterable[Request], longest: int, budget: int) -> list[list[Row]]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import functional, initialization
 from .cache import Cache
 from .functional import EAGER, Ops
-from .paths import Paths
+from .paths import Attending, Paths
 
 if TYPE_CHECKING:
     from .cache import LayerCache
@@ -96,7 +96,7 @@ class Attention(nn.Module):
         self.qkv = Linear(config.hidden, 3 * config.hidden)
         self.out = Linear(config.hidden, config.hidden)
 
-    def forward(self, x_SBH: Tensor, mask: Tensor | Paths | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x_SBH: Tensor, mask: Tensor | Attending | None = None, cache: LayerCache | None = None) -> Tensor:
         """x_SBH → x_SBH; rows of ``qkv`` are q, k, v of head 0, then of head 1, as Megatron orders them."""
         qkv_SBF = self.qkv(x_SBH) + self.qkv.bias
         heads = qkv_SBF.view(*qkv_SBF.shape[:2], -1, 3 * self.head_size).permute(1, 2, 0, 3)
@@ -107,8 +107,8 @@ class Attention(nn.Module):
         if cache is not None:
             k_BNSD, v_BNSD = cache.append(k_BNSD, v_BNSD)
         rate = self.rate if self.training else 0.0
-        if isinstance(mask, Paths):
-            x_BNSD = mask.attend(self.ops.attention, q_BNSD, k_BNSD, v_BNSD, scale, rate)
+        if isinstance(mask, Attending):
+            x_BNSD = mask(self.ops.attention, q_BNSD, k_BNSD, v_BNSD, scale, rate)
         else:
             x_BNSD = self.ops.attention(q_BNSD, k_BNSD, v_BNSD, mask, scale, rate)
         out: Tensor = self.out(x_BNSD.permute(2, 0, 1, 3).flatten(2))
@@ -141,9 +141,14 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = LayerNorm(config, ops)
         self.mlp = MLP(config, ops)
 
-    def forward(self, x_SBH: Tensor, mask: Tensor | Paths | None = None, cache: LayerCache | None = None) -> Tensor:
-        """x_SBH → x_SBH; ``mask`` as in `functional.attention`, or the paths of a single line; causal when absent."""
+    def forward(self, x_SBH: Tensor, mask: Tensor | Attending | None = None, cache: LayerCache | None = None) -> Tensor:
+        """x_SBH → x_SBH; ``mask`` as in `functional.attention`, or attention along the paths of one line; else causal.
+
+        Where that is asked for some places alone, x of these alone comes out.
+        """
         y_SBH = self.attention(self.attention_norm(x_SBH), mask, cache)
+        if isinstance(mask, Attending) and mask.asked is not None:
+            x_SBH = x_SBH[mask.asked]
         norm, dropout = self.mlp_norm, (self.rate, self.training)
         x_SBH, y_SBH = self.ops.bias_dropout_add_norm(
             y_SBH, self.attention.out.bias, x_SBH, *dropout, norm.weight, norm.bias, norm.eps
@@ -167,7 +172,7 @@ class Decoder(nn.Module):
         self,
         tokens_BS: Tensor,
         positions_BS: Tensor | None = None,
-        mask: Tensor | Paths | None = None,
+        mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Logits [B, S, V] of the token that follows each token."""
@@ -180,12 +185,16 @@ class Decoder(nn.Module):
         mask: Tensor | Paths | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """x_SBH after the final norm; ``mask`` as in `functional.attention`, positions continue those in ``cache``."""
+        """x_SBH after the final norm; ``mask`` as in `functional.attention`, positions continue those in ``cache``.
+
+        Of one line (B = 1) with paths, x of the places that they ask for.
+        """
         if positions_BS is None and cache is not None:
             positions_BS = torch.arange(cache.length, cache.length + tokens_BS.shape[1], device=tokens_BS.device)[None]
         x_SBH = self.embedding(tokens_BS, positions_BS)
         for n, layer in enumerate(self.layers):
-            x_SBH = layer(x_SBH, mask, cache.layers[n] if cache is not None else None)
+            sight = mask.at(n, len(self.layers)) if isinstance(mask, Paths) else mask
+            x_SBH = layer(x_SBH, sight, cache.layers[n] if cache is not None else None)
         normed: Tensor = self.final_norm(x_SBH)
         return normed
 

@@ -15,6 +15,8 @@ over as many as the depth i of the query in its path says, later ones masked:
 for a BLAS sums over keys in an order that depends on how many there are. It does not up to 128; a query's sum over more
 is always one over the same number. docs/decisions/0085 has what was measured.
 
+Of the last layer only those tokens are computed whose next one is asked for.
+
 S tokens of the line, G pieces of a group, N heads, D head size, s and t queries and keys of a piece.
 """
 
@@ -22,12 +24,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -48,18 +51,17 @@ class Span(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The ``size`` queries of a path from depth ``first`` on, over its first ``keys`` keys.
+    """Queries of one path, by their ``depths`` in it, over its first ``keys`` keys; ``queries`` of them with padding.
 
-    The results of those before ``kept`` are another piece's; ``queries`` is the size it is padded to.
+    Those before depth ``kept`` are another piece's to answer. A causal piece asks from depth 0 on and masks nothing.
     """
 
     path: list[int]
-    first: int
-    size: int
-    kept: int
-    causal: bool
+    depths: Sequence[int]
     queries: int
     keys: int
+    causal: bool = False
+    kept: int = 0
 
 
 class _Group(NamedTuple):
@@ -71,41 +73,33 @@ class _Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Paths:
-    """Who sees whom in a line of tokens. ``depths`` [S] are the tokens' places in their texts, from 0."""
+class Attending:
+    """Attention for some tokens of the line, ``asked`` [N]; None for all of them."""
 
-    depths: Tensor
+    asked: Tensor | None
     _groups: tuple[_Group, ...]
     _origin: Tensor
 
     @classmethod
-    def of(cls, spans: Sequence[Span], size: int, device: torch.device | None = None) -> Paths:
-        """The paths of a line of ``size`` tokens; what is in no span stands at depth 0, and its result means nothing.
+    def of(cls, pieces: Iterable[_Piece], size: int, asked: Tensor | None, device: torch.device) -> Attending:
+        """By pieces that answer at least for the tokens asked for, of a line of ``size``."""
+        alike, groups, origin, start = defaultdict[tuple[int, int, bool], list[_Piece]](list), [], [0] * size, 0
+        for piece in pieces:
+            alike[piece.queries, piece.keys, piece.causal].append(piece)
+        for some in alike.values():
+            for piece in some:
+                for n, depth in enumerate(piece.depths):
+                    if depth >= piece.kept:
+                        origin[piece.path[depth]] = start + n
+                start += piece.queries
+            groups.append(_group(some, device))
+        from_S = torch.tensor(origin, device=device)
+        return cls(asked, tuple(groups), from_S if asked is None else from_S[asked])
 
-        A span's parent stands before it among the ``spans``.
-        """
-        depths, pieces = [0] * size, defaultdict[tuple[bool, int, int], list[_Piece]](list)
-        paths: list[list[int]] = []
-        for span in spans:
-            before = paths[span.parent] if span.parent >= 0 else []
-            own = range(span.first, span.first + span.size)
-            paths.append([*before, *own])
-            depths[own.start : own.stop] = range(len(before), len(before) + span.size)
-            for piece in _pieces(paths[-1], len(before)):
-                pieces[piece.causal, piece.queries, piece.keys].append(piece)
-        groups, origin, start = [], [0] * size, 0
-        for (causal, queries, keys), alike in pieces.items():
-            for piece in alike:
-                for n in range(piece.kept, piece.size):
-                    origin[piece.path[piece.first + n]] = start + n
-                start += queries
-            groups.append(_group(alike, causal, queries, keys, device))
-        return cls(torch.tensor(depths, device=device), tuple(groups), torch.tensor(origin, device=device))
-
-    def attend(  # noqa: PLR0917  (attention's own figures)
+    def __call__(  # noqa: PLR0917  (attention's own figures)
         self, attention: Attention, q_1NSD: Tensor, k_1NSD: Tensor, v_1NSD: Tensor, scale: float, rate: float
     ) -> Tensor:
-        """``attention`` along every path, [1, N, S, D]."""
+        """``attention`` along every path, [1, N, S or as many as are asked for, D]."""
         q_SND, k_SND, v_SND = (x[0].transpose(0, 1) for x in (q_1NSD, k_1NSD, v_1NSD))
         done = []
         for group in self._groups:
@@ -118,36 +112,81 @@ class Paths:
         return torch.cat(done).index_select(0, self._origin).transpose(0, 1)[None]
 
 
-def _pieces(path: list[int], start: int) -> Iterator[_Piece]:
-    """The queries of a path from depth ``start`` on, cut where the number of keys changes."""
-    end = len(path)
-    whole = end // BLOCK * BLOCK
-    if start == 0 and whole > BLOCK:  # the causal kernel takes whole blocks as they are taken here, and no mask
-        yield _Piece(path, 0, whole, SHORT, causal=True, queries=whole, keys=whole)
-        yield from _pieces(path[:SHORT], 0)
-        start = whole
-    while start < end:
-        limit = SHORT if start < SHORT else _up(start + 1, BLOCK)
-        last, causal = min(end, limit), start == 0
-        keys = _up(last, NARROW) if limit == SHORT else limit
-        queries = keys if causal else _up(last - start, NARROW)
-        yield _Piece(path, start, last - start, 0, causal, queries, keys)
-        start = last
+@dataclass(frozen=True)
+class Paths:
+    """Who sees whom in a line of tokens. ``depths`` [S] are the tokens' places in their texts, from 0.
+
+    The last layer computes no more than the tokens ``asked`` for, of which alone the next token is wanted.
+    """
+
+    depths: Tensor
+    every: Attending
+    last: Attending
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], size: int, asked: Tensor) -> Paths:
+        """The paths of a line of ``size`` tokens, of which ``asked`` [N] are wanted at the end, some perhaps twice.
+
+        A span's parent stands before it among the ``spans``. What is in no span stands at depth 0, and its result means
+        nothing.
+        """
+        wanted, depths = set(asked.tolist()), [0] * size
+        paths: list[list[int]] = []
+        every: list[_Piece] = []
+        last: list[_Piece] = []
+        for span in spans:
+            before = paths[span.parent] if span.parent >= 0 else []
+            own = range(span.first, span.first + span.size)
+            path = [*before, *own]
+            paths.append(path)
+            depths[own.start : own.stop] = range(len(before), len(path))
+            every += _pieces(path, range(len(before), len(path)))
+            last += _masked(path, [depth for depth in range(len(before), len(path)) if path[depth] in wanted])
+        told = Attending.of(every, size, None, asked.device), Attending.of(last, size, asked, asked.device)
+        return cls(torch.tensor(depths, device=asked.device), *told)
+
+    def at(self, layer: int, layers: int) -> Attending:
+        """Attention of layer number ``layer`` of so many."""
+        return self.last if layer == layers - 1 else self.every
 
 
-def _group(alike: Sequence[_Piece], causal: bool, queries: int, keys: int, device: torch.device | None) -> _Group:
-    """Pieces of one shape; places that are missing are those of the path's own first token."""
-    asking, seen = [], []
-    for piece in alike:
-        own = piece.path[piece.first : piece.first + piece.size]
-        asking.append(own + piece.path[:1] * (queries - piece.size))
-        seen.append(piece.path[:keys] + piece.path[:1] * (keys - len(piece.path)))
+def _pieces(path: list[int], depths: range) -> Iterator[_Piece]:
+    """A stretch of a path, cut where the number of keys changes; causal without a mask where that says the same."""
+    whole = depths.stop // BLOCK * BLOCK
+    if depths.start == 0 and whole > BLOCK:  # the causal kernel takes whole blocks as they are taken here
+        yield _Piece(path, range(whole), whole, whole, causal=True, kept=SHORT)
+        depths = range(whole, depths.stop)
+        yield _beginning(path, SHORT)
+    elif depths.start == 0:
+        first = min(SHORT, depths.stop)
+        yield _beginning(path, first)
+        depths = range(first, depths.stop)
+    yield from _masked(path, depths)
+
+
+def _beginning(path: list[int], size: int) -> _Piece:
+    keys = _up(size, NARROW)
+    return _Piece(path, range(size), keys, keys, causal=True)
+
+
+def _masked(path: list[int], depths: Sequence[int]) -> Iterator[_Piece]:
+    """Queries of ascending depth, cut where the number of keys changes."""
+    for limit, some in groupby(depths, lambda depth: SHORT if depth < SHORT else _up(depth + 1, BLOCK)):
+        told = list(some)
+        keys = _up(told[-1] + 1, NARROW) if limit == SHORT else limit
+        yield _Piece(path, told, _up(len(told), NARROW), keys)
+
+
+def _group(alike: Sequence[_Piece], device: torch.device) -> _Group:
+    """Pieces of one shape; places that are missing are those of the path's own first token, which all may see."""
+    asking = [[*piece.depths, *[0] * (piece.queries - len(piece.depths))] for piece in alike]
+    queries = [[piece.path[depth] for depth in depths] for piece, depths in zip(alike, asking, strict=True)]
+    keys = [piece.path[: piece.keys] + piece.path[:1] * (piece.keys - len(piece.path)) for piece in alike]
     mask = None
-    if not causal:
-        depth_G = torch.tensor([piece.first for piece in alike], device=device)
-        last_Gs = depth_G[:, None] + torch.arange(queries, device=device)
-        mask = (torch.arange(keys, device=device) <= last_Gs[:, :, None])[:, None]
-    return _Group(torch.tensor(asking, device=device), torch.tensor(seen, device=device), mask)
+    if not alike[0].causal:
+        depth_Gs = torch.tensor(asking, device=device)
+        mask = (torch.arange(alike[0].keys, device=device) <= depth_Gs[:, :, None])[:, None]
+    return _Group(torch.tensor(queries, device=device), torch.tensor(keys, device=device), mask)
 
 
 def _up(size: int, step: int) -> int:

@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, distributed, nn
 
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.paths import Paths
 
 from . import tensor
 from .layout import CUTS, refusal, stages
@@ -27,7 +28,6 @@ from .tensor import Slicing
 if TYPE_CHECKING:
     from mtnlg_model.cache import Cache
     from mtnlg_model.checkpoint import Checkpoint
-    from mtnlg_model.paths import Paths
 
     from .layout import Layout
 
@@ -101,7 +101,8 @@ class Share:
             x_SBH = torch.empty(s, b, self.config.hidden, dtype=self.dtype, device=self.device)
             distributed.recv(x_SBH, self._behind)
         for number, layer in self.layers.items():
-            x_SBH = layer(x_SBH, mask, cache.layers[number] if cache is not None else None)
+            sight = mask.at(number, self.config.layers) if isinstance(mask, Paths) else mask
+            x_SBH = layer(x_SBH, sight, cache.layers[number] if cache is not None else None)
         if self.norm is not None:
             normed: Tensor = self.norm(x_SBH)
             return normed

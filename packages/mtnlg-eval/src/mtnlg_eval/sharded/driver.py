@@ -62,9 +62,9 @@ class Server:
             if number % share.layout.dp == share.place.dp:
                 here = batch.to(share.device)
                 paths = here.paths()
-                x_SBH = share.run(here.tokens[None], paths.depths[None], paths)
-                if x_SBH is not None:
-                    logp_N, greedy_N = share.score(x_SBH[here.places, 0], here.targets)
+                x_N1H = share.run(here.tokens[None], paths.depths[None], paths)
+                if x_N1H is not None:
+                    logp_N, greedy_N = share.score(x_N1H[:, 0], here.targets)
                     if share.place.tp == 0:
                         told[0, start:end], told[1, start:end] = logp_N, greedy_N
             start = end
