@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from mtnlg_eval.quiet import quiet
 from mtnlg_model.checkpoint import Checkpoint
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.tokenizer import Tokenizer
 from mtnlg_parallel.inference import Share, join
 from mtnlg_parallel.launch import Rank, die_with_parent, end_ranks, is_rank, place, start_rank
@@ -67,6 +68,11 @@ def crew(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[Driver | Non
         with _joined(checkpoint, layout) as driver:
             try:
                 yield driver
+            except RuntimeError:  # a collective that lost its peer, perhaps: then who fell is what matters
+                time.sleep(2 * POLL_SECONDS)
+                if who := _fallen(others, layout):
+                    raise Failure(who) from None
+                raise
             finally:
                 ended.set()  # from here on they may go
     finally:
@@ -105,11 +111,18 @@ def serve(checkpoint: str, layout: str) -> None:
 def _watch(others: Sequence[Rank], layout: Layout, done: threading.Event) -> None:
     """End this process with one line when a rank ends before its time: a collective would wait for it for an hour."""
     while not done.wait(POLL_SECONDS):
-        for number, process, log in tuple(others):
-            if process.poll() is not None:
-                told = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-                how = f"killed by {signal.Signals(-process.returncode).name}" if process.returncode < 0 else told
-                who = f"rank {number} ({layout.coordinates(number)})"
-                sys.stderr.write(f"mtnlg-eval: {who} ended: {how}; its log is {log}\n")  # a failure, --quiet or not
-                sys.stderr.flush()
-                os._exit(1)
+        if who := _fallen(others, layout):
+            sys.stderr.write(f"mtnlg-eval: {who}\n")  # a failure, --quiet or not
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _fallen(others: Sequence[Rank], layout: Layout) -> str | None:
+    """One line on a rank that has ended: first one that was killed, for the rest may have ended for want of it."""
+    dead = [rank for rank in tuple(others) if rank.process.poll() is not None]
+    if not dead:
+        return None
+    number, process, log = min(dead, key=lambda rank: rank.process.returncode >= 0)
+    told = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    how = f"killed by {signal.Signals(-process.returncode).name}" if process.returncode < 0 else told
+    return f"rank {number} ({layout.coordinates(number)}) ended: {how}; its log is {log}"
