@@ -81,6 +81,7 @@ def whole_run(session: nox.Session, recipe: Path, out: Path) -> None:
     if not (out / "train" / "summary.json").exists():
         session.error("training was asked to stop; the same command goes on from its checkpoint")
     evaluated(session, recipe, out, [])
+    at_home(session, "mtnlg-eval", "hans", str(out / "eval"))
     at_home(session, "mtnlg-eval", "report", str(out))
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 KEYS_AT_ONCE = 500
 
+ARITHMETIC = b"2"
+"""Raised where an answer's last bits change, so that none of another arithmetic are mixed in."""
+
 
 class Store:
     """Answers of one model, by key; any JSON value may be an answer."""
@@ -37,7 +40,7 @@ class Store:
     def key(self, *parts: object) -> bytes:
         """The key of a question to this model, ``parts`` being JSON values such as tokens."""
         told = json.dumps(parts, separators=(",", ":"), ensure_ascii=False).encode()
-        return hashlib.sha256(b"\0".join((b"1", self._model, told))).digest()
+        return hashlib.sha256(b"\0".join((ARITHMETIC, self._model, told))).digest()
 
     def known(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         """The answers at hand of these."""
