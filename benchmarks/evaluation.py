@@ -2,10 +2,11 @@
 
     python benchmarks/evaluation.py --data ROWS --gpt2 FOLDER [--documents 6] [--rounds 5] [--threads 1] [--out FILE]
 
-ROWS holds the tasks' published rows, FOLDER GPT-2's encoder.json and vocab.bpe. A random decoder in GPT-2's shape (6
-layers of 384, context 2,048, the real vocabulary) is exported for transformers. The requests are those of the paper's
-prompts at no shots and at GPT-3's K, the first so many documents of every task; each round answers all of them by both,
-in turn first, and nothing is kept between rounds. The ratio is the median of the rounds' own; every answer is compared.
+ROWS holds the tasks' published rows, FOLDER GPT-2's encoder.json and vocab.bpe. A random decoder in GPT-2's shape with
+the real vocabulary is exported for transformers: 6 layers of 384 in fp32, or on a GPU the 1.3B model's 24 of 2,048 in
+bf16. The requests are those of the paper's prompts at no shots and at GPT-3's K, the first so many documents of every
+task; each round answers all of them by both, in turn first, and nothing is kept between rounds. The ratio is the median
+of the rounds' own; every answer is compared.
 """
 
 # /// script
@@ -35,12 +36,15 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import progress
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.huggingface import export_gpt2
-from record import conditions, keep
+from record import conditions, gpu, keep
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 VOCABULARY = 50_257
+GPU = torch.cuda.is_available()
+LAYERS, HIDDEN, HEADS = (24, 2048, 16) if GPU else (6, 384, 6)
+DTYPE = torch.bfloat16 if GPU else torch.float32
 
 
 def both(gpt2: Path, folder: Path) -> tuple[DecoderLM, HFLM]:
@@ -51,12 +55,14 @@ def both(gpt2: Path, folder: Path) -> tuple[DecoderLM, HFLM]:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    decoder = Decoder(ModelConfig(layers=6, hidden=384, heads=6, sequence=2048, vocabulary=VOCABULARY), seed=1)
+    config = ModelConfig(layers=LAYERS, hidden=HIDDEN, heads=HEADS, sequence=2048, vocabulary=VOCABULARY)
+    decoder = Decoder(config, seed=1).to(DTYPE)
     done = Progress(step=1, samples=0, tokens=0, loss=0.0, stream="none", layout=Layout())
     checkpoint = Checkpoint.open(save(decoder, folder, 1, done, folder / "tokenizer.json"))
     with progress("export", len(checkpoint.names), "tensors") as advance:
         export_gpt2(checkpoint, folder / "hf", advance)
-    theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=8)
+    where, size = ("cuda", 32) if GPU else ("cpu", 8)
+    theirs = HFLM(pretrained=str(folder / "hf"), device=where, dtype=str(DTYPE).removeprefix("torch."), batch_size=size)
     return DecoderLM.open(checkpoint), theirs
 
 
@@ -114,7 +120,8 @@ def main() -> None:
         result = {
             **conditions("mtnlg-eval", "lm-eval", "torch", "transformers"),
             "threads": options.threads,
-            "model": "random, 6 layers of 384, vocabulary 50,257, fp32",
+            **({"gpu": gpu()} if GPU else {}),
+            "model": f"random, {LAYERS} layers of {HIDDEN:,}, vocabulary {VOCABULARY:,}, {DTYPE}",
             "documents_a_task": options.documents,
             **{
                 f"{shots} shots": measure(
