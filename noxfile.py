@@ -168,7 +168,7 @@ def types(session: nox.Session) -> None:
     """Mypy, strict, over every line of Python."""
     house(session)
     sources = [f"packages/mtnlg-{package}/src" for package in PACKAGES]
-    at_home(session, "mypy", *sources, "recipes", "benchmarks", "noxfile.py")
+    at_home(session, "mypy", *sources, "recipes", "benchmarks", "packages/conftest.py", "noxfile.py")
     # Each folder of tests by itself: several have a conftest.py.
     for folder in ("tests", *(f"packages/mtnlg-{package}/tests" for package in PACKAGES)):
         at_home(session, "mypy", folder)
