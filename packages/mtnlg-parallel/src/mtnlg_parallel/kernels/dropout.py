@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .bits import Dropout, draw, kept
 from .launching import launch
-from .tiles import SLAB, TILE, Matrix, slab, store_sums, tile
+from .tiles import SLAB, TILE, Matrix, slab, step_of, store_sums, tile
 
 
 def bias_dropout_add(x_H: Tensor, bias_H: Tensor, residual_H: Tensor, rate: float, training: bool) -> Tensor:
@@ -86,8 +86,7 @@ def _dropout_backward(
     number, first, height, column, group = slab(rows, columns, ROWS, COLUMNS)
     bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
     for step in range(0, height, STRIDE):
-        row = first + step + tl.arange(0, STRIDE)[:, None]
-        at, there = row * columns + column, (row < rows) & (column < columns)
+        row, at, there = step_of(first + step, rows, columns, column, STRIDE)
         x_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
         if DROPS:
             x_grad = tl.where(kept(seed, threshold, row, group), x_grad * scale, 0.0)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launching import launch
-from .tiles import SLAB, TILE, Matrix, slab, store_sums, tile
+from .tiles import SLAB, TILE, Matrix, slab, step_of, store_sums, tile
 
 _TWICE = tl.constexpr(1.5957691216057308)  # 2 √(2/π)
 _CUBIC = tl.constexpr(0.044715)
@@ -74,8 +74,7 @@ def _gelu_backward(
     bias = tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
     bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
     for step in range(0, height, STRIDE):
-        row = first + step + tl.arange(0, STRIDE)[:, None]
-        at, there = row * columns + column, (row < rows) & (column < columns)
+        _row, at, there = step_of(first + step, rows, columns, column, STRIDE)
         x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32) + bias
         share = tl.sigmoid((x + x * x * x * _CUBIC) * _TWICE)
         slope = share + x * share * (1.0 - share) * (1.0 + x * x * (3 * _CUBIC)) * _TWICE

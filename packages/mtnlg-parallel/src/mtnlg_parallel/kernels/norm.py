@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .bits import NONE, Dropout, draw, kept, kept_of_row
 from .launching import launch
-from .tiles import SLAB, Matrix, slab, store_sums
+from .tiles import SLAB, Matrix, slab, step_of, store_sums
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor, eps: float) -> Tensor:
@@ -234,8 +234,7 @@ def _norm_backward(
     weight_grad, shift_grad = tl.zeros([STRIDE, COLUMNS], tl.float32), tl.zeros([STRIDE, COLUMNS], tl.float32)
     bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
     for step in range(0, height, STRIDE):
-        row = first + step + tl.arange(0, STRIDE)[:, None]
-        at, there = row * columns + column, (row < rows) & (column < columns)
+        row, at, there = step_of(first + step, rows, columns, column, STRIDE)
         inverse = tl.load(moments_at + rows + row, mask=row < rows, other=0.0)
         normed = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
         normed = (normed - tl.load(moments_at + row, mask=row < rows, other=0.0)) * inverse

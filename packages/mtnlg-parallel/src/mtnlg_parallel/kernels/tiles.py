@@ -83,6 +83,13 @@ def slab(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def step_of(top, rows, columns, column, STRIDE: tl.constexpr):
+    """So many rows of a slab from ``top`` on: their numbers [R, 1], offsets [R, C], which exist."""
+    row = top + tl.arange(0, STRIDE)[:, None]
+    return row, row * columns + column, (row < rows) & (column < columns)
+
+
+@triton.jit
 def store_sums(sums_at, number, columns, column, sums):
     """A slab's part of sums [R, C] down its columns."""
     flat = tl.reshape(column, (column.shape[1],))
