@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtnlg_data.corpus import CORPUS
 from mtnlg_data.files import write_json
-from mtnlg_data.store import TokenStore, crc_path, writing_store
+from mtnlg_data.sources.corpus import CORPUS
 from mtnlg_data.stream import open_stream
+from mtnlg_data.tokens.store import TokenStore, crc_path, writing_store
 from record import conditions, keep
 
 with warnings.catch_warnings():

@@ -39,8 +39,10 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from mtnlg_model import checkpoint
-from mtnlg_model.checkpoint import Checkpoint, CheckpointWriter, Layout, Progress
+from mtnlg_model.checkpoint import reader
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.decoder import Decoder
 from record import conditions, keep
@@ -86,7 +88,7 @@ def savers(decoder: Decoder, tokenizer: Path) -> dict[str, Callable[[Path], obje
     """Every way to save, into an empty folder."""
     state = dict(decoder.state_dict())
     return {
-        "mtnlg_model": lambda folder: checkpoint.save(decoder, folder, 1, PROGRESS, tokenizer),
+        "mtnlg_model": lambda folder: reader.save(decoder, folder, 1, PROGRESS, tokenizer),
         "torch.save": lambda folder: torch.save(state, folder / "model.pt"),
         "safetensors": lambda folder: safetensors.torch.save_file(state, folder / "model.safetensors"),
         "torch.distributed.checkpoint": lambda folder: save_distributed(state, checkpoint_id=folder, no_dist=True),
@@ -97,7 +99,7 @@ def loaders(decoder: Decoder) -> dict[str, Callable[[Path], object]]:
     """Every way to load the whole into ``decoder``."""
     state = dict(decoder.state_dict())
     return {
-        "mtnlg_model": lambda folder: checkpoint.load(decoder, Checkpoint.open(folder)),
+        "mtnlg_model": lambda folder: reader.load(decoder, Checkpoint.open(folder)),
         "torch.save": lambda folder: decoder.load_state_dict(torch.load(folder / "model.pt")),
         "safetensors": lambda folder: decoder.load_state_dict(
             safetensors.torch.load_file(folder / "model.safetensors")
@@ -244,12 +246,12 @@ def export_memory(scratch: Path) -> dict[str, int | str]:
     writer.close()
     tokenizer = scratch / "tokenizer.json"
     tokenizer.write_text(json.dumps(TOKENIZER))
-    path = checkpoint.publish(scratch / "large", 1, ["a"], config, PROGRESS, tokenizer)
+    path = publish(scratch / "large", 1, ["a"], config, PROGRESS, tokenizer)
     return {
         "preset": EXPORTED,
         "model": 4 * config.parameters,
         "largest_tensor": 4 * max(math.prod(shape) for shape in shapes.values()),
-        "peak_of_imports_alone": peak("import mtnlg_model.huggingface"),
+        "peak_of_imports_alone": peak("import mtnlg_model.convert.huggingface"),
         "peak_of_export": peak(COMMAND, "export", str(path), str(scratch / "gpt2")),
         "peak_of_import": peak(COMMAND, "import", str(scratch / "gpt2"), str(scratch / "back")),
     }

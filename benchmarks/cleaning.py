@@ -22,9 +22,9 @@ from pathlib import Path
 
 import ftfy
 
-from mtnlg_data.boilerplate import BoilerplateSettings, main_text
-from mtnlg_data.fixing import repaired
-from mtnlg_data.paragraphs import read_page
+from mtnlg_data.clean.mojibake import repaired
+from mtnlg_data.extract.boilerplate import BoilerplateSettings, main_text
+from mtnlg_data.extract.paragraphs import read_page
 from record import conditions, keep
 
 CLAIMED = ("crawl", "extracted")

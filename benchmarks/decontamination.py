@@ -27,10 +27,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mtnlg_data.decisions import pieces
-from mtnlg_data.decontaminate import DecontaminateSettings
-from mtnlg_data.matches import Match, sentence_ends
-from mtnlg_data.ngrams import NgramSet, TaskText, task_ngrams
+from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings, pieces
+from mtnlg_data.decontaminate.matches import Match, sentence_ends
+from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, task_ngrams
 from mtnlg_data.words import fold, portions
 from record import conditions, keep
 

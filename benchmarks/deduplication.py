@@ -31,7 +31,7 @@ from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 
-from mtnlg_data.dedup import DeduplicateSettings, deduplicate
+from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local
 from record import conditions, keep
@@ -72,7 +72,7 @@ def jaccard(one: str, other: str) -> float:
 
 def ours(shard: Path, out: Path) -> set[str]:
     """The ids that are left."""
-    deduplicate([shard], out, DeduplicateSettings(), ["web"], Local(1))
+    deduplicate_documents([shard], out, DeduplicateSettings(), ["web"], Local(1))
     return set(pq.read_table(out / shard.name)["id"].to_pylist())
 
 

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtnlg_data.dedup import DeduplicateSettings, deduplicate, state_bytes
+from mtnlg_data.dedup.plan import state_bytes
+from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine.units import manifest_path
 from record import conditions, keep
@@ -104,7 +105,7 @@ def measure(documents: int, scratch: Path) -> dict[str, Any]:
     settings = DeduplicateSettings()
     shards = write_corpus(scratch / "in", documents)
     engine = Watched()
-    found = deduplicate(shards, scratch / "out", settings, ["web"], engine)
+    found = deduplicate_documents(shards, scratch / "out", settings, ["web"], engine)
     note = json.loads(manifest_path(scratch / "out" / "state" / "clusters").read_text(encoding="utf-8"))
     share: float = note["summary"]["candidates"] / documents
     characters = round(found["characters_in"] / documents)

@@ -27,15 +27,16 @@ import tokenizers
 import torch
 from lm_eval.models.huggingface import HFLM
 
-from mtnlg_eval.harness import FEW, task_manager
-from mtnlg_eval.model import DecoderLM
 from mtnlg_eval.quiet import quiet
-from mtnlg_eval.store import Store
-from mtnlg_model.checkpoint import Checkpoint, Layout, Progress, save
+from mtnlg_eval.scoring.answer_store import Store
+from mtnlg_eval.scoring.decoder_lm import DecoderLM
+from mtnlg_eval.scoring.harness import FEW, task_manager
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import progress
+from mtnlg_model.convert.huggingface import export_gpt2
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.huggingface import export_gpt2
 from record import conditions, gpu, keep
 
 if TYPE_CHECKING:

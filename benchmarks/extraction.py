@@ -24,9 +24,9 @@ import justext
 import trafilatura
 from resiliparse.extract.html2text import extract_plain_text
 
-from mtnlg_data.boilerplate import BoilerplateSettings, classes_of, main_text, revised
-from mtnlg_data.charset import decode
-from mtnlg_data.paragraphs import read_page
+from mtnlg_data.extract.boilerplate import BoilerplateSettings, classes_of, main_text, revised
+from mtnlg_data.extract.charset import decode
+from mtnlg_data.extract.paragraphs import read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
 from record import conditions, keep
 

@@ -23,9 +23,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mtnlg_model.config import PRESETS
+from mtnlg_model.convert.huggingface import gpt2_name, to_gpt2
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.generate import generate, lay_out_for_one_row
-from mtnlg_model.huggingface import gpt2_name, to_gpt2
+from mtnlg_model.generation.generate import generate, lay_out_for_one_row
 from record import conditions, keep
 
 PROMPT, NEW = 64, 64

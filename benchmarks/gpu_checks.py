@@ -19,7 +19,7 @@ from torch import Tensor
 from gpu_clock import DEVICE, DTYPE, GPU, release
 from gpu_operations import EPS, OPERATIONS, Shape, drawn
 from mtnlg_model import functional
-from mtnlg_parallel import head
+from mtnlg_parallel.model import head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpu_operations import Operation
-    from mtnlg_parallel.head import ParallelOps
+    from mtnlg_parallel.model.head import ParallelOps
 
 WIDE = Shape("widest rows", 64, 2, 20480, 81920 // 8, 16, 160, 51200 // 8)
 RAGGED = Shape("ragged", 37, 3, 1001, 1013, 3, 72, 1003)

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from mtnlg_parallel.head import EAGER
 from mtnlg_parallel.kernels import best
+from mtnlg_parallel.model.head import EAGER
 from record import keep, today
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mtnlg_parallel.head import ParallelOps
+    from mtnlg_parallel.model.head import ParallelOps
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

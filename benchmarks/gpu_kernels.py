@@ -27,7 +27,7 @@ import torch
 from gpu_checks import checks
 from gpu_clock import DEVICE, DTYPE, clock_of, compiled, copy_bandwidth, kept, kernels, parsed, release, table
 from gpu_operations import OPERATIONS, SHAPES, TINY, drawn
-from mtnlg_parallel import head
+from mtnlg_parallel.model import head
 from record import conditions, gpu
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpu_checks import Check
     from gpu_clock import Clock, Times
     from gpu_operations import Operation, Shape, Side
-    from mtnlg_parallel.head import ParallelOps
+    from mtnlg_parallel.model.head import ParallelOps
 
 SHARE, SPEED = 0.85, 1.0
 """Goals: of the copy's bandwidth, and times torch.compile."""

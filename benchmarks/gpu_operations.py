@@ -16,13 +16,13 @@ from torch import Tensor
 
 from gpu_clock import DEVICE, GPU
 from mtnlg_model import functional
-from mtnlg_parallel import head
 from mtnlg_parallel.kernels.softmax import core_attention
+from mtnlg_parallel.model import head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtnlg_parallel.head import ParallelOps
+    from mtnlg_parallel.model.head import ParallelOps
 
     Side = Callable[..., tuple[Tensor, ...]]
     Sizes = tuple[tuple[int, ...], ...]

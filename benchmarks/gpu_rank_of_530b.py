@@ -101,7 +101,7 @@ def step_of(rank: Rank, case: Case, side: Side) -> Callable[[], None]:
 
 
 def recomputed(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)
-    """As mtnlg_parallel.tensor has it, which needs megatron-core."""
+    """As mtnlg_parallel.model.tensor_parallel has it, which needs megatron-core."""
     return checkpoint(function, *inputs, use_reentrant=False)
 
 

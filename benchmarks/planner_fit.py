@@ -33,12 +33,10 @@ from scipy.optimize import brentq, least_squares
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner import step
-from mtnlg_parallel.planner.hardware import Cluster, load_cluster
+from mtnlg_parallel.planner.cluster import Cluster, load_cluster, load_software
+from mtnlg_parallel.planner.measured import PUBLISHED, Rows
 from mtnlg_parallel.planner.report import hardware_flops
-from mtnlg_parallel.planner.rows import Rows
 from mtnlg_parallel.planner.run import Run
-from mtnlg_parallel.planner.scaling import PUBLISHED
-from mtnlg_parallel.planner.software import load_software
 from record import today
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import fasttext
 import numpy as np
 
-from mtnlg_data.classifier import WINDOW, area_under_curve, train
+from mtnlg_data.quality.classifier import WINDOW, area_under_curve, train
 from record import conditions, keep
 
 if TYPE_CHECKING:

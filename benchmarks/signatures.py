@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from datasketch import MinHash
 
-from mtnlg_data.dedup.signature import minhash, permutations, shingles
+from mtnlg_data.dedup.minhash import minhash, permutations, shingles
 from mtnlg_data.words import portions
 from record import conditions, keep
 

@@ -37,11 +37,10 @@ os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 from tokenizers import Tokenizer
 
-from mtnlg_data.document import Document, batches, write_documents
-from mtnlg_data.encoding import Encoder, encoder, some_at_once
-from mtnlg_data.shards import Made, numbered
-from mtnlg_data.tokenization import Encoding, encode
-from mtnlg_data.vocabulary import read, text_bytes
+from mtnlg_data.document import Document, Made, batches, numbered, write_documents
+from mtnlg_data.tokens.encoder import Encoder, encoder, some_at_once
+from mtnlg_data.tokens.stage import Encoding, encode
+from mtnlg_data.tokens.tokenizer import read, text_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

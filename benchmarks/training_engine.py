@@ -37,14 +37,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mtnlg_data.store import TokenStore, writing_store
+from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_model import functional
 from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.samples import micro_batches, open_data
-from mtnlg_parallel.speed import peak_of
+from mtnlg_parallel.training.metrics import peak_of
+from mtnlg_parallel.training.samples import micro_batches, open_data
 from record import today
 
 if TYPE_CHECKING:
@@ -94,13 +94,13 @@ def make_data(folder: Path, vocabulary: int, tokens: int) -> None:
 
 def engine_side(recipe: Recipe, data: Path, out: Path) -> Callable[[int], dict[str, float]]:
     """Our training, by the very steps that the command makes."""
-    from mtnlg_parallel import engine  # noqa: PLC0415  (each side in a process of its own)
-    from mtnlg_parallel.training import Training  # noqa: PLC0415
+    from mtnlg_parallel.engine import deepspeed_engine  # noqa: PLC0415  (each side in a process of its own)
+    from mtnlg_parallel.training.loop import Training  # noqa: PLC0415
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    device = engine.join(recipe.layout)
+    device = deepspeed_engine.join(recipe.layout)
     training = Training(recipe, open_data(data, recipe), out, 0, device)
     batches = training._prefetch()  # noqa: SLF001  (what Training.run begins with)
 

@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--checkpoint",
         metavar="MODULE",
-        default="mtnlg_model.checkpoint",
+        default="mtnlg_model",
         help="module with Checkpoint, CheckpointWriter, publish and latest, tested instead of mtnlg_model's",
     )
 

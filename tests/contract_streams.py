@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtnlg_data.files import write_json
-from mtnlg_data.store import TokenStore, writing_store
 from mtnlg_data.stream import open_stream
+from mtnlg_data.tokens.store import TokenStore, writing_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from megatron_ranks import HEADS, HIDDEN, LAYERS, SEQUENCE, VOCABULARY
-from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.torch_dist import import_torch_dist
+from mtnlg_model.convert.torch_dist import import_torch_dist
 
 CONFIG = ModelConfig(layers=LAYERS, hidden=HIDDEN, heads=HEADS, sequence=SEQUENCE, vocabulary=VOCABULARY)
 OURS = {

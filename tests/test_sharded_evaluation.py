@@ -15,7 +15,8 @@ import pytest
 import tokenizers
 import torch
 
-from mtnlg_model.checkpoint import Layout, Progress, save
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
@@ -96,7 +97,7 @@ GENERATED = """
 import json, sys
 from pathlib import Path
 from lm_eval.api.instance import Instance
-from mtnlg_eval.opening import model, opened
+from mtnlg_eval.scoring.open_model import model, opened
 checkpoint, layout = Path(sys.argv[1]), sys.argv[2] or None
 led, at_once, most = 0, 0, 0
 if layout:

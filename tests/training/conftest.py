@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from mtnlg_data.store import TokenStore, writing_store
+from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_parallel.recipe import Recipe
 
 VOCABULARY = 64

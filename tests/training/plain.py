@@ -12,7 +12,7 @@ from mtnlg_model import functional
 from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.samples import micro_batches, open_data, validation_samples
+from mtnlg_parallel.training.samples import micro_batches, open_data, validation_samples
 
 if TYPE_CHECKING:
     from pathlib import Path

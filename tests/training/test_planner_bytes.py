@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mtnlg_parallel.planner.cluster import load_software
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.run import Run
-from mtnlg_parallel.planner.software import load_software
 from training.plain import World, recipe_of
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mtnlg_model.checkpoint import Checkpoint, latest
-from mtnlg_parallel.metrics import read_steps
+from mtnlg_model.checkpoint.manifest import latest
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_parallel.training.metrics import read_steps
 from training.plain import World, assert_alike, plain_loop, recipe_of
 
 GUARD = {"window": 5, "deviations": 20.0, "most_skips": 3, "patience": 3.0}

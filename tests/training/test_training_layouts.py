@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtnlg_model.checkpoint import Checkpoint, latest
+from mtnlg_model.checkpoint.manifest import latest
+from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure
 from mtnlg_model.decoder import Decoder
-from mtnlg_parallel.folder import prepare
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.samples import open_data
+from mtnlg_parallel.training.run_dir import prepare
+from mtnlg_parallel.training.samples import open_data
 from training.plain import FP32, RECIPE, STEPS, Json, Plain, World, assert_alike, plain_loop, recipe_of
 
 BF16_LOSS, BF16_NORM = 2**-8, 2**-5

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.settings import dump
-from mtnlg_parallel.folder import read_summary
-from mtnlg_parallel.metrics import read_steps
+from mtnlg_parallel.training.metrics import read_steps
+from mtnlg_parallel.training.run_dir import read_summary
 from training.plain import FP32, plain_loop, recipe_of
 
 STEPS = 40

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mtnlg_model.settings import dump
-from mtnlg_parallel.folder import read_summary
-from mtnlg_parallel.metrics import read_steps
+from mtnlg_parallel.training.metrics import read_steps
+from mtnlg_parallel.training.run_dir import read_summary
 from training.plain import FP32, plain_loop, recipe_of
 
 SCRIPT = Path(__file__).with_name("slurm_here.sh")

@@ -26,17 +26,20 @@ import torch.utils.tensorboard  # noqa: E402
 from torch import distributed  # noqa: E402
 
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel import engine, head, tensor, watchdog  # noqa: E402
-from mtnlg_parallel.folder import prepare  # noqa: E402
+from mtnlg_parallel.engine import deepspeed_engine  # noqa: E402
+from mtnlg_parallel.launch import watchdog  # noqa: E402
+from mtnlg_parallel.model import head, tensor_parallel  # noqa: E402
+from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
 from mtnlg_parallel.recipe import Recipe  # noqa: E402
-from mtnlg_parallel.samples import open_data  # noqa: E402
-from mtnlg_parallel.training import Training  # noqa: E402
+from mtnlg_parallel.training.loop import Training  # noqa: E402
+from mtnlg_parallel.training.run_dir import prepare  # noqa: E402
+from mtnlg_parallel.training.samples import open_data  # noqa: E402
 
 
 def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     """Run each recipe to its end, and tell what this rank holds of the model afterwards."""
     recipes = [validate(recipe, Recipe, "request") for recipe in request["recipes"]]
-    device = engine.join(recipes[0].layout)
+    device = deepspeed_engine.join(recipes[0].layout)
     if request.get("as_on_cuda"):
         compute_as_on_cuda()
     answers = []
@@ -65,7 +68,7 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
 def bytes_held(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train, and tell the bytes of parameters, gradients and moments that this rank holds when an update begins."""
     recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["outs"][0])
-    device = engine.join(recipe.layout)
+    device = deepspeed_engine.join(recipe.layout)
     data = open_data(Path(request["data"]), recipe)
     if rank == 0:
         prepare(out, recipe, data.train.fingerprint, resume=True)
@@ -112,24 +115,24 @@ def bring_about(faults: dict[str, Any], training: Training, rank: int) -> None:
 
 def compute_as_on_cuda() -> None:
     """Take the fused AdamW, and megatron-core's own sequence-parallel path: CUDA is but where that allocates."""
-    plain_adamw = engine.adamw
-    engine.adamw = lambda module, train, **_: plain_adamw(module, train, fused=True)
+    plain_adamw = deepspeed_engine.adamw
+    deepspeed_engine.adamw = lambda module, train, **_: plain_adamw(module, train, fused=True)
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
-    here = tensor.Slicing.here.__func__  # type: ignore[attr-defined]
+    here = Slicing.here.__func__  # type: ignore[attr-defined]
 
-    def overlapped(cls: type[tensor.Slicing], sequence_parallel: bool, device: torch.device) -> tensor.Slicing:
-        slicing: tensor.Slicing = here(cls, sequence_parallel, device)
-        return tensor.Slicing(slicing.group, slicing.sequence_parallel, overlapped=slicing.sequence_parallel)
+    def overlapped(cls: type[Slicing], sequence_parallel: bool, device: torch.device) -> Slicing:
+        slicing: Slicing = here(cls, sequence_parallel, device)
+        return Slicing(slicing.group, slicing.sequence_parallel, overlapped=slicing.sequence_parallel)
 
-    tensor.Slicing.here = classmethod(overlapped)  # type: ignore[assignment]
+    Slicing.here = classmethod(overlapped)  # type: ignore[assignment]
 
 
 def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden dropout, attention dropout, hidden dropout, as a layer does; the three masks' fingerprints."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    device = engine.join(recipe.layout)
-    attention = tensor.operations(
-        tensor.Slicing.here(sequence_parallel=False, device=device), "none", head.EAGER
+    device = deepspeed_engine.join(recipe.layout)
+    attention = tensor_parallel.operations(
+        Slicing.here(sequence_parallel=False, device=device), "none", head.EAGER
     ).attention
     torch.manual_seed(5)
     ones = torch.ones(1, 2, 16, 8)
@@ -144,7 +147,7 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
 def head_losses(request: dict[str, Any], rank: int) -> list[list[Any]]:
     """The head's loss of each x, and its gradients: of this rank's part of x, of this rank's rows of the weight."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    slicing = tensor.Slicing.here(recipe.train.sequence_parallel, engine.join(recipe.layout))
+    slicing = Slicing.here(recipe.train.sequence_parallel, deepspeed_engine.join(recipe.layout))
     weight_VH, targets_BS = torch.tensor(request["weight"]), torch.tensor(request["targets"])
     answers = []
     for x_SBH in torch.tensor(request["xs"]):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from justext.core import revise_paragraph_classification
 from lxml.etree import ParserError
 
-from mtnlg_data.boilerplate import BoilerplateSettings, classes_of, main_text, revised
-from mtnlg_data.charset import decode
-from mtnlg_data.fragments import DEEPEST
-from mtnlg_data.paragraphs import Paragraph, read_page
+from mtnlg_data.extract.boilerplate import BoilerplateSettings, classes_of, main_text, revised
+from mtnlg_data.extract.charset import decode
+from mtnlg_data.extract.fragments import DEEPEST
+from mtnlg_data.extract.paragraphs import Paragraph, read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
 
 if TYPE_CHECKING:

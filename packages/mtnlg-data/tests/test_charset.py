@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_data.charset import decode
+from mtnlg_data.extract.charset import decode
 
 GERMAN = "größer"
 RUSSIAN = "слово"

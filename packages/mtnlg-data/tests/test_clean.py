@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, get_args
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data.clean import VARIANTS, CleanSettings, Rule, clean, clean_text
-from mtnlg_data.corpus import DATASETS
+from mtnlg_data.clean.mojibake import trap
+from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule, clean_documents, clean_text
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.files import sha256, write_json
-from mtnlg_data.fixing import trap
+from mtnlg_data.sources.corpus import DATASETS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +109,7 @@ def test_a_source_gets_the_rules_that_it_asks_for_and_the_account_names_every_lo
         write_json(manifest_path(path), {"key": "", "sha256": sha256(path), "summary": {}})
         shards.append(path)
     rules: dict[str, list[Rule]] = {"code": ["unicode", "short"], "crawl": list(ALL)}
-    account = clean(shards, tmp_path / "out", DEFAULTS, rules, Local(1))
+    account = clean_documents(shards, tmp_path / "out", DEFAULTS, rules, Local(1))
     code, crawl = (pq.read_table(tmp_path / "out" / shard.name).to_pylist() for shard in shards)
     assert [row["id"] for row in code] == ["code/0", "code/2"]
     assert code[0]["text"].startswith("def f():\n    return 1\n")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.document import Document, batches, read_documents, write_documents
-from mtnlg_data.inspection import inspected
+from mtnlg_data.report.inspection import inspected
 
 if TYPE_CHECKING:
     from types import ModuleType

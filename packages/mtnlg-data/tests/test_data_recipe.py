@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.corpus import CORPUS, DATASETS, Step
 from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, load_recipe
 from mtnlg_data.settings import dump
 from mtnlg_data.sources import Record, read_records
-from mtnlg_data.sources.bases import Folder
+from mtnlg_data.sources.corpus import CORPUS, DATASETS, Step
+from mtnlg_data.sources.remotes import Folder
 from mtnlg_data.sources.snapshot import fetch
 
 if TYPE_CHECKING:

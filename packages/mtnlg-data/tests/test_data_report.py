@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.report import report
-from mtnlg_data.report.notation import count
+from mtnlg_data.report.markup import count
 
 if TYPE_CHECKING:
     from pathlib import Path

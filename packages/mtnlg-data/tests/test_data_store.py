@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtnlg_data import store as store_module
 from mtnlg_data.console import Failure
-from mtnlg_data.store import TokenStore, bin_path, crc_path, dtype_for, idx_path, writing_store
+from mtnlg_data.tokens import store as store_module
+from mtnlg_data.tokens.store import TokenStore, bin_path, crc_path, dtype_for, idx_path, writing_store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,12 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtnlg_data.console import Failure
-from mtnlg_data.decisions import pieces
-from mtnlg_data.decontaminate import DecontaminateSettings, decontaminate
+from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings, pieces
+from mtnlg_data.decontaminate.matches import Match, sentence_ends
+from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, _begun_by_arrays, begun, read_task_texts, task_ngrams
+from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.matches import Match, sentence_ends
-from mtnlg_data.ngrams import NgramSet, TaskText, _begun_by_arrays, begun, read_task_texts, task_ngrams
 from mtnlg_data.words import fold, runs_of, word_characters
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run(
         rows_of_tasks = enumerate(texts)
         lines = [json.dumps({"task": task, "id": str(n), "text": text}) + "\n" for n, (task, text) in rows_of_tasks]
         file.write_text("".join(lines), encoding="utf-8")
-    account = decontaminate(paths, folder / "out", how, file, Local(1))
+    account = decontaminate_documents(paths, folder / "out", how, file, Local(1))
     left = [row for path in paths for row in pq.read_table(folder / "out" / path.name).to_pylist()]
     return account, left
 
@@ -337,7 +337,7 @@ def test_short_documents_are_searched_to_their_last_word(tmp_path: Path, text: s
 
 
 def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mtnlg_data import ngrams as module
+    from mtnlg_data.decontaminate import ngrams as module
 
     monkeypatch.setattr(module, "runs_of", lambda *run: np.zeros(len(runs_of(*run)), np.uint64))
     monkeypatch.setattr(module, "begun", lambda hashes, *_: np.arange(len(hashes)))
@@ -380,7 +380,7 @@ def test_neither_the_order_of_units_nor_of_shards_nor_of_portions_moves_a_byte(
     run(tmp_path, documents, [("wic", THIRTEEN), ("boolq", THIRTEEN)], PAPER, shards=4)
     shards = sorted(tmp_path.glob("*.parquet"), reverse=True)
     monkeypatch.setattr("mtnlg_data.words.CHARACTERS_AT_ONCE", 900)
-    decontaminate(shards, tmp_path / "two", PAPER, tmp_path / "texts.jsonl", Backwards(1))
+    decontaminate_documents(shards, tmp_path / "two", PAPER, tmp_path / "texts.jsonl", Backwards(1))
     for name in ("cuts.parquet", *(shard.name for shard in shards)):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtnlg_data.console import Failure
-from mtnlg_data.dedup import DeduplicateSettings, deduplicate
+from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local
 
@@ -43,7 +43,7 @@ def run(
     shards: Sequence[Path], out: Path, settings: DeduplicateSettings = WORDS, priority: Sequence[str] = ("web",)
 ) -> tuple[Summary, list[dict[str, Any]]]:
     """The account and the ledger."""
-    account = deduplicate(shards, out, settings, priority, Local(1))
+    account = deduplicate_documents(shards, out, settings, priority, Local(1))
     return account, pq.read_table(out / "removed.parquet").to_pylist()
 
 
@@ -174,7 +174,7 @@ def test_a_source_that_would_lose_more_than_its_share_stops_the_run_until_a_pers
     assert advice
     engine = Counting()
     settings = WORDS.model_copy(update={"alarm_share": float(advice[1])})
-    account = deduplicate(shards, out, settings, ("books", "web"), engine)
+    account = deduplicate_documents(shards, out, settings, ("books", "web"), engine)
     assert account["duplicates"]["removed_share"] == {"books": 0.166667, "web": 0.285714}
     assert engine.functions == ["mark", "survive", "survive"]  # the search is not done again
 
@@ -243,7 +243,7 @@ class Backwards(Local):
 
 def test_neither_the_order_of_units_nor_of_shards_moves_a_byte(tmp_path: Path, shards: list[Path]) -> None:
     run(shards, tmp_path / "one")
-    deduplicate(shards[::-1], tmp_path / "two", WORDS, ["web"], Backwards(1))
+    deduplicate_documents(shards[::-1], tmp_path / "two", WORDS, ["web"], Backwards(1))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert len(contents(tmp_path / "one")) == len(shards) + 1
 
@@ -273,7 +273,7 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
     monkeypatch.setattr("mtnlg_data.words.CHARACTERS_AT_ONCE", 500)
     monkeypatch.setattr("mtnlg_data.dedup.ledger.ROWS_AT_ONCE", 3)
     engine = Counting()
-    deduplicate(shards, tmp_path / "many", settings, ["web"], engine)
+    deduplicate_documents(shards, tmp_path / "many", settings, ["web"], engine)
     assert engine.functions.count("link") == 3 * settings.bands
     assert engine.functions.count("judge") > 3
     one, many = (pq.read_table(tmp_path / name / "removed.parquet") for name in ("one", "many"))
@@ -321,7 +321,7 @@ def test_killed_after_any_number_of_units_it_goes_on_to_the_same_bytes(tmp_path:
     out, kills = tmp_path / "killed", 0
     while True:
         try:
-            again = deduplicate(shards, out, settings, ["web"], KilledAfter(3))
+            again = deduplicate_documents(shards, out, settings, ["web"], KilledAfter(3))
             break
         except Killed:
             kills += 1
@@ -337,7 +337,7 @@ def test_a_damaged_state_file_is_found_and_made_again(tmp_path: Path, documents:
     run(shards, tmp_path / "whole", settings)
     units = 2 * len(shards) + 3  # up to the groups
     with pytest.raises(Killed):
-        deduplicate(shards, out, settings, ["web"], KilledAfter(units))
+        deduplicate_documents(shards, out, settings, ["web"], KilledAfter(units))
     state = [path for path in (out / "state").rglob("*") if path.is_file() and path.suffix != ".json"]
     assert len(state) == units
     for path in state:
@@ -356,5 +356,5 @@ def test_the_bulk_of_the_state_goes_and_what_is_left_serves_another_threshold(
     run(shards, out)
     assert not list(out.rglob("*.arrow"))
     engine = Counting()
-    deduplicate(shards, out, WORDS.model_copy(update={"threshold": 0.9}), ["web"], engine)
+    deduplicate_documents(shards, out, WORDS.model_copy(update={"threshold": 0.9}), ["web"], engine)
     assert set(engine.functions) == {"collect", "judge", "enter", "mark", "survive"}

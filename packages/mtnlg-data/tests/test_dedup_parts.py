@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from mtnlg_data.dedup.bands import BandPart, link, links_in
+from mtnlg_data.dedup.bands import NO_KEY, BandPart, Run, link, links_in, run_bytes, write_run
 from mtnlg_data.dedup.candidates import keys_of, sets
 from mtnlg_data.dedup.clusters import GROUP_BYTES, group_ends
-from mtnlg_data.dedup.graph import _unite_by_graph, components, forest, unite
-from mtnlg_data.dedup.representative import representatives
-from mtnlg_data.dedup.runs import NO_KEY, Run, run_bytes, write_run
-from mtnlg_data.dedup.signature import (
+from mtnlg_data.dedup.minhash import (
     _minhash_by_arrays,
     _runs_by_arrays,
     band_keys,
@@ -30,6 +27,8 @@ from mtnlg_data.dedup.signature import (
     runs_within,
     shingles,
 )
+from mtnlg_data.dedup.representatives import representatives
+from mtnlg_data.dedup.union_find import _unite_by_graph, components, forest, unite
 from mtnlg_data.dedup.verify import Sets, _common_by_arrays, buckets, common, draws, jaccard, verified
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mtnlg_data.dedup import DeduplicateSettings, deduplicate, state_bytes
+from mtnlg_data.dedup.plan import state_bytes
+from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
 from mtnlg_data.document import Document, batches, write_documents
 from mtnlg_data.engine import Local
 
@@ -43,7 +44,7 @@ def test_the_state_on_disk_is_what_was_announced(tmp_path: Path, settings: Dedup
     for number, shard in enumerate(shards):
         write_documents(shard, batches(documents[number::2]))
     engine = Weighing()
-    deduplicate(shards, tmp_path / "out", settings, ["web"], engine)
+    deduplicate_documents(shards, tmp_path / "out", settings, ["web"], engine)
     characters = sum(len(document.text) for document in documents) // len(documents)
     steps = {
         step.step: step.disk

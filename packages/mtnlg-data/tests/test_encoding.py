@@ -12,15 +12,15 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from mtnlg_data import encoding
 from mtnlg_data.console import Failure
-from mtnlg_data.encoding import encoder, some_at_once
-from mtnlg_data.vocabulary import EOD, TokenizeSettings, read, trained
+from mtnlg_data.tokens import encoder as encoding
+from mtnlg_data.tokens.encoder import encoder, some_at_once
+from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, read, trained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mtnlg_data.encoding import Encoder, Library
+    from mtnlg_data.tokens.encoder import Encoder, Library
 
 GPT2 = Path(__file__).parents[4] / "shared" / "data" / "gpt2"
 LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken")

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mtnlg_data.boilerplate import BoilerplateSettings
-from mtnlg_data.charset import decode
 from mtnlg_data.engine import Local
-from mtnlg_data.extract import ExtractSettings, is_text, language_of, text_of
-from mtnlg_data.extractors import Method
-from mtnlg_data.ingestion import extract
+from mtnlg_data.extract.boilerplate import BoilerplateSettings
+from mtnlg_data.extract.charset import decode
+from mtnlg_data.extract.extractors import Method
+from mtnlg_data.extract.stage import extract_documents
+from mtnlg_data.extract.text import ExtractSettings, is_text, language_of, text_of
 from mtnlg_data.sources import Record, SourceFile
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_nuls_and_lone_surrogates_do_no_harm(corpus: ModuleType) -> None:
 
 
 def run(files: list[SourceFile], out: Path) -> tuple[Summary, list[dict[str, str]]]:
-    account = extract(files, out, ExtractSettings(largest=100_000), Local(1))
+    account = extract_documents(files, out, ExtractSettings(largest=100_000), Local(1))
     shards = sorted(out.glob("*.parquet"))
     return account, [row for shard in shards for row in pq.read_table(shard).to_pylist()]
 

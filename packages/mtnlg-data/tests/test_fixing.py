@@ -15,7 +15,7 @@ from ftfy.badness import BADNESS_RE, MOJIBAKE_CATEGORIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtnlg_data.fixing import LONGEST_LINE, LOOK, repaired
+from mtnlg_data.clean.mojibake import LONGEST_LINE, LOOK, repaired
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

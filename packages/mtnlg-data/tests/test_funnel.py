@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mtnlg_data.funnel import EXCERPT, SHOWN, Tally, passed, stage
+from mtnlg_data.tally import EXCERPT, SHOWN, Tally, passed, stage
 
 
 def tally(numbers: list[int]) -> Tally:

@@ -9,10 +9,10 @@ import pytest
 
 from mtnlg_data.document import CHARACTERS_A_GROUP, Document, batches, read_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.extract import ExtractSettings
-from mtnlg_data.ingestion import extract
+from mtnlg_data.extract.stage import extract_documents
+from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.sources import SourceFile
-from mtnlg_data.sources.pile import read_pile
+from mtnlg_data.sources.jsonl import read_pile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def feeds(path: Path, *sources: str) -> list[SourceFile]:
 
 
 def run(files: list[SourceFile], out: Path, settings: ExtractSettings | None = None) -> Summary:
-    return extract(files, out, settings or ExtractSettings(), Local(1))
+    return extract_documents(files, out, settings or ExtractSettings(), Local(1))
 
 
 def texts(path: Path) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def test_a_file_of_the_pile_is_read_once_for_all_its_sources_and_gives_each_what
         readings.append(path)
         return read_pile(path, *how)
 
-    monkeypatch.setattr("mtnlg_data.ingestion.read_pile", counted)
+    monkeypatch.setattr("mtnlg_data.extract.stage.read_pile", counted)
     for sources in (["books", "letters"], ["letters", "books", "all"]):
         readings.clear()
         out = tmp_path / "-".join(sources)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from mtnlg_data import merging
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.merging import concatenate, merge
-from mtnlg_data.store import TokenStore, bin_path, crc_path, idx_path, writing_store
+from mtnlg_data.tokens import merge as merging
+from mtnlg_data.tokens.merge import concatenate, merge
+from mtnlg_data.tokens.store import TokenStore, bin_path, crc_path, idx_path, writing_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_data import classifier, judges
-from mtnlg_data.classifier import Classifier, area_under_curve, hashed, train
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import Document, batches, shard_name, write_documents
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.files import sha256, write_json
-from mtnlg_data.judges import judge_from
-from mtnlg_data.learning import draws
-from mtnlg_data.quality import QualitySettings, keep_probability, quality
+from mtnlg_data.quality import classifier
+from mtnlg_data.quality import classifier as judges
+from mtnlg_data.quality.classifier import Classifier, area_under_curve, hashed, judge_from, train
+from mtnlg_data.quality.stage import QualitySettings, filter_documents, keep_probability
+from mtnlg_data.quality.training import draws
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.words import runs_of, words_of
 
@@ -200,7 +200,7 @@ def judge(
     folder: Path, corpus: ModuleType, settings: QualitySettings = SETTINGS, *, roles: Roles = ROLES, **how: int
 ) -> tuple[Summary, dict[str, float]]:
     shards, before = write_shards(folder, corpus, **how)
-    account = quality(shards, folder / "out", settings, *roles, before=before, engine=Local(1))
+    account = filter_documents(shards, folder / "out", settings, *roles, before=before, engine=Local(1))
     kept = [row for path in sorted((folder / "out").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
     return account, {row["id"]: row["score"] for row in kept}
 
@@ -342,7 +342,7 @@ def test_a_model_of_fasttext_filters_a_source(tmp_path: Path) -> None:
     write_json(manifest_path(shard), {"key": "", "sha256": sha256(shard), "summary": {}})
     settings = QualitySettings(model=write_fasttext(tmp_path / "model.bin"), alpha=9.0)
     before = {"crawl": {"documents_out": 400, "characters_out": 1400}}
-    account = quality([shard], tmp_path / "out", settings, ["crawl"], [], before=before, engine=Local(1))
+    account = filter_documents([shard], tmp_path / "out", settings, ["crawl"], [], before=before, engine=Local(1))
     kept = pq.read_table(tmp_path / "out" / shard.name).to_pylist()
     assert account["documents_out"] == len(kept)
     assert {row["text"]: row["score"] for row in kept}["good"] == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-4)

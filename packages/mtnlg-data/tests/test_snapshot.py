@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.sources.bases import Web, base_of, refusal
 from mtnlg_data.sources.download import ATTEMPTS, LONGEST_WAIT, backoff, manifest_of
+from mtnlg_data.sources.remotes import Web, base_of, refusal
 from mtnlg_data.sources.snapshot import fetch, landed_files, read_listing
 
 if TYPE_CHECKING:

@@ -13,18 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from mtnlg_data import stages
-from mtnlg_data.clean import CleanSettings
+from mtnlg_data import standalone
+from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.decontaminate import DecontaminateSettings
-from mtnlg_data.dedup import DeduplicateSettings
+from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
+from mtnlg_data.dedup.stage import DeduplicateSettings
 from mtnlg_data.engine import Local, manifest_path
-from mtnlg_data.extract import ExtractSettings
-from mtnlg_data.quality import QualitySettings
+from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.quality.stage import QualitySettings
 from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES
-from mtnlg_data.stages import inputs_of
-from mtnlg_data.tokenization import TokenizeSettings
+from mtnlg_data.standalone import inputs_of
+from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,22 +64,22 @@ def test_the_stages_one_by_one_leave_the_tokens_of_the_whole_curation(
     engine: Local,
 ) -> None:
     raw, at = finished.out.parent / "raw", tmp_path
-    stages.extract(inputs_of([f"books={raw / 'books'}"], raw=True), at / "books", ExtractSettings(), engine)
-    stages.extract(inputs_of([f"crawl={raw / 'crawl'}"], raw=True), at / "crawl", ExtractSettings(), engine)
+    standalone.extract(inputs_of([f"books={raw / 'books'}"], raw=True), at / "books", ExtractSettings(), engine)
+    standalone.extract(inputs_of([f"crawl={raw / 'crawl'}"], raw=True), at / "crawl", ExtractSettings(), engine)
     books, crawl = inputs_of([str(at / "books")]), inputs_of([str(at / "crawl")])
-    stages.score(crawl, at / "good", QualitySettings(alpha=1.0), engine, positives=books)
+    standalone.score(crawl, at / "good", QualitySettings(alpha=1.0), engine, positives=books)
     short = CleanSettings(shortest=200)
-    stages.clean(books, at / "clean-books", short, engine, rules=TEXT_RULES)
-    stages.clean(inputs_of([str(at / "good")]), at / "clean-crawl", short, engine, rules=PAGE_RULES)
+    standalone.clean(books, at / "clean-books", short, engine, rules=TEXT_RULES)
+    standalone.clean(inputs_of([str(at / "good")]), at / "clean-crawl", short, engine, rules=PAGE_RULES)
     both = inputs_of([str(at / "clean-books"), str(at / "clean-crawl")])
     assert both.sources == ["books", "crawl"]
-    stages.dedup(both, at / "unique", DeduplicateSettings(), engine)
+    standalone.dedup(both, at / "unique", DeduplicateSettings(), engine)
     texts = finished.out.parent / "texts.jsonl"
     unique = inputs_of([str(at / "unique")])
-    stages.decontaminate(unique, at / "pure", DecontaminateSettings(), engine, texts=texts)
+    standalone.decontaminate(unique, at / "pure", DecontaminateSettings(), engine, texts=texts)
     pure = inputs_of([str(at / "pure")])
     weights = {"books": 0.4, "crawl": 0.6}
-    summary = stages.tokenize(pure, at / "tokens", TokenizeSettings(vocabulary=400), engine, weights=weights)
+    summary = standalone.tokenize(pure, at / "tokens", TokenizeSettings(vocabulary=400), engine, weights=weights)
     names = ("tokenizer.json", "blend.json", "books.bin", "books.idx", "crawl.bin", "crawl.idx")
     assert all((at / "tokens" / name).read_bytes() == (finished.out / "tokens" / name).read_bytes() for name in names)
     assert summary["tokens"] == finished.summary["tokens"]
@@ -206,10 +206,10 @@ def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path, corpu
     for name in ("a", "b"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
         files = inputs_of([str(tmp_path / f"{name}.jsonl")], raw=True)
-        stages.extract(files, tmp_path / name, ExtractSettings(), engine)
+        standalone.extract(files, tmp_path / name, ExtractSettings(), engine)
     with pytest.raises(UsageFailure, match="its documents are of documents already; NAME= is for other files"):
         inputs_of([f"web={tmp_path / 'a'}"])
     with pytest.raises(UsageFailure, match="has the same file name; give one of them another source by NAME="):
-        stages.dedup(
+        standalone.dedup(
             inputs_of([str(tmp_path / "a"), str(tmp_path / "b")]), tmp_path / "out", DeduplicateSettings(), engine
         )

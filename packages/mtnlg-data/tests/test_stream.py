@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtnlg_data.console import Failure
-from mtnlg_data.store import TokenStore, writing_store
 from mtnlg_data.stream import (
     UNITS,
     BlendedStream,
@@ -28,6 +27,7 @@ from mtnlg_data.stream import (
     open_stream,
     position_in_block,
 )
+from mtnlg_data.tokens.store import TokenStore, writing_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,15 +22,15 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from mtnlg_data import document, tokenization
+from mtnlg_data import document
 from mtnlg_data.console import Failure
-from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.document import Document, batches, numbered, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.shards import numbered
-from mtnlg_data.store import TokenStore
 from mtnlg_data.stream import open_stream, read_blend
-from mtnlg_data.tokenization import TokenizeSettings, entropy, tokenize
-from mtnlg_data.vocabulary import EOD, keyed, sample, text_bytes, trained
+from mtnlg_data.tokens import stage
+from mtnlg_data.tokens.stage import entropy, tokenize_documents
+from mtnlg_data.tokens.store import TokenStore
+from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, keyed, sample, text_bytes, trained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def corpus(folder: Path, shards: int = 3) -> dict[str, list[Path]]:
 def run(
     folder: Path, out: Path, settings: TokenizeSettings = TRAIN, weights: Mapping[str, float] = WEIGHTS, shards: int = 3
 ) -> Summary:
-    return tokenize(corpus(folder, shards), out, settings, weights, Local(1))
+    return tokenize_documents(corpus(folder, shards), out, settings, weights, Local(1))
 
 
 def plain(path: Path, text: str) -> list[int]:
@@ -147,7 +147,7 @@ def test_neither_workers_nor_the_order_nor_the_number_of_shards_move_a_store(tmp
     run(tmp_path / "a", tmp_path / "a" / "out")
     with contextlib.closing(Local(2)) as two:
         backwards = {source: paths[::-1] for source, paths in corpus(tmp_path / "b").items()}
-        tokenize(dict(reversed(backwards.items())), tmp_path / "b" / "out", TRAIN, WEIGHTS, two)
+        tokenize_documents(dict(reversed(backwards.items())), tmp_path / "b" / "out", TRAIN, WEIGHTS, two)
     given_settings = TokenizeSettings(kind="file", path=tmp_path / "a" / "out" / "tokenizer.json", validation=0.1)
     run(tmp_path / "c", tmp_path / "c" / "out", given_settings, shards=1)
     a, b, c = (contents(tmp_path / folder / "out") for folder in "abc")
@@ -158,9 +158,9 @@ def test_neither_workers_nor_the_order_nor_the_number_of_shards_move_a_store(tmp
 def test_neither_row_groups_nor_the_parts_of_a_store_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, tmp_path / "whole")
     monkeypatch.setattr(document, "ROWS_A_GROUP", 7)
-    monkeypatch.setattr(tokenization, "TEXT_AT_ONCE", 1000)
-    monkeypatch.setattr(tokenization, "TOKENS_AT_ONCE", 300)
-    monkeypatch.setattr(tokenization, "COUNTED_AT_ONCE", 300)
+    monkeypatch.setattr(stage, "TEXT_AT_ONCE", 1000)
+    monkeypatch.setattr(stage, "TOKENS_AT_ONCE", 300)
+    monkeypatch.setattr(stage, "COUNTED_AT_ONCE", 300)
     (tmp_path / "pieces").mkdir()
     account = run(tmp_path / "pieces", tmp_path / "pieces" / "out")
     encoded = list((tmp_path / "pieces" / "out" / "state" / "web").glob("*.arrow"))
@@ -193,7 +193,7 @@ def test_done_again_it_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp
 
 def test_training_gives_one_tokenizer_whatever_the_threads_and_hash_seeds() -> None:
     program = (
-        "import sys, hashlib; from mtnlg_data.vocabulary import trained;"
+        "import sys, hashlib; from mtnlg_data.tokens.tokenizer import trained;"
         "texts = [f'word{n % 97} and{n % 31} more {n}' for n in range(3000)];"
         "print(hashlib.sha256(trained(iter(texts), 600).to_str().encode()).hexdigest())"
     )
@@ -325,4 +325,4 @@ def test_a_source_without_weight_or_documents_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none-00000.parquet"
     write_documents(path, [])
     with pytest.raises(Failure, match="source none has no document left to tokenize"):
-        tokenize({"none": [path]}, tmp_path / "out", TRAIN, {"none": 1.0}, Local(1))
+        tokenize_documents({"none": [path]}, tmp_path / "out", TRAIN, {"none": 1.0}, Local(1))

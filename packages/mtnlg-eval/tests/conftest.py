@@ -11,9 +11,10 @@ import tokenizers
 import torch
 from lm_eval.api.model import TemplateLM
 
-from mtnlg_eval.harness import task_manager
-from mtnlg_eval.task import PAPER
-from mtnlg_model.checkpoint import Checkpoint, Layout, Progress, save
+from mtnlg_eval.scoring.harness import task_manager
+from mtnlg_eval.tasks.paper_task import PAPER
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from mtnlg_eval.task import PaperTask
+    from mtnlg_eval.tasks.paper_task import PaperTask
 
 torch.set_num_threads(1)  # small products; threads that wait for one another cost more than they bring
 

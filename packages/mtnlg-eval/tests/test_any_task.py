@@ -11,12 +11,12 @@ from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
-from mtnlg_eval.model import DecoderLM
+from mtnlg_eval.scoring.decoder_lm import DecoderLM
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_model.checkpoint.reader import Checkpoint
 
 TEXTS = ["The cook thanked the sailors.", "A ring of gold lay in the grass."]
 KINDS: dict[str, dict[str, Any]] = {

@@ -13,10 +13,10 @@ import tokenizers
 
 from mtnlg_eval import cli
 from mtnlg_model.console import progress
-from mtnlg_model.huggingface import export_gpt2
+from mtnlg_model.convert.huggingface import export_gpt2
 
 if TYPE_CHECKING:
-    from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_model.checkpoint.reader import Checkpoint
 
 OURS = Path(__file__).parent / "rows"
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtnlg_eval import cli
-from mtnlg_eval.bias.cooccurrence import ETHNICITY, GENDER, KINDS, TEMPLATES, counted, describe
-from mtnlg_eval.bias.occupation import holders, occupations, summary
+from mtnlg_eval.studies.bias import holders, occupations, summary
+from mtnlg_eval.studies.cooccurrence import ETHNICITY, GENDER, KINDS, TEMPLATES, counted, describe
 from mtnlg_model.console import UsageFailure
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from lm_eval.api.instance import Instance
 
-    from mtnlg_eval.generation import Draws
-    from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_eval.scoring.generation import Draws
+    from mtnlg_model.checkpoint.reader import Checkpoint
 
 # TextBlob leaves its word list open until it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file.*en-lexicon:ResourceWarning")
@@ -110,8 +110,8 @@ def test_the_command_writes_what_it_prints_and_asks_nothing_twice(
     assert told == json.loads((tmp_path / "bias.json").read_bytes())
     assert told["digest"] == checkpoint.digest
     assert "polarity" in (tmp_path / "bias.svg").read_text()
-    monkeypatch.setattr("mtnlg_eval.generation.generate", None)
-    monkeypatch.setattr("mtnlg_eval.model.DecoderForward._run", None)
+    monkeypatch.setattr("mtnlg_eval.scoring.generation.generate", None)
+    monkeypatch.setattr("mtnlg_eval.scoring.decoder_lm.DecoderForward._run", None)
     before = (tmp_path / "bias.json").read_bytes()
     assert command(monkeypatch, *words) == 0
     assert "male likelier" in capsys.readouterr().out

@@ -15,19 +15,19 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from mtnlg_eval import cli
-from mtnlg_eval.harness import FEW
-from mtnlg_eval.report.folder import Evaluation
-from mtnlg_eval.rows import ROWS
+from mtnlg_eval.report.run_files import Evaluation
+from mtnlg_eval.scoring.harness import FEW
+from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.console import progress
-from mtnlg_model.huggingface import export_gpt2
+from mtnlg_model.convert.huggingface import export_gpt2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
 
-    from mtnlg_eval.packing import Batch
-    from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_eval.scoring.packing import Batch
+    from mtnlg_model.checkpoint.reader import Checkpoint
 
     Run = Callable[..., int]
     Write = Callable[..., Path]
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 OURS = Path(__file__).parent / "rows"
 KILLED = """
 import os, signal, sys
-from mtnlg_eval import cli, store
+from mtnlg_eval import cli
+from mtnlg_eval.scoring import answer_store as store
 keep, batches = store.Store.keep, 0
 def keep_and_die(self, answers):
     global batches
@@ -149,7 +150,7 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     assert told["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
     assert run("report", tmp_path) == 0
     assert 'id="hans"' in (tmp_path / "report.html").read_text(encoding="utf-8")
-    monkeypatch.setattr("mtnlg_eval.harness.write_text", None)  # another run begins and does not end
+    monkeypatch.setattr("mtnlg_eval.scoring.harness.write_text", None)  # another run begins and does not end
     assert run("run", checkpoint.directory, "--data", OURS, "--out", out, "--tasks", "hans", "--shots", "0") == 1
     assert run("hans", out) == 1
     assert "results.json: not there: scoring has not come to its end" in capsys.readouterr().err
@@ -162,7 +163,7 @@ def test_a_layout_without_the_parallel_engine_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("mtnlg_eval.opening.find_spec", lambda _: None)
+    monkeypatch.setattr("mtnlg_eval.scoring.open_model.find_spec", lambda _: None)
     assert run("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--layout", "tp=2,pp=1,dp=1") == 2
     assert "pip install 'mtnlg-eval[parallel]'" in capsys.readouterr().err
 
@@ -224,7 +225,7 @@ def test_a_hugging_face_folder_scores_as_the_checkpoint_it_came_from_and_is_impo
     samples = [files(tmp_path / name) for name in ("ours", "theirs")]
     for name in ("samples/wic_0.jsonl", "samples/lambada_0.jsonl"):
         assert samples[0][name] == samples[1][name]
-    monkeypatch.setattr("mtnlg_eval.opening.import_gpt2", None)
+    monkeypatch.setattr("mtnlg_eval.scoring.open_model.import_gpt2", None)
     assert run("run", tmp_path / "gpt2", *words, "--out", tmp_path / "theirs") == 0
     assert files(tmp_path / "theirs") == samples[1]
 
@@ -316,7 +317,7 @@ def test_batches_and_a_limit_change_no_byte_of_a_sample(run: Run, checkpoint: Ch
 
 def count_places(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many places each forward pass scores from now on."""
-    from mtnlg_eval.model import DecoderForward
+    from mtnlg_eval.scoring.decoder_lm import DecoderForward
 
     places: list[int] = []
     forward = DecoderForward._run

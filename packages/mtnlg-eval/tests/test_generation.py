@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
-from mtnlg_eval.generation import PROMPTS_AT_ONCE, Draws, Options, Portion, Prompt, portions
-from mtnlg_eval.model import DecoderLM
+from mtnlg_eval.scoring.decoder_lm import DecoderLM
+from mtnlg_eval.scoring.generation import PROMPTS_AT_ONCE, Draws, Options, Portion, Prompt, portions
 from mtnlg_model.console import Failure
-from mtnlg_model.generate import GREEDY, Sampling
+from mtnlg_model.generation.generate import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
     from random import Random
 
-    from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_model.checkpoint.reader import Checkpoint
 
 CONTEXTS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tuple)
 OPTIONS = st.sampled_from(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_eval.hans import Part, Verdict, study, tally
-from mtnlg_eval.shots import Choice, Pool
+from mtnlg_eval.studies.hans import Part, Verdict, study, tally
+from mtnlg_eval.tasks.shots import Choice, Pool
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import pytest
 
-from mtnlg_eval.data import read_task
-from mtnlg_eval.harness import task_manager, texts_from_hub
-from mtnlg_eval.rows import ROWS
+from mtnlg_eval.scoring.harness import task_manager, texts_from_hub
+from mtnlg_eval.tasks.rows import ROWS
+from mtnlg_eval.tasks.sources import read_task
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from mtnlg_eval.intervals import wilson
-from mtnlg_eval.operators import DISGUISES, OPERATORS, measure, problem
+from mtnlg_eval.studies.operators import DISGUISES, OPERATORS, measure, problem
+from mtnlg_eval.table import wilson
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mtnlg_eval.data import SCORED_ON_TEST
-from mtnlg_eval.harness import FEW, task_manager
-from mtnlg_eval.rows import ROWS
+from mtnlg_eval.scoring.harness import FEW, task_manager
+from mtnlg_eval.tasks.rows import ROWS
+from mtnlg_eval.tasks.sources import SCORED_ON_TEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtnlg_eval.task import PaperTask
+    from mtnlg_eval.tasks.paper_task import PaperTask
 
     Load = Callable[..., PaperTask]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtnlg_eval.published import SHOTS, TASKS, Model, Shots, published
+from mtnlg_eval.tasks.published import SHOTS, TASKS, Model, Shots, published
 
 
 @pytest.mark.parametrize(

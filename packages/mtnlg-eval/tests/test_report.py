@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_eval.intervals import wilson
-from mtnlg_eval.published import SHOTS, TASKS, published
 from mtnlg_eval.report import report
-from mtnlg_eval.report.notation import count
+from mtnlg_eval.report.markup import count
+from mtnlg_eval.table import wilson
+from mtnlg_eval.tasks.published import SHOTS, TASKS, published
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtnlg_eval.report.notation import count, duration, percent, short
-from mtnlg_eval.report.pictures import POINTS_SHOWN, condensed, thinned
+from mtnlg_eval.report.charts import POINTS_SHOWN, condensed, thinned
+from mtnlg_eval.report.markup import count, duration, percent, short
 
 
 def test_thinned_curve_keeps_its_spike_and_its_ends() -> None:

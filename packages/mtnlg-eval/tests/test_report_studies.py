@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_eval.hans import Verdict, _plain, tally
-from mtnlg_eval.intervals import wilson
 from mtnlg_eval.report import report
+from mtnlg_eval.studies.hans import Verdict, _plain, tally
+from mtnlg_eval.table import wilson
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:

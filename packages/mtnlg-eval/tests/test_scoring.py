@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
 
-from mtnlg_eval import model as model_module
-from mtnlg_eval.harness import FEW, task_manager
-from mtnlg_eval.model import DecoderLM
-from mtnlg_eval.packing import Branch, Request, Row, plan, tensors
-from mtnlg_eval.rows import ROWS
-from mtnlg_eval.store import Store
+from mtnlg_eval.scoring import decoder_lm as model_module
+from mtnlg_eval.scoring.answer_store import Store
+from mtnlg_eval.scoring.decoder_lm import DecoderLM
+from mtnlg_eval.scoring.harness import FEW, task_manager
+from mtnlg_eval.scoring.packing import Branch, Request, Row, plan, tensors
+from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.console import Failure, progress
 from mtnlg_model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
 
-    from mtnlg_eval.task import PaperTask
-    from mtnlg_model.checkpoint import Checkpoint
+    from mtnlg_eval.tasks.paper_task import PaperTask
+    from mtnlg_model.checkpoint.reader import Checkpoint
 
 OURS = Path(__file__).parent / "rows"
 CLOSE = 5e-5  # nats a request, between two orders of the same fp32 sums
@@ -88,7 +88,7 @@ def exported(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -
     """lm-eval's Hugging Face backend over the same weights."""
     from lm_eval.models.huggingface import HFLM
 
-    from mtnlg_model.huggingface import export_gpt2
+    from mtnlg_model.convert.huggingface import export_gpt2
 
     folder = tmp_path_factory.mktemp("exported") / "model"
     with progress("export", 1) as advance:

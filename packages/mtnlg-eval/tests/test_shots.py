@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.evaluator import evaluate
 
-from mtnlg_eval.shots import Pool, most_that_fit
+from mtnlg_eval.tasks.shots import Pool, most_that_fit
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
     from pathlib import Path
 
-    from mtnlg_eval.task import PaperTask
+    from mtnlg_eval.tasks.paper_task import PaperTask
 
     Load = Callable[..., PaperTask]
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_eval.model import DecoderLM
-from mtnlg_eval.packing import Request
-from mtnlg_eval.store import Store
-from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_eval.scoring.answer_store import Store
+from mtnlg_eval.scoring.decoder_lm import DecoderLM
+from mtnlg_eval.scoring.packing import Request
+from mtnlg_model.checkpoint.reader import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

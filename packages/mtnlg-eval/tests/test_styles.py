@@ -14,7 +14,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtnlg_eval.task import PaperTask
+    from mtnlg_eval.tasks.paper_task import PaperTask
 
     Load = Callable[..., PaperTask]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mtnlg_eval.data import read_task, read_texts, row_texts, task_rows
-from mtnlg_eval.rows import ROWS
+from mtnlg_eval.tasks.rows import ROWS
+from mtnlg_eval.tasks.sources import read_task, read_texts, row_texts, task_rows
 from mtnlg_model.console import Failure
 
 OURS = Path(__file__).parent / "rows"

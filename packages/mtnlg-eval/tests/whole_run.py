@@ -8,8 +8,8 @@ import random
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_eval.published import SHOTS, TASKS
 from mtnlg_eval.report import report
+from mtnlg_eval.tasks.published import SHOTS, TASKS
 
 if TYPE_CHECKING:
     from pathlib import Path

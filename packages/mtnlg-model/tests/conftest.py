@@ -12,10 +12,11 @@ import torch
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from mtnlg_model.checkpoint import Layout, Progress, save
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
+from mtnlg_model.convert.huggingface import gpt2_name, to_gpt2
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.huggingface import gpt2_name, to_gpt2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

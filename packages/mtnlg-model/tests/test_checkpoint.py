@@ -10,22 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtnlg_model import boxes
-from mtnlg_model.boxes import Box
-from mtnlg_model.checkpoint import (
-    SLOTS,
-    Checkpoint,
-    CheckpointError,
-    CheckpointWriter,
-    Layout,
-    Progress,
-    SlotName,
-    latest,
-    load,
-    publish,
-    retain,
-    save,
-)
+from mtnlg_model.checkpoint import boxes
+from mtnlg_model.checkpoint.boxes import Box
+from mtnlg_model.checkpoint.manifest import SLOTS, CheckpointError, Layout, Progress, SlotName, latest, retain
+from mtnlg_model.checkpoint.reader import Checkpoint, load, save
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_model.decoder import Decoder
 

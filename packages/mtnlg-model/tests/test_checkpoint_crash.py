@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from mtnlg_model import tensorfile
-from mtnlg_model.checkpoint import Checkpoint, CheckpointWriter, Layout, Progress, latest, publish, retain
+from mtnlg_model.checkpoint import tensor_file
+from mtnlg_model.checkpoint.manifest import Layout, Progress, latest, retain
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
@@ -44,7 +46,7 @@ def killed_before(change: int, work: Callable[[], None]) -> bool:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert status in {0, KILLED}
         return status == KILLED
-    left, put = change, tensorfile._put
+    left, put = change, tensor_file._put
 
     def step() -> None:
         nonlocal left
@@ -62,7 +64,7 @@ def killed_before(change: int, work: Callable[[], None]) -> bool:
 
     status = 1
     try:
-        tensorfile._put = torn
+        tensor_file._put = torn
         sys.addaudithook(lambda event, arguments: step() if changes_the_disk(event, arguments) else None)
         work()
         status = 0

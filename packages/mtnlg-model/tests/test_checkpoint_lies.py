@@ -16,9 +16,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtnlg_model.checkpoint import SLOTS, Checkpoint, CheckpointError, CheckpointWriter, Layout, Progress, publish
+from mtnlg_model.checkpoint.manifest import SLOTS, CheckpointError, Layout, Progress
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.checkpoint.tensor_file import TensorFile
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.tensorfile import TensorFile
 
 pytestmark = pytest.mark.usefixtures("no_gigabytes")
 MUTATIONS = settings.get_profile("mutations")

@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from mtnlg_model import tensorfile, writer
-from mtnlg_model.checkpoint import Checkpoint, CheckpointError, CheckpointWriter, Layout, Progress, load, publish, save
+from mtnlg_model.checkpoint import tensor_file, writer
+from mtnlg_model.checkpoint.manifest import CheckpointError, Layout, Progress
+from mtnlg_model.checkpoint.reader import Checkpoint, load, save
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_model.decoder import Decoder
 
@@ -30,13 +32,13 @@ def write_all(folder: Path, name: str = "a", *, skip: str = "") -> CheckpointWri
 def test_training_goes_on_while_a_slow_disk_is_written_to(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, put = Event(), tensorfile._put
+    disk, put = Event(), tensor_file._put
 
     def slow(*arguments: Any) -> None:  # noqa: ANN401  (any arguments)
         disk.wait()
         put(*arguments)
 
-    monkeypatch.setattr(tensorfile, "_put", slow)
+    monkeypatch.setattr(tensor_file, "_put", slow)
     decoder = Decoder(CONFIG)
     before = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     new = CheckpointWriter(tmp_path, 1, "a")
@@ -89,7 +91,7 @@ def test_files_are_cut_at_their_size_and_the_backlog_waits(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "FILE_BYTES", 10_000)
-    monkeypatch.setattr(tensorfile, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(tensor_file, "CHUNK_BYTES", 1000)
     new = CheckpointWriter(tmp_path, 1, "a", backlog=0)
     decoder = Decoder(CONFIG)
     for name, parameter in decoder.named_parameters():
@@ -105,7 +107,7 @@ def test_a_full_disk_reaches_whoever_closes(tmp_path: Path, monkeypatch: pytest.
     def full(*_: Any) -> None:  # noqa: ANN401  (any arguments)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tensorfile, "_put", full)
+    monkeypatch.setattr(tensor_file, "_put", full)
     failing = write_all(tmp_path)
     failing.finish()
     with pytest.raises(OSError, match=r"No space left on device: '.*step-1\.tmp/a\.weights-0\.safetensors'"):

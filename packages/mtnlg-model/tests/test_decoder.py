@@ -1,6 +1,7 @@
 """The decoder against transformers' GPT2LMHeadModel on the same weights, fp32."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,11 +9,11 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from mtnlg_model import functional, initialization
-from mtnlg_model.cache import Cache
 from mtnlg_model.config import ModelConfig, preset
+from mtnlg_model.convert.huggingface import gpt2_name, to_gpt2
 from mtnlg_model.decoder import Attention, Decoder
-from mtnlg_model.functional import Ops, packed_mask, packed_positions
-from mtnlg_model.huggingface import gpt2_name, to_gpt2
+from mtnlg_model.functional import AttentionOp, Ops
+from mtnlg_model.generation.cache import Cache
 
 Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]
 
@@ -72,30 +73,42 @@ def test_query_key_layer_scaling_changes_no_logit(pair: Pairs, config: ModelConf
     assert distance(scaled(tokens_of(config)), plain(tokens_of(config))) < 1e-5
 
 
-def test_documents_packed_in_a_row_score_as_in_rows_of_their_own(pair: Pairs) -> None:
-    decoder, _ = pair(model())
-    documents_BS = torch.tensor([[0] * 7 + [1] * 1 + [2] * 16, [5] * 12 + [6] * 12])
-    tokens_BS = tokens_of(decoder.config, rows=2)
-    packed_BSV = decoder(tokens_BS, packed_positions(documents_BS), packed_mask(documents_BS))
-    for row, first, last in ((0, 0, 7), (0, 7, 8), (0, 8, 24), (1, 0, 12), (1, 12, 24)):
-        alone_SV = decoder(tokens_BS[row : row + 1, first:last])[0]
-        assert distance(packed_BSV[row, first:last], alone_SV) < 1e-5
+@dataclass
+class Masked:
+    """Attention by a mask, at some places alone."""
+
+    mask: Tensor
+    places: Tensor | None = None
+
+    def __call__(  # noqa: PLR0917  (the figures of attention)
+        self, attention: AttentionOp, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float
+    ) -> Tensor:
+        x_BNSD = attention(q, k, v, self.mask, scale, rate)
+        return x_BNSD if self.places is None else x_BNSD[:, :, self.places]
 
 
-def test_a_mask_is_the_whole_rule(pair: Pairs) -> None:
+def test_attention_that_the_caller_passes_is_the_whole_rule(pair: Pairs) -> None:
     decoder, _ = pair(model())
     tokens_BS = tokens_of(decoder.config)
     everything = torch.ones(24, 24, dtype=torch.bool)
-    seen_BSV, causal_BSV = decoder(tokens_BS, mask=everything), decoder(tokens_BS)
+    seen_BSV, causal_BSV = decoder(tokens_BS, attend=[Masked(everything)] * 2), decoder(tokens_BS)
     assert distance(seen_BSV[:, 0], causal_BSV[:, 0]) > 1e-3
-    assert distance(decoder(tokens_BS, mask=everything.tril()), causal_BSV) < 1e-5
+    assert distance(decoder(tokens_BS, attend=[Masked(everything.tril())] * 2), causal_BSV) < 1e-5
+
+
+def test_the_last_layer_can_be_limited_to_some_places(pair: Pairs) -> None:
+    decoder, _ = pair(model())
+    tokens_BS, places, causal = tokens_of(decoder.config), torch.tensor([23, 4, 4]), torch.ones(24, 24).bool().tril()
+    some_BNV = decoder(tokens_BS, attend=[Masked(causal), Masked(causal, places)])
+    assert distance(some_BNV, decoder(tokens_BS)[:, places]) < 1e-5
 
 
 @pytest.mark.parametrize("cuts", [[24], [1] * 24, [10, 1, 1, 12], [5, 7, 12]])
 def test_a_cache_fed_piece_by_piece_gives_the_logits_of_the_whole(pair: Pairs, cuts: list[int]) -> None:
     decoder, _ = pair(model())
     tokens_BS, cache = tokens_of(decoder.config), Cache(decoder.config, 24)
-    pieces = [decoder(piece_BS, cache=cache) for piece_BS in torch.split(tokens_BS, cuts, dim=1)]
+    split = torch.split(tokens_BS, cuts, dim=1)
+    pieces = [decoder(piece_BS, cache.positions(piece_BS), cache.attend()) for piece_BS in split]
     assert distance(torch.cat(pieces, dim=1), decoder(tokens_BS)) < 1e-5
 
 

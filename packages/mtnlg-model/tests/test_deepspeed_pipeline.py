@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
+from mtnlg_model.convert.deepspeed import import_pipeline
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.deepspeed_pipeline import import_pipeline
 
 CONFIG = ModelConfig(layers=2, hidden=16, heads=4, sequence=8, vocabulary=64)
 NORM, QKV, DENSE = "input_layernorm", "self_attention.query_key_value", "self_attention.dense"

@@ -14,11 +14,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mtnlg_model import generate as generation
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.generate import Sampling, complete, generate, lay_out_for_one_row, probabilities
+from mtnlg_model.generation import generate as generation
+from mtnlg_model.generation.generate import Sampling, complete, generate, lay_out_for_one_row, probabilities
 from mtnlg_model.tokenizer import Tokenizer
 
 Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]

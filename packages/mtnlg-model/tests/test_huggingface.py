@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
-from mtnlg_model import huggingface
-from mtnlg_model.checkpoint import Checkpoint, Layout, Progress, save
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
+from mtnlg_model.convert import huggingface
+from mtnlg_model.convert.huggingface import export_gpt2, from_gpt2, import_gpt2, to_gpt2
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.huggingface import export_gpt2, from_gpt2, import_gpt2, to_gpt2
 from mtnlg_model.tokenizer import EOD, Tokenizer
 
 Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mtnlg_model import cli
-from mtnlg_model.checkpoint import Checkpoint
-from mtnlg_model.generate import Sampling, complete
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.generation.generate import Sampling, complete
 from mtnlg_model.tokenizer import Tokenizer
 
 Command = Callable[..., tuple[int, str, str]]

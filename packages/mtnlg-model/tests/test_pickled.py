@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtnlg_model import pickled
 from mtnlg_model.console import Failure
-from mtnlg_model.pickled import Global, Record
-from mtnlg_model.torchfile import TorchFile, View
+from mtnlg_model.convert import pickle_reader
+from mtnlg_model.convert.pickle_reader import Global, Record
+from mtnlg_model.convert.torch_file import TorchFile, View
 
 MUTATIONS = settings.get_profile("mutations")
 HERE = Path("x.pkl")
@@ -30,12 +30,12 @@ PLAIN = st.recursive(
 @settings(max_examples=50)
 @given(value=PLAIN, protocol=st.integers(2, pickle.HIGHEST_PROTOCOL))
 def test_what_is_plain_comes_back(value: object, protocol: int) -> None:
-    assert pickled.read(pickle.dumps(value, protocol), HERE) == value
+    assert pickle_reader.read(pickle.dumps(value, protocol), HERE) == value
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_classes_stay_names_and_calls_stay_records(tmp_path: Path, protocol: int) -> None:
-    class_, path, ordered = pickled.read(pickle.dumps((OrderedDict, tmp_path, OrderedDict(a=1)), protocol), HERE)
+    class_, path, ordered = pickle_reader.read(pickle.dumps((OrderedDict, tmp_path, OrderedDict(a=1)), protocol), HERE)
     assert class_ == Global("collections", "OrderedDict")
     assert path.is_a("pathlib", "PosixPath")
     assert path.arguments == tmp_path.parts
@@ -52,7 +52,7 @@ class Malice:
 
 
 def test_nothing_runs(tmp_path: Path) -> None:
-    found = pickled.read(pickle.dumps([Malice(tmp_path / "ran")]), HERE)[0]
+    found = pickle_reader.read(pickle.dumps([Malice(tmp_path / "ran")]), HERE)[0]
     assert (found.what.name, found.arguments) == ("mkdir", (str(tmp_path / "ran"),))
     assert not (tmp_path / "ran").exists()
 
@@ -61,7 +61,7 @@ def test_a_key_whose_hash_could_take_forever_is_refused() -> None:
     # t = (); 200 times t = (t, t); {t: None}
     raw = b"\x80\x02}(" + b")" + b"q\x00h\x00\x86" * 200 + b"Nu."
     with pytest.raises(Failure, match="a tuple for a key"):
-        pickled.read(raw, HERE)
+        pickle_reader.read(raw, HERE)
 
 
 @settings(MUTATIONS)
@@ -72,7 +72,7 @@ def test_any_bytes_are_a_value_or_one_failure(data: st.DataObject) -> None:
         place = data.draw(st.integers(0, len(raw)))
         raw[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
     with suppress(Failure):
-        pickled.read(bytes(raw), HERE)
+        pickle_reader.read(bytes(raw), HERE)
 
 
 def test_tensors_come_back_whatever_part_of_their_storage_they_show(tmp_path: Path) -> None:

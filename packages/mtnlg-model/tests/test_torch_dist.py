@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
+from mtnlg_model.convert.torch_dist import count_pieces, import_torch_dist
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.torch_dist import count_pieces, import_torch_dist
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

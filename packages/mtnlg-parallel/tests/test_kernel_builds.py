@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.cli import _announce, app
-from mtnlg_parallel.folder import Start
-from mtnlg_parallel.kernels import build, record
+from mtnlg_parallel.kernels import build, build_record
 from mtnlg_parallel.kernels.build import Built
-from mtnlg_parallel.kernels.record import Kernel
+from mtnlg_parallel.kernels.build_record import Kernel
 from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.training.run_dir import Start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ def test_training_says_what_is_not_built_until_it_is(cache: Path, recipe: Recipe
     said = str(build.missing(recipe, "sm_80"))
     assert "kernels for sm_80 are not built" in said
     assert "mtnlg-parallel build-kernels RECIPE --target sm_80" in said
-    record.write("sm_80", recipe, [KERNEL])
+    build_record.write("sm_80", recipe, [KERNEL])
     assert build.missing(recipe, "sm_80")  # Triton's cache does not have it
     (cache / KERNEL.folder).mkdir()
     assert build.missing(recipe, "sm_80") is None
@@ -104,9 +104,9 @@ def test_kernels_whose_source_changed_are_not_built(
 ) -> None:
     (sources := tmp_path / "kernels").mkdir()
     (sources / "norm.py").write_text("a = 1")
-    monkeypatch.setattr(record, "SOURCES", sources)
+    monkeypatch.setattr(build_record, "SOURCES", sources)
     (cache / KERNEL.folder).mkdir()
-    record.write("sm_80", recipe, [KERNEL])
+    build_record.write("sm_80", recipe, [KERNEL])
     assert build.missing(recipe, "sm_80") is None
     (sources / "norm.py").write_text("a = 2")
     assert build.missing(recipe, "sm_80")
@@ -118,7 +118,7 @@ def test_the_cards_without_a_known_limit_are_left_to_triton(recipe: Recipe) -> N
 
 def test_what_was_built_is_read_back_and_tabled(cache: Path, recipe: Recipe, tmp_path: Path) -> None:
     (cache / KERNEL.folder).mkdir()
-    record.write("sm_80", recipe, [KERNEL])
+    build_record.write("sm_80", recipe, [KERNEL])
     built = build.build(recipe, ["sm_80"])
     assert built == {"sm_80": Built([KERNEL], already=True)}
     assert str(built["sm_80"]).startswith("1 kernels are there already: at most 46 registers a thread and 32 bytes")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtnlg_parallel.head import EAGER
-from mtnlg_parallel.kernels import best, choice
+from mtnlg_parallel.kernels import best, dispatch
+from mtnlg_parallel.model.head import EAGER
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet() -> None:
-    choice._say_once.cache_clear()
+    dispatch._say_once.cache_clear()
 
 
 def test_a_cpu_gets_eager_operations_and_is_told_once(
@@ -30,7 +30,7 @@ def test_a_cpu_gets_eager_operations_and_is_told_once(
 def test_without_triton_everything_is_eager(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(choice, "find_spec", lambda _name: None)
+    monkeypatch.setattr(dispatch, "find_spec", lambda _name: None)
     assert best(CPU) is EAGER
     assert "pip install 'mtnlg-parallel[kernels]'" in capsys.readouterr().err
 

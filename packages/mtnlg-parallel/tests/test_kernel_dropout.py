@@ -11,7 +11,7 @@ from mtnlg_model import functional
 
 pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
 
-from mtnlg_parallel.kernels import bits, dropout, norm, softmax
+from mtnlg_parallel.kernels import dropout, dropout_mask, norm, softmax
 
 RATE = 0.3
 EPS = 1e-5
@@ -27,7 +27,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int
     return a, b, c, d
 
 
-def kept(drawn: bits.Dropout, rows: int, columns: int) -> torch.Tensor:
+def kept(drawn: dropout_mask.Dropout, rows: int, columns: int) -> torch.Tensor:
     """Which elements stay, number by number."""
     found = np.empty((rows, columns), dtype=bool)
     key = drawn.seed & 0xFFFFFFFF, drawn.seed >> 32
@@ -129,7 +129,7 @@ def test_recomputation_draws_the_same_mask() -> None:
 def test_a_rate_is_rounded_to_a_65536th_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
     ones_H = dropout.bias_dropout_add(torch.ones(64, 4096), torch.zeros(4096), torch.zeros(64, 4096), 0.1, True)
-    drawn = bits.draw(0.1)
+    drawn = dropout_mask.draw(0.1)
     assert drawn.threshold == round(0.1 * 65536)
     assert drawn.scale * (1 - drawn.threshold / 65536) == pytest.approx(1)
     # 262,144 draws: a standard deviation of the share kept is 5.9e-4.
@@ -143,8 +143,8 @@ def test_without_dropout_no_number_is_drawn() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def _drawn(seed: int) -> tuple[bits.Dropout, float]:
+def _drawn(seed: int) -> tuple[dropout_mask.Dropout, float]:
     """What the next call draws after this seed, and by what it scales."""
     torch.manual_seed(seed)
-    drawn = bits.draw(RATE)
+    drawn = dropout_mask.draw(RATE)
     return drawn, drawn.scale

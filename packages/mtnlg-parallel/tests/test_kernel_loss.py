@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtnlg_parallel import head
+from mtnlg_parallel.model import head
 
 pytest.importorskip("triton", reason="kernels need Triton: pip install mtnlg-parallel[kernels]")
 

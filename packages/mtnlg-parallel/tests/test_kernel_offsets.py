@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtnlg_model import functional
-from mtnlg_parallel import head
+from mtnlg_parallel.model import head
 
 pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.guard import AdamW, Guard
-from mtnlg_parallel.metrics import Step
+from mtnlg_parallel.launch.watchdog import phase_of
 from mtnlg_parallel.recipe import GuardSettings
-from mtnlg_parallel.watchdog import phase_of
+from mtnlg_parallel.training.guard import AdamW, Guard
+from mtnlg_parallel.training.metrics import Step
 
 FOUR = GuardSettings(deviations=3.0, window=4, most_skips=2)
 

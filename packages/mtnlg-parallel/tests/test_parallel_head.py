@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtnlg_parallel import head
 from mtnlg_parallel.layout import CHUNK, LEAST_CHUNK, head_chunk
+from mtnlg_parallel.model import head
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.tensor import Slicing
+    from mtnlg_parallel.model.slicing import Slicing
 
 HIDDEN, WIDTH = 8, 24
 

@@ -11,10 +11,19 @@ import pytest
 
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.boards import WeightsAndBiases, check_wandb
-from mtnlg_parallel.metrics import Follower, Recorder, Step, cut_back, described, last_steps, read_steps
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.speed import peak_of, speed
+from mtnlg_parallel.training.metrics import (
+    Follower,
+    Recorder,
+    Step,
+    cut_back,
+    described,
+    last_steps,
+    peak_of,
+    read_steps,
+    speed,
+)
+from mtnlg_parallel.training.trackers import WeightsAndBiases, check_wandb
 
 STEP: Step = {
     "step": 1,
@@ -127,6 +136,6 @@ def test_weights_and_biases_goes_on_with_the_run_of_the_same_folder(
 
 
 def test_weights_and_biases_where_it_is_missing_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtnlg_parallel.boards.find_spec", lambda _: None)
+    monkeypatch.setattr("mtnlg_parallel.training.trackers.find_spec", lambda _: None)
     with pytest.raises(UsageFailure, match=r"pip install 'mtnlg-parallel\[wandb\]'"):
         check_wandb()

@@ -6,7 +6,7 @@ import pytest
 
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_parallel.picture import draw, facts
+from mtnlg_parallel.layout_report import draw_layout, facts
 from mtnlg_parallel.recipe import Recipe, disagreement, load_recipe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -39,7 +39,7 @@ def test_a_published_recipe_holds_the_published_decoder_and_can_be_laid_out(
 ) -> None:
     recipe = load_recipe(RECIPES / name)
     assert recipe.model == PRESETS[name]
-    draw(recipe)
+    draw_layout(recipe)
     assert f"{recipe.model.parameters:,} parameters over {recipe.layout}" in capsys.readouterr().out
     told = facts(recipe)
     assert told["world"] == len(told["ranks"]) == recipe.layout.world

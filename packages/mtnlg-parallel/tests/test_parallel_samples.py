@@ -10,8 +10,8 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.samples import Prefetch, micro_batches
-from mtnlg_parallel.schedule import Ramp
+from mtnlg_parallel.training.samples import Prefetch, micro_batches
+from mtnlg_parallel.training.schedule import Ramp
 
 
 class Numbers:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.schedule import BatchSize, LearningRate, Ramp
+from mtnlg_parallel.training.schedule import BatchSize, LearningRate, Ramp
 
 SEQUENCE = 2048
 PEAK, FLOOR = 5.0e-5, 5.0e-6

@@ -14,7 +14,7 @@ from mtnlg_parallel.recipe import Recipe, load_recipe
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # megatron-core warns of what it could use and we do not
-    from mtnlg_parallel.shard import draw, shard_of
+    from mtnlg_parallel.layout_report import draw_rank, shard_of
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -50,7 +50,7 @@ def test_one_rank_holds_the_whole_decoder_and_counts_the_tied_head_once() -> Non
 
 
 def test_it_is_drawn(mt_nlg: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    draw(shard_of(mt_nlg, 2239), mt_nlg)
+    draw_rank(shard_of(mt_nlg, 2239), mt_nlg)
     said = capsys.readouterr().out
     assert "rank 2239 of 2,240 (tp 7, pp 34, dp 7)" in said
     assert "131,072,000" in said

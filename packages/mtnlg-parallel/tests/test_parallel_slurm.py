@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_parallel.launch.slurm import script, submit
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.slurm import script, submit
 
 MT_NLG = Layout(tp=8, pp=35, dp=8)
 OUT = Path("/shared/runs/mt nlg")

@@ -13,7 +13,7 @@ from mtnlg_data.console import Failure as DataFailure
 from mtnlg_model.console import Failure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
-from mtnlg_parallel.planner.hardware import load_cluster
+from mtnlg_parallel.planner.cluster import load_cluster
 
 ROOT = Path(__file__).parents[3]
 PAPER = ("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35,dp=8")

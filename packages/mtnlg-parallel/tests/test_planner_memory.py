@@ -4,11 +4,10 @@ import pytest
 
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_parallel.layout import Layout, head_chunk
-from mtnlg_parallel.planner.hardware import GIB, load_cluster
+from mtnlg_parallel.planner.cluster import GIB, load_cluster, load_software
 from mtnlg_parallel.planner.memory import Memory, fullest, layer_bytes, memory, misfit
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.search import search
-from mtnlg_parallel.planner.software import load_software
 
 LM = load_software("megatron-lm")
 SELENE = load_cluster("selene")

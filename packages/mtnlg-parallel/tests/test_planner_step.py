@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.planner import gemm
-from mtnlg_parallel.planner.hardware import Cluster, load_cluster, names
+from mtnlg_parallel.planner import layer_cost
+from mtnlg_parallel.planner.cluster import SOFTWARE, Cluster, Software, load_cluster, load_software, names
+from mtnlg_parallel.planner.measured import PUBLISHED, Rows
 from mtnlg_parallel.planner.report import facts, hardware_flops
-from mtnlg_parallel.planner.rows import Rows
 from mtnlg_parallel.planner.run import Run
-from mtnlg_parallel.planner.scaling import PUBLISHED
-from mtnlg_parallel.planner.software import SOFTWARE, Software, load_software
 from mtnlg_parallel.planner.step import floor, predict
 
 ROWS = Path(__file__).parents[4] / "shared" / "data" / "iteration_times"
@@ -124,14 +122,14 @@ def test_hardware_operations_are_the_papers() -> None:
 
 
 def test_a_product_costs_a_wave_more_when_one_tile_is_too_many() -> None:
-    one_wave = gemm.seconds(DGX, 256 * 12, 128 * 9, 8192)  # 108 tiles on 108 processors
-    assert gemm.seconds(DGX, 256 * 12 + 1, 128 * 9, 8192) > 1.15 * one_wave
-    assert gemm.seconds(DGX, 256 * 12 - 1, 128 * 9, 8192) == pytest.approx(one_wave)
+    one_wave = layer_cost.gemm_seconds(DGX, 256 * 12, 128 * 9, 8192)  # 108 tiles on 108 processors
+    assert layer_cost.gemm_seconds(DGX, 256 * 12 + 1, 128 * 9, 8192) > 1.15 * one_wave
+    assert layer_cost.gemm_seconds(DGX, 256 * 12 - 1, 128 * 9, 8192) == pytest.approx(one_wave)
 
 
 def test_a_large_product_sustains_what_cublas_does_and_a_thin_one_the_bandwidth() -> None:
-    assert 2 * 8192**3 / gemm.seconds(DGX, 8192, 8192, 8192) == pytest.approx(270e12, rel=0.05)
-    assert gemm.seconds(DGX, 16, 8192, 8192) >= 2 * 8192**2 / DGX.gpu.memory_bandwidth
+    assert 2 * 8192**3 / layer_cost.gemm_seconds(DGX, 8192, 8192, 8192) == pytest.approx(270e12, rel=0.05)
+    assert layer_cost.gemm_seconds(DGX, 16, 8192, 8192) >= 2 * 8192**2 / DGX.gpu.memory_bandwidth
 
 
 @pytest.mark.parametrize("name", names())
@@ -141,7 +139,7 @@ def test_every_cluster_that_ships_can_be_planned_on(name: str) -> None:
 
 
 def test_the_planner_imports_no_torch() -> None:
-    folder = Path(gemm.__file__).parent
+    folder = Path(layer_cost.__file__).parent
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -1,15 +1,30 @@
-"""The command ``mtnlg-data``."""
+"""The command ``mtnlg-data``.
+
+The commands that run one stage by itself: extract, score, clean, dedup, decontaminate, tokenize.
+
+They take files and folders of any format, and what another of them has left::
+
+    mtnlg-data extract web=crawl/ --out pages
+    mtnlg-data score pages --positive books.jsonl.gz --out good
+    mtnlg-data dedup books.jsonl.gz good --out unique
+    mtnlg-data tokenize unique --weight documents=0.3 --weight web=0.7 --set vocabulary=50257 --out tokens
+"""
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  (typer reads the annotations)
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from .console import UsageFailure, application, print_json, run, say
-from .engine import EngineName  # noqa: TC001  (typer reads the annotations)
-from .stage_commands import COMMANDS
+from .engine import EngineName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .engine import Engine, Summary
+
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
 
@@ -75,10 +90,11 @@ def fetch(
     The same command again goes on where it was, in mid-file too. A recipe's source reads the folder by
     [bold]snapshot = "FOLDER"[/bold], whatever of it has landed.
     """
+    from mtnlg_data.sources.remotes import base_of  # noqa: PLC0415
+    from mtnlg_data.sources.snapshot import COMMON_CRAWL  # noqa: PLC0415
+    from mtnlg_data.sources.snapshot import fetch as fetch_snapshot  # noqa: PLC0415
+
     from .console import Failure  # noqa: PLC0415
-    from .sources.bases import base_of  # noqa: PLC0415
-    from .sources.snapshot import COMMON_CRAWL  # noqa: PLC0415
-    from .sources.snapshot import fetch as fetch_snapshot  # noqa: PLC0415
 
     origin = base_of(base or COMMON_CRAWL)
     told = fetch_snapshot(snapshot, out, origin, files=files, workers=workers, verify=verify)
@@ -119,8 +135,173 @@ def show_plan(
         show(planned)
 
 
-for stage in COMMANDS:
-    app.command()(stage)
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Files and folders: WARC, JSON lines (.gz, .zst), Parquet, or what another stage left; NAME=PATH names a "
+        "source.",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", help="The folder that shards, manifests, summary and page are written to.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the stage.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes to use; all cores if not given.")]
+OnEngine = Annotated[EngineName, typer.Option(help="Where it runs: processes of this machine, or a Ray cluster.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+
+
+@app.command()
+def extract(
+    inputs: Words,
+    *,
+    out: Out,
+    field: Annotated[str, typer.Option(help="Key or column of the text, in JSON lines and Parquet.")] = "text",
+    subset: Annotated[
+        str | None, typer.Option(help="The inputs have the Pile's format: keep this pile_set_name of them.")
+    ] = None,
+    overrides: Overrides = None,
+    workers: Workers = None,
+    engine: OnEngine = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Records to documents: charset, language, and of a page the text without its boilerplate."""
+    from . import standalone  # noqa: PLC0415
+    from .extract.text import ExtractSettings  # noqa: PLC0415
+    from .settings import from_overrides  # noqa: PLC0415
+
+    settings = from_overrides(ExtractSettings, overrides or [])
+    how = {"kind": "pile", "subset": subset} if subset is not None else {"field": field}
+    found = standalone.inputs_of(inputs, raw=True, **how)
+    _run(lambda on: standalone.extract(found, out, settings, on), engine, workers, as_json=as_json)
+
+
+@app.command()
+def score(
+    inputs: Words,
+    *,
+    out: Out,
+    positive: Annotated[
+        list[str] | None,
+        typer.Option(metavar="INPUT", help="Good documents: a classifier learns them from the inputs."),
+    ] = None,
+    overrides: Overrides = None,
+    workers: Workers = None,
+    engine: OnEngine = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Train a quality classifier, score every document, and keep those that the Pareto draw keeps.
+
+    [bold]--set model=FILE[/bold] takes a classifier that is trained already: some score's classifier.npy.
+    """
+    from . import standalone  # noqa: PLC0415
+    from .quality.stage import QualitySettings  # noqa: PLC0415
+    from .settings import from_overrides  # noqa: PLC0415
+
+    settings = from_overrides(QualitySettings, overrides or [])
+    found, good = standalone.inputs_of(inputs), standalone.inputs_of(positive or [], unnamed="positives")
+    _run(lambda on: standalone.score(found, out, settings, on, positives=good), engine, workers, as_json=as_json)
+
+
+@app.command()
+def clean(
+    inputs: Words,
+    *,
+    out: Out,
+    rules: Annotated[
+        str, typer.Option(help="Those to apply: unicode, whitespace, language, javascript, short.")
+    ] = "unicode,language,javascript,short",
+    overrides: Overrides = None,
+    workers: Workers = None,
+    engine: OnEngine = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Repair Unicode and white space; drop other languages, JavaScript stubs and short documents."""
+    from . import standalone  # noqa: PLC0415
+    from .clean.stage import CleanSettings  # noqa: PLC0415
+    from .settings import from_overrides  # noqa: PLC0415
+
+    settings = from_overrides(CleanSettings, overrides or [])
+    found, chosen = standalone.inputs_of(inputs), standalone.rules_of(rules)
+    _run(lambda on: standalone.clean(found, out, settings, on, rules=chosen), engine, workers, as_json=as_json)
+
+
+@app.command()
+def dedup(
+    inputs: Words,
+    *,
+    out: Out,
+    overrides: Overrides = None,
+    workers: Workers = None,
+    engine: OnEngine = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Of near duplicates across all inputs keep one, of the source named first; OUT/removed.parquet lists the rest."""
+    from . import standalone  # noqa: PLC0415
+    from .dedup.stage import DeduplicateSettings  # noqa: PLC0415
+    from .settings import from_overrides  # noqa: PLC0415
+
+    settings = from_overrides(DeduplicateSettings, overrides or [])
+    found = standalone.inputs_of(inputs)
+    _run(lambda on: standalone.dedup(found, out, settings, on), engine, workers, as_json=as_json)
+
+
+@app.command()
+def decontaminate(
+    inputs: Words,
+    *,
+    out: Out,
+    texts: Annotated[Path, typer.Option(help="Texts of the tasks, as mtnlg-eval texts writes them.")],
+    overrides: Overrides = None,
+    workers: Workers = None,
+    engine: OnEngine = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Cut the tasks' n-grams, and what stands around them, out of the documents."""
+    from . import standalone  # noqa: PLC0415
+    from .decontaminate.cut_planning import DecontaminateSettings  # noqa: PLC0415
+    from .settings import from_overrides  # noqa: PLC0415
+
+    settings = from_overrides(DecontaminateSettings, overrides or [])
+    found = standalone.inputs_of(inputs)
+    _run(lambda on: standalone.decontaminate(found, out, settings, on, texts=texts), engine, workers, as_json=as_json)
+
+
+@app.command()
+def tokenize(
+    inputs: Words,
+    *,
+    out: Out,
+    weight: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=SHARE", help="A source's share of the training samples.")
+    ] = None,
+    overrides: Overrides = None,
+    workers: Workers = None,
+    engine: OnEngine = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Documents to Megatron's token stores and their blend.
+
+    [bold]--set vocabulary=50257[/bold] trains a tokenizer; [bold]--set kind=gpt2 --set path=FOLDER[/bold] reads one.
+    """
+    from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: PLC0415
+
+    from . import standalone  # noqa: PLC0415
+    from .settings import from_overrides  # noqa: PLC0415
+
+    settings = from_overrides(TokenizeSettings, overrides or [])
+    found, weights = standalone.inputs_of(inputs), standalone.weights_of(weight or [])
+    _run(lambda on: standalone.tokenize(found, out, settings, on, weights=weights), engine, workers, as_json=as_json)
+
+
+def _run(work: Callable[[Engine], Summary], engine: EngineName, workers: int | None, *, as_json: bool) -> None:
+    from .engine import engine_named  # noqa: PLC0415
+
+    with engine_named(engine, workers) as runs:
+        summary = work(runs)
+    if as_json:
+        print_json(summary)
 
 
 @app.command()
@@ -131,7 +312,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print what is found as JSON.")] = False,
 ) -> None:
     """Show what a folder, a Parquet file or a token store holds: counts by source, and decoded documents."""
-    from .inspection import inspected, show  # noqa: PLC0415
+    from mtnlg_data.report.inspection import inspected, show  # noqa: PLC0415
 
     found = inspected(path, documents, characters)
     if as_json:
@@ -150,7 +331,7 @@ def merge_stores(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Make one token store of several, without tokenizing again; the documents of each are spread evenly over it."""
-    from .merging import merge  # noqa: PLC0415
+    from mtnlg_data.tokens.merge import merge  # noqa: PLC0415
 
     merged = merge([path.with_suffix("") if path.suffix in {".bin", ".idx"} else path for path in stores], out)
     told = {"prefix": str(out), "documents": len(merged), "tokens": merged.tokens, "sha256": merged.checksum()}

@@ -11,19 +11,20 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .clean import clean
+from mtnlg_data.clean.stage import clean_documents
+from mtnlg_data.decontaminate.stage import decontaminate_documents
+from mtnlg_data.dedup.stage import deduplicate_documents
+from mtnlg_data.extract.stage import extract_documents
+from mtnlg_data.quality.stage import filter_documents
+from mtnlg_data.tokens.stage import tokenize_documents
+from mtnlg_data.tokens.tokenizer import files_of
+
 from .console import say
-from .decontaminate import decontaminate
-from .dedup import deduplicate
 from .document import Damaged, source_of
 from .engine import Sharded, at_work_in, checksum, key_of, manifest_path
 from .files import sha256, write_json, write_text
-from .funnel import line, together
-from .ingestion import extract
-from .quality import quality
 from .settings import dump
-from .tokenization import tokenize
-from .vocabulary import files_of
+from .tally import line, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out
 
     inputs = [(asdict(file), _state(file.path)) for file in files]
     extracted = chain.run(
-        "extract", [inputs, recipe.extract], lambda folder: extract(files, folder, recipe.extract, engine)
+        "extract", [inputs, recipe.extract], lambda folder: extract_documents(files, folder, recipe.extract, engine)
     )
     shards = [extracted / name for name in chain.accounts[-1]["shards"]]
 
@@ -84,7 +85,7 @@ def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out
         judged = chain.run(
             "quality",
             [_checksums(shards), roles, judging, judging.model and sha256(judging.model)],
-            lambda folder: quality(shards, folder, judging, *roles, before=before, engine=engine),
+            lambda folder: filter_documents(shards, folder, judging, *roles, before=before, engine=engine),
         )
         shards = [judged / shard.name if source_of(shard) in recipe.filtered else shard for shard in shards]
 
@@ -93,21 +94,21 @@ def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out
     cleaned = chain.run(
         "clean",
         [_checksums(dirty), rules, recipe.clean],
-        lambda folder: clean(dirty, folder, recipe.clean, rules, engine),
+        lambda folder: clean_documents(dirty, folder, recipe.clean, rules, engine),
     )
 
     clean_shards = [cleaned / shard.name for shard in shards]
     unique = chain.run(
         "deduplicate",
         [_checksums(clean_shards), priority, recipe.deduplicate],
-        lambda folder: deduplicate(clean_shards, folder, recipe.deduplicate, priority, engine),
+        lambda folder: deduplicate_documents(clean_shards, folder, recipe.deduplicate, priority, engine),
     )
 
     unique_shards = [unique / shard.name for shard in shards]
     pure = chain.run(
         "decontaminate",
         [_checksums(unique_shards), texts and sha256(texts), recipe.decontaminate],
-        lambda folder: decontaminate(unique_shards, folder, recipe.decontaminate, texts, engine),
+        lambda folder: decontaminate_documents(unique_shards, folder, recipe.decontaminate, texts, engine),
     )
 
     encoding = recipe.encoding
@@ -116,7 +117,7 @@ def _stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, out
     chain.run(
         "tokenize",
         [[_checksums(of) for of in by_source.values()], recipe.weights, encoding, tokenizer],
-        lambda _: tokenize(by_source, out / "tokens", encoding, recipe.weights, engine),
+        lambda _: tokenize_documents(by_source, out / "tokens", encoding, recipe.weights, engine),
         results=out / "tokens",
     )
     return together(chain.accounts)

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from .classifier import WINDOW
+from mtnlg_data.dedup.plan import state_bytes
+from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.quality.classifier import WINDOW
+from mtnlg_data.tokens.stage import TEXT_AT_ONCE, TOKENS_AT_ONCE
+from mtnlg_data.tokens.store import dtype_for
+
 from .console import Failure
-from .dedup.plan import state_bytes
 from .document import CHARACTERS_A_GROUP, ROWS_A_GROUP
-from .extract import ExtractSettings
-from .store import dtype_for
-from .tokenization import TEXT_AT_ONCE, TOKENS_AT_ONCE
 
 if TYPE_CHECKING:
     from .recipe import Recipe

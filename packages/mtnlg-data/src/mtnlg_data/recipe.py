@@ -28,17 +28,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from .clean import VARIANTS, CleanSettings, Rule
+from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule
+from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
+from mtnlg_data.dedup.stage import DeduplicateSettings
+from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.quality.stage import QualitySettings
+from mtnlg_data.sources.corpus import DATASETS
+from mtnlg_data.sources.snapshot import landed_files
+from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
+
 from .console import Failure
-from .corpus import DATASETS
-from .decontaminate import DecontaminateSettings
-from .dedup import DeduplicateSettings
-from .extract import ExtractSettings
-from .quality import QualitySettings
 from .settings import Settings, load
 from .sources import Kind, SourceFile
-from .sources.snapshot import landed_files
-from .tokenization import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

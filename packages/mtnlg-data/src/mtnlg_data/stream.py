@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, SupportsI
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
+from mtnlg_data.tokens.store import TokenStore
+
 from .console import Failure
 from .settings import Settings
-from .store import TokenStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,6 +8,8 @@ c_0, c_1, ... the code points of a word and w_0, w_1, ... the hashes of words th
 
 ``mix`` is the finalizer of MurmurHash3, a bijection. Texts come in batches, so that a thousand short ones cost little
 more than one long one.
+
+Loops compiled by numba, and what stands in for them where Python is newer than numba's wheels.
 """
 
 from __future__ import annotations
@@ -15,21 +17,47 @@ from __future__ import annotations
 import re
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from .compiled import compiled, compiled_if_possible
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
 
 A = np.uint64(0x9E3779B97F4A7C15)
 B = np.uint64(0xD6E8FEB86659FD93)
 SEPARATOR = "\n"
 CHARACTERS_AT_ONCE = 1_000_000  # what is worked on stays in the processor's caches
+
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+HAS_NUMBA = find_spec("numba") is not None
+
+
+def compiled(instead: F) -> Callable[[F], F]:
+    """Decorate loops over arrays: numba compiles them once a machine; without numba ``instead`` is the function.
+
+    ``instead`` is the same function in NumPy and gives the same bits, so that where a run goes on never shows.
+    """
+
+    def choose(loops: F) -> F:
+        if not HAS_NUMBA:
+            return instead
+        import numba  # noqa: PLC0415  (only where there is one)
+
+        return cast("F", numba.njit(cache=True)(loops))
+
+    return choose
+
+
+def compiled_if_possible(loops: F) -> F:
+    """Decorate loops that, without numba, run as they stand: others call them, or nothing in NumPy is like them."""
+    return compiled(instead=loops)(loops)
 
 
 class Words(NamedTuple):

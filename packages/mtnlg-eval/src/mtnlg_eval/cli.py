@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from mtnlg_eval.tasks.published import TASKS
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
 from mtnlg_model.files import replacing
-
-from .published import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,9 +76,10 @@ def score(  # noqa: PLR0917  (typer names them)
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
-    from .harness import Evaluation  # noqa: PLC0415  (as above)
-    from .opening import model, opened, steps  # noqa: PLC0415  (as above)
-    from .shots import Choice  # noqa: PLC0415  (as above)
+    from mtnlg_eval.scoring.harness import Evaluation  # noqa: PLC0415  (as above)
+    from mtnlg_eval.scoring.open_model import model, opened, steps  # noqa: PLC0415  (as above)
+    from mtnlg_eval.tasks.shots import Choice  # noqa: PLC0415  (as above)
+
     from .table import show  # noqa: PLC0415  (as above)
 
     gaps: list[dict[str, str]] = []
@@ -141,8 +141,8 @@ def hans(
     Accuracy → accuracy with the threshold shifted to the mean of P(True), in percent, at each number of shots:
     [bold]run --tasks hans --shots 0,1,2,4,8,16,32[/bold] gives the paper's figure 5.
     """
-    from .hans import lines, study  # noqa: PLC0415  (--help shall be fast)
-    from .report.study_pictures import draw  # noqa: PLC0415  (as above)
+    from mtnlg_eval.report.study_charts import draw  # noqa: PLC0415  (as above)
+    from mtnlg_eval.studies.hans import lines, study  # noqa: PLC0415  (--help shall be fast)
 
     told = study(folder)
     draw(folder / "hans.json")
@@ -174,9 +174,9 @@ def operators(  # noqa: PLR0917  (as above)
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
-    from .opening import model, opened, subject  # noqa: PLC0415  (as above)
-    from .operators import measure, rows  # noqa: PLC0415  (as above)
-    from .report.study_pictures import draw  # noqa: PLC0415  (as above)
+    from mtnlg_eval.report.study_charts import draw  # noqa: PLC0415  (as above)
+    from mtnlg_eval.scoring.open_model import model, opened, subject  # noqa: PLC0415  (as above)
+    from mtnlg_eval.studies.operators import measure, rows  # noqa: PLC0415  (as above)
 
     found = opened(checkpoint, out)
     with model(found, out, layout) as lm:
@@ -210,9 +210,9 @@ def bias(  # noqa: PLR0917  (as above)
     from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
 
     quiet()
-    from .bias import kinds_of, measure  # noqa: PLC0415  (as above)
-    from .opening import model, opened, subject  # noqa: PLC0415  (as above)
-    from .report.study_pictures import draw  # noqa: PLC0415  (as above)
+    from mtnlg_eval.report.study_charts import draw  # noqa: PLC0415  (as above)
+    from mtnlg_eval.scoring.open_model import model, opened, subject  # noqa: PLC0415  (as above)
+    from mtnlg_eval.studies.bias import kinds_of, measure  # noqa: PLC0415  (as above)
 
     asked = kinds_of(kinds)
     found = opened(checkpoint, out)
@@ -224,7 +224,7 @@ def bias(  # noqa: PLR0917  (as above)
     if as_json:
         print_json(told)
     else:
-        from .bias.table import show  # noqa: PLC0415  (as above)
+        from mtnlg_eval.studies.bias import show  # noqa: PLC0415  (as above)
 
         show(told)
 
@@ -268,13 +268,13 @@ def _refuse_missing(data: Path | None) -> None:
 
 def _texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:
     if data is not None:
-        from .data import read_texts  # noqa: PLC0415  (--help shall be fast)
+        from mtnlg_eval.tasks.sources import read_texts  # noqa: PLC0415  (--help shall be fast)
 
         return read_texts(data, task)
     from .quiet import quiet  # noqa: PLC0415  (as above)
 
     quiet()
-    from .harness import texts_from_hub  # noqa: PLC0415  (as above)
+    from mtnlg_eval.scoring.harness import texts_from_hub  # noqa: PLC0415  (as above)
 
     return texts_from_hub(task)
 

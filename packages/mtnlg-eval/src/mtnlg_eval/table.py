@@ -1,17 +1,22 @@
-"""The scores of one evaluation as a console table."""
+"""The scores of one evaluation as a console table.
+
+Wilson's interval for a share, which holds near 0 and 1 and for few rows, where 1.96 standard errors do not.
+"""
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .published import TASKS
+from mtnlg_eval.tasks.published import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
 
 SHOTS_IN_FULL = 3
 """Columns that a terminal of 80 has room for with all that is told of a score."""
@@ -55,3 +60,15 @@ def _cell(score: Mapping[str, Any], asked: str, brief: bool) -> str:
     error = "" if score["stderr"] is None else f" ± {100 * score['stderr']:.1f}"
     used = f"{score['shots_used']:.1f}".removesuffix(".0")
     return f"{100 * score['value']:.1f}{error}" + ("" if asked == used else f" ({used})")
+
+
+Z = 1.959963984540054
+"""Quantile of the normal distribution for 95 %, both sides."""
+
+
+def wilson(right: float, of: int) -> tuple[float, float]:
+    """Bounds in [0, 1] of the share that ``right`` of ``of`` rows (at least one) come from, 95 %; Wilson 1927."""
+    share, spread = right / of, Z * Z / of
+    middle = share + spread / 2
+    half = Z * sqrt(share * (1 - share) / of + spread / (4 * of))
+    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))

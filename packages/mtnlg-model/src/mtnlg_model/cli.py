@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mtnlg_model.checkpoint.manifest import read_manifest, resolve
+
 from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
 from .console import UsageFailure, application, print_json, progress, run, say
-from .manifest import read_manifest
 from .settings import validate
-from .steps import resolve
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +74,9 @@ def generate(  # noqa: PLR0917  (options, which typer passes by name)
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt, shown as it comes; several prompts run as one batch."""
-    from .checkpoint import Checkpoint  # noqa: PLC0415  (torch)
-    from .generate import Sampling, complete, lay_out_for_one_row, pieces  # noqa: PLC0415  (torch)
+    from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
+    from mtnlg_model.generation.generate import Sampling, complete, lay_out_for_one_row, pieces  # noqa: PLC0415  (torch)
+
     from .tokenizer import Tokenizer  # noqa: PLC0415  (loaded where needed)
 
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
@@ -103,7 +104,7 @@ def generate(  # noqa: PLR0917  (options, which typer passes by name)
 @app.command()
 def verify(checkpoint: Folder) -> None:
     """Compare every file of a checkpoint with its checksum."""
-    from .checkpoint import Checkpoint  # noqa: PLC0415  (torch)
+    from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
 
     opened = Checkpoint.open(checkpoint)
     total = sum(file.bytes for file in read_manifest(opened.directory).files.values())
@@ -161,8 +162,8 @@ def export(
     checkpoint: Folder, folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; must not exist.")]
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face GPT-2 folder."""
-    from .checkpoint import Checkpoint  # noqa: PLC0415  (torch)
-    from .huggingface import export_gpt2  # noqa: PLC0415  (torch)
+    from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
+    from mtnlg_model.convert.huggingface import export_gpt2  # noqa: PLC0415  (torch)
 
     opened = Checkpoint.open(checkpoint)
     with progress("export", len(opened.names), "tensors") as advance:
@@ -185,19 +186,20 @@ def import_(
     or a Megatron-DeepSpeed pipeline checkpoint (global_step*, with layer_*.pt). Pickles in these are read as data;
     nothing of them runs.
     """
-    from . import deepspeed_pipeline, torch_dist  # noqa: PLC0415  (torch)
-    from .huggingface import import_gpt2, read_config  # noqa: PLC0415  (torch)
+    from mtnlg_model.convert.huggingface import import_gpt2, read_config  # noqa: PLC0415  (torch)
+
+    from .convert import deepspeed, torch_dist  # noqa: PLC0415  (torch)
 
     if torch_dist.is_torch_dist(folder):
         if tokenizer is None:
             raise UsageFailure(f"{folder}: a Megatron-LM checkpoint holds no tokenizer; give --tokenizer FILE")
         with progress("import", torch_dist.count_pieces(folder), "pieces") as advance:
             config = torch_dist.import_torch_dist(folder, checkpoint, tokenizer, heads, advance)
-    elif deepspeed_pipeline.is_pipeline(folder):
+    elif deepspeed.is_pipeline(folder):
         if tokenizer is None or heads is None:
             raise UsageFailure(f"{folder}: a DeepSpeed checkpoint tells neither; give --tokenizer FILE and --heads N")
-        with progress("import", deepspeed_pipeline.count_files(folder), "files") as advance:
-            config = deepspeed_pipeline.import_pipeline(folder, checkpoint, tokenizer, heads, advance)
+        with progress("import", deepspeed.count_files(folder), "files") as advance:
+            config = deepspeed.import_pipeline(folder, checkpoint, tokenizer, heads, advance)
     else:
         config = read_config(folder)
         with progress("import", config.tensors, "tensors") as advance:

@@ -21,13 +21,14 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
 from . import functional, initialization
-from .cache import Cache
 from .functional import EAGER, Ops
-from .paths import Attending, Paths
+from .generation.cache import Cache
 
 if TYPE_CHECKING:
-    from .cache import LayerCache
+    from collections.abc import Sequence
+
     from .config import ModelConfig
+    from .functional import Attend
 
 
 class Linear(nn.Module):
@@ -96,7 +97,7 @@ class Attention(nn.Module):
         self.qkv = Linear(config.hidden, 3 * config.hidden)
         self.out = Linear(config.hidden, config.hidden)
 
-    def forward(self, x_SBH: Tensor, mask: Tensor | Attending | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x_SBH: Tensor, attend: Attend | None = None) -> Tensor:
         """x_SBH → x_SBH; rows of ``qkv`` are q, k, v of head 0, then of head 1, as Megatron orders them."""
         qkv_SBF = self.qkv(x_SBH) + self.qkv.bias
         heads = qkv_SBF.view(*qkv_SBF.shape[:2], -1, 3 * self.head_size).permute(1, 2, 0, 3)
@@ -104,13 +105,11 @@ class Attention(nn.Module):
         scale = functional.attention_scale(self.head_size)
         if self.layer_scale != 1:
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
-        if cache is not None:
-            k_BNSD, v_BNSD = cache.append(k_BNSD, v_BNSD)
         rate = self.rate if self.training else 0.0
-        if isinstance(mask, Attending):
-            x_BNSD = mask(self.ops.attention, q_BNSD, k_BNSD, v_BNSD, scale, rate)
+        if attend is None:
+            x_BNSD = self.ops.attention(q_BNSD, k_BNSD, v_BNSD, None, scale, rate)
         else:
-            x_BNSD = self.ops.attention(q_BNSD, k_BNSD, v_BNSD, mask, scale, rate)
+            x_BNSD = attend(self.ops.attention, q_BNSD, k_BNSD, v_BNSD, scale, rate)
         out: Tensor = self.out(x_BNSD.permute(2, 0, 1, 3).flatten(2))
         return out
 
@@ -141,14 +140,11 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = LayerNorm(config, ops)
         self.mlp = MLP(config, ops)
 
-    def forward(self, x_SBH: Tensor, mask: Tensor | Attending | None = None, cache: LayerCache | None = None) -> Tensor:
-        """x_SBH → x_SBH; ``mask`` as in `functional.attention`, or attention along the paths of one line; else causal.
-
-        Where that is asked for some places alone, x of these alone comes out.
-        """
-        y_SBH = self.attention(self.attention_norm(x_SBH), mask, cache)
-        if isinstance(mask, Attending) and mask.asked is not None:
-            x_SBH = x_SBH[mask.asked]
+    def forward(self, x_SBH: Tensor, attend: Attend | None = None) -> Tensor:
+        """x_SBH → x_SBH, or only the ``places`` of ``attend``. Attention is causal unless ``attend`` replaces it."""
+        y_SBH = self.attention(self.attention_norm(x_SBH), attend)
+        if attend is not None and attend.places is not None:
+            x_SBH = x_SBH[attend.places]
         norm, dropout = self.mlp_norm, (self.rate, self.training)
         x_SBH, y_SBH = self.ops.bias_dropout_add_norm(
             y_SBH, self.attention.out.bias, x_SBH, *dropout, norm.weight, norm.bias, norm.eps
@@ -169,32 +165,18 @@ class Decoder(nn.Module):
             initialization.fill(self, config, seed)
 
     def forward(
-        self,
-        tokens_BS: Tensor,
-        positions_BS: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: Cache | None = None,
+        self, tokens_BS: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None
     ) -> Tensor:
-        """Logits [B, S, V] of the token that follows each token."""
-        return self.logits(self.hidden(tokens_BS, positions_BS, mask, cache).transpose(0, 1))
+        """Logits [B, S, V] of the next token at every token; arguments as for `hidden`."""
+        return self.logits(self.hidden(tokens_BS, positions_BS, attend).transpose(0, 1))
 
     def hidden(
-        self,
-        tokens_BS: Tensor,
-        positions_BS: Tensor | None = None,
-        mask: Tensor | Paths | None = None,
-        cache: Cache | None = None,
+        self, tokens_BS: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None
     ) -> Tensor:
-        """x_SBH after the final norm; ``mask`` as in `functional.attention`, positions continue those in ``cache``.
-
-        Of one line (B = 1) with paths, x of the places that they ask for.
-        """
-        if positions_BS is None and cache is not None:
-            positions_BS = torch.arange(cache.length, cache.length + tokens_BS.shape[1], device=tokens_BS.device)[None]
+        """Hidden states x_SBH after the final norm. ``attend`` holds one replacement of attention a layer."""
         x_SBH = self.embedding(tokens_BS, positions_BS)
         for n, layer in enumerate(self.layers):
-            sight = mask.at(n, len(self.layers)) if isinstance(mask, Paths) else mask
-            x_SBH = layer(x_SBH, sight, cache.layers[n] if cache is not None else None)
+            x_SBH = layer(x_SBH, attend[n] if attend else None)
         normed: Tensor = self.final_norm(x_SBH)
         return normed
 

@@ -13,15 +13,16 @@ A dropout rate of 0, like evaluation, leaves no trace: no operation and no rando
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+AttentionOp = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor]
+"""Signature of `attention`: q, k, v, mask, scale, dropout rate."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
@@ -86,24 +87,6 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def packed_mask(documents_BS: Tensor) -> Tensor:
-    """Boolean [B, 1, S, S] that keeps rows of several documents apart: causal, and only within one's own document.
-
-    ``documents_BS`` numbers the document that each token belongs to.
-    """
-    same_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
-    length = documents_BS.shape[1]
-    return (same_BSS & causal_mask(length, length, documents_BS.device))[:, None]
-
-
-def packed_positions(documents_BS: Tensor) -> Tensor:
-    """Position ids [B, S] that begin at 0 again where the document number changes."""
-    place_BS = torch.arange(documents_BS.shape[1], device=documents_BS.device).expand_as(documents_BS)
-    starts_BS = torch.ones_like(documents_BS, dtype=torch.bool)
-    starts_BS[:, 1:] = documents_BS[:, 1:] != documents_BS[:, :-1]
-    return place_BS - torch.where(starts_BS, place_BS, 0).cummax(dim=1).values
-
-
 @dataclass(frozen=True)
 class Ops:
     """The operations that a decoder uses, each replaceable by a kernel of the same signature."""
@@ -114,10 +97,23 @@ class Ops:
     bias_dropout_add_norm: Callable[
         [Tensor, Tensor, Tensor, float, bool, Tensor, Tensor, float], tuple[Tensor, Tensor]
     ] = bias_dropout_add_norm
-    attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor] = attention
+    attention: AttentionOp = attention
 
 
 EAGER = Ops()
+
+
+class Attend(Protocol):
+    """Replaces causal self-attention in one layer: a key-value cache, or the packed rows of an evaluation."""
+
+    @property
+    def places(self) -> Tensor | None:
+        """Sequence places [N] that the output is limited to; None for all S."""
+
+    def __call__(  # noqa: PLR0917  (the figures of attention)
+        self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
+    ) -> Tensor:
+        """Context [B, N, S or number of ``places``, D], computed by any number of calls of ``attention``."""
 
 
 def attention_scale(head_size: int) -> float:

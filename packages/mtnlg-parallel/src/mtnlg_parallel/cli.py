@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from mtnlg_model.console import UsageFailure, application, print_json, run, say
+from mtnlg_parallel.launch.local import STOPPING, noted
+from mtnlg_parallel.planner.command import plan
+from mtnlg_parallel.training.preflight import compared, expect
+from mtnlg_parallel.training.run_dir import RECIPE, SUMMARY, prepare, read_summary
+from mtnlg_parallel.training.samples import open_data
+from mtnlg_parallel.training.trackers import check_wandb
 
-from . import launch, slurm
-from .boards import check_wandb
-from .expected import compared, expect
-from .folder import RECIPE, SUMMARY, prepare, read_summary
+from .launch import local, slurm
 from .layout import parse_layout
-from .picture import draw, facts
-from .planner.command import plan
-from .recipe import load_recipe
-from .samples import open_data
-from .signals import STOPPING, noted
-from .wishes import Wishes
+from .layout_report import draw_layout, facts
+from .recipe import Wishes, load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .expected import Expected
-    from .folder import Start
+    from mtnlg_parallel.training.preflight import Expected
+    from mtnlg_parallel.training.run_dir import Start
+
     from .recipe import Recipe
 
 app = application("mtnlg-parallel", "Train the MT-NLG decoder over tensor, pipeline and data parallelism.")
@@ -91,11 +91,11 @@ def train(  # noqa: PLR0917  (typer names them)
     wishes = Wishes(wandb, _window(profile))
     if wandb is not None:
         check_wandb()
-    if launch.die_with_parent():
+    if local.die_with_parent():
         _be_a_rank(chosen, data, out, None, wishes)
         return
     planned = None if launcher == "slurm" and cluster is None else partial(expect, chosen, cluster, force)
-    if launch.is_rank():
+    if local.is_rank():
         _be_a_rank(chosen, data, out, resume, wishes, planned)
         return
     expected = planned() if planned else None
@@ -111,8 +111,8 @@ def train(  # noqa: PLR0917  (typer names them)
         job = slurm.submit(chosen.layout, words, out, sbatch or [], ranks_a_node)
         say(f"submitted {out / slurm.SCRIPT} as job {job}; squeue --job {job} shows it")
         return
-    stopped = launch.run_local(chosen.layout, [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words], out, start)
-    say(_outcome(out) if (out / SUMMARY).exists() else launch.stopped_line(out, stopped))
+    stopped = local.run_local(chosen.layout, [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words], out, start)
+    say(_outcome(out) if (out / SUMMARY).exists() else local.stopped_line(out, stopped))
     if expected and (line := compared(out, chosen, expected)):
         say(line)
 
@@ -145,8 +145,8 @@ def _show_rank(recipe: Recipe, rank: int) -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core decorates with torch.compile what we never call
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what megatron-core could use and we do not
-        from . import shard  # noqa: PLC0415  (imports torch and megatron-core)
-    shard.draw(shard.shard_of(recipe, rank), recipe)
+        from . import layout_report  # noqa: PLC0415  (imports torch and megatron-core)
+    layout_report.draw_rank(layout_report.shard_of(recipe, rank), recipe)
 
 
 def _be_a_rank(  # noqa: PLR0917  (as train)
@@ -168,7 +168,7 @@ def _be_a_rank(  # noqa: PLR0917  (as train)
         return start
 
     with noted(*STOPPING) as arrived:
-        from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
+        from mtnlg_parallel.launch.worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
         run_rank(recipe, data, out, first, arrived, wishes)
     if resume is not None and os.environ["RANK"] == "0" and (out / SUMMARY).exists():
@@ -195,7 +195,7 @@ def show_layout(
     if as_json:
         print_json(facts(chosen))
     else:
-        draw(chosen)
+        draw_layout(chosen)
 
 
 app.command("plan")(plan)

@@ -18,16 +18,16 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, distributed, nn
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_model.paths import Paths
+from mtnlg_parallel.model.slicing import Slicing, initialize
+from mtnlg_parallel.model.stage_modules import Embedding, Head, Layer, Norm
 
-from . import tensor
 from .layout import CUTS, refusal, stages
-from .parts import Embedding, Head, Layer, Norm
-from .tensor import Slicing
 
 if TYPE_CHECKING:
-    from mtnlg_model.cache import Cache
-    from mtnlg_model.checkpoint import Checkpoint
+    from collections.abc import Sequence
+
+    from mtnlg_model.checkpoint.reader import Checkpoint
+    from mtnlg_model.functional import Attend
 
     from .layout import Layout
 
@@ -45,7 +45,7 @@ def join(layout: Layout) -> torch.device:
     if cuda:
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE, device_id=device if cuda else None)
-    tensor.initialize(layout)
+    initialize(layout)
     return device
 
 
@@ -87,12 +87,12 @@ class Share:
 
     @torch.inference_mode()
     def run(
-        self, tokens_BS: Tensor, positions_BS: Tensor | None, mask: Tensor | Paths | None, cache: Cache | None = None
+        self, tokens_BS: Tensor, positions_BS: Tensor | None, attend: Sequence[Attend] | None = None
     ) -> Tensor | None:
-        """Do this stage's work on a batch: x_SBH after the final norm on the last stage, None on the others.
+        """Run this stage on a batch: x_SBH after the final norm on the last stage, None on the others.
 
-        All ranks of a replica are given the same batches in the same order; ``cache`` is each rank's own, and with one
-        positions must be given.
+        All ranks of a replica must be given the same batches in the same order. ``attend`` replaces attention in each
+        of the decoder's layers, by number, with this rank's own cache or packed paths.
         """
         if self.embedding is not None:
             x_SBH = self.embedding(tokens_BS, positions_BS)
@@ -101,8 +101,7 @@ class Share:
             x_SBH = torch.empty(s, b, self.config.hidden, dtype=self.dtype, device=self.device)
             distributed.recv(x_SBH, self._behind)
         for number, layer in self.layers.items():
-            sight = mask.at(number, self.config.layers) if isinstance(mask, Paths) else mask
-            x_SBH = layer(x_SBH, sight, cache.layers[number] if cache is not None else None)
+            x_SBH = layer(x_SBH, attend[number] if attend else None)
         if self.norm is not None:
             normed: Tensor = self.norm(x_SBH)
             return normed

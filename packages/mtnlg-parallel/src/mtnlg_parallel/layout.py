@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from mtnlg_model import manifest
+from mtnlg_model.checkpoint import manifest
 from mtnlg_model.console import UsageFailure
 
 if TYPE_CHECKING:

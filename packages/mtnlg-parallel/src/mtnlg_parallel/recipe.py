@@ -2,24 +2,27 @@
 
 Lengths are in samples of the model's sequence length, so a figure in tokens is divided by it. Everything that cannot
 work is refused here, before anything starts.
+
+What a person asks of a run beside its recipe, which decides nothing of what is trained.
 """
 
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003  (pydantic reads the annotations)
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import Settings, load
+from mtnlg_parallel.training.schedule import BatchSize, LearningRate, Ramp, Samples
 
 from .layout import Layout, Recompute, refusal
-from .schedule import BatchSize, LearningRate, Ramp, Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 FILE = "train.toml"
 
@@ -152,3 +155,10 @@ def disagreement(before: Recipe, now: Recipe) -> str | None:
             if old[section][key] != value:
                 return f"{section}.{key} was {old[section][key]} and is {value} now"
     return None
+
+
+class Wishes(NamedTuple):
+    """A project of Weights & Biases to show the run in, and steps to profile."""
+
+    wandb: str | None = None
+    profiled: range | None = None

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from mtnlg_data.dedup.clusters import placed
-from mtnlg_data.dedup.signature import shingles
+from mtnlg_data.document import rows_of
 from mtnlg_data.engine import key_of
 from mtnlg_data.files import aside
-from mtnlg_data.shards import rows_of
 from mtnlg_data.words import portions
+
+from .clusters import placed
+from .minhash import shingles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.dedup.runs import Run
-    from mtnlg_data.dedup.signature import ShingleKind
+    from mtnlg_data.document import Made, Shard
     from mtnlg_data.engine import Summary
-    from mtnlg_data.shards import Made, Shard
+
+    from .bands import Run
+    from .minhash import ShingleKind
 
 BYTES_AT_ONCE = 1 << 27
 

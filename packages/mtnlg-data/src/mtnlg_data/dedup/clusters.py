@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mtnlg_data.dedup.bands import links_in
-from mtnlg_data.dedup.graph import forest, linked, roots, unite
 from mtnlg_data.engine import key_of
 from mtnlg_data.files import replacing
+
+from .bands import links_in
+from .union_find import forest, linked, roots, unite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.dedup.runs import Run
     from mtnlg_data.engine import Summary
+
+    from .bands import Run
 
 GROUP_BYTES = 1 << 29
 OBJECTS_BYTES = 512  # what a candidate's names and numbers take in memory, about

@@ -1,6 +1,8 @@
 """The ledger of deduplication, ``removed.parquet``: each document that goes, its kept twin, how alike, which component.
 
 Components stand together and are numbered over all groups. Beside it a byte a document, for the writing of the shards.
+
+Shards without what the ledger removes.
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mtnlg_data.dedup.representative import LEDGER
+from mtnlg_data.document import Tallies, read_documents, rows_of, write_documents
 from mtnlg_data.engine import key_of
 from mtnlg_data.files import aside, replacing
-from mtnlg_data.shards import rows_of
 from mtnlg_data.words import mix
 
+from .representatives import LEDGER
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.document import Made, Shard
     from mtnlg_data.engine import Summary
-    from mtnlg_data.shards import Made, Shard
+
 
 ROWS_AT_ONCE = 65_536
 SAMPLES = 12
@@ -137,3 +141,42 @@ def mark(unit: Removed) -> Summary:
     with replacing(unit.output) as handle:
         np.save(handle, is_removed)
     return {"removed": int(is_removed.sum())}
+
+
+REASON = "duplicate"
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """Unit: one shard → its documents that stay."""
+
+    shard: Shard
+    removed: Made
+    output: Path
+
+    @cached_property
+    def key(self) -> str:
+        """See ``Unit``."""
+        return key_of("survivors", self.shard.checksum, self.shard.path.name, self.removed.key)
+
+
+def survive(unit: Survivors) -> Summary:
+    """Run one unit."""
+    tallies = Tallies()
+    write_documents(unit.output, _kept(unit, tallies))
+    return tallies.summary()
+
+
+def _kept(unit: Survivors, tallies: Tallies) -> Iterator[pa.RecordBatch]:
+    is_removed = np.load(unit.removed.path, mmap_mode="r")[unit.shard.first :]
+    first = 0
+    for batch in read_documents(unit.shard.path):
+        stays = ~is_removed[first : first + batch.num_rows]
+        lengths = pc.utf8_length(batch["text"]).to_pylist()
+        for source, length, kept in zip(batch["source"].to_pylist(), lengths, stays.tolist(), strict=True):
+            if kept:
+                tallies[source].keep(length)
+            else:
+                tallies[source].drop(length, REASON)
+        yield batch.filter(pa.array(stays)) if not stays.all() else batch
+        first += batch.num_rows

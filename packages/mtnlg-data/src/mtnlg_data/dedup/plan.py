@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mtnlg_data.dedup.bands import KEYS_A_PART
-from mtnlg_data.dedup.candidates import BYTES_AT_ONCE
-from mtnlg_data.dedup.clusters import GROUP_BYTES, OBJECTS_BYTES
-from mtnlg_data.dedup.runs import run_bytes
 from mtnlg_data.document import CHARACTERS_A_GROUP, ROWS_A_GROUP
 from mtnlg_data.words import CHARACTERS_AT_ONCE
 
+from .bands import KEYS_A_PART, run_bytes
+from .candidates import BYTES_AT_ONCE
+from .clusters import GROUP_BYTES, OBJECTS_BYTES
+
 if TYPE_CHECKING:
-    from mtnlg_data.dedup import DeduplicateSettings
+    from .stage import DeduplicateSettings
 
 LIBRARIES = 350_000_000  # Python, NumPy, Arrow, SciPy and numba, in every worker
 WORD = 6  # characters a word of English, with what parts it from the next

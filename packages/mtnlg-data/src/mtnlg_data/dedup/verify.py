@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
-from mtnlg_data.compiled import compiled, compiled_if_possible
-from mtnlg_data.dedup.clusters import GROUP_BYTES
-from mtnlg_data.words import mix
+from mtnlg_data.words import compiled, compiled_if_possible, mix
+
+from .clusters import GROUP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Literal
 
 from mtnlg_data.console import Failure
 
+from .job_array import Claims, Sharded, at_work_in
 from .local import Local
-from .sharing import Claims, Sharded, at_work_in
 from .units import Engine, Summary, U, Unit, checksum, finished, key_of, manifest_path, noted, run_units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .cluster import Ray
+    from .ray_cluster import Ray
 
 __all__ = [
     "Claims",
@@ -55,7 +55,7 @@ def engine_named(name: EngineName, workers: int | None = None) -> Iterator[Engin
         case "ray":
             if find_spec("ray") is None:
                 raise Failure("--engine ray needs Ray: pip install 'mtnlg-data[ray]', or take --engine local")
-            from .cluster import Ray  # noqa: PLC0415  (an extra: only where it is asked for)
+            from .ray_cluster import Ray  # noqa: PLC0415  (an extra: only where it is asked for)
 
             engine = Ray(workers)
     try:

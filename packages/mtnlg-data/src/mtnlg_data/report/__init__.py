@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mtnlg_data.files import write_text
 
 from .page import page
-from .told import read
+from .summary_schema import read
 
 if TYPE_CHECKING:
     from pathlib import Path

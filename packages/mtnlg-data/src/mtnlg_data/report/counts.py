@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .markup import figure, row, table, text
-from .notation import MINUS, brief, count, duration, percent, short
-from .pictures import Bar, Layer, bars, histogram
+from .charts import Bar, Layer, bars, histogram
+from .markup import MINUS, brief, count, duration, figure, percent, row, short, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .told import Flow, Stage, Told
+    from .summary_schema import Flow, Stage, Told
 
 LANGUAGES_SHOWN = 8
 OCTAVES_A_TICK = 3

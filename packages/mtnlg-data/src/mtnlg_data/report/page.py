@@ -7,12 +7,11 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
 
-from . import counts, judging
-from .markup import text
-from .notation import brief, duration, short
+from . import counts, examples
+from .markup import brief, duration, short, text
 
 if TYPE_CHECKING:
-    from .told import Told
+    from .summary_schema import Told
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 
@@ -42,11 +41,11 @@ def _sections(told: Told) -> list[tuple[str, str]]:
         ("Funnel", counts.funnel(told)),
         ("Lengths", counts.lengths(told)),
         ("Languages", counts.languages(told)),
-        ("Quality", judging.quality(told.quality) if told.quality else ""),
-        ("Duplicates", judging.duplicates(told.duplicates) if told.duplicates else ""),
-        ("Decontamination", judging.decontamination(told.decontamination) if told.decontamination else ""),
+        ("Quality", examples.quality(told.quality) if told.quality else ""),
+        ("Duplicates", examples.duplicates(told.duplicates) if told.duplicates else ""),
+        ("Decontamination", examples.decontamination(told.decontamination) if told.decontamination else ""),
         ("Blend", counts.blend(told)),
-        ("Documents to judge by eye", judging.documents(told)),
+        ("Documents to judge by eye", examples.documents(told)),
         ("Unreadable records", counts.unreadable(told)),
     ]
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .jsonl import read_jsonl
+from .jsonl import read_jsonl, read_pile
 from .parquet import read_parquet
-from .pile import read_pile
 from .record import Dropped, Kind, Record, SourceFile
 from .warc import read_warc
 

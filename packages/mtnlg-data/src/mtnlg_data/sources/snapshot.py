@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from mtnlg_data.console import Failure, UsageFailure, progress, say
 from mtnlg_data.engine import at_work_in
 
-from .bases import refusal
 from .download import Transient, fetch_file, has_landed
+from .remotes import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

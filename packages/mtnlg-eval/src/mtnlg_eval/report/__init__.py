@@ -13,10 +13,9 @@ from rich.console import Console
 from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json, write_text
 
-from .folder import read_run
 from .page import page
-from .results import results
-from .summary import summary
+from .results import results, summary
+from .run_files import read_run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .folder import CURATION_PAGE
-from .markup import absent, row, table, text
-from .notation import count, decimal, duration, percent, short
+from .markup import absent, count, decimal, duration, percent, row, short, table, text
 from .results import documents, epochs
+from .run_files import CURATION_PAGE
 
 if TYPE_CHECKING:
-    from .folder import Run, Stage
+    from .run_files import Run, Stage
 
 REASONS_SHOWN = 3
 

@@ -8,12 +8,11 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from . import curation, scores, studies, training
-from .markup import text
-from .notation import NARROW, brief, count, decimal, duration, short
+from .markup import NARROW, brief, count, decimal, duration, short, text
 from .results import documents, seconds, versions
 
 if TYPE_CHECKING:
-    from .folder import Run
+    from .run_files import Run
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 TIMES = " \N{MULTIPLICATION SIGN} "

@@ -1,4 +1,7 @@
-"""What a run amounts to, as one object for a machine: funnel, training, scores beside the published ones."""
+"""What a run amounts to, as one object for a machine: funnel, training, scores beside the published ones.
+
+What the console shows of a run: four lines, the nine-task table beside MT-NLG's, and which studies there are.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,25 @@ from importlib.metadata import version
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_eval.intervals import wilson
-from mtnlg_eval.published import SHOTS, TASKS
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from mtnlg_eval.table import wilson
+from mtnlg_eval.tasks.published import SHOTS, TASKS, published
+
+from .markup import DASH, count, decimal, duration, short
+from .studies import of_others, present
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from mtnlg_eval.published import Shots, Task
+    from rich.console import RenderableType
 
-    from .folder import Curation, Evaluation, Run, Score, Stage, Training
+    from mtnlg_eval.tasks.published import Shots, Task
+
+    from .run_files import Curation, Evaluation, Run, Score, Stage, Training
+
 
 VERSION = 1
 
@@ -127,3 +140,60 @@ def _score(task: Task, shots: Shots, score: Score) -> dict[str, Any]:
         "shots_used": score.shots_used,
         "published": {model: figures.at(shots) for model, figures in task.figures.items()},
     }
+
+
+def summary(run: Run) -> Iterator[RenderableType]:
+    """The lines and the table, in the order in which they are printed."""
+    yield Text(f"{run.name}: {duration(seconds(run))} in all", style="bold")
+    yield Text(_data_lines(run))
+    yield Text(_training_lines(run))
+    if run.evaluation is None:
+        yield Text("evaluation: not run yet")
+    else:
+        yield _table(run.evaluation)
+    if shown := present(run.studies):
+        yield Text(f"studies:    {', '.join(chapter.title for chapter in shown)}")
+    if line := of_others(run.studies):
+        yield Text(line)
+
+
+def _data_lines(run: Run) -> str:
+    if run.curation is None:
+        return "data:       not run yet"
+    entered, left = documents(run.curation.stages)
+    tokens = f", {short(sum(source.tokens for source in run.blend.sources))} tokens" if run.blend else ""
+    return f"data:       {count(entered)} documents, {count(left)} kept{tokens}"
+
+
+def _training_lines(run: Run) -> str:
+    if run.training is None:
+        return f"training:   at step {run.steps[-1].step}" if run.steps else "training:   not run yet"
+    entropy = run.curation.unigram_entropy_nats if run.curation else None
+    beside = f" (unigram entropy {entropy:.2f})" if entropy is not None else ""
+    shape = run.training.layout
+    return (
+        f"training:   loss {decimal(run.training.loss, 2)} nats a token{beside}\n"
+        f"layout:     tp {shape.tp} x pp {shape.pp} x dp {shape.dp}, {short(run.training.tokens_per_second)} tokens/s"
+    )
+
+
+def _table(evaluation: Evaluation) -> Table:
+    caption = "accuracy in percent (its 95 % interval); MT-NLG's as published"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), caption=caption, caption_justify="left")
+    table.add_column("task", no_wrap=True)
+    for shots in SHOTS:
+        table.add_column(f"{shots}-shot", justify="right", no_wrap=True)
+        table.add_column("MT-NLG", justify="right", style="dim", no_wrap=True)
+    table.add_column("rows", justify="right")
+    for task, scores in scored(evaluation):
+        cells = [cell for shots in SHOTS for cell in _cells(scores.get(shots), published(task.name, "MT-NLG", shots))]
+        rows = sorted({score.documents for score in scores.values()})
+        table.add_row(task.title, *cells, "/".join(map(str, rows)) or DASH)
+    return table
+
+
+def _cells(score: Score | None, theirs: float | None) -> tuple[str, str]:
+    if score is None:
+        return DASH, decimal(theirs, 2)
+    low, high = interval(score)
+    return f"{100 * score.value:.1f} ({low:.0f}{DASH}{high:.0f})", decimal(theirs, 2)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mtnlg_eval.intervals import wilson
+from mtnlg_eval.table import wilson
 
-from .markup import row, table, text
-from .notation import DASH, count, decimal
+from .markup import DASH, count, decimal, row, table, text
+from .study_charts import MTNLG_RATIO, bias, by_operator, hans, operators
 from .study_files import Bias, Hans, Operators
-from .study_pictures import MTNLG_RATIO, bias, by_operator, hans, operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .folder import Run
+    from .run_files import Run
     from .study_files import Adjectives, Cell, Found, Occupation, Share, Studies, Study
 
 ARROW = "\N{RIGHTWARDS ARROW}"

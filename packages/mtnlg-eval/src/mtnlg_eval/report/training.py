@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import pictures
-from .markup import absent, figure, row, table, text
-from .notation import count, decimal, duration
+from . import charts
+from .markup import absent, count, decimal, duration, figure, row, table, text
 
 if TYPE_CHECKING:
-    from .folder import Run, Training
+    from .run_files import Run, Training
 
 COMMAND = "mtnlg-parallel train RECIPE --data DIR/data --out DIR/train"
 
@@ -21,12 +20,12 @@ def section(run: Run) -> str:
     entropy = run.curation.unigram_entropy_nats if run.curation else None
     note = "the dashed line is what token frequencies alone would reach" if entropy is not None else ""
     small = [
-        figure("Learning rate", pictures.curve(run.steps, "lr", "lr")),
-        figure("Batch size", pictures.curve(run.steps, "batch_size", "batch"), "samples a step"),
-        figure("Gradient norm", pictures.curve(run.steps, "grad_norm", "norm"), "before clipping"),
-        figure("Throughput", pictures.curve(run.steps, "tokens_per_second", "speed"), "tokens a second"),
+        figure("Learning rate", charts.curve(run.steps, "lr", "lr")),
+        figure("Batch size", charts.curve(run.steps, "batch_size", "batch"), "samples a step"),
+        figure("Gradient norm", charts.curve(run.steps, "grad_norm", "norm"), "before clipping"),
+        figure("Throughput", charts.curve(run.steps, "tokens_per_second", "speed"), "tokens a second"),
     ]
-    loss = figure("Loss", pictures.losses(run.steps, entropy), note)
+    loss = figure("Loss", charts.losses(run.steps, entropy), note)
     unfinished = (
         f'<p class="absent">Training has not finished: the newest step is {run.steps[-1].step}, and there is no '
         f"<code>train/summary.json</code>. The same <code>{COMMAND}</code> goes on from the last checkpoint.</p>"
@@ -62,7 +61,7 @@ def layout_section(run: Run) -> str:
         facts["recompute"] = training.recompute
     shown = [row([text(name.replace("_", " ")), _fact(value)]) for name, value in facts.items() if value is not None]
     model = table(["model", ""], shown)
-    return f'{told}\n<div class="row halves"><figure>{pictures.layout(training)}</figure>{model}</div>'
+    return f'{told}\n<div class="row halves"><figure>{charts.layout(training)}</figure>{model}</div>'
 
 
 def _tied(training: Training) -> str:

@@ -21,11 +21,11 @@ from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from mtnlg_eval.quiet import quiet
-from mtnlg_model.checkpoint import Checkpoint
+from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.tokenizer import Tokenizer
 from mtnlg_parallel.inference import Share, join
-from mtnlg_parallel.launch import Rank, die_with_parent, end_ranks, is_rank, place, start_rank
+from mtnlg_parallel.launch.local import Rank, die_with_parent, end_ranks, is_rank, place, start_rank
 from mtnlg_parallel.layout import Layout, parse_layout, refusal
 
 from .driver import Driver, Server

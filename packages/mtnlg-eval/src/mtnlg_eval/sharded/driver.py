@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mtnlg_eval.generation import Portion
-    from mtnlg_eval.packing import Batch
+    from mtnlg_eval.scoring.generation import Portion
+    from mtnlg_eval.scoring.packing import Batch
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.tokenizer import Tokenizer
     from mtnlg_parallel.inference import Share
@@ -62,7 +62,7 @@ class Server:
             if number % share.layout.dp == share.place.dp:
                 here = batch.to(share.device)
                 paths = here.paths()
-                x_N1H = share.run(here.tokens[None], paths.depths[None], paths)
+                x_N1H = share.run(here.tokens[None], paths.depths[None], paths.attend(self.config.layers))
                 if x_N1H is not None:
                     logp_N, greedy_N = share.score(x_N1H[:, 0], here.targets)
                     if share.place.tp == 0:
@@ -96,7 +96,7 @@ class Driver(Server):
         return self.share.embedding
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `mtnlg_eval.model.Forward`."""
+        """As `mtnlg_eval.scoring.decoder_lm.Forward`."""
         layout, waiting = self.share.layout, iter(batches)
         at_once = layout.dp * (1 if layout.pp == 1 else IN_FLIGHT * layout.pp)
         while wave := list(islice(waiting, at_once)):
@@ -106,7 +106,7 @@ class Driver(Server):
                 yield part[0], part[1] > 0
 
     def generate(self, portions: Iterable[Portion]) -> Iterator[list[list[int]]]:
-        """As `mtnlg_eval.generation.Generation`."""
+        """As `mtnlg_eval.scoring.generation.Generation`."""
         layout, waiting = self.share.layout, iter(portions)
         while wave := list(islice(waiting, layout.dp * layout.pp)):
             self._refuse(wave)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from mtnlg_eval.generation import Options, Portion
-from mtnlg_eval.packing import Batch
-from mtnlg_model.generate import Sampling
-from mtnlg_model.paths import Span
+from mtnlg_eval.scoring.generation import Options, Portion
+from mtnlg_eval.scoring.packed_attention import Span
+from mtnlg_eval.scoring.packing import Batch
+from mtnlg_model.generation.generate import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

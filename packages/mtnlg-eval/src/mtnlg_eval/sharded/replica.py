@@ -14,13 +14,13 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import distributed
 
-from mtnlg_eval.generation import run
-from mtnlg_model.cache import Cache
+from mtnlg_eval.scoring.generation import run
+from mtnlg_model.generation.cache import Cache
 
 from .messages import take
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mtnlg_eval.generation import Portion
+    from mtnlg_eval.scoring.generation import Portion
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
@@ -137,7 +137,7 @@ class Replica:
         if kept:
             cache.keep(take(numbers, kept).to(self.share.device))
         tokens_BS, positions_BS = (take(numbers, b, s).to(self.share.device) for _ in range(2))
-        x_SBH = self.share.run(tokens_BS, positions_BS, mask.bool() if mask is not None else None, cache)
+        x_SBH = self.share.run(tokens_BS, positions_BS, cache.attend(mask.bool() if mask is not None else None))
         if x_SBH is None:
             return None
         last_1BH = x_SBH[-1:].contiguous()
@@ -188,7 +188,7 @@ class Leader:
 
 
 class PortionDecoder:
-    """The whole decoder as `mtnlg_model.generate` sees it, for one portion."""
+    """The whole decoder as `mtnlg_model.generation.generate` sees it, for one portion."""
 
     training = False
 
@@ -200,21 +200,12 @@ class PortionDecoder:
         """Keys and values of every rank's own heads and layers, for one portion."""
         return PortionCache(capacity)
 
-    def hidden(
-        self,
-        tokens_BS: Tensor,
-        positions_BS: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: PortionCache | None = None,
-    ) -> Tensor:
-        """As the decoder's, of the last place alone: x [1, B, H]; only with a cache, for that is generation."""
-        if cache is None:
-            raise ValueError("hidden(cache=...) is for generation; scoring goes by batches")
+    def hidden(self, tokens_BS: Tensor, positions_BS: Tensor, attend: PortionAttention) -> Tensor:
+        """As the decoder's, but the last place only: x [1, B, H]."""
         b, s = tokens_BS.shape
-        if positions_BS is None:
-            positions_BS = torch.arange(cache.length, cache.length + s).expand(b, s)
-        numbers = [self._number, b, s, *cache.news(s)]
-        numbers += tokens_BS.flatten().tolist() + positions_BS.flatten().tolist()
+        numbers = [self._number, b, s, *attend.cache.news(s)]
+        numbers += tokens_BS.flatten().tolist() + positions_BS.expand(b, s).flatten().tolist()
+        mask = attend.mask
         told = mask.expand(b, 1, s, -1).to(torch.uint8).contiguous() if mask is not None else None
         replica, waited_for = self._replica, None
         with self._turn:
@@ -236,10 +227,18 @@ class PortionDecoder:
 
 
 class PortionCache:
-    """What `mtnlg_model.generate` does to a cache, for every rank to do to its own with the next step."""
+    """What `mtnlg_model.generation.generate` does to a cache, for every rank to do to its own with the next step."""
 
     def __init__(self, capacity: int) -> None:
         self.length, self._new, self._kept = 0, capacity, list[int]()
+
+    def attend(self, mask: Tensor | None = None) -> PortionAttention:
+        """Attention through every rank's own cache."""
+        return PortionAttention(self, mask)
+
+    def positions(self, tokens_BS: Tensor) -> Tensor:
+        """Positions [1, S] of tokens that continue those held."""
+        return torch.arange(self.length, self.length + tokens_BS.shape[1])[None]
 
     def keep(self, rows: Tensor) -> None:
         """Drop every row of the batch but these."""
@@ -250,3 +249,10 @@ class PortionCache:
         told = [self._new, len(self._kept), *self._kept]
         self.length, self._new, self._kept = self.length + s, 0, []
         return told
+
+
+class PortionAttention(NamedTuple):
+    """What stands for attention through the caches of all ranks: whose cache, and the step's mask."""
+
+    cache: PortionCache
+    mask: Tensor | None

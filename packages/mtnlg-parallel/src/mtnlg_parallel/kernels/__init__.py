@@ -11,6 +11,6 @@
 
 from __future__ import annotations
 
-from .choice import best
+from .dispatch import best
 
 __all__ = ["best"]

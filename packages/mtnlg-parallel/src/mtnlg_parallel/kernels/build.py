@@ -21,8 +21,8 @@ import torch
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.files import write_text
 
-from . import record
-from .record import Kernel
+from . import build_record
+from .build_record import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def build(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, Built]:
     where Triton is missing or where a kernel spills registers or needs more shared memory than the target has.
     """
     targets = _checked(targets)
-    there = {target: record.read(target, recipe) for target in targets}
+    there = {target: build_record.read(target, recipe) for target in targets}
     tasks = [(target, part) for target in targets if there[target] is None for part in ([recipe] if recipe else PARTS)]
     found: dict[str, set[Kernel]] = {target: set(kernels or ()) for target, kernels in there.items()}
     if tasks:
@@ -71,7 +71,7 @@ def build(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, Built]:
                 advance(1)
     for target in {target for target, _ in tasks}:
         check(target, found[target])
-        record.write(target, recipe, sorted(found[target]))
+        build_record.write(target, recipe, sorted(found[target]))
     return {target: Built(sorted(found[target]), there[target] is not None) for target in targets}
 
 
@@ -101,10 +101,14 @@ def _compiled(target: str, part: Recipe | str) -> list[Kernel]:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core decorates with torch.compile what we never call
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what megatron-core could use and we do not
-        from . import asked, compiling  # noqa: PLC0415  (import Triton and megatron-core)
+        from . import compilation, launch_signatures  # noqa: PLC0415  (import Triton and megatron-core)
 
-        ask = partial(asked.every_variant, part) if isinstance(part, str) else partial(asked.any_rank, part)
-        return compiling.compiled_for(target, ask)
+        ask = (
+            partial(launch_signatures.every_variant, part)
+            if isinstance(part, str)
+            else partial(launch_signatures.any_rank, part)
+        )
+        return compilation.compiled_for(target, ask)
 
 
 def check(target: str, kernels: set[Kernel]) -> None:
@@ -123,7 +127,7 @@ def check(target: str, kernels: set[Kernel]) -> None:
 
 def missing(recipe: Recipe, target: str) -> str | None:
     """What to tell who is about to train on ``target``; None where its kernels are built, or there are none."""
-    if find_spec("triton") is None or target not in SHARED_KIB or record.read(target, recipe) is not None:
+    if find_spec("triton") is None or target not in SHARED_KIB or build_record.read(target, recipe) is not None:
         return None
     ahead = f"mtnlg-parallel build-kernels RECIPE --target {target} does so ahead"
     return f"kernels for {target} are not built: every rank will compile them at its first step; {ahead}"

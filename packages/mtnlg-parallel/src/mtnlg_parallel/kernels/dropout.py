@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .bits import Dropout, draw, kept
-from .launching import launch
-from .tiles import SLAB, TILE, Matrix, slab, step_of, store_sums, tile
+from .dropout_mask import Dropout, draw, kept
+from .tiles import SLAB, TILE, Matrix, launch, slab, step_of, store_sums, tile
 
 
 def bias_dropout_add(x_H: Tensor, bias_H: Tensor, residual_H: Tensor, rate: float, training: bool) -> Tensor:

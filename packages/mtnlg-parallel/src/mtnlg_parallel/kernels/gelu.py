@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import launch
-from .tiles import SLAB, TILE, Matrix, slab, step_of, store_sums, tile
+from .tiles import SLAB, TILE, Matrix, launch, slab, step_of, store_sums, tile
 
 _TWICE = tl.constexpr(1.5957691216057308)  # 2 √(2/π)
 _CUBIC = tl.constexpr(0.044715)

@@ -14,12 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import launch
-from .tiles import TILE, Matrix, tile
+from .tiles import TILE, Matrix, launch, tile
 
 
 def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
-    """As `mtnlg_parallel.head.statistics`."""
+    """As `mtnlg_parallel.model.head.statistics`."""
     size = Matrix.of(logits_NV)
     out_3N = torch.empty(3, size.rows, dtype=torch.float32, device=logits_NV.device)
     launch(_loss_statistics, (size.rows,), logits_NV, targets_N.contiguous(), out_3N, *size, first, **size.blocks)
@@ -27,7 +26,7 @@ def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
 
 
 def gradient(logits_NV: Tensor, targets_N: Tensor, first: int, logsumexp_N: Tensor, scale: float) -> None:
-    """As `mtnlg_parallel.head.gradient`."""
+    """As `mtnlg_parallel.model.head.gradient`."""
     size, rows = Matrix.of(logits_NV), (targets_N.contiguous(), logsumexp_N.contiguous())
     launch(_loss_gradient, size.tiles, logits_NV, *rows, *size, first, scale, **TILE)
 

@@ -20,9 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .bits import NONE, Dropout, draw, kept, kept_of_row
-from .launching import launch
-from .tiles import SLAB, Matrix, slab, step_of, store_sums
+from .dropout_mask import NONE, Dropout, draw, kept, kept_of_row
+from .tiles import SLAB, Matrix, launch, slab, step_of, store_sums
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor, eps: float) -> Tensor:

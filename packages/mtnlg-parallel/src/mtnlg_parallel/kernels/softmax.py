@@ -22,9 +22,8 @@ from torch import Tensor
 
 from mtnlg_model import functional
 
-from .bits import Dropout, draw, kept, kept_of_row
-from .launching import launch
-from .tiles import TILE, Matrix, tile
+from .dropout_mask import Dropout, draw, kept, kept_of_row
+from .tiles import TILE, Matrix, launch, tile
 
 _LEAST = tl.constexpr(-3.0e38)
 

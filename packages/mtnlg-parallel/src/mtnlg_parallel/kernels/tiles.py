@@ -6,20 +6,30 @@
 
 Sums down columns (the gradients of biases and norms) leave each slab's part, in fp32, and are added in fixed order: the
 same bits every time. Offsets are 64 bits wide.
-"""
 
-# ruff: noqa: ANN001, ANN201  (Triton's own language)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+The one door through which every kernel starts.
+
+On tensors that have storage a kernel runs. On meta tensors it is only compiled, for the GPU that Triton's active driver
+names: whatever calls the operations with the shapes of a run, without data, builds exactly what that run will ask for.
+"""
 
 from __future__ import annotations
 
 from math import ceil
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# ruff: noqa: ANN001, ANN201  (Triton's own language)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
 
 TILE: Final = {"ROWS": 4, "COLUMNS": 512, "num_warps": 4}
 SLAB: Final = {"ROWS": 64, "STRIDE": 4, "COLUMNS": 256, "num_warps": 4}
@@ -94,3 +104,22 @@ def store_sums(sums_at, number, columns, column, sums):
     """A slab's part of sums [R, C] down its columns."""
     flat = tl.reshape(column, (column.shape[1],))
     tl.store(sums_at + number * columns + flat, tl.sum(sums, 0), mask=flat < columns)
+
+
+on_compiled: list[Callable[[Any], None]] = []
+"""Told of every kernel that was compiled on meta tensors, as Triton returns it."""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
+    """Run ``kernel`` over ``grid``, or compile it where its first argument is a meta tensor; of nothing, do nothing."""
+    first: Tensor = arguments[0]
+    if 0 in grid:
+        return
+    constants["enable_fp_fusion"] = True  # a x + b in one step; said here, since Triton's default is to change
+    if first.is_meta:
+        compiled = kernel.warmup(*arguments, grid=grid, **constants)
+        for told in on_compiled:
+            told(compiled)
+        return
+    with torch.cuda.device_of(first):
+        kernel[grid](*arguments, **constants)

@@ -11,18 +11,17 @@ from mtnlg_model.config import PRESETS, preset
 from mtnlg_model.console import UsageFailure, print_json, say
 from mtnlg_parallel.layout import Layout, parse_layout
 from mtnlg_parallel.recipe import load_recipe
-from mtnlg_parallel.schedule import BatchSize
+from mtnlg_parallel.training.schedule import BatchSize
 
-from .hardware import load_cluster
+from .cluster import Software, load_cluster, load_software
 from .run import Run, objection
-from .software import Software, load_software
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mtnlg_parallel.recipe import Recipe
 
-    from .hardware import Cluster
+    from .cluster import Cluster
     from .search import Search
 
 FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-6.7b": 1024}
@@ -251,7 +250,7 @@ def _search(wanted: Wanted, top: int, as_json: bool) -> None:
 
 
 def _scale(wanted: Wanted, scaling: str, as_json: bool) -> None:
-    from .scaling import draw_scaling, scale  # noqa: PLC0415  (as above)
+    from .measured import draw_scaling, scale  # noqa: PLC0415  (as above)
 
     numbers = [number.strip() for number in scaling.split(",")]
     if not all(number.isdecimal() and int(number) for number in numbers):
@@ -266,7 +265,7 @@ def _scale(wanted: Wanted, scaling: str, as_json: bool) -> None:
 def _predict_rows(path: Path, out: Path | None, cluster: Cluster, software: Software, as_json: bool) -> None:
     from mtnlg_model.files import write_text  # noqa: PLC0415  (as above)
 
-    from .rows import Rows  # noqa: PLC0415  (as above)
+    from .measured import Rows  # noqa: PLC0415  (as above)
 
     rows = Rows(path)
     seconds, measured = rows.predicted(cluster, software), rows.measured()

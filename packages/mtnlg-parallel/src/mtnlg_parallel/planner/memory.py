@@ -26,9 +26,8 @@ from .simulation import in_flight
 from .step import chunks, stage_parameters
 
 if TYPE_CHECKING:
-    from .hardware import Cluster
+    from .cluster import Cluster, Software
     from .run import Run, Shape
-    from .software import Software
 
 CONTEXT_BYTES: Final = 1.2e9
 """What a GPU holds before the first tensor: the driver's context, libraries' workspaces."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
 
-    from .hardware import Cluster
+    from .cluster import Cluster
 
 
 class Ring(NamedTuple):

@@ -20,12 +20,11 @@ from .memory import MARGIN, fullest, memory, misfit
 from .step import predict
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.schedule import BatchSize
+    from mtnlg_parallel.training.schedule import BatchSize
 
-    from .hardware import Cluster
+    from .cluster import Cluster, Software
     from .run import Run
     from .search import Search
-    from .software import Software
 
 DAY: Final = 86_400
 KNOTS: Final = 6

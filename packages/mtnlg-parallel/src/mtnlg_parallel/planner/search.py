@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from mtnlg_model.config import ModelConfig
 
-    from .hardware import Cluster
-    from .software import Software
+    from .cluster import Cluster, Software
     from .step import Prediction
 
 MOST_MICRO_BATCH = 16

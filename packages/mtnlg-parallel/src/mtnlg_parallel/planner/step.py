@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_parallel.layout import Layout, held_of_part, stages
 
-from . import layer as parts
+from . import layer_cost as parts
 from . import network
 from .simulation import Pipeline, Timeline, simulate
 
 if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
-    from .hardware import Cluster
-    from .layer import Cost
+    from .cluster import Cluster, Software
+    from .layer_cost import Cost
     from .run import Run
-    from .software import Software
 
 TOGETHER: Final = 6.0
 """How sharply the slower of GPU and host decides: where both take alike, each waits for the other now and then."""

@@ -1,0 +1,1 @@
+"""Decontaminate: cut the evaluation tasks' n-grams out of the training documents (paper.md 4.4)."""

@@ -1,0 +1,1 @@
+"""Extract: raw records to text documents (charset, boilerplate removal, language)."""

@@ -1,0 +1,1 @@
+"""Tokens: documents to token stores in Megatron format, and their blend."""

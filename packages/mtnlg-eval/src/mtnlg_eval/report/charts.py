@@ -1,0 +1,156 @@
+"""The pictures of a run, from the numbers that each shows to an ``<svg>`` element; labels stand by what they name."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from .markup import DASH, short
+from .svg import ACCENT, MUTED, RULE, SECOND, SOFT, canvas, chart, inline, styled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    from .run_files import Step, Training
+
+POINTS_SHOWN = 800
+DOTS_SHOWN = 40
+REPLICAS_WIDE = 280.0
+CELLS_NUMBERED = 128
+
+
+@styled()
+def losses(steps: Sequence[Step], unigram_entropy: float | None) -> str:
+    """Training loss in nats a token over tokens, validation loss on it, the unigram entropy as a line to stay under."""
+    tokens, loss = _series(steps, "loss")
+    figure, axes = chart(410, 290, left=32, right=80)
+    axes.plot(*thinned(tokens, loss), color=ACCENT)
+    measured = [(s.tokens, s.validation_loss) for s in steps if s.validation_loss is not None]
+    ends = [(loss[-1], "training", ACCENT)]
+    if measured:
+        x, y = (np.asarray(column, float) for column in zip(*measured, strict=True))
+        dots = "o" if len(x) <= DOTS_SHOWN else ""
+        axes.plot(*thinned(x, y), color=SECOND, marker=dots, markersize=3.5, linewidth=0.8, clip_on=False)
+        ends.append((y[-1], "validation", SECOND))
+    if unigram_entropy is not None:
+        axes.axhline(unigram_entropy, color=MUTED, linewidth=0.8, dashes=(5, 3))
+        ends.append((unigram_entropy, "unigram", MUTED))
+    axes.set_xlim(0, tokens[-1] or 1)
+    axes.set_xlabel("tokens", labelpad=2)
+    axes.set_title("nats a token", loc="left", x=-0.075, fontsize=10, color=MUTED, pad=6)
+    _label_ends(axes, ends)
+    return inline(figure, "loss", "Training and validation loss over tokens, beside the unigram entropy")
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Name each line at its right end, pushed apart where they would touch."""
+    low, high = axes.get_ylim()
+    apart = 0.055 * (high - low)
+    floor = -np.inf
+    for value, name, color in sorted(end for end in ends if np.isfinite(end[0])):
+        y = max(value, floor + apart)
+        floor = y
+        axes.annotate(
+            f"{name} {value:.2f}",
+            (1, y),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+        )
+
+
+@styled()
+def curve(steps: Sequence[Step], quantity: str, name: str) -> str:
+    """One quantity of the training log over tokens, from zero."""
+    tokens, values = _series(steps, quantity)
+    figure, axes = chart(250, 158, left=44, top=8, ticks=(3, 4))
+    stepped = "steps-post" if quantity == "batch_size" else "default"
+    axes.plot(*thinned(tokens, values), color=ACCENT, drawstyle=stepped)
+    axes.set_xlim(0, tokens[-1] or 1)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens", labelpad=1)
+    return inline(figure, name, f"{quantity.replace('_', ' ')} over tokens")
+
+
+def _series(steps: Sequence[Step], quantity: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    values = [getattr(step, quantity) for step in steps]
+    return np.asarray([s.tokens for s in steps], float), np.asarray([np.nan if v is None else v for v in values], float)
+
+
+def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """At most ``POINTS_SHOWN`` points of a long curve: the lowest and highest of each stretch, so that spikes stay."""
+    if len(x) <= POINTS_SHOWN:
+        return x, y
+    keep = {0, len(x) - 1}
+    for stretch in np.array_split(np.arange(len(x)), POINTS_SHOWN // 2):
+        finite = stretch[np.isfinite(y[stretch])]
+        if len(finite):
+            keep |= {int(finite[y[finite].argmin()]), int(finite[y[finite].argmax()])}
+    order = sorted(keep)
+    return x[order], y[order]
+
+
+@styled()
+def layout(training: Training) -> str:
+    """Ranks in their places: a row a pipeline stage with its layers, a column a tensor slice, a block a replica."""
+    shape = training.layout
+    cell = 26.0 if shape.pp <= 16 else 14.0
+    block = shape.tp * cell + 14
+    shown = min(shape.dp, max(1, int(REPLICAS_WIDE // block)))
+    labels = 150.0
+    edge = labels + shown * block - 14
+    width, height = edge + 70, 40 + shape.pp * cell
+    numbered = shown * shape.tp * shape.pp <= CELLS_NUMBERED
+    figure = canvas(width, height)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    for rank in training.ranks:
+        if rank.dp < shown:
+            x, y = labels + rank.dp * block + rank.tp * cell, 36 + rank.pp * cell
+            axes.add_patch(Rectangle((x + 1, y + 1), cell - 2, cell - 2, facecolor=SOFT, linewidth=0))
+            if numbered:
+                axes.text(x + cell / 2, y + cell / 2, str(rank.rank), ha="center", va="center", fontsize=10)
+    for stage in training.stages:
+        y = 36 + (stage.stage + 0.5) * cell
+        axes.text(labels - 8, y, condensed(stage.layers), ha="right", va="center", color=MUTED, fontsize=9.5)
+        axes.text(width - 2, y, short(stage.parameters), ha="right", va="center", color=MUTED, fontsize=9.5)
+    axes.text(width - 2, 11, "parameters", ha="right", va="center", color=MUTED, fontsize=9.5)
+    for replica in range(shown):
+        left = labels + replica * block
+        axes.text(left, 11, f"replica {replica}", va="center", fontsize=9.5)
+        for column in range(shape.tp if cell > 20 else 0):
+            axes.text(left + (column + 0.5) * cell, 27, str(column), ha="center", va="center", color=MUTED, fontsize=9)
+    if shape.dp > shown:
+        more = f"and {shape.dp - shown} more replicas"
+        axes.text(labels - 8, 11, more, ha="right", va="center", color=MUTED, fontsize=9.5)
+    axes.plot([labels, edge], [19, 19], color=RULE, linewidth=0.6)
+    return inline(figure, "layout", f"{len(training.ranks)} ranks in their places")
+
+
+def condensed(names: Sequence[str]) -> str:
+    """Layer names with runs of numbers drawn together: embedding, layers.0, layers.1 → embedding, layers 0-1."""
+
+    def family(name: str) -> str:
+        stem, _, number = name.rpartition(".")
+        return stem if number.isdecimal() else name
+
+    parts: list[str] = []
+    for stem, group in groupby(names, key=family):
+        members = list(group)
+        numbers = [name.removeprefix(f"{stem}.") for name in members]
+        if members[0] == stem:
+            parts += members
+        elif len(numbers) == 1:
+            parts.append(f"{stem.removesuffix('s')} {numbers[0]}")
+        else:
+            parts.append(f"{stem} {numbers[0]}{DASH}{numbers[-1]}")
+    return ", ".join(parts).replace("_", " ")

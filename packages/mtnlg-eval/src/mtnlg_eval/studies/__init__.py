@@ -1,0 +1,1 @@
+"""The paper's studies beyond the nine tasks: HANS, hidden operators, bias."""

@@ -1,0 +1,1 @@
+"""The nine tasks: rows, published formats, prompts, few-shot examples."""

@@ -1,0 +1,114 @@
+"""Attention along paths: that of each text by itself, and to the last bit whatever else is computed with it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtnlg_eval.scoring.packed_attention import Paths, Span
+from mtnlg_model import functional
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.decoder import Decoder
+
+Text = tuple[int, ...]
+STEP = 32  # rows of a product, on one thread
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    """With heads of 64, whose sums over keys a BLAS cuts up, and a context of several blocks of keys."""
+    return Decoder(ModelConfig(layers=2, hidden=128, heads=2, sequence=1100, vocabulary=100), seed=1).eval()
+
+
+def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[Tensor, list[Span], list[list[int]]]:
+    """Tokens and spans of contexts with their answers, each context cut in two, and the places of each path's last."""
+    tokens: list[int] = []
+    spans: list[Span] = []
+    places: list[list[int]] = []
+
+    def add(part: Text, parent: int) -> int:
+        spans.append(Span(len(tokens), len(part), parent))
+        tokens.extend(part)
+        return len(spans) - 1
+
+    for context, answers in texts:
+        last = add(context[:cut] or context, -1)
+        if context[:cut]:
+            last = add(context[cut:], last)
+        places.append([spans[last].first + spans[last].size - 1])
+        for answer in answers:
+            span = spans[add(answer, last)]
+            places.append(list(range(span.first, span.first + span.size)))
+    tokens += [0] * (-len(tokens) % STEP)
+    return torch.tensor(tokens), spans, places
+
+
+@torch.inference_mode()
+def hidden(decoder: Decoder, texts: list[tuple[Text, list[Text]]], cut: int = 0) -> list[Tensor]:
+    tokens, spans, places = line(texts, cut)
+    asked = [place for at in places for place in at]
+    paths = Paths.of(spans, len(tokens), torch.tensor(asked + [0] * (-len(asked) % STEP)))
+    x_N1H = decoder.hidden(tokens[None], paths.depths[None], paths.attend(decoder.config.layers))
+    return list(torch.split(x_N1H[: len(asked), 0], [len(at) for at in places]))
+
+
+def drawn(draw: Random, size: int) -> Text:
+    return tuple(draw.randrange(100) for _ in range(size))
+
+
+@pytest.mark.parametrize("size", [5, 100, 128, 129, 255, 256, 300, 512, 513, 700, 1024])
+def test_a_text_is_read_as_alone_whatever_stands_beside_it_and_however_it_is_cut(size: int, decoder: Decoder) -> None:
+    draw = Random(size)
+    context, answers = drawn(draw, size), [drawn(draw, length) for length in (1, 3, 40)]
+    together = hidden(decoder, [(context, answers)])
+    with torch.inference_mode():
+        alone = [
+            decoder.hidden(torch.tensor([context + answer]))[size - 1 if not answer else size :, 0]
+            for answer in ((), *answers)
+        ]
+    for mine, other in zip(together, alone, strict=True):
+        assert torch.allclose(mine, other, atol=1e-5, rtol=0)
+    beside = (drawn(draw, 70), [drawn(draw, 9)])
+    for company in (
+        hidden(decoder, [beside, (context, answers[::-1])], cut=max(1, size // 3))[2:],
+        hidden(decoder, [(context, answers[::-1]), beside, (drawn(draw, 300), [])], cut=size - 1)[:4],
+    ):
+        assert all(map(torch.equal, [company[0], *company[:0:-1]], together))
+
+
+def test_another_number_of_threads_changes_no_bit(decoder: Decoder) -> None:
+    draw = Random(0)
+    texts = [(drawn(draw, size), [drawn(draw, 5)]) for size in (20, 200, 600)]
+    first, threads = hidden(decoder, texts), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert all(map(torch.equal, hidden(decoder, texts), first))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_depths_count_along_each_path_and_what_is_in_none_stands_at_0() -> None:
+    paths = Paths.of(
+        [Span(0, 3, -1), Span(3, 2, 0), Span(5, 1, 0), Span(6, 2, 1), Span(8, 1, -1)], 10, torch.tensor([8])
+    )
+    assert paths.depths.tolist() == [0, 1, 2, 3, 4, 3, 5, 6, 0, 0]
+
+
+def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
+    q, k, v = torch.randn(3, 1, 2, 32, 8).unbind(0)
+    paths = Paths.of([Span(0, 20, -1), Span(20, 4, 0)], 32, torch.tensor([23, 2, 23]))
+    scales: list[float] = []
+
+    def scaled(  # noqa: PLR0917  (its signature)
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, rate: float
+    ) -> Tensor:
+        scales.append(scale)
+        return functional.attention(q, k, v, mask, scale, rate)
+
+    expected = functional.attention(q[:, :, :24], k[:, :, :24], v[:, :, :24], None, 0.3, 0.0)
+    assert torch.allclose(paths.every(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)
+    assert torch.allclose(paths.last(scaled, q, k, v, 0.3, 0.0), expected[:, :, [23, 2, 23]], atol=1e-6)
+    assert set(scales) == {0.3}

@@ -1,0 +1,35 @@
+from .checkpoint.manifest import CheckpointError, Layout, Progress, latest
+from .checkpoint.reader import Checkpoint, load, save
+from .checkpoint.writer import CheckpointWriter, publish
+from .config import PRESETS, ModelConfig, preset
+from .convert.huggingface import export_gpt2, import_gpt2
+from .decoder import Decoder
+from .functional import EAGER, Attend, Ops, cross_entropy
+from .generation.generate import Sampling, complete, generate
+from .tokenizer import Tokenizer
+
+__all__ = [
+    "EAGER",
+    "PRESETS",
+    "Attend",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointWriter",
+    "Decoder",
+    "Layout",
+    "ModelConfig",
+    "Ops",
+    "Progress",
+    "Sampling",
+    "Tokenizer",
+    "complete",
+    "cross_entropy",
+    "export_gpt2",
+    "generate",
+    "import_gpt2",
+    "latest",
+    "load",
+    "preset",
+    "publish",
+    "save",
+]

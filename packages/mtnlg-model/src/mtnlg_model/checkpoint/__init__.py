@@ -1,0 +1,1 @@
+"""The checkpoint: safetensors pieces and one manifest, readable in any parallel layout."""

@@ -1,0 +1,1 @@
+"""Checkpoints of other systems in and out: Hugging Face, Megatron-LM torch_dist, Megatron-DeepSpeed."""

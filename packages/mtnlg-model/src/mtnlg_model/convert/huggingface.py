@@ -1,0 +1,282 @@
+"""GPT-2 folders of Hugging Face, in and out, one tensor at a time: memory is a few tensors, never the model.
+
+GPT-2 keeps its linears as Conv1D, [inputs, outputs], and its qkv as q | k | v over all heads; we keep [outputs, inputs]
+and q, k, v head by head, as Megatron does. Nothing else differs but the names.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from typing import TYPE_CHECKING, Final
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mtnlg_model.checkpoint.manifest import TOKENIZER
+from mtnlg_model.checkpoint.tensor_file import DTYPES, Kind, TensorFile, write
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import Failure
+from mtnlg_model.files import write_json
+from mtnlg_model.settings import validate
+from mtnlg_model.tokenizer import EOD, Tokenizer
+
+from .output import new_checkpoint, new_folder, refuse_unless_held
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from mtnlg_model.checkpoint.reader import Checkpoint
+    from mtnlg_model.console import Advance
+
+OUTER: Final = {
+    "embedding.token.weight": "transformer.wte.weight",
+    "embedding.position.weight": "transformer.wpe.weight",
+    "final_norm.weight": "transformer.ln_f.weight",
+    "final_norm.bias": "transformer.ln_f.bias",
+}
+INNER: Final = {
+    "attention_norm": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+LEFT_ALONE: Final = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
+"""Causal masks of older folders, and the head, which is the token embedding."""
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5 << 30
+
+
+class Gpt2Config(BaseModel):
+    """What a GPT-2 config.json says, as far as it matters here; everything else in it is left alone."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    model_type: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_positions: int
+    vocab_size: int
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    resid_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    initializer_range: float = 0.02
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    add_cross_attention: bool = False
+    tie_word_embeddings: bool = True
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, str]
+
+
+def gpt2_name(name: str) -> str:
+    """GPT-2's name of one of our tensors."""
+    if name in OUTER:
+        return OUTER[name]
+    _, number, rest = name.split(".", 2)
+    module, kind = rest.rsplit(".", 1)
+    return f"transformer.h.{number}.{INNER[module]}.{kind}"
+
+
+def to_gpt2(name: str, tensor: Tensor, heads: int) -> Tensor:
+    """Our tensor ``name`` as GPT-2 stores it, contiguous."""
+    if ".qkv." in name:
+        tensor = _regrouped(tensor, heads, 3)
+    return (tensor.T if _is_linear(name) else tensor).contiguous()
+
+
+def from_gpt2(name: str, tensor: Tensor, heads: int) -> Tensor:
+    """The reverse of `to_gpt2`."""
+    tensor = tensor.T if _is_linear(name) else tensor
+    if ".qkv." in name:
+        tensor = _regrouped(tensor, 3, heads)
+    return tensor.contiguous()
+
+
+def export_gpt2(checkpoint: Checkpoint, folder: Path, advance: Advance) -> None:
+    """Write the weights as the GPT-2 folder ``folder``, which must not exist; ``advance(1)`` at every tensor.
+
+    Sharded safetensors with their index, config.json, and the tokenizer: what ``AutoModelForCausalLM`` and
+    ``AutoTokenizer`` open.
+    """
+    config = checkpoint.config
+    ours = {gpt2_name(name): name for name in checkpoint.names}
+    kinds = {theirs: _kind(checkpoint, name) for theirs, name in ours.items()}
+
+    def tensor(key: str) -> Tensor:
+        advance(1)
+        return to_gpt2(ours[key], checkpoint.tensor(ours[key]), config.heads)
+
+    shards = _shards(kinds)
+    with new_folder(folder) as partial:
+        files = [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
+        files = files if len(files) > 1 else ["model.safetensors"]
+        for file, shard in zip(files, shards, strict=True):
+            write(partial / file, {key: kinds[key] for key in shard}, tensor)
+        if len(files) > 1:
+            weight_map = {key: file for file, shard in zip(files, shards, strict=True) for key in shard}
+            total = sum(_bytes(kind) for kind in kinds.values())
+            write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        eod = Tokenizer(checkpoint.tokenizer_path).eod
+        write_json(partial / "config.json", _config_json(config, str(kinds["transformer.wte.weight"].dtype), eod))
+        write_json(partial / "tokenizer_config.json", _tokenizer_json(config))
+        shutil.copyfile(checkpoint.tokenizer_path, partial / TOKENIZER)
+
+
+def import_gpt2(folder: Path, target: Path, advance: Advance) -> None:
+    """Write the GPT-2 folder ``folder`` as the checkpoint ``target``, which must not exist, without optimizer state.
+
+    ``Failure`` where the folder is none, or is a GPT-2 of another function than this decoder's.
+    """
+    config = read_config(folder)
+    if not (folder / TOKENIZER).is_file():
+        raise Failure(f"{folder}: has no {TOKENIZER}; save its tokenizer as a fast one")
+    held = _held(folder)
+    refuse_unless_held(config, {file.path for file in held.values()})
+    ours = {gpt2_name(name) for name in config.parameter_shapes()}
+    for key in held:
+        if key not in ours and f"transformer.{key}" not in ours and not key.endswith(LEFT_ALONE):
+            raise Failure(f"{folder}: {key}: a tensor that GPT-2 does not have")
+    with new_checkpoint(target, config, folder / TOKENIZER) as writer:
+        for name, shape in config.parameter_shapes().items():
+            tensor = from_gpt2(name, _tensor(folder, held, name, shape), config.heads)
+            writer.add(name, shape, "weight", None, tensor)
+            advance(1)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The decoder's configuration of a GPT-2 folder; ``Failure`` where it is another function than this decoder's."""
+    path = folder / "config.json"
+    try:
+        gpt2 = Gpt2Config.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}; is it a Hugging Face folder?") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Failure(
+            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; only GPT-2 can be imported"
+        ) from None
+    wanted = {
+        "model_type": ("gpt2",),
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "n_inner": (None, 4 * gpt2.n_embd),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    }
+    for field, values in wanted.items():
+        if getattr(gpt2, field) not in values:
+            raise Failure(f"{path}: {field} = {getattr(gpt2, field)}: this decoder has only {values[0]}")
+    content = {
+        "layers": gpt2.n_layer,
+        "hidden": gpt2.n_embd,
+        "heads": gpt2.n_head,
+        "sequence": gpt2.n_positions,
+        "vocabulary": gpt2.vocab_size,
+        "dropout": gpt2.resid_pdrop,
+        "attention_dropout": gpt2.attn_pdrop,
+        "init_std": gpt2.initializer_range,
+        "layer_norm_eps": gpt2.layer_norm_epsilon,
+    }
+    return validate(content, ModelConfig, str(path))
+
+
+def _regrouped(tensor: Tensor, outer: int, inner: int) -> Tensor:
+    """Rows counted by (outer, inner, rest) in the order (inner, outer, rest)."""
+    rest = tensor.shape[0] // (outer * inner)
+    return tensor.reshape(outer, inner, rest, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2)
+
+
+def _is_linear(name: str) -> bool:
+    return name.endswith(".weight") and (".attention." in name or ".mlp." in name)
+
+
+def _kind(checkpoint: Checkpoint, name: str) -> Kind:
+    shape = checkpoint.shape(name)
+    return Kind(checkpoint.dtype(name), shape[::-1] if _is_linear(name) else shape)
+
+
+def _bytes(kind: Kind) -> int:
+    return math.prod(kind.shape) * kind.dtype.itemsize
+
+
+def _shards(kinds: dict[str, Kind]) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    size = 0
+    for key, kind in kinds.items():
+        if shards[-1] and size + _bytes(kind) > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(key)
+        size += _bytes(kind)
+    return shards
+
+
+def _config_json(config: ModelConfig, dtype: str, eod: int) -> dict[str, object]:
+    gpt2 = Gpt2Config(
+        model_type="gpt2",
+        n_layer=config.layers,
+        n_embd=config.hidden,
+        n_head=config.heads,
+        n_positions=config.sequence,
+        vocab_size=config.vocabulary,
+        resid_pdrop=config.dropout,
+        attn_pdrop=config.attention_dropout,
+        initializer_range=config.std,
+        layer_norm_epsilon=config.layer_norm_eps,
+    )
+    rest = {"embd_pdrop": config.dropout, "bos_token_id": eod, "eos_token_id": eod}
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **gpt2.model_dump(),
+        **rest,
+        "torch_dtype": dtype.removeprefix("torch."),
+    }
+
+
+def _tokenizer_json(config: ModelConfig) -> dict[str, object]:
+    ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), EOD)
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.sequence, **ends}
+
+
+def _held(folder: Path) -> dict[str, TensorFile]:
+    """Which file holds each tensor."""
+    index = folder / INDEX
+    names = ["model.safetensors"]
+    if index.is_file():
+        try:
+            weight_map = _Index.model_validate_json(index.read_bytes()).weight_map
+        except ValidationError as error:
+            raise Failure(f"{index}: {error.errors(include_url=False)[0]['msg']}") from None
+        names = sorted(set(weight_map.values()))
+    held: dict[str, TensorFile] = {}
+    for name in names:
+        if "/" in name or not (folder / name).is_file():
+            raise Failure(f"{folder / name}: no such weights; only safetensors are read, never a pickled .bin")
+        # A folder of the Hugging Face cache is links to blobs.
+        file = TensorFile((folder / name).resolve())
+        held |= dict.fromkeys(file.entries, file)
+    return held
+
+
+def _tensor(folder: Path, held: dict[str, TensorFile], name: str, shape: tuple[int, ...]) -> Tensor:
+    theirs = gpt2_name(name)
+    key = theirs if theirs in held else theirs.removeprefix("transformer.")
+    if key not in held:
+        raise Failure(f"{folder}: {theirs}: no such tensor")
+    stored, expected = held[key].entries[key], shape[::-1] if _is_linear(name) else shape
+    if stored.dtype not in DTYPES or stored.shape != expected:
+        raise Failure(f"{folder}: {key}: {stored.dtype} {list(stored.shape)} where config.json means {list(expected)}")
+    tensor = torch.empty(expected, dtype=DTYPES[stored.dtype])
+    held[key].read(key, [(0, tensor.numel())], tensor)
+    return tensor

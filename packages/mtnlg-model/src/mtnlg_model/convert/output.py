@@ -1,0 +1,65 @@
+"""What every import and export does alike: a folder that is there whole or not at all, filled one tensor at a time."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
+from mtnlg_model.console import Failure
+from mtnlg_model.files import sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from mtnlg_model.config import ModelConfig
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, renamed to ``folder`` when it is whole and removed when it is not.
+
+    ``Failure`` where ``folder`` exists.
+    """
+    if folder.exists():
+        raise Failure(f"{folder}: exists already; remove it or name another")
+    partial = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        sync_directory(partial)
+        partial.rename(folder)
+        sync_directory(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterator[CheckpointWriter]:
+    """A writer for the weights of the checkpoint ``target``, which has neither optimizer state nor progress."""
+    # It is copied at the very end, which may be hours away.
+    if not tokenizer.is_file():
+        raise Failure(f"{tokenizer}: no such file")
+    with new_folder(target) as partial:
+        # Nothing may wait: memory is to be a few tensors.
+        writer = CheckpointWriter(partial, 0, "import", copy=False, backlog=0)
+        yield writer
+        writer.close()
+        progress = Progress(step=0, samples=0, tokens=0, loss=0.0, stream="", layout=Layout())
+        step = publish(partial, 0, ["import"], config, progress, tokenizer)
+        for path in step.iterdir():
+            path.rename(partial / path.name)
+        step.rmdir()
+
+
+def refuse_unless_held(config: ModelConfig, files: Iterable[Path]) -> None:
+    """Raise ``Failure`` where these files are too small for the model: a lie about a size is to allocate nothing."""
+    files = list(files)
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    if 2 * config.parameters > size:
+        place = files[0].parent if files else "no folder"
+        raise Failure(f"{place}: {size} bytes of weights where {config.parameters} parameters are claimed")

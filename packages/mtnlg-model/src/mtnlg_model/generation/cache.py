@@ -1,0 +1,84 @@
+"""Key-value cache: a new token costs one row of attention instead of the whole sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mtnlg_model.config import ModelConfig
+    from mtnlg_model.functional import AttentionOp
+
+
+class LayerCache:
+    """One layer's keys and values [B, N, capacity, D]; the first ``length`` places are filled."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    def append(self, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Add S places and return all filled ones. Heads, width, dtype and device follow the first call."""
+        end = self.length + k_BNSD.shape[2]
+        if end > self.capacity:
+            raise ValueError(f"the cache holds {self.capacity} tokens and was given {end}; make it larger")
+        if self._keys is None or self._values is None:
+            b, n, _, d = k_BNSD.shape
+            self._keys, self._values = (
+                k_BNSD.new_empty(b, n, self.capacity, d),
+                v_BNSD.new_empty(b, n, self.capacity, d),
+            )
+        self._keys[:, :, self.length : end] = k_BNSD
+        self._values[:, :, self.length : end] = v_BNSD
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop every row of the batch except these (indices [B'])."""
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys[rows], self._values[rows]
+
+
+@dataclass(frozen=True)
+class CachedAttention:
+    """One layer's attention over its cache and the tokens of this step; an `mtnlg_model.functional.Attend`."""
+
+    cache: LayerCache
+    mask: Tensor | None
+    places: None = None
+
+    def __call__(  # noqa: PLR0917  (the figures of attention)
+        self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
+    ) -> Tensor:
+        """Append the step's keys and values to the cache, then attend over all of them."""
+        return attention(q_BNSD, *self.cache.append(k_BNSD, v_BNSD), self.mask, scale, rate)
+
+
+class Cache:
+    """The caches of all layers; memory for ``capacity`` tokens a row is allocated at the first use."""
+
+    def __init__(self, config: ModelConfig, capacity: int) -> None:
+        self.layers = [LayerCache(capacity) for _ in range(config.layers)]
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return self.layers[0].length
+
+    def attend(self, mask: Tensor | None = None) -> list[CachedAttention]:
+        """Attention through the cache, one a layer; ``mask`` as in `functional.attention`, causal without one."""
+        return [CachedAttention(layer, mask) for layer in self.layers]
+
+    def positions(self, tokens_BS: Tensor) -> Tensor:
+        """Positions [1, S] of tokens that continue those held."""
+        return torch.arange(self.length, self.length + tokens_BS.shape[1], device=tokens_BS.device)[None]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop every row of the batch except these (indices [B'])."""
+        for layer in self.layers:
+            layer.keep(rows)

@@ -1,0 +1,1 @@
+"""Starting ranks here or under Slurm, and watching them."""

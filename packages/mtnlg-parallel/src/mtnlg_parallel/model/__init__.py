@@ -1,0 +1,1 @@
+"""The decoder cut over tensor, sequence and pipeline parallel ranks."""
