@@ -14,18 +14,17 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.model.slicing import Slicing, imagined
-from mtnlg_parallel.model.stage_modules import Embedding, Head, Layer, Norm
 
 from .layout import stages
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from mtnlg_parallel.model.slicing import Slicing
 
     from .layout import Axis, Coordinates, Stage
     from .recipe import Recipe
@@ -55,6 +54,8 @@ class Shard(NamedTuple):
 
 def shard_of(recipe: Recipe, rank: int) -> Shard:
     """Build this rank's stage from meta tensors, and count. Raises ``UsageFailure`` where there is no such rank."""
+    from mtnlg_parallel.model.slicing import imagined  # noqa: PLC0415  (imports torch and megatron-core)
+
     layout, train = recipe.layout, recipe.train
     if not 0 <= rank < layout.world:
         raise UsageFailure(f"--rank {rank}: layout {layout} has ranks 0 to {layout.world - 1}")
@@ -71,6 +72,10 @@ def shard_of(recipe: Recipe, rank: int) -> Shard:
 
 
 def _built(recipe: Recipe, part: str, slicing: Slicing) -> nn.Module:
+    import torch  # noqa: PLC0415  (as above)
+
+    from mtnlg_parallel.model.stage_modules import Embedding, Head, Layer, Norm  # noqa: PLC0415  (as above)
+
     config, meta = recipe.model, torch.device("meta")
     if part.startswith("layers."):
         return Layer(config, int(part.removeprefix("layers.")), slicing, recipe.train.recompute, meta)
