@@ -2,16 +2,15 @@
 
     python benchmarks/checkpoint_io.py [--rounds 5] [--folder DIR] [--out FILE]
 
-Every round runs every way once, each round in another order, so that a busy machine is busy for all; medians of the
-rounds are reported. mtnlg_model computes checksums and waits for the disk, as a checkpoint must. The others do neither,
-so each of them is timed as it is, and with an fsync of what it wrote. How long training stands still where a writer
-goes on in the background is timed as well.
+Every round runs every library once, in rotating order, so that other load costs all alike; the result has medians.
+mtnlg_model computes checksums and waits for the disk, as a checkpoint must. The others do neither, so each of them is
+timed as it is, and with an fsync of its files. Also timed: how long a background write blocks training.
 
-Loading is into tensors that exist: of the whole state, and of one tp-2 slice (of every weight what one of two ranks
-holds; torch.distributed.checkpoint has no way to a slice without a process group), with the bytes that each way takes
-by read calls (rchar of /proc/self/io; a memory map takes none) and from the disk (read_bytes, the file's pages dropped
-from the cache before; the kernel reads whole pages and ahead). Memory is that of ``mtnlg-model export`` on a model far
-larger than its largest tensor, and of ``import`` of what that wrote.
+Loading fills existing tensors: the whole state, and one tp-2 slice (one of two ranks' part of every weight;
+torch.distributed.checkpoint cannot load a slice without a process group). For the slice, bytes by read calls (rchar of
+/proc/self/io; a memory map has none) and from the disk (read_bytes, after dropping the file's pages from the cache; the
+kernel reads whole pages and ahead) are counted. Peak memory is that of ``mtnlg-model export`` on a model far larger
+than its largest tensor, and of ``import`` of the exported folder.
 """
 
 # /// script
@@ -21,7 +20,6 @@ larger than its largest tensor, and of ``import`` of what that wrote.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -45,7 +43,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.decoder import Decoder
-from record import conditions, keep
+from record import conditions, option_parser, spread, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +65,7 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def forget(folder: Path) -> None:
+def drop_from_cache(folder: Path) -> None:
     """Drop the pages of the files under ``folder`` from the cache."""
     sync(folder)
     for path in folder.rglob("*"):
@@ -77,15 +75,15 @@ def forget(folder: Path) -> None:
             os.close(descriptor)
 
 
-def counters() -> dict[str, int]:
-    """The I/O counters of this process."""
+def io_counters() -> dict[str, int]:
+    """Return /proc/self/io of this process."""
     return {
         key: int(value) for key, value in (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     }
 
 
 def savers(decoder: Decoder, tokenizer: Path) -> dict[str, Callable[[Path], object]]:
-    """Every way to save, into an empty folder."""
+    """Return each library's function that saves into an empty folder."""
     state = dict(decoder.state_dict())
     return {
         "mtnlg_model": lambda folder: reader.save(decoder, folder, 1, PROGRESS, tokenizer),
@@ -96,7 +94,7 @@ def savers(decoder: Decoder, tokenizer: Path) -> dict[str, Callable[[Path], obje
 
 
 def loaders(decoder: Decoder) -> dict[str, Callable[[Path], object]]:
-    """Every way to load the whole into ``decoder``."""
+    """Return each library's function that loads the whole state into ``decoder``."""
     state = dict(decoder.state_dict())
     return {
         "mtnlg_model": lambda folder: reader.load(decoder, Checkpoint.open(folder)),
@@ -109,7 +107,7 @@ def loaders(decoder: Decoder) -> dict[str, Callable[[Path], object]]:
 
 
 def tp2_index(name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """What rank 0 of tp 2 holds: columns of row-parallel weights, rows of all else, norms and their like whole."""
+    """Return rank 0's slice at tp 2: columns of row-parallel weights, rows of column-parallel ones, else all."""
     if name.endswith(("out.weight", "down.weight")):
         return (slice(None), slice(0, shape[1] // 2))
     if any(part in name for part in ("qkv", "up.", "token")):
@@ -118,13 +116,13 @@ def tp2_index(name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def slicers(config: ModelConfig, targets: dict[str, torch.Tensor]) -> dict[str, Callable[[Path], None]]:
-    """Every way that can to load a tp-2 slice into ``targets``."""
+    """Return the functions that load a tp-2 slice into ``targets``, of the libraries that can."""
     indices = {name: tp2_index(name, shape) for name, shape in config.parameter_shapes().items()}
 
     def ours(folder: Path) -> None:
-        opened = Checkpoint.open(folder)
+        checkpoint = Checkpoint.open(folder)
         for name, index in indices.items():
-            opened.tensor(name, index, out=targets[name])
+            checkpoint.tensor(name, index, out=targets[name])
 
     def by_torch(folder: Path) -> None:
         state = torch.load(folder / "model.pt", mmap=True)
@@ -139,8 +137,8 @@ def slicers(config: ModelConfig, targets: dict[str, torch.Tensor]) -> dict[str, 
     return {"mtnlg_model": ours, "torch.save": by_torch, "safetensors": by_safetensors}
 
 
-def blocked(decoder: Decoder, folder: Path) -> float:
-    """Seconds until training may go on where a writer finishes in the background."""
+def blocking_seconds(decoder: Decoder, folder: Path) -> float:
+    """Return the seconds that training waits for a writer that finishes in the background."""
     started = time.perf_counter()
     writer = CheckpointWriter(folder, 1, "a")
     for name, parameter in decoder.named_parameters():
@@ -151,29 +149,29 @@ def blocked(decoder: Decoder, folder: Path) -> float:
     return seconds
 
 
-def headers(folder: Path) -> int:
-    """Bytes of a checkpoint's manifest and of its weights' headers: what a reader takes beside the data."""
+def header_bytes(folder: Path) -> int:
+    """Return the bytes of manifest and weight headers, which a reader needs besides the data."""
     step = folder / "step-1"
     sizes = [8 + int.from_bytes(file.read_bytes()[:8], "little") for file in step.glob("*.weights-*.safetensors")]
     return (step / "manifest.json").stat().st_size + sum(sizes)
 
 
 def measure(scratch: Path, rounds: int) -> dict[str, object]:
-    """All figures of one run."""
+    """Time saving and loading in rounds; return all figures."""
     config = PRESETS[PRESET]
     decoder = Decoder(config)
     tokenizer = scratch / "tokenizer.json"
     tokenizer.write_text("{}")
     folders = {name: scratch / name for name in savers(decoder, tokenizer)}
     saved, synced, loaded, sliced = (Times() for _ in range(4))
-    stood_still: list[float] = []
+    blocking: list[float] = []
     reads: dict[str, dict[str, int]] = {}
     targets = {
         name: torch.empty(shape)[tp2_index(name, shape)].clone() for name, shape in config.parameter_shapes().items()
     }
     size = sum(target.nbytes for target in targets.values())
     for number in range(rounds):
-        for name, save in turned(savers(decoder, tokenizer), number):
+        for name, save in rotated(savers(decoder, tokenizer), number):
             shutil.rmtree(folders[name], ignore_errors=True)
             folders[name].mkdir()
             started = time.perf_counter()
@@ -182,20 +180,20 @@ def measure(scratch: Path, rounds: int) -> dict[str, object]:
             sync(folders[name])
             synced.setdefault(name, []).append(time.perf_counter() - started)
         shutil.rmtree(scratch / "background", ignore_errors=True)
-        stood_still.append(blocked(decoder, scratch / "background"))
-        for name, load in turned(loaders(decoder), number):
+        blocking.append(blocking_seconds(decoder, scratch / "background"))
+        for name, load in rotated(loaders(decoder), number):
             started = time.perf_counter()
             load(folders[name])
             loaded.setdefault(name, []).append(time.perf_counter() - started)
-        for name, cut in turned(slicers(config, targets), number):
+        for name, cut in rotated(slicers(config, targets), number):
             cut(folders[name])
             started = time.perf_counter()
             cut(folders[name])
             sliced.setdefault(name, []).append(time.perf_counter() - started)
-            forget(folders[name])
-            before = counters()
+            drop_from_cache(folders[name])
+            before = io_counters()
             cut(folders[name])
-            after = counters()
+            after = io_counters()
             reads[name] = {"slice": size, **{key: after[key] - before[key] for key in ("rchar", "read_bytes")}}
     return {
         "save_against_safetensors": ratio(saved["safetensors"], saved["mtnlg_model"]),
@@ -206,38 +204,33 @@ def measure(scratch: Path, rounds: int) -> dict[str, object]:
         "save_and_sync_seconds": medians(synced),
         "load_seconds": medians(loaded),
         "load_tp2_slice_seconds": medians(sliced),
-        "training_stands_still_seconds": medians({"mtnlg_model, in the background": stood_still}),
+        "training_stands_still_seconds": medians({"mtnlg_model, in the background": blocking}),
         "bytes_read_for_the_slice": reads,
-        "bytes_of_manifest_and_headers": headers(folders["mtnlg_model"]),
+        "bytes_of_manifest_and_headers": header_bytes(folders["mtnlg_model"]),
     }
 
 
-def turned(ways: dict[str, T], number: int) -> list[tuple[str, T]]:
-    """The ways, beginning with the ``number``-th."""
+def rotated(ways: dict[str, T], number: int) -> list[tuple[str, T]]:
+    """Return the items, starting with the ``number``-th."""
     listed = list(ways.items())
     return listed[number % len(listed) :] + listed[: number % len(listed)]
 
 
 def medians(times: Times) -> dict[str, dict[str, object]]:
-    """Median and spread of every way, and all its rounds."""
+    """Return median, spread and all rounds of every library."""
     return {
-        name: {
-            "median": round(statistics.median(found), 3),
-            "least": round(min(found), 3),
-            "most": round(max(found), 3),
-            "rounds": [round(seconds, 3) for seconds in found],
-        }
-        for name, found in times.items()
+        name: {**spread(rounds, 3), "rounds": [round(seconds, 3) for seconds in rounds]}
+        for name, rounds in times.items()
     }
 
 
 def ratio(theirs: list[float], ours: list[float]) -> float:
-    """How many times as fast we are, by the medians."""
+    """Return the ratio of the medians."""
     return statistics.median(theirs) / statistics.median(ours)
 
 
-def export_memory(scratch: Path) -> dict[str, int | str]:
-    """Peak memory of ``mtnlg-model export``, and of ``import`` of what it wrote, in bytes."""
+def export_peaks(scratch: Path) -> dict[str, int | str]:
+    """Return the peak bytes of ``mtnlg-model export``, and of ``import`` of the exported folder."""
     config = PRESETS[EXPORTED]
     shapes = config.parameter_shapes()
     writer = CheckpointWriter(scratch / "large", 1, "a", backlog=0)
@@ -251,34 +244,32 @@ def export_memory(scratch: Path) -> dict[str, int | str]:
         "preset": EXPORTED,
         "model": 4 * config.parameters,
         "largest_tensor": 4 * max(math.prod(shape) for shape in shapes.values()),
-        "peak_of_imports_alone": peak("import mtnlg_model.convert.huggingface"),
-        "peak_of_export": peak(COMMAND, "export", str(path), str(scratch / "gpt2")),
-        "peak_of_import": peak(COMMAND, "import", str(scratch / "gpt2"), str(scratch / "back")),
+        "peak_of_imports_alone": peak_bytes("import mtnlg_model.convert.huggingface"),
+        "peak_of_export": peak_bytes(COMMAND, "export", str(path), str(scratch / "gpt2")),
+        "peak_of_import": peak_bytes(COMMAND, "import", str(scratch / "gpt2"), str(scratch / "back")),
     }
 
 
-def peak(code: str, *arguments: str) -> int:
-    """Greatest resident set of a Python that runs ``code``, in bytes."""
-    # Not ru_maxrss, which begins with that of the process that forked.
+def peak_bytes(code: str, *arguments: str) -> int:
+    """Return the peak resident bytes of a Python process that runs ``code``."""
+    # Not ru_maxrss, which starts at that of the forking process.
     code = f"import atexit\natexit.register(lambda: print(open('/proc/self/status').read()))\n{code}"
     child = subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.PIPE, text=True)
     return int(child.stdout.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def main() -> None:
-    """Run and print, and write to ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to write some 12 GB; a temporary folder when left out")
-    parser.add_argument("--out", type=Path)
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--folder", type=Path, help="needs 12 GB of space (default: a temporary folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         about = conditions("mtnlg-model", "torch", "safetensors") | {"threads": torch.get_num_threads()}
         result = {**about, "rounds": options.rounds, **measure(Path(scratch), options.rounds)}
         for folder in Path(scratch).iterdir():
             shutil.rmtree(folder, ignore_errors=True)
-        result["peak_bytes"] = export_memory(Path(scratch))
-    keep(result, options.out)
+        result["peak_bytes"] = export_peaks(Path(scratch))
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,17 @@
 # requires-python = ">=3.11"
 # dependencies = ["mtnlg-data", "ftfy==6.3.1"]
 # ///
-"""Repairing Unicode: mtnlg_data's ``repaired`` against ``ftfy.fix_text``, one core, with the same text.
+"""Repairing Unicode: mtnlg_data's ``fix_text`` against ``ftfy.fix_text``, one core, with the same text.
 
     python benchmarks/cleaning.py DATA [--rounds 7] [--out FILE]
 
 DATA holds web/cc_en_head-0091.jsonl.gz, extraction/html/*.html.gz and near_duplicates/*.train. Four corpora: texts of
-an English crawl; what we extract of article pages; news articles; and the first of these broken on purpose, UTF-8 read
-as Windows-1252, where every line needs ftfy's work. The ratio that we claim is that of the first two together.
+an English crawl; our extraction of article pages; news articles; and the first corpus garbled on purpose, UTF-8 read as
+Windows-1252, where every line needs ftfy. The claimed ratio is that of the first two together.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import statistics
@@ -22,16 +21,16 @@ from pathlib import Path
 
 import ftfy
 
-from mtnlg_data.clean.mojibake import repaired
+from mtnlg_data.clean.mojibake import fix_text
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, main_text
 from mtnlg_data.extract.paragraphs import read_page
-from record import conditions, keep
+from record import claimed_ratio, conditions, option_parser, ratios, write_result
 
 CLAIMED = ("crawl", "extracted")
 
 
-def corpora_of(data: Path) -> dict[str, list[str]]:
-    """The texts of every corpus."""
+def read_corpora(data: Path) -> dict[str, list[str]]:
+    """Return the texts of every corpus."""
     lines = gzip.decompress((data / "web" / "cc_en_head-0091.jsonl.gz").read_bytes()).splitlines()
     crawl = [json.loads(line)["text"] for line in lines]
     pages = (gzip.decompress(path.read_bytes()).decode() for path in sorted(data.glob("extraction/html/*.html.gz")))
@@ -46,38 +45,32 @@ def corpora_of(data: Path) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Run and print, and write to ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__, rounds=7)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    corpora = corpora_of(options.data)
+    corpora = read_corpora(options.data)
     about = conditions("mtnlg-data", "ftfy")
-    equal = {name: sum(repaired(text) == ftfy.fix_text(text) for text in texts) for name, texts in corpora.items()}
-    ways = {"mtnlg_data": repaired, "ftfy": ftfy.fix_text}
+    equal = {name: sum(fix_text(text) == ftfy.fix_text(text) for text in texts) for name, texts in corpora.items()}
+    ways = {"mtnlg_data": fix_text, "ftfy": ftfy.fix_text}
     seconds: dict[str, dict[str, list[float]]] = {corpus: {name: [] for name in ways} for corpus in corpora}
     for number in range(options.rounds):
         for corpus, texts in corpora.items():
             for name in sorted(ways, reverse=bool(number % 2)):
-                repeats = 20 if name == "mtnlg_data" and corpus != "broken" else 1  # a round of ours is too short
+                repeats = 20 if name == "mtnlg_data" and corpus != "broken" else 1  # one of ours is too short to time
                 started = time.process_time()
                 for _ in range(repeats):
                     for text in texts:
                         ways[name](text)
                 seconds[corpus][name].append((time.process_time() - started) / repeats)
-    rounds = range(options.rounds)
-    claimed = [
-        sum(seconds[corpus]["ftfy"][n] for corpus in CLAIMED)
-        / sum(seconds[corpus]["mtnlg_data"][n] for corpus in CLAIMED)
-        for n in rounds
-    ]
+    totals = {
+        name: [sum(seconds[corpus][name][n] for corpus in CLAIMED) for n in range(options.rounds)] for name in ways
+    }
     result = {
-        "ratio": round(statistics.median(claimed), 1),
-        "ratio_spread": [round(min(claimed), 1), round(max(claimed), 1)],
+        **claimed_ratio(ratios(totals["ftfy"], totals["mtnlg_data"])),
         "ratios": {
-            corpus: round(statistics.median(of["ftfy"][n] / of["mtnlg_data"][n] for n in rounds), 2)
-            for corpus, of in seconds.items()
+            corpus: round(statistics.median(ratios(times["ftfy"], times["mtnlg_data"])), 2)
+            for corpus, times in seconds.items()
         },
         "texts_equal_to_ftfy": equal,
         "texts": {name: len(texts) for name, texts in corpora.items()},
@@ -87,7 +80,7 @@ def main() -> None:
         "seconds_of_one_core": seconds,
         **about,
     }
-    keep(result, options.out)
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

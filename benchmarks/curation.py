@@ -2,22 +2,21 @@
 # requires-python = ">=3.11"
 # dependencies = ["mtnlg-data"]
 # ///
-"""A whole curation: its rate on one core and what each stage takes of it, two workers against one, memory against size.
+"""A whole curation: rate on one core, each stage's share of the time, two workers against one, memory against size.
 
     python benchmarks/curation.py [--files 8] [--documents 300 40] [--rounds 5] [--scratch FOLDER] [--out FILE]
 
 Documents are drawn from the sentences of the standard library's docstrings: pages of a crawl (WARC, filtered by the
-classifier) and texts of a curated source (JSON lines), so many to a file; every tenth is a near copy of another. Each
-round curates the same files by one worker and by two, in turns, each run a process of its own and into an empty folder.
-A rate is bytes of pages and texts, unpacked, over the processor's seconds of the run and all its workers, start and
-imports included. Memory is the most that the process and its children have resident at a time, asked for every 20 ms,
-for files of the second number of documents and for ten times as many such files. What deduplication announces for each
-document of the corpus (some ten bytes) is too little to show and is not taken off.
+classifier) and texts of a curated source (JSON lines), a given number per file; every tenth is a near copy of another.
+Each round curates the same files with one worker and with two, in alternating order, each run in its own process and
+into an empty folder. A rate is uncompressed bytes of pages and texts over the CPU seconds of the run and all its
+workers, start and imports included. Memory is the peak of the summed resident bytes of the process and its children,
+sampled every 20 ms, for files of the second number of documents and for ten times as many such files. The ten or so
+bytes that deduplication predicts for each document are too few to show and are not subtracted.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import gzip
 import json
@@ -27,7 +26,6 @@ import random
 import re
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -40,13 +38,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zstandard
 
-from record import today
+from record import default_out, option_parser, ratios, spread, today, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMES = 10
-PAUSE = 0.02  # seconds between two looks at the memory
+PAUSE = 0.02  # seconds between two samples of the memory
 LIBRARIES = ("mtnlg-data", "pyarrow", "lxml", "pycld2", "ftfy", "numba", "scikit-learn", "tokenizers", "zstandard")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 RECIPE = """
@@ -75,8 +73,8 @@ sample_bytes = 2_000_000
 
 
 def sentences() -> list[str]:
-    """What the docstrings of the standard library say, a sentence each."""
-    found: dict[str, None] = {}
+    """Return the distinct sentences of the standard library's docstrings."""
+    unique: dict[str, None] = {}
     folder = Path(sysconfig.get_path("stdlib"))
     for path in sorted([*folder.glob("*.py"), *folder.glob("[a-z]*/*.py")]):
         if path.parent.name in {"test", "site-packages", "idlelib"}:
@@ -87,24 +85,24 @@ def sentences() -> list[str]:
             text = " ".join((ast.get_docstring(node) or "").split())
             for sentence in re.split(r"(?<=[.!?]) +", text):
                 if 6 <= len(sentence.split()) <= 40 and sentence.endswith("."):
-                    found[sentence] = None
-    return list(found)
+                    unique[sentence] = None
+    return list(unique)
 
 
-def documents(known: list[str], draw: random.Random, count: int) -> Iterator[str]:
-    """Texts of some paragraphs, every tenth a near copy of the one before."""
+def documents(pool: list[str], draw: random.Random, count: int) -> Iterator[str]:
+    """Yield texts of some paragraphs, every tenth a near copy of the previous one."""
     text = ""
     for number in range(count):
         if number % 10 == 9:
             text = text.replace(draw.choice(text.split()), "other", 1)
         else:
-            parts = (" ".join(draw.choices(known, k=draw.randint(4, 9))) for _ in range(draw.randint(3, 8)))
+            parts = (" ".join(draw.choices(pool, k=draw.randint(4, 9))) for _ in range(draw.randint(3, 8)))
             text = "\n\n".join(parts)
         yield text
 
 
 def page(text: str, number: int) -> bytes:
-    """A record of a crawl: an English page with menus around its text."""
+    """Return a WARC record: an English page with menus around its text."""
     links = "".join(f'<li><a href="/{n}">{word}</a></li>' for n, word in enumerate(text.split()[:40]))
     paragraphs = "".join(f"<div class='part'><p>{part}</p></div>" for part in text.split("\n\n"))
     body = (
@@ -121,39 +119,41 @@ def page(text: str, number: int) -> bytes:
 
 
 def write_corpus(folder: Path, files: int, count: int) -> int:
-    """Write so many files, three of four of them of the crawl, and a recipe; returns their bytes, unpacked."""
-    known, draw, size = sentences(), random.Random(1), 0
+    """Write the files, three in four of them crawl files, and a recipe; return their uncompressed bytes."""
+    pool, draw, size = sentences(), random.Random(1), 0
     for part in range(files):
-        texts = list(documents(known, draw, count))
+        texts = list(documents(pool, draw, count))
         if part % 4:
             records = [page(text, part * count + number) for number, text in enumerate(texts)]
-            path, packed = folder / "crawl" / f"{part:04d}.warc.gz", b"".join(gzip.compress(one, 6) for one in records)
+            path = folder / "crawl" / f"{part:04d}.warc.gz"
+            packed = b"".join(gzip.compress(each, 6) for each in records)
         else:
             records = [json.dumps({"text": text}).encode() + b"\n" for text in texts]
             path, packed = folder / "books" / f"{part:04d}.jsonl.zst", zstandard.compress(b"".join(records))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(packed)
         size += sum(map(len, records))
-    tasks = [{"task": "boolq", "id": str(n), "text": " ".join(draw.choices(known, k=3))} for n in range(200)]
+    tasks = [{"task": "boolq", "id": str(n), "text": " ".join(draw.choices(pool, k=3))} for n in range(200)]
     (folder / "texts.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     (folder / "data.toml").write_text(f'input = "{folder}"\n{RECIPE}')
     return size
 
 
 class Run(NamedTuple):
-    """What a run took."""
+    """Time and memory of one curation."""
 
     seconds: float
-    processor: float  # seconds of all its processes
-    memory: int  # bytes at its peak, of all of them
+    cpu_seconds: float  # of all its processes
+    memory: int  # peak bytes of all of them
     stages: dict[str, float]  # seconds of each
 
 
 def curate(folder: Path, out: Path, workers: int) -> Run:
-    """Run the command into a folder that is then removed."""
-    words = [str(Path(sys.executable).with_name("mtnlg-data")), "--quiet", "run", str(folder / "data.toml")]
+    """Run the command into ``out``, and remove it."""
+    command = [str(Path(sys.executable).with_name("mtnlg-data")), "--quiet", "run", str(folder / "data.toml")]
+    options = ("--out", str(out), "--workers", str(workers))
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen([*words, "--out", str(out), "--workers", str(workers)], env={**os.environ, **ONE_THREAD})
+    process = subprocess.Popen([*command, *options], env={**os.environ, **ONE_THREAD})
     memory: list[int] = [0]
     watcher = threading.Thread(target=_watch, args=(process, memory))
     watcher.start()
@@ -162,11 +162,11 @@ def curate(folder: Path, out: Path, workers: int) -> Run:
     watcher.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if status:
-        sys.exit(f"{' '.join(words)} ended with status {status}")
+        sys.exit(f"{' '.join(command)} ended with status {status}")
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     shutil.rmtree(out)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(seconds, processor, max(memory), {stage["name"]: stage["seconds"] for stage in summary["stages"]})
+    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Run(seconds, cpu_seconds, memory[0], {stage["name"]: stage["seconds"] for stage in summary["stages"]})
 
 
 def _watch(process: subprocess.Popen[bytes], memory: list[int]) -> None:
@@ -176,12 +176,12 @@ def _watch(process: subprocess.Popen[bytes], memory: list[int]) -> None:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """A process and all that came of it."""
+    """Yield a process and all its descendants."""
     yield pid
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(word) for thread in threads for word in (thread / "children").read_text().split()]
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return
     for child in children:
         yield from _family(child)
@@ -194,17 +194,8 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Median, least and most."""
-    return {
-        "median": round(statistics.median(values), 4),
-        "least": round(min(values), 4),
-        "most": round(max(values), 4),
-    }
-
-
 def measure(scratch: Path, files: int, count: int, rounds: int) -> dict[str, Any]:
-    """Rates, shares, scaling."""
+    """Curate in rounds by one worker and by two; return rates, shares of the stages and scaling."""
     size = write_corpus(scratch / "in", files, count)
     load = os.getloadavg()
     runs: dict[int, list[Run]] = {1: [], 2: []}
@@ -213,59 +204,58 @@ def measure(scratch: Path, files: int, count: int, rounds: int) -> dict[str, Any
             runs[workers].append(curate(scratch / "in", scratch / "out", workers))
             print(f"round {number}, workers {workers}: {runs[workers][-1].seconds:.1f} s", flush=True)
     in_stages = [sum(run.stages.values()) for run in runs[1]]
-    scaling = [one.seconds / two.seconds for one, two in zip(runs[1], runs[2], strict=True)]
-    overhead = [two.processor / one.processor for one, two in zip(runs[1], runs[2], strict=True)]
+    seconds = {workers: [run.seconds for run in own] for workers, own in runs.items()}
+    cpu_seconds = {workers: [run.cpu_seconds for run in own] for workers, own in runs.items()}
     return {
-        "two_workers_over_one": {"speed": spread(scaling), "processor_seconds": spread(overhead)},
-        "megabytes_a_second_and_core": spread([size / 1e6 / run.processor for run in runs[1]]),
-        "share_of_stages": {
-            name: spread([run.stages[name] / whole for run, whole in zip(runs[1], in_stages, strict=True)])
-            for name in runs[1][0].stages
+        "two_workers_over_one": {
+            "speed": spread(ratios(seconds[1], seconds[2]), 4),
+            "processor_seconds": spread(ratios(cpu_seconds[2], cpu_seconds[1]), 4),
         },
-        "seconds": {str(workers): spread([run.seconds for run in own]) for workers, own in runs.items()},
+        "megabytes_a_second_and_core": spread([size / 1e6 / each for each in cpu_seconds[1]], 4),
+        "share_of_stages": {
+            name: spread(ratios([run.stages[name] for run in runs[1]], in_stages), 4) for name in runs[1][0].stages
+        },
+        "seconds": {str(workers): spread(each, 4) for workers, each in seconds.items()},
         "corpus": {"files": files, "documents_a_file": count, "bytes": size},
         "rounds": rounds,
-        "load_before": [round(one, 2) for one in load],
+        "load_before": [round(each, 2) for each in load],
     }
 
 
 def measure_memory(scratch: Path, files: int, count: int) -> dict[str, Any]:
-    """Peak memory of one worker and of two, for so many files and for ten times as many."""
+    """Return the peak memory of one worker and of two, for ``files`` files and for ten times as many."""
     sizes = {times: write_corpus(scratch / f"{times}", times * files, count) for times in (1, TIMES)}
-    found: dict[str, Any] = {"documents": [times * files * count for times in sizes], "bytes": list(sizes.values())}
+    result: dict[str, Any] = {"documents": [times * files * count for times in sizes], "bytes": list(sizes.values())}
     for workers in (1, 2):
         peaks = [curate(scratch / f"{times}", scratch / "out", workers).memory for times in sizes]
         print(f"memory, workers {workers}: {peaks}", flush=True)
-        found[f"workers_{workers}"] = {"peak_bytes": peaks, "ratio": round(peaks[1] / peaks[0], 3)}
-    return found
+        result[f"workers_{workers}"] = {"peak_bytes": peaks, "ratio": round(peaks[1] / peaks[0], 3)}
+    return result
 
 
 def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__)
     parser.add_argument("--files", type=int, default=8)
-    parser.add_argument("--documents", type=int, nargs=2, default=[300, 40], help="a file: for time, for memory")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--documents", type=int, nargs=2, default=[300, 40], help="per file: for time, for memory")
     parser.add_argument("--scratch", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today()}-curation.json")
-    words = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=words.scratch) as scratch:
-        memory = measure_memory(Path(scratch) / "memory", words.files, words.documents[1])
-        found = measure(Path(scratch) / "time", words.files, words.documents[0], words.rounds)
+    parser.set_defaults(out=default_out("curation"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        memory = measure_memory(Path(scratch) / "memory", options.files, options.documents[1])
+        measured = measure(Path(scratch) / "time", options.files, options.documents[0], options.rounds)
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
     versions = {name: version(name) for name in LIBRARIES}
-    load = [round(one, 2) for one in os.getloadavg()]
-    told = {
+    load = [round(each, 2) for each in os.getloadavg()]
+    result = {
         "date": today(),
         "memory_of_ten_times_the_files": memory,
-        **found,
+        **measured,
         "load_after": load,
         "machine": machine,
         "versions": versions,
     }
-    words.out.parent.mkdir(parents=True, exist_ok=True)
-    words.out.write_text(json.dumps(told, indent=2) + "\n")
-    print(json.dumps(told, indent=2))
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,14 @@
 
     python benchmarks/deduplication.py ARTICLES [--documents 5000] [--rounds 5] [--out FILE]
 
-ARTICLES holds an article a line after its id (articles_1000.train of chrisjmccormick/MinHash). Documents are made of
+ARTICLES holds one article a line, after its id (articles_1000.train of chrisjmccormick/MinHash). Documents consist of
 their sentences; one in ten has a copy with some words changed. Both sides use 20 bands of 13 rows over word 5-grams and
-one process; datatrove takes English words by spaCy, as it does by default, and verifies no pair; mtnlg_data verifies
-every pair at Jaccard 0.8, keeps a ledger, and syncs and checksums each file. Time is that of the processor.
+one process. datatrove splits words with spaCy, its default, and verifies no pair; mtnlg_data verifies every pair at
+Jaccard 0.8, writes a ledger, and syncs and checksums each file. Ratios are of CPU time.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import resource
@@ -32,9 +31,9 @@ from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 
 from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
-from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.document import Document, batch_documents, write_documents
 from mtnlg_data.engine import Local
-from record import conditions, keep
+from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 SENTENCES = 12
 
 
-def corpus(articles: list[str], count: int) -> tuple[list[Document], dict[str, float]]:
-    """Documents in an order of their own, and of every changed copy its Jaccard similarity with what it copies."""
+def make_corpus(articles: list[str], count: int) -> tuple[list[Document], dict[str, float]]:
+    """Return shuffled documents, and by original the Jaccard similarity of its changed copy."""
     draw = random.Random(1)
     sentences = [sentence + "." for text in articles for sentence in text.split(". ")]
     words = sorted({word for text in articles for word in text.split()})
@@ -62,7 +61,7 @@ def corpus(articles: list[str], count: int) -> tuple[list[Document], dict[str, f
 
 
 def jaccard(one: str, other: str) -> float:
-    """Of the sets of word 5-grams, plainly."""
+    """Return the Jaccard similarity of the two sets of word 5-grams."""
     sets = []
     for text in (one, other):
         words = re.findall(r"\w+", text.lower())
@@ -71,13 +70,13 @@ def jaccard(one: str, other: str) -> float:
 
 
 def ours(shard: Path, out: Path) -> set[str]:
-    """The ids that are left."""
+    """Deduplicate by mtnlg_data; return the ids of the survivors."""
     deduplicate_documents([shard], out, DeduplicateSettings(), ["web"], Local(1))
     return set(pq.read_table(out / shard.name)["id"].to_pylist())
 
 
 def theirs(shard: Path, out: Path) -> set[str]:
-    """The same by datatrove."""
+    """Deduplicate by datatrove; return the ids of the survivors."""
     config = MinhashConfig(n_grams=5, num_buckets=20, hashes_per_bucket=13)
     signatures, buckets, clusters = (str(out / name) for name in ("signatures", "buckets", "clusters"))
 
@@ -95,79 +94,74 @@ def theirs(shard: Path, out: Path) -> set[str]:
     return {name for path in (out / "kept").glob("*.parquet") for name in pq.read_table(path)["id"].to_pylist()}
 
 
-def seconds_of(way: Callable[[Path, Path], set[str]], shard: Path, out: Path) -> tuple[float, float, set[str]]:
-    """Seconds of the processor, of this process and its children, seconds by the clock, and what is left."""
-    before, started = _used(), time.perf_counter()
-    left = way(shard, out)
-    return _used() - before, time.perf_counter() - started, left
+def time_run(side: Callable[[Path, Path], set[str]], shard: Path, out: Path) -> tuple[float, float, set[str]]:
+    """Return CPU seconds of this process and its children, wall-clock seconds, and the survivors."""
+    before, started = _cpu_seconds(), time.perf_counter()
+    survivors = side(shard, out)
+    return _cpu_seconds() - before, time.perf_counter() - started, survivors
 
 
-def _used() -> float:
+def _cpu_seconds() -> float:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def quality(left: set[str], documents: list[Document], similar: dict[str, float]) -> dict[str, float]:
-    """Pairs of Jaccard 0.8 and more of which one is gone, and what is gone without such a twin."""
-    gone = {document.id for document in documents} - left
+def quality(survivors: set[str], documents: list[Document], similar: dict[str, float]) -> dict[str, float]:
+    """Count pairs of Jaccard 0.8 and more with one removed, and documents removed without such a duplicate."""
+    removed = {document.id for document in documents} - survivors
     true = {name for name, similarity in similar.items() if similarity >= 0.8}
-    found = {name for name in true if {name, f"{name}-copy"} & gone}
+    found = {name for name in true if {name, f"{name}-copy"} & removed}
     return {
         "recall_of_pairs_of_0.8": round(len(found) / len(true), 4),
-        "removed": len(gone),
-        "removed_below_0.8": len({name.removesuffix("-copy") for name in gone} - true),
-        "both_of_a_pair_removed": sum({name, f"{name}-copy"} <= gone for name in similar),
+        "removed": len(removed),
+        "removed_below_0.8": len({name.removesuffix("-copy") for name in removed} - true),
+        "both_of_a_pair_removed": sum({name, f"{name}-copy"} <= removed for name in similar),
     }
 
 
 def main() -> None:
-    """Run and print, and write to ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__)
     parser.add_argument("articles", type=Path)
     parser.add_argument("--documents", type=int, default=5000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
-    documents, similar = corpus(articles, options.documents)
+    documents, similar = make_corpus(articles, options.documents)
     megabytes = sum(len(document.text.encode()) for document in documents) / 1e6
     about = conditions("mtnlg-data", "datatrove", "spacy", "xxhash", "numpy", "numba")
-    ways = {"mtnlg_data": ours, "datatrove": theirs}
-    used: dict[str, list[float]] = {name: [] for name in ways}
-    clock: dict[str, list[float]] = {name: [] for name in ways}
-    judged: dict[str, dict[str, float]] = {}
+    sides = {"mtnlg_data": ours, "datatrove": theirs}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    clock: dict[str, list[float]] = {name: [] for name in sides}
+    qualities: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         shard = Path(scratch) / "in" / "web-00000.parquet"
         small = Path(scratch) / "small" / "web-00000.parquet"
-        write_documents(shard, batches(documents))
-        write_documents(small, batches(documents[:600]))
-        for name, way in ways.items():  # what is compiled or imported at first use, pairs among them
-            way(small, Path(scratch) / f"warm-{name}")
+        write_documents(shard, batch_documents(documents))
+        write_documents(small, batch_documents(documents[:600]))
+        for name, side in sides.items():  # compiles and imports what the first use needs, verification of pairs too
+            side(small, Path(scratch) / f"warm-{name}")
         for number in range(options.rounds):
-            for name in sorted(ways, reverse=bool(number % 2)):
-                seconds, by_clock, left = seconds_of(ways[name], shard, Path(scratch) / f"{name}-{number}")
-                used[name].append(seconds)
-                clock[name].append(by_clock)
-                judged[name] = quality(left, documents, similar)
-    ratios = [one / other for one, other in zip(used["datatrove"], used["mtnlg_data"], strict=True)]
-    by_clock_too = [one / other for one, other in zip(clock["datatrove"], clock["mtnlg_data"], strict=True)]
+            for name in sorted(sides, reverse=bool(number % 2)):
+                cpu_seconds, seconds, survivors = time_run(sides[name], shard, Path(scratch) / f"{name}-{number}")
+                cpu[name].append(cpu_seconds)
+                clock[name].append(seconds)
+                qualities[name] = quality(survivors, documents, similar)
     result = {
-        "ratio": round(statistics.median(ratios), 1),
-        "ratio_spread": [round(min(ratios), 1), round(max(ratios), 1)],
-        "ratio_by_the_clock": round(statistics.median(by_clock_too), 1),
-        "megabytes_per_second": {name: round(megabytes / statistics.median(of), 2) for name, of in used.items()},
-        "quality": judged,
+        **claimed_ratio(ratios(cpu["datatrove"], cpu["mtnlg_data"])),
+        "ratio_by_the_clock": round(statistics.median(ratios(clock["datatrove"], clock["mtnlg_data"])), 1),
+        "megabytes_per_second": rates(megabytes, cpu),
+        "quality": qualities,
         "documents": len(documents),
         "pairs": len(similar),
         "pairs_of_0.8": sum(similarity >= 0.8 for similarity in similar.values()),
         "megabytes": round(megabytes, 3),
         "bands": 20,
         "rows": 13,
-        "seconds_of_one_core": used,
+        "seconds_of_one_core": cpu,
         "seconds_by_the_clock": clock,
         **about,
     }
-    keep(result, options.out)
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,21 @@
 # requires-python = ">=3.11"
 # dependencies = ["mtnlg-data"]
 # ///
-"""What deduplication takes of memory and disk at two sizes, beside what ``state_bytes`` announces.
+"""Memory and disk of deduplication at two sizes, against the prediction of ``deduplication_state_bytes``.
 
     python benchmarks/deduplication_state.py [--documents 200000 2000000] [--scratch FOLDER] [--out FILE]
 
-Documents are of sixty words drawn at random, in shards of 100,000; nearly a third have a near duplicate. Every step
-runs in a process of its own, one worker, whose peak is read from /proc at its end; disk is what the step's files hold.
+Documents are sixty random words, in shards of 100,000; nearly a third have a near duplicate. Every step runs in a
+process of its own with one worker; its peak memory is read from /proc at the end, its disk is the size of its files.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,34 +24,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtnlg_data.dedup.plan import state_bytes
+from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
-from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.document import Document, batch_documents, write_documents
 from mtnlg_data.engine.units import manifest_path
-from record import conditions, keep
+from record import conditions, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from mtnlg_data.engine import Summary, U
 
-WORDS, A_SHARD, COPIED = 60, 100_000, 0.15
+WORDS, SHARD_DOCUMENTS, COPIED = 60, 100_000, 0.15
 STEPS = {
-    "sign": "signatures",
-    "link": "bands",
-    "cluster": "clusters",
-    "collect": "candidates",
-    "judge": "verify",
-    "enter": "ledger",
-    "mark": "ledger",
-    "survive": "write",
+    "write_signatures": "signatures",
+    "link_bands": "bands",
+    "cluster_documents": "clusters",
+    "collect_candidates": "candidates",
+    "deduplicate_group": "verify",
+    "write_ledger": "ledger",
+    "write_removal_mask": "ledger",
+    "write_survivors": "write",
 }
 
 
-class Watched:
-    """An engine that runs each step in a new process and notes its peak memory and the bytes it leaves."""
+class MeasuringEngine:
+    """An engine that runs each step in a new process and records its peak memory and the size of its files."""
 
-    part = (0, 1)
+    task = (0, 1)
 
     def __init__(self) -> None:
         self.memory: dict[str, int] = {}
@@ -59,56 +59,56 @@ class Watched:
         self.seconds: dict[str, float] = {}
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        """See ``Engine``."""
+        """Run all units in one new process, then yield them with their summaries."""
         work = list(units)
         step = STEPS[function.args[0].__name__]  # type: ignore[attr-defined]  # a partial of the engine
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             started = time.perf_counter()
-            summaries = pool.submit(_all, function, work).result()
+            summaries = pool.submit(_run_all, function, work).result()
             self.seconds[step] = self.seconds.get(step, 0) + time.perf_counter() - started
-            self.memory[step] = max(self.memory.get(step, 0), pool.submit(_peak).result())
+            self.memory[step] = max(self.memory.get(step, 0), pool.submit(_peak_bytes).result())
         sizes = (unit.output.stat().st_size for unit in work) if step != "write" else ()
         self.disk[step] = self.disk.get(step, 0) + sum(sizes)
         yield from zip(work, summaries, strict=True)
 
 
-def _all(function: Callable[[U], Summary], units: list[U]) -> list[Summary]:
+def _run_all(function: Callable[[U], Summary], units: list[U]) -> list[Summary]:
     return [function(unit) for unit in units]
 
 
-def _peak() -> int:
-    """Peak resident bytes of this process; ru_maxrss would count what its parent had before the exec."""
+def _peak_bytes() -> int:
+    """Return this process's peak resident bytes; ru_maxrss would include the parent's before the exec."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def write_corpus(folder: Path, documents: int) -> list[Path]:
-    """Shards of documents, of which a share is copied with a word more."""
+    """Write shards of documents, a share of them copies with one more word; return the paths."""
     draw = np.random.default_rng(1)
     vocabulary = np.array([f"{number:x}word"[:6] for number in draw.integers(0, 1 << 24, 50_000)], object)
 
-    def made(first: int, count: int) -> Iterator[Document]:
+    def make_documents(first: int, count: int) -> Iterator[Document]:
         fresh = round(count / (1 + COPIED))
         texts = [" ".join(words) for words in vocabulary[draw.integers(0, len(vocabulary), (fresh, WORDS))]]
         texts += [f"{text} more" for text in texts[: count - fresh]]
         return (Document(f"web/{first + number}", "web", text) for number, text in enumerate(texts))
 
     paths = []
-    for number, first in enumerate(range(0, documents, A_SHARD)):
+    for number, first in enumerate(range(0, documents, SHARD_DOCUMENTS)):
         paths.append(folder / f"web-{number:05d}.parquet")
-        write_documents(paths[-1], batches(made(first, min(A_SHARD, documents - first))))
+        write_documents(paths[-1], batch_documents(make_documents(first, min(SHARD_DOCUMENTS, documents - first))))
     return paths
 
 
 def measure(documents: int, scratch: Path) -> dict[str, Any]:
-    """Announced and measured, by step."""
+    """Return predicted and measured bytes of every step."""
     settings = DeduplicateSettings()
     shards = write_corpus(scratch / "in", documents)
-    engine = Watched()
-    found = deduplicate_documents(shards, scratch / "out", settings, ["web"], engine)
-    note = json.loads(manifest_path(scratch / "out" / "state" / "clusters").read_text(encoding="utf-8"))
-    share: float = note["summary"]["candidates"] / documents
-    characters = round(found["characters_in"] / documents)
+    engine = MeasuringEngine()
+    summary = deduplicate_documents(shards, scratch / "out", settings, ["web"], engine)
+    manifest = json.loads(manifest_path(scratch / "out" / "state" / "clusters").read_text(encoding="utf-8"))
+    share: float = manifest["summary"]["candidates"] / documents
+    characters = round(summary["characters_in"] / documents)
     steps = {
         state.step: {
             "memory_announced": state.memory,
@@ -117,7 +117,9 @@ def measure(documents: int, scratch: Path) -> dict[str, Any]:
             "disk_measured": engine.disk[state.step],
             "seconds": round(engine.seconds[state.step], 1),
         }
-        for state in state_bytes(documents, settings, characters=characters, shard=A_SHARD, candidates=share)
+        for state in deduplication_state_bytes(
+            documents, settings, characters=characters, largest_shard=SHARD_DOCUMENTS, candidate_share=share
+        )
     }
     return {
         "documents": documents,
@@ -141,8 +143,8 @@ def measure(documents: int, scratch: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run and print, and write to ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure; print the result and write it to ``--out``."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, nargs="+", default=[200_000, 2_000_000])
     parser.add_argument("--scratch", type=Path)
     parser.add_argument("--out", type=Path)
@@ -153,16 +155,16 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(dir=options.scratch))
         sizes.append(measure(documents, folder))
         shutil.rmtree(folder)
-    far = state_bytes(320_000_000, DeduplicateSettings())
+    paper = deduplication_state_bytes(320_000_000, DeduplicateSettings())
     result = {
         "sizes": sizes,
         "announced_for_320_million_documents": {
-            "most_memory_of_a_process": max(step.memory for step in far),
-            "disk": sum(step.disk for step in far),
+            "most_memory_of_a_process": max(step.memory for step in paper),
+            "disk": sum(step.disk for step in paper),
         },
         **about,
     }
-    keep(result, options.out)
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

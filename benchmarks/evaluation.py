@@ -4,9 +4,9 @@
 
 ROWS holds the tasks' published rows, FOLDER GPT-2's encoder.json and vocab.bpe. A random decoder in GPT-2's shape with
 the real vocabulary is exported for transformers: 6 layers of 384 in fp32, or on a GPU the 1.3B model's 24 of 2,048 in
-bf16. The requests are those of the paper's prompts at no shots and at GPT-3's K, the first so many documents of every
-task; each round answers all of them by both, in turn first, and nothing is kept between rounds. The ratio is the median
-of the rounds' own; every answer is compared.
+bf16. The requests are the paper's prompts at zero shots and at GPT-3's K, for the first ``--documents`` documents of
+every task. In each round both answer all requests, in alternating order; no answer is kept between rounds. The ratio is
+the median over rounds; every answer is compared.
 """
 
 # /// script
@@ -16,10 +16,9 @@ of the rounds' own; every answer is compared.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +26,17 @@ import tokenizers
 import torch
 from lm_eval.models.huggingface import HFLM
 
-from mtnlg_eval.quiet import quiet
-from mtnlg_eval.scoring.answer_store import Store
+from mtnlg_eval.evaluation import silence_lm_eval
+from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM
-from mtnlg_eval.scoring.harness import FEW, task_manager
+from mtnlg_eval.scoring.harness import FEW_SHOTS, task_manager
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_gpt2
 from mtnlg_model.decoder import Decoder
-from record import conditions, gpu, keep
+from record import conditions, exact_ratio, gpu, option_parser, ratios, time_rounds, write_result
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -48,8 +47,8 @@ LAYERS, HIDDEN, HEADS = (24, 2048, 16) if GPU else (6, 384, 6)
 DTYPE = torch.bfloat16 if GPU else torch.float32
 
 
-def both(gpt2: Path, folder: Path) -> tuple[DecoderLM, HFLM]:
-    """Our model and theirs, on the same random weights."""
+def make_models(gpt2: Path, folder: Path) -> tuple[DecoderLM, HFLM]:
+    """Return our model and lm-eval's hf model, with the same random weights."""
     bpe = tokenizers.models.BPE.from_file(str(gpt2 / "encoder.json"), str(gpt2 / "vocab.bpe"))
     tokenizer = tokenizers.Tokenizer(bpe)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -58,45 +57,43 @@ def both(gpt2: Path, folder: Path) -> tuple[DecoderLM, HFLM]:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = ModelConfig(layers=LAYERS, hidden=HIDDEN, heads=HEADS, sequence=2048, vocabulary=VOCABULARY)
     decoder = Decoder(config, seed=1).to(DTYPE)
-    done = Progress(step=1, samples=0, tokens=0, loss=0.0, stream="none", layout=Layout())
-    checkpoint = Checkpoint.open(save(decoder, folder, 1, done, folder / "tokenizer.json"))
+    first_step = Progress(step=1, samples=0, tokens=0, loss=0.0, stream="none", layout=Layout())
+    checkpoint = Checkpoint.open(save(decoder, folder, 1, first_step, folder / "tokenizer.json"))
     with progress("export", len(checkpoint.names), "tensors") as advance:
         export_gpt2(checkpoint, folder / "hf", advance)
-    where, size = ("cuda", 32) if GPU else ("cpu", 8)
-    theirs = HFLM(pretrained=str(folder / "hf"), device=where, dtype=str(DTYPE).removeprefix("torch."), batch_size=size)
+    device, size = ("cuda", 32) if GPU else ("cpu", 8)
+    theirs = HFLM(
+        pretrained=str(folder / "hf"), device=device, dtype=str(DTYPE).removeprefix("torch."), batch_size=size
+    )
     return DecoderLM.open(checkpoint), theirs
 
 
-def requests(lm: DecoderLM, data: Path, shots: str, documents: int) -> list[list[Instance]]:
-    """What the first documents of every task ask, task by task."""
+def build_requests(lm: DecoderLM, data: Path, shots: str, documents: int) -> list[list[Instance]]:
+    """Return the requests of the first documents of every task, task by task."""
     manager = task_manager(data)
-    asked = []
-    for name, few in FEW.items():
+    requests = []
+    for name, few in FEW_SHOTS.items():
         task = manager.load([name])["tasks"][name]
-        task.bind(lm)
-        task.ask(few if shots == "few" else 0)
+        task.lm = lm
+        task.set_shots(few if shots == "few" else 0)
         task.build_all_requests(limit=documents)
-        asked.append(task.instances)
-    return asked
+        requests.append(task.instances)
+    return requests
 
 
-def measure(ours: DecoderLM, theirs: HFLM, asked: list[list[Instance]], rounds: int) -> dict[str, Any]:
-    """Seconds of both over all tasks, and how far their answers are apart."""
-    seconds: dict[str, list[float]] = {"mtnlg_eval": [], "hf": []}
+def measure(ours: DecoderLM, theirs: HFLM, requests: list[list[Instance]], rounds: int) -> dict[str, Any]:
+    """Return the seconds of both over all tasks, and the largest difference of their answers."""
     answers: dict[str, list[tuple[float, bool]]] = {}
-    for number in range(rounds):
-        for name in sorted(seconds, reverse=bool(number % 2)):
-            ours.store = Store("benchmark")
-            started = time.perf_counter()
-            told = [(ours if name == "mtnlg_eval" else theirs).loglikelihood(part, disable_tqdm=True) for part in asked]
-            seconds[name].append(time.perf_counter() - started)
-            answers[name] = [answer for part in told for answer in part]
+
+    def answer(name: str, model: DecoderLM | HFLM) -> None:
+        ours.store = AnswerStore("benchmark")
+        answers[name] = [each for part in requests for each in model.loglikelihood(part, disable_tqdm=True)]
+
+    sides = {"mtnlg_eval": partial(answer, "mtnlg_eval", ours), "hf": partial(answer, "hf", theirs)}
+    seconds = time_rounds(sides, rounds, time.perf_counter)
     pairs = list(zip(answers["mtnlg_eval"], answers["hf"], strict=True))
-    ratios = [hf / own for own, hf in zip(seconds["mtnlg_eval"], seconds["hf"], strict=True)]
     return {
-        "ratio": statistics.median(ratios),
-        "ratio_least": min(ratios),
-        "ratio_most": max(ratios),
+        **exact_ratio(ratios(seconds["hf"], seconds["mtnlg_eval"])),
         "requests": len(pairs),
         "largest_difference_nats": max(abs(own[0] - hf[0]) for own, hf in pairs),
         "same_greedy": all(own[1] == hf[1] for own, hf in pairs),
@@ -105,19 +102,17 @@ def measure(ours: DecoderLM, theirs: HFLM, asked: list[list[Instance]], rounds: 
 
 
 def main() -> None:
-    """Run and print, and write to ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--gpt2", type=Path, required=True)
     parser.add_argument("--documents", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    quiet()
+    silence_lm_eval()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = both(options.gpt2, Path(folder))
+        ours, theirs = make_models(options.gpt2, Path(folder))
         result = {
             **conditions("mtnlg-eval", "lm-eval", "torch", "transformers"),
             "threads": options.threads,
@@ -126,12 +121,12 @@ def main() -> None:
             "documents_a_task": options.documents,
             **{
                 f"{shots} shots": measure(
-                    ours, theirs, requests(ours, options.data, shots, options.documents), options.rounds
+                    ours, theirs, build_requests(ours, options.data, shots, options.documents), options.rounds
                 )
                 for shots in ("0", "few")
             },
         }
-    keep(result, options.out)
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

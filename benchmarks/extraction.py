@@ -6,17 +6,16 @@
 
     python benchmarks/extraction.py DATA [--rounds 7] [--out FILE]
 
-DATA holds extraction/html/*.html.gz and web/**/*.warc*. Both sides take decoded pages and give the paragraphs that are
-no boilerplate. Every paragraph, its class alone and its final class are compared first. resiliparse and trafilatura,
-which a recipe may choose instead, give other texts; they run in the same rounds for what they cost.
+DATA holds extraction/html/*.html.gz and web/**/*.warc*. Both sides turn decoded pages into the paragraphs that are not
+boilerplate. First, every paragraph and its context-free and final classes are compared. resiliparse and trafilatura,
+which a recipe may choose instead, extract other texts; they run in the same rounds to show their cost.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import statistics
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,11 +23,11 @@ import justext
 import trafilatura
 from resiliparse.extract.html2text import extract_plain_text
 
-from mtnlg_data.extract.boilerplate import BoilerplateSettings, classes_of, main_text, revised
-from mtnlg_data.extract.charset import decode
+from mtnlg_data.extract.boilerplate import BoilerplateSettings, classify, main_text, revise_classes
+from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.paragraphs import read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
-from record import conditions, keep
+from record import claimed_ratio, conditions, option_parser, rates, ratios, time_rounds, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,46 +36,48 @@ SETTINGS = BoilerplateSettings()
 STOP_WORDS = justext.get_stoplist("English")
 
 
-def pages_of(data: Path) -> list[str]:
-    """Every page, decoded: articles, and what crawl files hold of HTML."""
+def read_pages(data: Path) -> list[str]:
+    """Return every page, decoded: articles, and the HTML of crawl files."""
     pages = [gzip.decompress(path.read_bytes()).decode() for path in sorted(data.glob("extraction/html/*.html.gz"))]
     files = [SourceFile("web", path, path.name, "warc") for path in sorted(data.glob("web/**/*.warc*"))]
     records = [record for file in files for record in read_records(file) if isinstance(record, Record)]
-    return pages + [decode(record.content, record.charset) for record in records if isinstance(record.content, bytes)]
+    return pages + [
+        decode_html(record.content, record.charset) for record in records if isinstance(record.content, bytes)
+    ]
 
 
 def ours(page: str) -> str:
-    """The page's text by mtnlg_data."""
+    """Extract by mtnlg_data."""
     return main_text(read_page(page).paragraphs, SETTINGS)
 
 
 def theirs(page: str) -> str:
-    """The page's text by jusText."""
+    """Extract by jusText."""
     return "\n\n".join(
         paragraph.text for paragraph in justext.justext(page, STOP_WORDS) if not paragraph.is_boilerplate
     )
 
 
 def by_resiliparse(page: str) -> str:
-    """The page's text by resiliparse."""
+    """Extract by resiliparse."""
     return str(extract_plain_text(page, main_content=True))
 
 
 def by_trafilatura(page: str) -> str:
-    """The page's text by trafilatura."""
+    """Extract by trafilatura."""
     return trafilatura.extract(page, fast=True) or ""
 
 
-def same(page: str) -> bool:
-    """Whether both see the same paragraphs, of the same classes."""
+def same_classes(page: str) -> bool:
+    """Whether both find the same paragraphs, of the same classes."""
     paragraphs = read_page(page).paragraphs
-    alone = classes_of(paragraphs, SETTINGS)
-    final = revised(paragraphs, alone, SETTINGS)
-    found = [(each.text, one, other) for each, one, other in zip(paragraphs, alone, final, strict=True)]
-    return found == [(each.text, each.cf_class, each.class_type) for each in justext.justext(page, STOP_WORDS)]
+    context_free = classify(paragraphs, SETTINGS)
+    final = revise_classes(paragraphs, context_free, SETTINGS)
+    classes = zip((each.text for each in paragraphs), context_free, final, strict=True)
+    return list(classes) == [(each.text, each.cf_class, each.class_type) for each in justext.justext(page, STOP_WORDS)]
 
 
-WAYS: dict[str, Callable[[str], str]] = {
+EXTRACTORS: dict[str, Callable[[str], str]] = {
     "mtnlg_data": ours,
     "justext": theirs,
     "resiliparse": by_resiliparse,
@@ -85,38 +86,33 @@ WAYS: dict[str, Callable[[str], str]] = {
 
 
 def main() -> None:
-    """Run and print, and write to ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__, rounds=7)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    pages = pages_of(options.data)
+    pages = read_pages(options.data)
     megabytes = sum(len(page.encode(errors="replace")) for page in pages) / 1e6
     about = conditions("mtnlg-data", "justext", "lxml", "resiliparse", "trafilatura")
-    equal = sum(map(same, pages))
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    for number in range(options.rounds):
-        for name in sorted(WAYS, reverse=bool(number % 2)):
-            started = time.process_time()
-            for page in pages:
-                WAYS[name](page)
-            seconds[name].append(time.process_time() - started)
-    ratios = {
-        name: [one / other for one, other in zip(seconds["justext"], of, strict=True)] for name, of in seconds.items()
-    }
+    equal = sum(map(same_classes, pages))
+
+    def extract_all(extract: Callable[[str], str]) -> None:
+        for page in pages:
+            extract(page)
+
+    sides = {name: partial(extract_all, extract) for name, extract in EXTRACTORS.items()}
+    seconds = time_rounds(sides, options.rounds)
+    to_justext = {name: ratios(seconds["justext"], each) for name, each in seconds.items()}
     result = {
-        "ratio": round(statistics.median(ratios["mtnlg_data"]), 2),
-        "ratio_spread": [round(min(ratios["mtnlg_data"]), 2), round(max(ratios["mtnlg_data"]), 2)],
-        "ratios_to_justext": {name: round(statistics.median(of), 2) for name, of in ratios.items()},
-        "megabytes_per_second": {name: round(megabytes / statistics.median(of), 2) for name, of in seconds.items()},
+        **claimed_ratio(to_justext["mtnlg_data"], 2),
+        "ratios_to_justext": {name: round(statistics.median(each), 2) for name, each in to_justext.items()},
+        "megabytes_per_second": rates(megabytes, seconds),
         "pages_equal_to_justext": equal,
         "pages": len(pages),
         "megabytes": round(megabytes, 3),
         "seconds_of_one_core": seconds,
         **about,
     }
-    keep(result, options.out)
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

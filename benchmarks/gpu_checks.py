@@ -1,9 +1,9 @@
-"""Whether the kernels compute on this GPU what they must, before anything is timed.
+"""Checks of the kernels' numbers on this GPU, before anything is timed.
 
-Every operation, outputs and gradients, in three dtypes, at the widest rows and at ragged ones, against eager fp64: an
-error of at most four times eager's own in that dtype, and two roundings of the greatest value. The head's two kernels
-likewise, and in fp32 the operations with dropout, under a mask foretold by Philox-4x32-7 as Salmon et al. 2011 write it
-down (sections 2 and 3.3). That mask bit by bit. And bias + GeLU of more than 2³¹ elements, every one of them.
+Every operation's outputs and gradients, in three dtypes, with the widest rows and with ragged ones, against eager fp64:
+the error is at most four times eager's own in that dtype, plus two roundings of the greatest value. The same for the
+head's two kernels and, in fp32, for operations with dropout, under a mask computed by a reference Philox-4x32-7 (Salmon
+et al. 2011, sections 2 and 3.3). That mask bit by bit. Bias + GeLU of more than 2³¹ elements, each of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpu_clock import DEVICE, DTYPE, GPU, release
-from gpu_operations import EPS, OPERATIONS, Shape, drawn
+from gpu_operations import EPS, OPERATIONS, Shape, random_input
 from mtnlg_model import functional
 from mtnlg_parallel.model import head
 
@@ -36,7 +36,7 @@ RATE = 0.1
 
 
 class Check(NamedTuple):
-    """One claim: what was compared, the error, and the error that it may have."""
+    """One claim: what was compared, its error, and the allowed error."""
 
     what: str
     error: float
@@ -44,73 +44,74 @@ class Check(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether it holds; a NaN does not."""
+        """Whether the error is within bounds; a NaN is not."""
         return self.error <= self.allowed
 
 
-def checks(ops: ParallelOps, tiny: bool) -> list[Check]:
-    """All of them."""
+def run_checks(ops: ParallelOps, tiny: bool) -> list[Check]:
+    """Run all checks; ``tiny`` shrinks the shapes for a trial."""
     dtypes = (torch.float32, DTYPE) if tiny else (torch.float32, torch.bfloat16, torch.float16)
-    found = []
+    results = []
     for shape in TINY if tiny else (WIDE, RAGGED):
         for dtype in dtypes:
-            found += [_against_fp64(each, ops, shape, dtype) for each in OPERATIONS if not each.drops]
-            found += _head_kernels(ops, shape, dtype)
-        found += [_dropped(each, ops, shape) for each in OPERATIONS if each.drops] + [_mask(ops, shape)]
+            results += [_against_fp64(each, ops, shape, dtype) for each in OPERATIONS if not each.drops]
+            results += _head_kernels(ops, shape, dtype)
+        results += [_check_dropout(each, ops, shape) for each in OPERATIONS if each.drops] + [_check_mask(ops, shape)]
         release()
-    found.append(_past_31_bits(ops, *((7, 40) if tiny else ((1 << 17) + 3, 20480))))
+    results.append(_past_31_bits(ops, *((7, 40) if tiny else ((1 << 17) + 3, 20480))))
     release()
-    return found
+    return results
 
 
 def _against_fp64(operation: Operation, ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> Check:
     generator = torch.Generator(DEVICE).manual_seed(7)
-    inputs = [drawn(size, dtype, generator) for size in operation.inputs(shape)]
+    inputs = [random_input(size, dtype, generator) for size in operation.inputs(shape)]
     sides = operation.sides(ops, shape)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     reference = sides["eager"](*exact)
     upstream = [torch.randn(out.shape, generator=generator, device=DEVICE).to(dtype) for out in reference]
-    found = {name: _all_of(sides[name](*inputs), inputs, upstream) for name in ("kernel", "eager")}
-    wanted = _all_of(reference, exact, [tensor.double() for tensor in upstream])
-    return _worst(f"{operation.name}, {shape.name}, {_short(dtype)}", found["kernel"], found["eager"], wanted, dtype)
+    tensors = {name: _with_gradients(sides[name](*inputs), inputs, upstream) for name in ("kernel", "eager")}
+    expected = _with_gradients(reference, exact, [tensor.double() for tensor in upstream])
+    what = f"{operation.name}, {shape.name}, {_short(dtype)}"
+    return _worst(what, tensors["kernel"], tensors["eager"], expected, dtype)
 
 
-def _all_of(outputs: tuple[Tensor, ...], inputs: list[Tensor], upstream: list[Tensor]) -> list[Tensor]:
-    """Outputs and gradients of the inputs."""
+def _with_gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor], upstream: list[Tensor]) -> list[Tensor]:
+    """Return the outputs and the gradients of the inputs."""
     return [*(out.detach() for out in outputs), *torch.autograd.grad(outputs, inputs, upstream)]
 
 
-def _worst(what: str, ours: list[Tensor], eager: list[Tensor], wanted: list[Tensor], dtype: torch.dtype) -> Check:
-    """Of several tensors the one that is nearest to what it may not be."""
-    found = []
-    for mine, theirs, right in zip(ours, eager, wanted, strict=True):
-        error, twin = ((tensor.double() - right).abs().max().item() for tensor in (mine, theirs))
-        # A loss is in fp32 whatever its inputs are, and its error theirs.
-        found.append(Check(what, error, 4 * twin + 2 * torch.finfo(dtype).eps * right.abs().max().item()))
-    return max(found, key=lambda check: math.inf if math.isnan(check.error) else check.error / (check.allowed or 1))
+def _worst(what: str, ours: list[Tensor], eager: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> Check:
+    """Return the check of the tensor whose error is nearest to its bound, or farthest beyond."""
+    results = []
+    for our, their, right in zip(ours, eager, expected, strict=True):
+        error, eager_error = ((tensor.double() - right).abs().max().item() for tensor in (our, their))
+        # ``dtype`` is the inputs': a loss is always fp32, but its error is theirs.
+        results.append(Check(what, error, 4 * eager_error + 2 * torch.finfo(dtype).eps * right.abs().max().item()))
+    return max(results, key=lambda check: math.inf if math.isnan(check.error) else check.error / (check.allowed or 1))
 
 
 def _head_kernels(ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> list[Check]:
-    """Of a slice in the middle of the vocabulary, some targets before it, in it and behind it."""
+    """Check the head on a slice in the middle of the vocabulary, with targets before, in and after it."""
     generator, width = torch.Generator(DEVICE).manual_seed(8), shape.vocabulary
     tokens = shape.sequence * shape.batch
     logits = 4 * torch.randn(tokens, width, generator=generator, device=DEVICE)
     targets = torch.randint(3 * width, (tokens,), generator=generator, device=DEVICE)
     logits, exact = logits.to(dtype), logits.to(dtype).double()
     about = f"{shape.name}, {_short(dtype)}"
-    wanted = head.statistics(exact, targets, width)
-    found = [ops.statistics(logits, targets, width), head.statistics(logits, targets, width)]
-    statistics = _worst(f"head's statistics, {about}", list(found[0]), list(found[1]), list(wanted), torch.float32)
-    logsumexp = wanted[0] + wanted[1].log()
-    ours, eager = logits.clone(), logits.clone()
-    ops.gradient(ours, targets, width, logsumexp.float(), 0.5)
-    head.gradient(eager, targets, width, logsumexp.float(), 0.5)
+    expected = head.statistics(exact, targets, width)
+    ours, eager = (list(side(logits, targets, width)) for side in (ops.statistics, head.statistics))
+    statistics = _worst(f"head's statistics, {about}", ours, eager, list(expected), torch.float32)
+    logsumexp = expected[0] + expected[1].log()
+    our_logits, eager_logits = logits.clone(), logits.clone()
+    ops.gradient(our_logits, targets, width, logsumexp.float(), 0.5)
+    head.gradient(eager_logits, targets, width, logsumexp.float(), 0.5)
     head.gradient(exact, targets, width, logsumexp, 0.5)
-    return [statistics, _worst(f"head's gradient, {about}", [ours], [eager], [exact], dtype)]
+    return [statistics, _worst(f"head's gradient, {about}", [our_logits], [eager_logits], [exact], dtype)]
 
 
 def philox(counter: tuple[NDArray[np.uint64], ...], seed: int, rounds: int = 7) -> tuple[NDArray[np.uint64], ...]:
-    """Philox-4x32: four 32-bit words of four counter words and a 64-bit key, all held in 64 bits."""
+    """Philox-4x32: four 32-bit words from four counter words and a 64-bit key, each word in a uint64."""
     low, key = np.uint64(0xFFFFFFFF), [seed & 0xFFFFFFFF, seed >> 32]
     c0, c1, c2, c3 = counter
     for _ in range(rounds):
@@ -126,8 +127,8 @@ def philox(counter: tuple[NDArray[np.uint64], ...], seed: int, rounds: int = 7) 
     return c0, c1, c2, c3
 
 
-def kept(seed: int, rows: int, columns: int) -> Tensor:
-    """What dropout of `RATE` leaves [rows, columns], by kernels/bits.py's words: 8 numbers of 16 bits a counter."""
+def keep_mask(seed: int, rows: int, columns: int) -> Tensor:
+    """Elements that dropout of `RATE` keeps, [rows, columns], as kernels/dropout_mask.py: 8 16-bit draws a counter."""
     groups = np.arange(-(-columns // 8), dtype=np.uint64)[None, :]
     zero = np.zeros((rows, groups.shape[1]), dtype=np.uint64)
     words = philox((zero + groups, zero + np.arange(rows, dtype=np.uint64)[:, None], zero, zero), seed)
@@ -139,38 +140,38 @@ def kept(seed: int, rows: int, columns: int) -> Tensor:
 SCALE = 65536 / (65536 - round(RATE * 65536))
 
 
-def _next_seed() -> int:
-    """Seed torch, and foretell what the next call's dropout takes from it."""
+def _predict_seed() -> int:
+    """Seed torch; return the seed that the next call's dropout will draw."""
     torch.manual_seed(11)
     seed = int(torch.randint(1 << 62, (), device="cpu"))
     torch.manual_seed(11)
     return seed
 
 
-def _mask(ops: ParallelOps, shape: Shape) -> Check:
-    """Ones dropped, with nothing added, show the mask."""
+def _check_mask(ops: ParallelOps, shape: Shape) -> Check:
+    """Dropout of ones, added to zeros, shows the mask."""
     ones = torch.ones(shape.sequence * shape.batch, shape.hidden, device=DEVICE)
-    wanted = kept(_next_seed(), *ones.shape)
+    expected = keep_mask(_predict_seed(), *ones.shape)
     zeros = torch.zeros_like(ones)
-    found = ops.bias_dropout_add(ones, zeros[0], zeros, RATE, True) != 0
-    return Check(f"dropout's mask, {shape.name}: elements that differ", float((found != wanted).sum()), 0.0)
+    mask = ops.bias_dropout_add(ones, zeros[0], zeros, RATE, True) != 0
+    return Check(f"dropout's mask, {shape.name}: elements that differ", float((mask != expected).sum()), 0.0)
 
 
-def _dropped(operation: Operation, ops: ParallelOps, shape: Shape) -> Check:
-    """An operation with dropout, its gradients too, against fp64 under the foretold mask."""
+def _check_dropout(operation: Operation, ops: ParallelOps, shape: Shape) -> Check:
+    """An operation with dropout and its gradients, against fp64 under the reference mask."""
     generator = torch.Generator(DEVICE).manual_seed(9)
-    inputs = [drawn(size, torch.float32, generator) for size in operation.inputs(shape)]
+    inputs = [random_input(size, torch.float32, generator) for size in operation.inputs(shape)]
     rows = (*shape.q[:-1], shape.sequence) if operation.inputs(shape)[0] == shape.q else shape.x
-    keeps = kept(_next_seed(), math.prod(rows[:-1]), rows[-1]).view(rows)
+    keeps = keep_mask(_predict_seed(), math.prod(rows[:-1]), rows[-1]).view(rows)
     masked = partial(MASKED[operation.name], keeps)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     reference = masked(*exact)
     upstream = [torch.randn(out.shape, generator=generator, device=DEVICE) for out in reference]
-    wanted = _all_of(reference, exact, [tensor.double() for tensor in upstream])
-    eager = _all_of(masked(*inputs), inputs, upstream)
-    _next_seed()
-    ours = _all_of(operation.sides(ops, shape)["kernel"](*inputs), inputs, upstream)
-    return _worst(f"{operation.name}, {shape.name}, fp32", ours, eager, wanted, torch.float32)
+    expected = _with_gradients(reference, exact, [tensor.double() for tensor in upstream])
+    eager = _with_gradients(masked(*inputs), inputs, upstream)
+    _predict_seed()
+    ours = _with_gradients(operation.sides(ops, shape)["kernel"](*inputs), inputs, upstream)
+    return _worst(f"{operation.name}, {shape.name}, fp32", ours, eager, expected, torch.float32)
 
 
 def _masked_add(keeps: Tensor, x: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
@@ -197,27 +198,27 @@ MASKED: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 
 
 def _past_31_bits(ops: ParallelOps, rows: int, columns: int) -> Check:
-    """Every element of a tensor that 32-bit offsets do not reach; a wrong offset shows as an error of about 1."""
+    """Check every element of a tensor beyond 32-bit offsets; a wrong offset shows as an error of about 1."""
     x = torch.empty(rows, columns, dtype=DTYPE, device=DEVICE)
     upstream = torch.empty_like(x)
     generator = torch.Generator(DEVICE).manual_seed(10)
     with torch.no_grad():
         for tensor in (x, upstream):
             tensor.normal_(generator=generator)
-    bias = drawn((columns,), DTYPE, generator)
+    bias = random_input((columns,), DTYPE, generator)
     out = ops.bias_gelu(x.requires_grad_(), bias)
     x_grad, bias_grad = torch.autograd.grad(out, [x, bias], upstream)
-    worst, wanted = 0.0, torch.zeros(columns, dtype=torch.float64, device=DEVICE)
+    worst, bias_expected = 0.0, torch.zeros(columns, dtype=torch.float64, device=DEVICE)
     step = 1 << 13
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        mine, mine_bias = (tensor.detach().float().requires_grad_() for tensor in (x[part], bias))
-        right = functional.bias_gelu(mine, mine_bias)
-        right_grad, right_bias = torch.autograd.grad(right, [mine, mine_bias], upstream[part].float())
-        wanted += right_bias.double()
-        for found, exact in ((out[part], right), (x_grad[part], right_grad)):
-            worst = max(worst, ((found.float() - exact).abs() / (1 + exact.abs())).max().item())
-    error = (bias_grad.double() - wanted).abs().max() / wanted.abs().max()
+        part_x, part_bias = (tensor.detach().float().requires_grad_() for tensor in (x[part], bias))
+        right = functional.bias_gelu(part_x, part_bias)
+        right_grad, right_bias = torch.autograd.grad(right, [part_x, part_bias], upstream[part].float())
+        bias_expected += right_bias.double()
+        for ours, exact in ((out[part], right), (x_grad[part], right_grad)):
+            worst = max(worst, ((ours.float() - exact).abs() / (1 + exact.abs())).max().item())
+    error = (bias_grad.double() - bias_expected).abs().max() / bias_expected.abs().max()
     worst = max(worst, error.item())
     eps = torch.finfo(DTYPE).eps
     return Check(f"bias_gelu of {rows * columns:,} elements, bf16{'' if GPU else ' (small, for a trial)'}", worst, eps)

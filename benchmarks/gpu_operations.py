@@ -1,7 +1,7 @@
-"""The operations that have kernels, each with all its sides, for the checks and the timing of gpu_kernels.py.
+"""The operations with kernels, each with all its implementations (sides), for gpu_kernels.py to check and time.
 
-A side takes the operation's floating-point tensors and gives its outputs; random masks are each side's own. Shapes: S
-sequence, B micro-batch, H hidden, F feed-forward, N heads, D head size, V vocabulary, all of one rank.
+A side takes the operation's floating-point tensors and returns its outputs; each side draws its own dropout masks.
+Shapes, all of one rank: S sequence, B micro-batch, H hidden, F feed-forward, N heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EPS = 1e-5
 
 
 class Shape(NamedTuple):
-    """What one rank has of a decoder."""
+    """One rank's part of a decoder."""
 
     name: str
     sequence: int
@@ -44,17 +44,17 @@ class Shape(NamedTuple):
 
     @property
     def x(self) -> tuple[int, int, int]:
-        """Of x_SBH."""
+        """Shape of x_SBH."""
         return self.sequence, self.batch, self.hidden
 
     @property
     def up(self) -> tuple[int, int, int]:
-        """Of what the feed-forward layer has between its products."""
+        """Shape between the feed-forward layer's products, [S, B, F]."""
         return self.sequence, self.batch, self.ffn
 
     @property
     def q(self) -> tuple[int, int, int, int]:
-        """Of q_BNSD."""
+        """Shape of q_BNSD."""
         return self.batch, self.heads, self.sequence, self.head_size
 
 
@@ -65,8 +65,8 @@ SHAPES = (
 TINY = (Shape("tiny", 2, 1, 24, 40, 1, 8, 56),)
 
 
-class Alone(NamedTuple):
-    """A slicing of one: the loss of a rank's own slice of the vocabulary, nobody to talk to."""
+class SingleRank(NamedTuple):
+    """A tensor-parallel group of one: the loss over this rank's slice of the vocabulary, without communication."""
 
     group: None = None
     rank: int = 0
@@ -75,11 +75,11 @@ class Alone(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation: sizes of its inputs, its sides, and what it must move.
+    """One operation: sizes of its inputs, its sides, and the tensors that it must move.
 
-    ``moved`` counts tensors of the first input's size that are read or written forward, and backward, each once and at
-    the least, whatever a side keeps in between. Weights, biases, and rows' figures are below one in a hundred of them.
-    None where products set the time.
+    ``moved`` is the least number of tensors of the first input's size that are read or written forward, and backward,
+    whatever a side keeps in between. Weights, biases and per-row figures are below a hundredth of them. None where
+    matrix products determine the time.
     """
 
     name: str
@@ -87,11 +87,11 @@ class Operation(NamedTuple):
     sides: Callable[[ParallelOps, Shape], dict[str, Side]]
     moved: tuple[int, int] | None
     drops: bool = False
-    apart: bool = True  # its forward pass is by itself what others' is
+    apart: bool = True  # its forward pass alone compares with the others'
 
 
 def liger() -> Any:  # noqa: ANN401  (a package without annotations)
-    """Liger-Kernel's functions where it is installed; it has a layer norm and a fused head, and no other of these."""
+    """Return Liger-Kernel's functions where installed; of these operations it has layer norm and a fused head."""
     if not GPU or importlib.util.find_spec("liger_kernel") is None:
         return None
     return importlib.import_module("liger_kernel.transformers.functional")
@@ -129,7 +129,7 @@ def _gelu(ops: ParallelOps, _: Shape) -> dict[str, Side]:
 
 
 def _attention(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
-    """Eager with the products and the softmax apart, as where there is no flash attention; SDPA may have it."""
+    """Eager has separate products and softmax, as without flash attention; SDPA may use it."""
 
     def sides(_: ParallelOps, shape: Shape) -> dict[str, Side]:
         scale = functional.attention_scale(shape.head_size)
@@ -152,13 +152,13 @@ def attention_by_products(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, scale:
 
 
 def _head(ops: ParallelOps, shape: Shape) -> dict[str, Side]:
-    """The projection too; eager with whole logits, in fp32 or better for the loss, as a plain loop has it."""
+    """Projection and loss; eager has all logits, in fp32 or better for the loss, as a plain loop has."""
     generator = torch.Generator().manual_seed(1)
     targets_BS = torch.randint(shape.vocabulary, (shape.batch, shape.sequence), generator=generator).to(DEVICE)
     targets_N = targets_BS.t().flatten()
 
     def kernel(x: Tensor, weight: Tensor) -> tuple[Tensor]:
-        return (head.mean_loss(x, weight, targets_BS, Alone(), ops),)  # type: ignore[arg-type] # as much as it reads
+        return (head.mean_loss(x, weight, targets_BS, SingleRank(), ops),)  # type: ignore[arg-type] # has what it reads
 
     def eager(x: Tensor, weight: Tensor) -> tuple[Tensor]:
         logits_NV = F.linear(x, weight).flatten(0, 1)
@@ -189,24 +189,24 @@ def _attention_inputs(shape: Shape) -> Sizes:
 OPERATIONS = (
     # x → y; x, dy → dx
     Operation("layer_norm", _norm_inputs, _layer_norm, (2, 3)),
-    # x, r → sum, y; sum, dsum, dy → dx, dr, which are one where nothing is dropped
+    # x, r → sum, y; sum, dsum, dy → dx, dr, which are one tensor without dropout
     Operation("bias_dropout_add_norm 0.1", _add_norm_inputs, _add_norm(0.1), (4, 5), drops=True),
     Operation("bias_dropout_add_norm 0", _add_norm_inputs, _add_norm(0.0), (4, 4)),
     # x → y; x, dy → dx
     Operation("bias_gelu", lambda shape: (shape.up, (shape.ffn,)), _gelu, (2, 3)),
-    # x, r → y; dy → dx, where dr is dy, and so is dx where nothing is dropped
+    # x, r → y; dy → dx, where dr is dy, and without dropout dx too
     Operation("bias_dropout_add 0.1", _add_inputs, _add(0.1), (3, 2), drops=True),
     Operation("bias_dropout_add 0", _add_inputs, _add(0.0), (3, 1)),
     Operation("attention's softmax 0.1", _attention_inputs, _attention(0.1), None, drops=True),
     Operation("attention's softmax 0", _attention_inputs, _attention(0.0), None),
-    # Forward has the gradients already, in ours and in Liger's.
+    # Forward computes the gradients already, in ours and in Liger's.
     Operation("head and loss", lambda shape: (shape.x, (shape.vocabulary, shape.hidden)), _head, None, apart=False),
 )
-"""In the comments what `moved` counts: read → written forward; backward."""
+"""The comments list what `moved` counts: read → written forward; backward."""
 
 
-def drawn(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Normal numbers, those of a matrix [V, H] as small as weights are; an input of an operation."""
+def random_input(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Return an input of normal numbers; those of a matrix [V, H] are scaled like weights."""
     spread = size[-1] ** -0.5 if len(size) == 2 else 1.0
     numbers = torch.randn(size, generator=generator, device=generator.device, dtype=torch.float32)
     return (numbers * spread).to(dtype).requires_grad_()

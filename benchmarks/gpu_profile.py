@@ -1,7 +1,7 @@
-"""Where a step goes, by torch's profiler: every kernel under the operation that started it, and when none ran.
+"""Where a step's time goes, by torch's profiler: kernels by the operation that launched them, and idle time.
 
-Kernels' own names say little (Triton's of several modules are alike, a library's are encoded); the operation in whose
-call a kernel was started has a name that a reader knows. Kernels of a compiled graph go by their own.
+Kernel names say little (several Triton modules share names, libraries encode theirs); the operation that launched a
+kernel has a name that a reader knows. Kernels of a compiled graph are listed by their own name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS = 3 if GPU else 1
-LEAST = 0.002 if GPU else 0.02
-"""Share of a step below which a line is not worth reading."""
+MIN_SHARE = 0.002 if GPU else 0.02
+"""Kinds below this share of a step are summed into one line."""
 
 KINDS = (
     ("matrix products", re.compile(r"aten::(mm|addmm|bmm|baddbmm|linear)$")),
@@ -33,8 +33,8 @@ OURS = re.compile(r"_(LayerNorm|AddNorm|BiasGelu|BiasDropoutAdd|Attention)(Backw
 """The autograd functions of mtnlg_parallel.kernels."""
 
 
-def where(step: Callable[[], None]) -> dict[str, tuple[float, float]]:
-    """Share of a step, and seconds, by kind, the greatest first; ``idle`` is when nothing ran on the GPU."""
+def time_by_kind(step: Callable[[], None]) -> dict[str, tuple[float, float]]:
+    """Return share of a step and seconds by kind, greatest first; ``idle`` is time without a running kernel."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPU else [])]
     with profile(activities=activities) as profiler:
         for _ in range(STEPS):
@@ -44,39 +44,39 @@ def where(step: Callable[[], None]) -> dict[str, tuple[float, float]]:
     events: list[Any] = list(profiler.events())
     seconds = _on_gpu(events) if GPU else _on_cpu(events)
     total = sum(seconds.values())
-    seconds[f"others, each below {LEAST:.1%}"] = sum(each for each in seconds.values() if each < LEAST * total)
+    seconds[f"others, each below {MIN_SHARE:.1%}"] = sum(each for each in seconds.values() if each < MIN_SHARE * total)
     ordered = sorted(
-        ((kind, each) for kind, each in seconds.items() if each >= LEAST * total), key=lambda item: -item[1]
+        ((kind, each) for kind, each in seconds.items() if each >= MIN_SHARE * total), key=lambda item: -item[1]
     )
     return {kind: (each / total, each / STEPS / 1e6) for kind, each in ordered}
 
 
 def _on_gpu(events: list[Any]) -> dict[str, float]:
-    """Microseconds by kind; what no operation of the host claims goes by the kernel's name."""
-    found: dict[str, float] = defaultdict(float)
-    # A compiler's own marks span many kernels, on both sides, and are none.
+    """Return microseconds by kind; kernels without a host operation are summed as unattributed."""
+    microseconds: dict[str, float] = defaultdict(float)
+    # A compiler's annotations span many kernels, on host and GPU, and are not kernels.
     events = [event for event in events if not event.is_user_annotation]
     for event in events:
         if event.device_type == DeviceType.CPU:
             for kernel in event.kernels:
-                found[_kind(event, kernel.name)] += kernel.duration
+                microseconds[_kind(event, kernel.name)] += kernel.duration
     ran = [event.time_range for event in events if event.device_type == DeviceType.CUDA]
     busy = sum(each.end - each.start for each in ran)
-    found["started by none of these"] += max(busy - sum(found.values()), 0.0)
-    found["idle"] = max(each.end for each in ran) - min(each.start for each in ran) - busy
-    return found
+    microseconds["started by none of these"] += max(busy - sum(microseconds.values()), 0.0)
+    microseconds["idle"] = max(each.end for each in ran) - min(each.start for each in ran) - busy
+    return microseconds
 
 
 def _on_cpu(events: list[Any]) -> dict[str, float]:
-    """The trial's: the host's own microseconds."""
-    found: dict[str, float] = defaultdict(float)
+    """Return the host's microseconds by kind, for a trial without a GPU."""
+    microseconds: dict[str, float] = defaultdict(float)
     for event in events:
-        found[_kind(event, event.name)] += event.self_cpu_time_total
-    return found
+        microseconds[_kind(event, event.name)] += event.self_cpu_time_total
+    return microseconds
 
 
 def _kind(event: Any, kernel: str) -> str:  # noqa: ANN401  (torch's FunctionEvent)
-    """The innermost call that says something: recomputation runs within the backward that asks for it."""
+    """Return the innermost known call: recomputation runs within the backward pass that triggers it."""
     names, caller = [kernel], event
     while caller is not None:
         names.append(caller.name)

@@ -1,7 +1,7 @@
-"""One tensor-parallel rank's slices in the decoder's own layers, with nobody around to communicate with.
+"""One tensor-parallel rank's slices in the decoder's own layers, without communication.
 
-A sum over ranks is left at the rank's own part of it. Under sequence parallelism (Korthikanti et al. 2022, section
-4.2.2) what would arrive from the other ranks lies there already: the same tensor every time, of numbers as usual.
+A sum over ranks stays this rank's own term. Under sequence parallelism (Korthikanti et al. 2022, section 4.2.2) the
+other ranks' data is replaced by a fixed tensor of ordinary numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from gpu_clock import DEVICE, DTYPE
 from mtnlg_model.decoder import DecoderLayer, Linear
-from mtnlg_parallel.layout import CUTS
+from mtnlg_parallel.layout import SLICED_AXES
 
 if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
@@ -25,7 +25,7 @@ TP = 8
 
 
 class Rank(NamedTuple):
-    """What a rank holds: its slices of the weights of its layers, and a micro-batch on its way through."""
+    """A rank's slices of its layers' weights, the input of a micro-batch, and the gradient of its output."""
 
     config: ModelConfig
     weights: list[dict[str, nn.Parameter]]
@@ -34,17 +34,17 @@ class Rank(NamedTuple):
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All of them."""
+        """All layers' weights."""
         return [parameter for layer in self.weights for parameter in layer.values()]
 
 
-def rank_of(config: ModelConfig, layers: int) -> Rank:
-    """Slices as training starts with, and normal numbers as activations and gradients are."""
+def make_rank(config: ModelConfig, layers: int) -> Rank:
+    """Return a rank with slices as initialized for training, and normal numbers for activations and gradients."""
     generator = torch.Generator(DEVICE).manual_seed(1)
     with torch.device("meta"):
-        whole = DecoderLayer(config, 0)
+        full = DecoderLayer(config, 0)
     weights = [
-        {name: _slice(name, parameter, config.std, generator) for name, parameter in whole.named_parameters()}
+        {name: _slice(name, parameter, config.std, generator) for name, parameter in full.named_parameters()}
         for _ in range(layers)
     ]
     size = (config.sequence, 1, config.hidden)
@@ -52,15 +52,15 @@ def rank_of(config: ModelConfig, layers: int) -> Rank:
     return Rank(config, weights, x_SBH.requires_grad_(), upstream_SBH / config.hidden)
 
 
-def _slice(name: str, whole: Tensor, std: float, generator: torch.Generator) -> nn.Parameter:
-    size = [length // TP if axis == CUTS.get(name) else length for axis, length in enumerate(whole.shape)]
+def _slice(name: str, full: Tensor, std: float, generator: torch.Generator) -> nn.Parameter:
+    size = [length // TP if axis == SLICED_AXES.get(name) else length for axis, length in enumerate(full.shape)]
     if name.endswith("norm.weight"):
         return nn.Parameter(torch.ones(size, device=DEVICE, dtype=DTYPE))
     return nn.Parameter((std * torch.randn(size, generator=generator, device=DEVICE)).to(DTYPE))
 
 
-def layers_of(rank: Rank, ops: Ops) -> list[DecoderLayer]:
-    """The decoder's layers with the rank's slices in them: heads and widths are read off the tensors."""
+def make_layers(rank: Rank, ops: Ops) -> list[DecoderLayer]:
+    """Return the decoder's layers with the rank's slices; they read heads and widths off the tensors."""
     layers = []
     for number, weights in enumerate(rank.weights):
         with torch.device("meta"):
@@ -73,7 +73,7 @@ def layers_of(rank: Rank, ops: Ops) -> list[DecoderLayer]:
 
 
 class _Gather(Function):
-    """A part of the sequence → the whole, as it would arrive from the others: a tensor that lies there already."""
+    """Part of the sequence → the whole, replaced by a fixed tensor; backward: this rank's part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, whole: Tensor) -> Tensor:  # noqa: ANN401  (autograd's context)
@@ -86,7 +86,7 @@ class _Gather(Function):
 
 
 class _Scatter(Function):
-    """A rank's sums over the whole sequence → its part; backward the whole gradient, that lies there already."""
+    """Partial sums over the whole sequence → this rank's part; backward: the whole gradient, a fixed tensor."""
 
     @staticmethod
     def forward(ctx: Any, partial_sums: Tensor, whole: Tensor) -> Tensor:  # noqa: ANN401  (as above)
@@ -100,7 +100,7 @@ class _Scatter(Function):
 
 
 class Column(nn.Module):
-    """A `Linear` that takes a part of the sequence and gives all of its rows."""
+    """A `Linear` from a part of the sequence to all of its rows."""
 
     def __init__(self, linear: Linear, whole_SBH: Tensor) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Column(nn.Module):
 
 
 class Row(nn.Module):
-    """A `Linear` that takes all rows and gives a part of the sequence."""
+    """A `Linear` from all rows to a part of the sequence."""
 
     def __init__(self, linear: Linear, gradient_SBH: Tensor) -> None:
         super().__init__()
@@ -125,11 +125,11 @@ class Row(nn.Module):
         return part
 
 
-def cut_along_sequence(layer: DecoderLayer, rank: Rank) -> DecoderLayer:
-    """The layer with sequence parallelism's regions around its products, and nothing that communicates."""
+def add_sequence_parallelism(layer: DecoderLayer, rank: Rank) -> DecoderLayer:
+    """Return the layer with sequence parallelism's gather and scatter around its products, without communication."""
     whole_SBH = rank.x_SBH.detach()
     for name, linear in list(layer.named_modules()):
         if isinstance(linear, Linear):
-            column = CUTS[f"{name}.weight"] == 0
+            column = SLICED_AXES[f"{name}.weight"] == 0
             layer.set_submodule(name, Column(linear, whole_SBH) if column else Row(linear, rank.upstream_SBH))
     return layer

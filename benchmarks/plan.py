@@ -1,10 +1,10 @@
-"""What a curation really takes beside what ``mtnlg-data plan`` says of it: memory of every stage, and how fast it is.
+"""Memory and rate of every stage of a curation, against the prediction of ``mtnlg-data plan``.
 
     python benchmarks/plan.py [--documents 8000] [--rounds 5] [--out FILE]
 
-Every stage runs by itself with one worker, as a command, on the same documents: sentences of real news put together
-anew, 4,600 characters each, and real pages in WARC. Of each round the CPU time beyond that of the same command on a
-handful of documents, which is what starting costs. ``mtnlg_data.plan`` has its rates from the file that this writes.
+Every stage runs as a command of its own with one worker, on the same documents: 4,600 characters each of recombined
+sentences of real news, and real pages in WARC. A rate is from the CPU time minus that of the same command on a handful
+of documents, which is the cost of starting. ``mtnlg_data.plan`` takes its rates from the result file.
 """
 
 # /// script
@@ -14,7 +14,6 @@ handful of documents, which is what starting costs. ``mtnlg_data.plan`` has its 
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -30,7 +29,7 @@ from typing import Any
 
 from mtnlg_data.plan import plan
 from mtnlg_data.recipe import load_recipe
-from record import today
+from record import default_out, option_parser, today, write_result
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
@@ -55,13 +54,13 @@ path = "gpt2"
 
 
 def sentences() -> list[str]:
-    """Of a thousand real articles."""
+    """Return the sentences of a thousand real articles."""
     lines = (SHARED / "near_duplicates" / "articles_1000.train").read_text(encoding="utf-8").splitlines()
     return [sentence.strip() + "." for line in lines for sentence in line.split(" ", 1)[1].split(". ")]
 
 
 def write_corpus(folder: Path, documents: int, pool: list[str]) -> dict[str, int]:
-    """Documents, good ones, task texts and pages; returns characters of the documents and bytes of the pages."""
+    """Write documents, task texts and pages; return the characters of the documents and the bytes of the pages."""
     rng = random.Random(documents)
     folder.mkdir(parents=True)
     characters = 0
@@ -79,12 +78,12 @@ def write_corpus(folder: Path, documents: int, pool: list[str]) -> dict[str, int
     pages = sorted((SHARED / "extraction" / "html").glob("*.html.gz"))
     with (folder / "pages.warc.gz").open("wb") as file:
         for number in range(max(2, documents // 40)):
-            file.write(record(gzip.decompress(pages[number % len(pages)].read_bytes()), number))
+            file.write(warc_record(gzip.decompress(pages[number % len(pages)].read_bytes()), number))
     return {"characters": characters, "pages": (folder / "pages.warc.gz").stat().st_size}
 
 
-def record(page: bytes, number: int) -> bytes:
-    """A page as a crawl's record."""
+def warc_record(page: bytes, number: int) -> bytes:
+    """Return a page as a compressed WARC record."""
     block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + page
     head = (
         "WARC/1.0\r\nWARC-Type: response\r\nWARC-Date: 2021-01-01T00:00:00Z\r\n"
@@ -95,7 +94,7 @@ def record(page: bytes, number: int) -> bytes:
 
 
 def commands(folder: Path, out: Path) -> dict[str, list[str]]:
-    """Every stage on what the first leaves of the documents."""
+    """Return each stage's command; the first makes the documents that the others read."""
     documents = str(out / "documents")
     gpt2 = ("--set", "kind=gpt2", "--set", f"path={SHARED / 'gpt2'}")
     return {
@@ -110,7 +109,7 @@ def commands(folder: Path, out: Path) -> dict[str, list[str]]:
 
 
 def run(words: list[str], out: Path) -> tuple[float, int]:
-    """CPU seconds and peak resident bytes of one command."""
+    """Run a command; return its CPU seconds and peak resident bytes."""
     process = subprocess.Popen([COMMAND, "--quiet", *words, "--out", str(out), "--workers", "1"])
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -119,8 +118,8 @@ def run(words: list[str], out: Path) -> tuple[float, int]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
-def measured(documents: int, rounds: int) -> dict[str, Any]:
-    """Rates, their spread, and memory beside the plan's."""
+def measure(documents: int, rounds: int) -> dict[str, Any]:
+    """Return each stage's rate with its spread, and its memory against the plan's."""
     pool = sentences()
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
@@ -132,30 +131,30 @@ def measured(documents: int, rounds: int) -> dict[str, Any]:
             for n in (FEW, documents) if turn % 2 else (documents, FEW):
                 out = base / f"out-{turn}-{n}"
                 for stage, words in commands(base / str(n), out).items():
-                    taken, peak = run(words, out / stage)
-                    seconds.setdefault(stage, {}).setdefault(n, []).append(taken)
+                    cpu_seconds, peak = run(words, out / stage)
+                    seconds.setdefault(stage, {}).setdefault(n, []).append(cpu_seconds)
                     peaks[stage] = max(peaks.get(stage, 0), peak)
         packed = sum(path.stat().st_size for path in (base / f"out-0-{documents}" / "documents").glob("*.parquet"))
         (base / "data.toml").write_text(RECIPE, encoding="utf-8")
         recipe = load_recipe(base, [f"input={base / str(documents)}"])
         planned = {stage["stage"]: stage for stage in plan(recipe, documents, CHARACTERS, 1)["stages"]}
-    told = {}
+    stages = {}
     for stage in STAGES:
         amount = {n: sizes[n]["pages" if stage == "extract" else "characters"] for n in sizes}
-        beyond = [
-            (amount[documents] - amount[FEW]) / (many - few)
+        speeds = [
+            (amount[documents] - amount[FEW]) / (many - few) / 1e6
             for many, few in zip(seconds[stage][documents], seconds[stage][FEW], strict=True)
         ]
-        told[stage] = {
-            "millions_a_second": round(statistics.median(beyond) / 1e6, 3),
-            "from": round(min(beyond) / 1e6, 3),
-            "to": round(max(beyond) / 1e6, 3),
+        stages[stage] = {
+            "millions_a_second": round(statistics.median(speeds), 3),
+            "from": round(min(speeds), 3),
+            "to": round(max(speeds), 3),
             "peak_bytes": peaks[stage],
             "planned_bytes": planned[stage]["memory_a_worker"],
             "peak_over_planned": round(peaks[stage] / planned[stage]["memory_a_worker"], 3),
         }
     return {
-        "stages": told,
+        "stages": stages,
         "unit": "characters of text; of extract bytes of .warc.gz",
         "sizes": {"documents": documents, **sizes[documents]},
         "packed_bytes_a_character": round(packed / sizes[documents]["characters"], 4),
@@ -164,38 +163,36 @@ def measured(documents: int, rounds: int) -> dict[str, Any]:
 
 
 def train_classifier(base: Path) -> None:
-    """One for the scoring, learnt from few documents: what it weighs does not change how fast it is."""
+    """Train the scoring's classifier on few documents: its weights do not change its speed."""
     good, web = (f"{name}={base / str(FEW) / 'news.jsonl'}" for name in ("good", "web"))
     run(["score", web, "--positive", good], base / "trained")
     (base / "trained" / "classifier.npy").rename(base / "classifier.npy")
 
 
 def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__)
     parser.add_argument("--documents", type=int, default=8000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{today()}-plan.json")
-    chosen = parser.parse_args()
+    parser.set_defaults(out=default_out("plan"))
+    options = parser.parse_args()
     load = os.getloadavg()
-    told = measured(chosen.documents, chosen.rounds)
+    result = measure(options.documents, options.rounds)
     names = ("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers")
-    told |= {
+    result |= {
         "date": today(),
         "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
         "machine": {
-            "processor": processor(),
+            "processor": processor_name(),
             "cores": os.cpu_count(),
             "load_before": load,
             "load_after": os.getloadavg(),
         },
     }
-    chosen.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(told, indent=2))
+    write_result(result, options.out)
 
 
-def processor() -> str:
-    """As Linux names it."""
+def processor_name() -> str:
+    """Return the processor's name from /proc/cpuinfo."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 

@@ -2,17 +2,17 @@
 # requires-python = ">=3.11"
 # dependencies = ["mtnlg-parallel", "scipy>=1.13", "matplotlib>=3.9"]
 # ///
-"""Is the planner right? Fits its few constants on measured step times, and checks it where nothing was fitted.
+"""Accuracy of the planner: fit its constants on measured step times, and check it on runs that were not fitted.
 
     python benchmarks/planner_fit.py FOLDER          FOLDER holds dgx_a100_1_node.csv and dgx_a100_many_nodes.csv
 
-1. The constants of clusters/dgx-a100.toml that are fitted, on all rows, by robust least squares on log errors.
-2. Five-fold cross-validation: every row predicted with constants fitted on the four fifths that do not hold it.
-3. Selene's one constant, the share of its fabric, so that MT-NLG's step on 280 nodes is met; then 350 and 420 nodes.
-4. Published runs that nothing was fitted on (Korthikanti et al. 2022; Narayanan et al. 2021).
+1. Fit the free constants of clusters/dgx-a100.toml on all rows, by robust least squares on log errors.
+2. Five-fold cross-validation: predict every row with constants fitted on the four fifths without it.
+3. Set Selene's one constant, its fabric's share, on MT-NLG's step on 280 nodes; predict 350 and 420 nodes.
+4. Predict published runs that were not fitted (Korthikanti et al. 2022; Narayanan et al. 2021).
 
 Writes benchmarks/results/<date>-planner-accuracy.json and .csv (every error, signed, by file and row) and
-docs/planner-accuracy.svg. The rows themselves stay where they are.
+docs/planner-accuracy.svg. The rows themselves are not copied.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from mtnlg_model.config import ModelConfig, preset
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import Cluster, load_cluster, load_software
-from mtnlg_parallel.planner.measured import PUBLISHED, Rows
+from mtnlg_parallel.planner.measured import PUBLISHED, MeasuredRows
 from mtnlg_parallel.planner.report import hardware_flops
 from mtnlg_parallel.planner.run import Run
-from record import today
+from record import default_out, today
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,21 +49,21 @@ FILES: Final = ("dgx_a100_1_node.csv", "dgx_a100_many_nodes.csv")
 FOLDS: Final = 5
 SEED: Final = 7
 
-FITTED: Final = {  # the constant, where it may lie, and where the search for it begins
+FITTED: Final = {  # constant: lower bound, upper bound, start
     "memory": (0.6, 0.9, 0.8),
     "link_seconds": (1e-6, 25e-6, 15e-6),
     "launch_seconds": (15e-6, 45e-6, 29e-6),
     "socket_skew": (1.0, 1.5, 1.2),
 }
 SOFT: Final = 0.02
-"""Log errors beyond this count in proportion, not squared: whole groups of rows are off for reasons of their own."""
+"""Log errors beyond this count linearly, not squared: whole groups of rows deviate for reasons of their own."""
 
 WEIGHT: Final = 1.5
-"""Of a row of many nodes, of which there are few, beside one of one node."""
+"""Weight of a row of many nodes, which are few, against one of one node."""
 
 
 class Row(NamedTuple):
-    """A measured row: the file, its number there from 1, the run, and the seconds it took."""
+    """A measured row: file, row number from 1, run, and measured seconds."""
 
     file: str
     number: int
@@ -71,62 +71,63 @@ class Row(NamedTuple):
     seconds: float
 
 
-def read(folder: Path) -> list[Row]:
-    """All rows of both files."""
-    found = []
+def read_rows(folder: Path) -> list[Row]:
+    """Return all rows of both files."""
+    result = []
     for name in FILES:
-        rows = Rows(folder / name)
+        rows = MeasuredRows(folder / name)
         measured = rows.measured()
         assert measured, name  # noqa: S101  (these files have the column)
-        found += [Row(name, n, run, took) for n, (run, took) in enumerate(zip(rows.runs, measured, strict=True), 1)]
-    return found
+        pairs = zip(rows.runs, measured, strict=True)
+        result += [Row(name, number, run, seconds) for number, (run, seconds) in enumerate(pairs, 1)]
+    return result
 
 
 def with_constants(cluster: Cluster, **constants: float) -> Cluster:
-    """The cluster with other measured constants."""
+    """Return the cluster with other measured constants."""
     step.predict.cache_clear()
     return cluster.model_copy(update={"measured": cluster.measured.model_copy(update=constants)})
 
 
 def errors(rows: Sequence[Row], cluster: Cluster) -> NDArray[np.float64]:
-    """Signed relative error of each prediction."""
+    """Return the signed relative error of each prediction."""
     software = load_software("megatron-deepspeed")
     return np.array([step.predict(row.run, cluster, software).seconds / row.seconds - 1 for row in rows])
 
 
 def fit(rows: Sequence[Row], cluster: Cluster) -> Cluster:
-    """The cluster with the constants that suit these rows best."""
+    """Return the cluster with the constants that fit these rows best."""
     low, high, start = (np.array(values) for values in zip(*FITTED.values(), strict=True))
     weights = np.array([WEIGHT if row.file == FILES[1] else 1.0 for row in rows])
 
-    def with_(scaled: NDArray[np.float64]) -> Cluster:
+    def cluster_at(scaled: NDArray[np.float64]) -> Cluster:
         return with_constants(cluster, **dict(zip(FITTED, map(float, scaled * start), strict=True)))
 
     def residuals(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(weights * np.log1p(errors(rows, with_(scaled))), dtype=np.float64)
+        return np.asarray(weights * np.log1p(errors(rows, cluster_at(scaled))), dtype=np.float64)
 
     bounds = (low / start, high / start)
-    found = least_squares(residuals, np.ones(len(start)), bounds=bounds, loss="soft_l1", f_scale=SOFT, diff_step=2e-3)
-    return with_(found.x)
+    fitted = least_squares(residuals, np.ones(len(start)), bounds=bounds, loss="soft_l1", f_scale=SOFT, diff_step=2e-3)
+    return cluster_at(fitted.x)
 
 
 def cross_validate(rows: Sequence[Row], cluster: Cluster) -> NDArray[np.float64]:
-    """Each row's error with constants fitted without it; folds drawn once, each file spread over all of them."""
+    """Return each row's error with constants fitted without it; each file is spread evenly over the folds."""
     draw, fold = np.random.default_rng(SEED), np.empty(len(rows), dtype=int)
     for name in FILES:
         places = np.array([place for place, row in enumerate(rows) if row.file == name])
         fold[draw.permutation(places)] = np.arange(len(places)) % FOLDS
-    found = np.empty(len(rows))
+    result = np.empty(len(rows))
     for number in range(FOLDS):
         held_out = [row for row, f in zip(rows, fold, strict=True) if f == number]
         others = [row for row, f in zip(rows, fold, strict=True) if f != number]
-        found[fold == number] = errors(held_out, fit(others, cluster))
+        result[fold == number] = errors(held_out, fit(others, cluster))
         print(f"fold {number + 1} of {FOLDS} done", file=sys.stderr)
-    return found
+    return result
 
 
-def paper(cluster: Cluster) -> tuple[Cluster, dict[str, Any]]:
-    """Selene with its share of the fabric set on 280 nodes alone, and all three of the paper's points."""
+def predict_paper(cluster: Cluster) -> tuple[Cluster, dict[str, Any]]:
+    """Return Selene with its fabric's share set on 280 nodes alone, and the predictions of the paper's three points."""
     software = load_software(cluster.software)
 
     def run(nodes: int) -> Run:
@@ -168,45 +169,48 @@ NARAYANAN: Final = (  # table 1: layers, hidden, heads, tp, pp, GPUs, batch, TFL
 )
 
 
-def published(selene: Cluster) -> Iterator[dict[str, Any]]:
-    """Runs on Selene that nothing was fitted on: seconds of a step, predicted and published."""
+def predict_published(selene: Cluster) -> Iterator[dict[str, Any]]:
+    """Yield predicted and published seconds of a step, of runs on Selene that were not fitted."""
     program = load_software("megatron-lm")
     for name, layers, hidden, heads, pp, batch, micro, v, full, present in KORTHIKANTI:
         model, layout = _model(layers, hidden, heads), Layout(tp=8, pp=pp, dp=1)
         run = Run(model, layout, batch, micro, interleave=v, zero=0)
         both = run._replace(recompute="selective", sequence_parallel=True)
-        for kind, one, took in (("full recomputation", run, full), ("selective, sequence parallel", both, present)):
-            yield _compared(f"Korthikanti 2022 {name}, {kind}", step.predict(one, selene, program).seconds, took)
+        for kind, variant, seconds in (
+            ("full recomputation", run, full),
+            ("selective, sequence parallel", both, present),
+        ):
+            yield _compared(f"Korthikanti 2022 {name}, {kind}", step.predict(variant, selene, program).seconds, seconds)
     program = load_software("megatron-lm-2021")
     for layers, hidden, heads, tp, pp, gpus, batch, rate in NARAYANAN:
         model, layout = _model(layers, hidden, heads), Layout(tp=tp, pp=pp, dp=gpus // (tp * pp))
-        # Neither micro-batch nor chunks are published: the quickest of those the batch allows.
+        # Neither micro-batch nor chunks are published: take the quickest that the batch allows.
         v = next((v for v in (2, 3, 4, 5) if pp > 1 and layers % (pp * v) == 0), 1)
         runs = [Run(model, layout, batch, b, interleave=v, zero=0, precision="fp16") for b in (1, 2, 4, 8, 16)]
         allowed = [r for r in runs if batch % (layout.dp * r.micro_batch) == 0 and r.micro_batches % pp == 0]
         best = min(allowed, key=lambda r: step.predict(r, selene, program).seconds)
-        took = hardware_flops(best) / gpus / rate / 1e12
+        seconds = hardware_flops(best) / gpus / rate / 1e12
         name = f"Narayanan 2021 {model.parameters / 1e9:.1f}B, {gpus} GPUs, micro-batch {best.micro_batch}"
-        yield _compared(name, step.predict(best, selene, program).seconds, took)
+        yield _compared(name, step.predict(best, selene, program).seconds, seconds)
 
 
-def _compared(name: str, predicted: float, took: float) -> dict[str, Any]:
-    return {"run": name, "predicted": predicted, "published": took, "error": predicted / took - 1}
+def _compared(name: str, predicted: float, seconds: float) -> dict[str, Any]:
+    return {"run": name, "predicted": predicted, "published": seconds, "error": predicted / seconds - 1}
 
 
-def summary(found: NDArray[np.float64], rows: Sequence[Row]) -> dict[str, Any]:
-    """Mean absolute error, mean error and the largest, by file."""
-    told = {}
+def summary(relative: NDArray[np.float64], rows: Sequence[Row]) -> dict[str, Any]:
+    """Return mean absolute, mean and largest error by file."""
+    result = {}
     for name in FILES:
-        part = found[[row.file == name for row in rows]]
+        part = relative[[row.file == name for row in rows]]
         largest = float(part[np.argmax(np.abs(part))])
-        told[name] = {"rows": len(part), "mean_absolute": float(np.abs(part).mean()), "mean": float(part.mean())}
-        told[name]["largest"] = largest
-    return told
+        result[name] = {"rows": len(part), "mean_absolute": float(np.abs(part).mean()), "mean": float(part.mean())}
+        result[name]["largest"] = largest
+    return result
 
 
-def draw(path: Path, rows: Sequence[Row], found: NDArray[np.float64], others: Sequence[dict[str, Any]]) -> None:
-    """Predicted against measured, on logarithmic axes, with the errors below."""
+def draw(path: Path, rows: Sequence[Row], relative: NDArray[np.float64], others: Sequence[dict[str, Any]]) -> None:
+    """Draw predicted against measured seconds on logarithmic axes, with the errors below."""
     import matplotlib as mpl  # noqa: PLC0415  (slow, and the fit does without)
 
     mpl.use("svg")
@@ -218,12 +222,12 @@ def draw(path: Path, rows: Sequence[Row], found: NDArray[np.float64], others: Se
     series = [(name, np.array([row.file == name for row in rows])) for name in FILES]
     labels = ("one node, cross-validated", "many nodes, cross-validated")
     for (_, mask), label, marker in zip(series, labels, "o^", strict=True):
-        above.plot(measured[mask], (measured * (1 + found))[mask], marker, markersize=4, alpha=0.6, label=label)
-        below.plot(measured[mask], 100 * found[mask], marker, markersize=3, alpha=0.6)
-    took = np.array([one["published"] for one in others])
-    error = np.array([one["error"] for one in others])
-    above.plot(took, took * (1 + error), "s", markersize=4, label="published runs, not fitted")
-    below.plot(took, 100 * error, "s", markersize=3)
+        above.plot(measured[mask], (measured * (1 + relative))[mask], marker, markersize=4, alpha=0.6, label=label)
+        below.plot(measured[mask], 100 * relative[mask], marker, markersize=3, alpha=0.6)
+    seconds = np.array([each["published"] for each in others])
+    error = np.array([each["error"] for each in others])
+    above.plot(seconds, seconds * (1 + error), "s", markersize=4, label="published runs, not fitted")
+    below.plot(seconds, 100 * error, "s", markersize=3)
     line = np.array([0.05, 150.0])
     above.plot(line, line, "k-", linewidth=0.8)
     below.axhline(0, color="k", linewidth=0.8)
@@ -235,18 +239,18 @@ def draw(path: Path, rows: Sequence[Row], found: NDArray[np.float64], others: Se
 
 
 def main() -> None:
-    """Fit, validate, write."""
+    """Fit, cross-validate, predict, and write the results and the figure."""
     if len(sys.argv) != 2:
         sys.exit("usage: planner_fit.py FOLDER")
     begin = time.perf_counter()
-    rows, cluster = read(Path(sys.argv[1])), load_cluster("dgx-a100")
+    rows, cluster = read_rows(Path(sys.argv[1])), load_cluster("dgx-a100")
     fitted = fit(rows, cluster)
     constants = {name: float(f"{getattr(fitted.measured, name):.4g}") for name in FITTED}
     fitted = with_constants(cluster, **constants)
     inside, outside = errors(rows, fitted), cross_validate(rows, cluster)
     selene = load_cluster("selene")
-    selene, points = paper(selene.model_copy(update={"measured": fitted.measured}))
-    others = list(published(selene))
+    selene, points = predict_paper(selene.model_copy(update={"measured": fitted.measured}))
+    others = list(predict_published(selene))
     result = {
         "date": today(),
         "python": platform.python_version(),
@@ -259,25 +263,21 @@ def main() -> None:
         "fitted": summary(inside, rows),
         "paper": points,
         "published": others,
-        "published_mean_absolute": float(np.mean([abs(one["error"]) for one in others])),
+        "published_mean_absolute": float(np.mean([abs(each["error"]) for each in others])),
     }
-    target = HERE / "results" / f"{today()}-planner-accuracy.json"
+    target = default_out("planner-accuracy")
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["file", "row", "error, cross-validated", "error, fitted on all"])
         for row, out, inn in zip(rows, outside, inside, strict=True):
             writer.writerow([row.file, row.number, f"{out:+.4f}", f"{inn:+.4f}"])
-        writer.writerows(["MT-NLG 530B (paper)", nodes, f"{one['error']:+.4f}", ""] for nodes, one in points.items())
-        writer.writerows([one["run"], "", f"{one['error']:+.4f}", ""] for one in others)
+        writer.writerows(["MT-NLG 530B (paper)", nodes, f"{each['error']:+.4f}", ""] for nodes, each in points.items())
+        writer.writerows([each["run"], "", f"{each['error']:+.4f}", ""] for each in others)
     unseen = [*others, *(point for nodes, point in points.items() if nodes != "280")]
     draw(HERE.parent / "docs" / "planner-accuracy.svg", rows, outside, unseen)
-    print(
-        json.dumps(
-            {name: result[name] for name in ("constants", "selene_network", "cross_validated", "fitted")}, indent=1
-        )
-    )
-    print(json.dumps([result["paper"], result["published_mean_absolute"]], indent=1))
+    shown = ("constants", "selene_network", "cross_validated", "fitted", "paper", "published_mean_absolute")
+    print(json.dumps({name: result[name] for name in shown}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every result says of where and when it was measured, and how it is kept."""
+"""Shared by the benchmarks: command line, conditions of a measurement, rounds, ratios with spread, result file."""
 
 from __future__ import annotations
 
@@ -6,22 +6,41 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import subprocess
+import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
+
+NVIDIA_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
+
+
+def option_parser(doc: str | None, rounds: int = 5) -> ArgumentParser:
+    """Return a parser with ``--rounds`` and ``--out``."""
+    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--out", type=Path, help="file for the result")
+    return parser
 
 
 def today() -> str:
-    """The date that a result is kept under."""
+    """Return the date that names a result file."""
     return datetime.now(UTC).date().isoformat()
 
 
+def default_out(claim: str) -> Path:
+    """Return the path of today's result of a benchmark that is always written."""
+    return Path(__file__).parent / "results" / f"{today()}-{claim}.json"
+
+
 def conditions(*packages: str) -> dict[str, Any]:
-    """Date, Python, cores, the load before measuring (so call it first), and the versions of what is compared."""
+    """Return date, Python, cores, package versions, and the load before measuring: call it first."""
     return {
         "date": today(),
         "python": platform.python_version(),
@@ -31,15 +50,12 @@ def conditions(*packages: str) -> dict[str, Any]:
     }
 
 
-CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
-
-
 def gpu() -> dict[str, Any]:
-    """The GPU that torch uses, with driver and clocks as they are now, and versions of what compiles for it.
+    """Return the GPU that torch uses, its driver and current clocks, and versions of what compiles for it.
 
-    Packages that are not installed, as where the sources themselves are on the path, are None.
+    A package that is not installed, as when sources are imported from the path, has version None.
     """
-    import torch  # noqa: PLC0415  (most benchmarks are without)
+    import torch  # noqa: PLC0415  (most benchmarks do without)
 
     about: dict[str, Any] = {name: _version(name) for name in ("torch", "triton", "liger-kernel", "mtnlg-parallel")}
     if not torch.cuda.is_available():
@@ -53,9 +69,9 @@ def gpu() -> dict[str, Any]:
         "cuda": torch.version.cuda,
     }
     if shutil.which("nvidia-smi"):
-        asked = [f"--query-gpu={','.join(CLOCKS)}", f"--id=GPU-{device.uuid}", "--format=csv,noheader"]
-        answer = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, check=False)  # noqa: S607  (where it lies differs)
-        about |= dict(zip(CLOCKS, answer.stdout.strip().split(", "), strict=False))
+        query = [f"--query-gpu={','.join(NVIDIA_SMI_FIELDS)}", f"--id=GPU-{device.uuid}", "--format=csv,noheader"]
+        answer = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, check=False)  # noqa: S607  (its path differs)
+        about |= dict(zip(NVIDIA_SMI_FIELDS, answer.stdout.strip().split(", "), strict=False))
     return about
 
 
@@ -66,9 +82,58 @@ def _version(package: str) -> str | None:
         return None
 
 
-def keep(result: dict[str, Any], out: Path | None) -> None:
-    """Print a result, and write it where a file is given."""
+def time_rounds(
+    sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Return each side's seconds in every round; a round runs all sides, in alternating order.
+
+    The default clock is CPU time, so that other work on the machine costs neither side.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in sorted(sides, reverse=bool(number % 2)):
+            started = clock()
+            sides[name]()
+            seconds[name].append(clock() - started)
+    return seconds
+
+
+def ratios(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:
+    """Return theirs over ours, round by round."""
+    return [their / our for their, our in zip(theirs, ours, strict=True)]
+
+
+def spread(values: Sequence[float], digits: int) -> dict[str, float]:
+    """Return median, least and most."""
+    return {
+        "median": round(statistics.median(values), digits),
+        "least": round(min(values), digits),
+        "most": round(max(values), digits),
+    }
+
+
+def claimed_ratio(values: Sequence[float], digits: int = 1) -> dict[str, Any]:
+    """Return the figure that a benchmark claims: the median ratio, and its least and most."""
+    return {
+        "ratio": round(statistics.median(values), digits),
+        "ratio_spread": [round(min(values), digits), round(max(values), digits)],
+    }
+
+
+def exact_ratio(values: Sequence[float]) -> dict[str, float]:
+    """Return the same under three keys, unrounded."""
+    return {"ratio": statistics.median(values), "ratio_least": min(values), "ratio_most": max(values)}
+
+
+def rates(megabytes: float, seconds: Mapping[str, Sequence[float]], digits: int = 2) -> dict[str, float]:
+    """Return each side's megabytes a second, by the median of its rounds."""
+    return {name: round(megabytes / statistics.median(rounds), digits) for name, rounds in seconds.items()}
+
+
+def write_result(result: Mapping[str, Any], out: Path | None) -> None:
+    """Print a result, and write it to ``out`` where given."""
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")
     if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")

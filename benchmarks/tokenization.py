@@ -7,17 +7,16 @@
     python benchmarks/tokenization.py GPT2_FOLDER TEXTS [--rounds 5] [--out FILE]
 
 GPT2_FOLDER holds GPT-2's two files; TEXTS is a file of JSON lines with "text". All sides get the same Python strings
-and run on one thread; ours return arrays, ``tokenizers`` the lists of its ids. ``tokenizers``, alone and under ours,
-gets the first megabytes of the texts, since it is slow and no slower on more; ratios are of megabytes a second. Before
-anything is timed, the ids of those, and of 20,000 strings of random Unicode, are compared one by one. gigatoken
-remembers words: *cold* makes the encoder anew for every round, as the tokenize stage does for every unit of 64 MB, its
-loading included; *warm* has seen the texts before. *stage* is a whole unit of the stage, from Parquet to sorted Arrow,
-by gigatoken, against ``encode_batch`` alone.
+and run on one thread; ours return arrays, ``tokenizers`` lists of ids. ``tokenizers``, alone and under ours, gets only
+the first megabytes of the texts: it is slow, and its rate does not fall on more. Ratios are of megabytes a second.
+First, the ids of those texts, and of 20,000 strings of random Unicode, are compared one by one. gigatoken caches words:
+*cold* opens a new encoder in every round and counts its loading, as the tokenize stage does for every unit of 64 MB;
+*warm* has seen the texts before. *stage* is a whole unit of the stage with gigatoken, from Parquet to sorted Arrow,
+against ``encode_batch`` alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -31,32 +30,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from record import conditions, keep
+from record import conditions, option_parser, ratios, spread, write_result
 
 os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 from tokenizers import Tokenizer
 
-from mtnlg_data.document import Document, Made, batches, numbered, write_documents
-from mtnlg_data.tokens.encoder import Encoder, encoder, some_at_once
-from mtnlg_data.tokens.stage import Encoding, encode
-from mtnlg_data.tokens.tokenizer import read, text_bytes
+from mtnlg_data.document import Document, UnitOutput, batch_documents, number_shards, write_documents
+from mtnlg_data.tokens.encoder import Encoder, batch_slices, open_encoder
+from mtnlg_data.tokens.stage import EncodeUnit, encode_groups
+from mtnlg_data.tokens.tokenizer import read_tokenizer, text_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-SEED, FUZZ, PART = 1, 20_000, 3_000_000
+SEED, RANDOM_STRINGS, PART_BYTES = 1, 20_000, 3_000_000
 
 
-def encoded(encode_some: Encoder, texts: list[str]) -> NDArray[np.uint32]:
-    """All ids, as the tokenize stage makes them."""
-    return np.concatenate([encode_some(texts[some])[0] for some in some_at_once(texts)])
+def encode_all(encode: Encoder, texts: list[str]) -> NDArray[np.uint32]:
+    """Return all ids, by the batches of the tokenize stage."""
+    return np.concatenate([encode(texts[batch])[0] for batch in batch_slices(texts)])
 
 
-def strings(count: int) -> list[str]:
-    """Random Unicode, rich in spaces, quotes and line ends."""
+def random_strings(count: int) -> list[str]:
+    """Return random Unicode with many spaces, quotes and line ends."""
     draw = random.Random(SEED)
     kinds = [lambda: draw.choice(" \n\t'\r"), lambda: chr(draw.randrange(0x300)), lambda: chr(draw.randrange(0xD800))]
     kinds += [lambda: chr(draw.randrange(0xE000, sys.maxunicode + 1)), lambda: draw.choice("aeinst")]
@@ -64,50 +63,50 @@ def strings(count: int) -> list[str]:
 
 
 def check(path: Path, texts: list[str]) -> dict[str, int]:
-    """Compare every id. Raises ``SystemExit`` where one differs."""
+    """Compare every id and return the counts; exit where one differs."""
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.encode_special_tokens = True
-    compared = {"texts": len(texts), "strings": FUZZ}
+    compared = {"texts": len(texts), "strings": RANDOM_STRINGS}
     ids = 0
-    for some in (texts, strings(FUZZ)):
-        expected = [each.ids for each in tokenizer.encode_batch(some, add_special_tokens=False)]
-        flat = np.array([one for each in expected for one in each], np.uint32)
+    for batch in (texts, random_strings(RANDOM_STRINGS)):
+        expected = [each.ids for each in tokenizer.encode_batch(batch, add_special_tokens=False)]
+        flat = np.array([id_ for each in expected for id_ in each], np.uint32)
         for library in ("tokenizers", "gigatoken"):
-            found, sizes = encoder(path, library)(some)
-            if sizes.tolist() != list(map(len, expected)) or not np.array_equal(found, flat):
-                raise SystemExit(f"{library} gives other ids")
+            encoded, sizes = open_encoder(path, library)(batch)
+            if sizes.tolist() != list(map(len, expected)) or not np.array_equal(encoded, flat):
+                raise SystemExit(f"{library}: its ids differ from encode_batch's")
         ids += len(flat)
     return {**compared, "ids": ids}
 
 
 def sides(path: Path, texts: list[str], part: list[str], shard: Path) -> dict[str, Callable[[], object]]:
-    """What is timed; ``part`` of the texts by ``tokenizers``, all by gigatoken."""
+    """Return the timed calls: ``part`` of the texts by ``tokenizers``, all by gigatoken."""
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.encode_special_tokens = True
-    plain, warm = encoder(path, "tokenizers"), encoder(path, "gigatoken")
-    encoded(warm, texts)
-    (held,) = numbered([shard])
+    plain, warm = open_encoder(path, "tokenizers"), open_encoder(path, "gigatoken")
+    encode_all(warm, texts)
+    (numbered,) = number_shards([shard])
     groups = tuple(range(len(text_bytes(shard))))
-    unit = Encoding(held, groups, Made(path, ""), SEED, "gigatoken", shard.with_suffix(".arrow"))
+    unit = EncodeUnit(numbered, groups, UnitOutput(path, ""), SEED, "gigatoken", shard.with_suffix(".arrow"))
     return {
         "tokenizers encode_batch": lambda: [
             each.ids for each in tokenizer.encode_batch(part, add_special_tokens=False)
         ],
-        "ours by tokenizers": lambda: encoded(plain, part),
-        "ours by gigatoken, cold": lambda: encoded(encoder(path, "gigatoken"), texts),
-        "ours by gigatoken, warm": lambda: encoded(warm, texts),
-        "stage by gigatoken": lambda: encode(unit),
+        "ours by tokenizers": lambda: encode_all(plain, part),
+        "ours by gigatoken, cold": lambda: encode_all(open_encoder(path, "gigatoken"), texts),
+        "ours by gigatoken, warm": lambda: encode_all(warm, texts),
+        "stage by gigatoken": lambda: encode_groups(unit),
     }
 
 
 def measure(gpt2: Path, texts: list[str], rounds: int, folder: Path) -> dict[str, object]:
-    """All figures of one run."""
+    """Check the ids, time all sides in rounds, and return all figures."""
     path, shard = folder / "tokenizer.json", folder / "texts-00000.parquet"
-    read([gpt2 / "encoder.json", gpt2 / "vocab.bpe"]).save(str(path))
-    write_documents(shard, batches(Document(str(n), "texts", text) for n, text in enumerate(texts)))
+    read_tokenizer([gpt2 / "encoder.json", gpt2 / "vocab.bpe"]).save(str(path))
+    write_documents(shard, batch_documents(Document(str(n), "texts", text) for n, text in enumerate(texts)))
     sizes = np.cumsum([len(text.encode()) for text in texts])
-    part = texts[: int(np.searchsorted(sizes, PART)) + 1]
-    shutil.copy(path, folder / "checked.json")  # another file, so that what is timed starts fresh
+    part = texts[: int(np.searchsorted(sizes, PART_BYTES)) + 1]
+    shutil.copy(path, folder / "checked.json")  # another path, so that no timed encoder is cached by it
     compared = check(folder / "checked.json", part)
     ways = sides(path, texts, part, shard)
     megabytes = {way: float(sizes[len(part if "tokenizers" in way else texts) - 1]) / 1e6 for way in ways}
@@ -119,12 +118,8 @@ def measure(gpt2: Path, texts: list[str], rounds: int, folder: Path) -> dict[str
             times[name].append(time.process_time() - started)
     speeds = {way: [megabytes[way] / seconds for seconds in each] for way, each in times.items()}
     theirs = speeds.pop("tokenizers encode_batch")
-    ratios = {way: [o / t for t, o in zip(theirs, each, strict=True)] for way, each in speeds.items()}
     return {
-        "ratios": {
-            way: {k: round(f(each), 2) for k, f in (("median", statistics.median), ("least", min), ("most", max))}
-            for way, each in ratios.items()
-        },
+        "ratios": {way: spread(ratios(each, theirs), 2) for way, each in speeds.items()},
         "identical": compared,
         "megabytes": {way: round(size, 2) for way, size in megabytes.items()},
         "megabytes_a_second": {
@@ -135,19 +130,17 @@ def measure(gpt2: Path, texts: list[str], rounds: int, folder: Path) -> dict[str
 
 
 def main() -> None:
-    """Run and print, and write to ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__)
     parser.add_argument("gpt2", type=Path)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     machine = conditions("mtnlg-data", "tokenizers", "gigatoken", "numpy")
     texts = [json.loads(line)["text"] for line in options.texts.read_text(encoding="utf-8").splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(options.gpt2, texts, options.rounds, Path(folder))
     result = {"claim": "tokens, identical ids", "rounds": options.rounds, **measured, "machine": machine}
-    keep(result, options.out)
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

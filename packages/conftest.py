@@ -1,7 +1,7 @@
-"""How Triton runs in the packages' tests: by its interpreter, on the CPU.
+"""Make Triton run by its interpreter, on the CPU, in the packages' tests.
 
-It must know so when it is imported, and whoever imports megatron-core imports it: hence here, before any test. The
-variable does not stay, for what tests start shall choose its kernels as a user's run does.
+Triton reads the setting when it is imported, and megatron-core imports it: hence here, before any test. The variable is
+removed afterwards: processes that tests start must choose their kernels as a user's run does.
 """
 
 # ruff: noqa: INP001  (pytest loads it by its path)

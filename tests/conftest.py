@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from curations import Undisturbed
 
-# What a shell starts in the background ignores Ctrl-C, and so would every process that these tests start and interrupt.
+# A process that a shell starts in the background ignores Ctrl-C, and so would the processes that these tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """A curation of a small corpus that nobody disturbed; not to be written to."""
-    import curations  # and with it mtnlg_data, which most tests here do without
+    """An undisturbed curation of a small corpus; do not write to it."""
+    import curations  # imports mtnlg_data, which most tests here do not need
 
     return curations.undisturbed(tmp_path_factory.mktemp("curation"))

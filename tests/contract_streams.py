@@ -1,4 +1,4 @@
-"""mtnlg_data's TokenStream, made as the first contract's tests ask for it."""
+"""mtnlg_data's TokenStream for the conformance tests of contract 1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
 
 
 def blend(folder: Path, seq_length: int, seed: int) -> TokenStream:
-    """A blend of three random stores under ``folder``, the same stores for every seed."""
+    """Return a blend of three random stores under ``folder``; the seed changes only their order."""
     tokens = folder / f"tokens-{seed}"
     sources = []
     for number, (name, weight) in enumerate(WEIGHTS.items()):
@@ -39,7 +39,7 @@ def blend(folder: Path, seq_length: int, seed: int) -> TokenStream:
 
 
 def write_random_store(prefix: Path, seed: int) -> None:
-    """Some sixty documents of random tokens."""
+    """Write sixty documents of random tokens."""
     random = np.random.default_rng(seed)
     with writing_store(prefix, VOCABULARY) as writer:
         for length in random.integers(10, 200, size=60):
@@ -47,13 +47,13 @@ def write_random_store(prefix: Path, seed: int) -> None:
 
 
 def resolve(entry: str) -> Make:
-    """The function that ``MODULE:FUNCTION`` names."""
+    """Import the function that ``MODULE:FUNCTION`` names."""
     module, _, function = entry.partition(":")
-    found: Make = getattr(import_module(module), function)
-    return found
+    make: Make = getattr(import_module(module), function)
+    return make
 
 
 def read_samples(entry: str, folder: Path, seq_length: int, numbers: list[int]) -> tuple[str, list[list[int]]]:
-    """Fingerprint and samples as this process sees them."""
+    """Return fingerprint and samples as this process reads them."""
     stream = resolve(entry)(folder, seq_length, 1)
     return stream.fingerprint, [stream[number].tolist() for number in numbers]

@@ -1,10 +1,10 @@
-"""A curation in forked processes that die at a drawn step, by kill -9 or by a loss of power, until one comes through.
+"""Run a curation in forked processes that die at a random step, by kill -9 or power loss, until one completes.
 
     python crashing.py RECIPE OUT SEED
 
-A step is a moment before or after a sync, a rename or a removal: what publishes a result. A loss of power takes back
-some of the renames and removals in folders that were not synced since, in no order, and all the content of files that
-were not synced. After each death every manifest must tell the truth. Prints how many deaths there were.
+A step is a moment before or after a sync, a rename or a removal, the operations that publish a result. A power loss
+reverts some of the renames and removals in folders that were not synced since, in any order, and all content of files
+that were not synced. After each death every manifest must match its files. Prints the number of deaths.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from mtnlg_data.files import sha256
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS_APART = 80  # at most, of two deaths: a store takes half as many
+MAX_STEPS = 80  # until a death; a store takes half as many
 
 
 class Disk:
-    """Stands between the program and its disk, and knows what a loss of power would take."""
+    """Wraps the program's disk operations, and knows what a power loss would revert."""
 
     def __init__(self, rng: random.Random, *, power: bool) -> None:
         self._rng = rng
         self._power = power
-        self._left = rng.randint(1, STEPS_APART)
+        self._left = rng.randint(1, MAX_STEPS)
         self._synced: set[int] = set()
         self._renamed: list[Path] = []
-        self._unsynced: list[tuple[Path, Callable[[], object]]] = []  # what was changed, and what takes that back
+        self._unsynced: list[tuple[Path, Callable[[], object]]] = []  # changed path, and what reverts the change
         self._replace, self._unlink = Path.replace, Path.unlink
 
     def install(self) -> None:
-        """From now on every publication goes through here."""
+        """Replace the functions that publish files by the methods of this disk."""
         disk = self
 
         def replace(path: Path, target: Path) -> Path:
@@ -67,12 +67,12 @@ class Disk:
         self._replace(path, target)
         self._renamed.append(target)
 
-        def take_back() -> None:
+        def revert() -> None:
             self._replace(target, path)
             if before is not None:
                 target.write_bytes(before)
 
-        self._unsynced.append((target.resolve(), take_back))
+        self._unsynced.append((target.resolve(), revert))
         self._step()
         return target
 
@@ -97,25 +97,25 @@ class Disk:
         for path in self._renamed:
             if path.exists() and path.stat().st_ino not in self._synced:
                 os.truncate(path, 0)
-        lasting = set()
-        for path, take_back in reversed(self._unsynced):
-            if path in lasting or self._rng.random() < 0.5:
-                lasting.add(path)
+        persisted = set()
+        for path, revert in reversed(self._unsynced):
+            if path in persisted or self._rng.random() < 0.5:
+                persisted.add(path)
             else:
-                take_back()
+                revert()
 
 
 def check(out: Path) -> None:
-    """Every manifest of a unit is that of the files beside it."""
+    """Check that every unit's manifest matches the files beside it."""
     for path in out.rglob("*.json"):
         manifest: Any = json.loads(path.read_text())
         if set(manifest) == {"key", "sha256", "files", "summary"}:
             for name, digest in {path.stem: manifest["sha256"], **manifest["files"]}.items():
-                assert sha256(path.with_name(name)) == digest, f"{path} lies about {name}"
+                assert sha256(path.with_name(name)) == digest, f"{path} does not match {name}"
 
 
 def main(recipe: Path, out: Path, seed: int) -> None:
-    run(recipe, out.with_name(f"{out.name}-undisturbed"))  # and loads all that the children share
+    run(recipe, out.with_name(f"{out.name}-undisturbed"))  # also imports all that the children share
     rng = random.Random(seed)
     deaths = 0
     while True:

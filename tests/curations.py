@@ -1,4 +1,4 @@
-"""What the tests of whole curations share: a small corpus with every stage on, and all that a run has left behind."""
+"""Shared by the tests of whole curations: a small corpus with every stage on, and the files of a run."""
 
 from __future__ import annotations
 
@@ -54,26 +54,26 @@ shortest = 200
 [tokenize]
 vocabulary = 300
 """
-#: What tells when, not what: times differ from run to run.
+#: Keys of values that differ from run to run: durations and modification times.
 TIMES = {"seconds", "files"}
 
 
 class Undisturbed(NamedTuple):
-    """A recipe, and what it leaves where one process does all and nobody disturbs it."""
+    """A recipe, and the files that one undisturbed process writes for it."""
 
     recipe: Path
     left: dict[str, Any]
 
 
 def beside_the_package(name: str) -> ModuleType:
-    """A module beside the tests of mtnlg-data that is none of them, such that a spawned worker can import it too."""
+    """Import a helper module beside the tests of mtnlg-data, in such a way that a spawned worker can import it too."""
     if str(PACKAGE_TESTS) not in sys.path:
         sys.path.append(str(PACKAGE_TESTS))
     return importlib.import_module(name)
 
 
 def write_run(folder: Path) -> Path:
-    """Write raw files, task texts and a recipe; returns the recipe. Some pages are advertisements, some are twins."""
+    """Write raw files, task texts and a recipe; return the recipe. Some pages are advertisements, some duplicates."""
     corpus = beside_the_package("small_corpus")
     for part in range(2):
         numbers = range(part * 30, part * 30 + 30)
@@ -94,32 +94,32 @@ def write_run(folder: Path) -> Path:
 
 
 def run(recipe: Path, out: Path, engine: Engine | None = None, shard: tuple[int, int] | None = None) -> Summary:
-    """Curate, in this process where no engine is given."""
-    with closing(Local(1)) as alone:
-        return curate(load_recipe(recipe), out, engine or alone, shard)
+    """Curate, by default in this process."""
+    with closing(Local(1)) as local:
+        return curate(load_recipe(recipe), out, engine or local, shard)
 
 
 def undisturbed(folder: Path) -> Undisturbed:
-    """Curate in ``folder``."""
+    """Write a recipe in ``folder`` and curate it."""
     recipe = write_run(folder)
     run(recipe, folder / "data")
     return Undisturbed(recipe, left_by(folder / "data"))
 
 
 def left_by(out: Path) -> dict[str, Any]:
-    """Every file of a run and its bytes; of accounts what they say, but for times; without what only shows or helps."""
+    """Return every file of a run with its bytes, JSON summaries without times; skip report and verification data."""
     left: dict[str, Any] = {}
     for path in sorted(path for path in out.rglob("*") if path.is_file() and path.name not in {".lock", "report.html"}):
         name = path.relative_to(out).as_posix()
         assert not name.endswith(".tmp"), name
         if "/verification/" in name:
             continue
-        told = path.suffix == ".json" and path.stem in {"account", "summary"}
-        left[name] = _timeless(json.loads(path.read_text())) if told else path.read_bytes()
+        timed = path.suffix == ".json" and path.stem in {"account", "summary"}
+        left[name] = _without_times(json.loads(path.read_text())) if timed else path.read_bytes()
     return left
 
 
-def _timeless(told: Any) -> Any:  # noqa: ANN401  (any JSON value)
-    if isinstance(told, dict):
-        return {key: _timeless(value) for key, value in told.items() if key not in TIMES}
-    return [_timeless(value) for value in told] if isinstance(told, list) else told
+def _without_times(content: Any) -> Any:  # noqa: ANN401  (any JSON value)
+    if isinstance(content, dict):
+        return {key: _without_times(value) for key, value in content.items() if key not in TIMES}
+    return [_without_times(value) for value in content] if isinstance(content, list) else content

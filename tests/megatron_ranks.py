@@ -1,9 +1,9 @@
-"""One rank of Megatron-Core's own GPT, saved by Megatron-Core's own torch_dist writer: what an import is tested on.
+"""One rank of Megatron-Core's GPT, saved by its torch_dist writer: the input of the import test.
 
     python megatron_ranks.py FOLDER RANK WORLD
 
-It has no GPU to wait for and nothing to train: the weights are those of its initialisation. FOLDER gets the checkpoint
-``iter_0000010`` and, from every rank, ``rank-N.safetensors`` with its own weights by their own names.
+Runs without a GPU and trains nothing: the weights are random. FOLDER gets the checkpoint ``iter_0000010`` and, from
+every rank, ``rank-N.safetensors`` with its weights under their Megatron names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(folder: Path, rank: int, world: int) -> None:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
 
-    # The writer waits for a GPU, which is not there, and asks for its number.
+    # The writer synchronizes with a GPU and queries its number; there is none.
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
@@ -49,14 +49,16 @@ def main(folder: Path, rank: int, world: int) -> None:
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            # Norms begin as ones and biases as zeros, which would hide a mistake.
+            # Initial norms are ones and biases zeros, which would hide a mistake.
             parameter.add_(torch.randn(parameter.shape))
     target = folder / "iter_0000010"
     target.mkdir(exist_ok=True)
     distributed.barrier()
     arguments = argparse.Namespace(num_attention_heads=HEADS, layernorm_epsilon=1e-5)
     dist_checkpointing.save({"model": model.sharded_state_dict(), "args": arguments, "iteration": 10}, str(target))
-    save_file({name: held.contiguous() for name, held in model.named_parameters()}, folder / f"rank-{rank}.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.named_parameters()}, folder / f"rank-{rank}.safetensors"
+    )
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that are not there: greedy ones are refused, a recipe's found again, none left out."""
+"""Cross-compiled kernels: limits are enforced, launches find what was built, and the tables are complete."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ import torch
 import triton
 import triton.language as tl
 
-from mtnlg_parallel.kernels import build, compiling
-from mtnlg_parallel.kernels.launching import launch
+from mtnlg_parallel.kernels import build, compilation
+from mtnlg_parallel.kernels.tiles import launch
 
 
 @triton.jit
@@ -43,14 +43,14 @@ def transposing(x_at, SIDE: tl.constexpr):
     tl.store(x_at + row * SIDE + column, tl.trans(tl.load(x_at + row * SIDE + column)))
 
 
-def ask():
+def launches():
     x = torch.empty(1 << 16, device="meta")
     launch(spilling, (1,), x, COLUMNS=8192, num_warps=1)
     launch(transposing, (1,), x, SIDE=256, num_warps=16)
 
 
 try:
-    build.check("sm_80", set(compiling.compiled_for("sm_80", ask)))
+    build.check_limits("sm_80", set(compilation.compile_launches("sm_80", launches)))
 except build.Failure as failure:
     sys.exit(str(failure))
 """
@@ -63,7 +63,7 @@ import torch
 from triton import knobs
 from triton.runtime import driver
 
-from mtnlg_parallel.kernels import compiling, dropout, gelu, loss, norm, softmax
+from mtnlg_parallel.kernels import compilation, dropout, gelu, loss, norm, softmax
 
 
 def train(device):
@@ -77,7 +77,7 @@ def train(device):
     loss.gradient(logits, targets, 4, loss.statistics(logits, targets, 4)[0], 0.125)
 
 
-class Idle(compiling._StandIn):  # a GPU that loads and launches, and does nothing
+class IdleDriver(compilation._FakeDriver):  # loads and launches, without effect
     launcher_cls = staticmethod(lambda source, metadata: lambda *arguments: launches.append(arguments))
     utils = types.SimpleNamespace(
         get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
@@ -86,28 +86,28 @@ class Idle(compiling._StandIn):  # a GPU that loads and launches, and does nothi
 
 
 launches = []
-built = compiling.compiled_for("sm_80", lambda: train("meta"))
+built = compilation.compile_launches("sm_80", lambda: train("meta"))
 before = len(os.listdir(knobs.cache.dir))
-driver.set_active(Idle("sm_80"))
+driver.set_active(IdleDriver("sm_80"))
 train("cpu")
 print(len(built), "built;", len(launches), "launches;", len(os.listdir(knobs.cache.dir)) - before, "compiled anew")
 """
 
 
 def run(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    # Without what other tests, which interpret kernels, may have left there.
+    # Other tests interpret kernels and may have set it.
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment = inherited | {"TRITON_CACHE_DIR": str(cache)}
     return subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True, env=environment)
 
 
-def test_a_kernel_that_spills_and_one_that_wants_too_much_shared_memory_are_refused(tmp_path: Path) -> None:
+def test_a_kernel_that_spills_and_one_with_too_much_shared_memory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "greedy.py").write_text(GREEDY)
-    said = run(str(tmp_path / "greedy.py"), cache=tmp_path).stderr
+    error = run(str(tmp_path / "greedy.py"), cache=tmp_path).stderr
     assert re.search(
-        r"spilling \(fp32 COLUMNS=8192 warps=1\) spills: 255 registers, [1-9]\d* bytes .* [1-9]\d* loads", said
+        r"spilling \(fp32 COLUMNS=8192 warps=1\) spills: 255 registers, [1-9]\d* bytes .* [1-9]\d* loads", error
     )
-    assert re.search(r"transposing \(fp32 SIDE=256 warps=16\) needs 262,144 bytes .*, of 166,912", said)
+    assert re.search(r"transposing \(fp32 SIDE=256 warps=16\) needs 262,144 bytes .*, of 166,912", error)
 
 
 def test_a_launch_finds_what_was_built_on_meta_tensors(tmp_path: Path) -> None:
@@ -116,20 +116,20 @@ def test_a_launch_finds_what_was_built_on_meta_tensors(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+ built; \d+ launches; 0 compiled anew\n", done.stdout), done.stderr
 
 
-def test_where_a_recipe_is_built_training_has_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_warn_once_a_recipe_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mtnlg_parallel.kernels import build
     from mtnlg_parallel.recipe import load_recipe
 
     recipe = ROOT / "recipes" / "quickstart"
-    said = run("-m", "mtnlg_parallel.cli", "build-kernels", str(recipe), "--target", "sm_80", cache=tmp_path).stderr
-    assert re.search(r"^sm_80: \d\d kernels built: ", said, re.MULTILINE), said
+    output = run("-m", "mtnlg_parallel.cli", "build-kernels", str(recipe), "--target", "sm_80", cache=tmp_path).stderr
+    assert re.search(r"^sm_80: \d\d kernels built: ", output, re.MULTILINE), output
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert build.missing(load_recipe(recipe), "sm_80") is None
-    assert build.missing(load_recipe(recipe, ["layout.tp=1"]), "sm_80")
+    assert build.not_built_warning(load_recipe(recipe), "sm_80") is None
+    assert build.not_built_warning(load_recipe(recipe, ["layout.tp=1"]), "sm_80")
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_table_has_every_kernel_with_every_branch_and_none_that_spills(target: str) -> None:
+def test_the_table_lists_every_kernel_with_every_branch_and_no_spills(target: str) -> None:
     launched = {
         name.removeprefix("_")
         for path in SOURCES.glob("*.py")
@@ -143,4 +143,4 @@ def test_the_table_has_every_kernel_with_every_branch_and_none_that_spills(targe
             branches[row["name"], constant].add(value)
     assert {row["name"] for row in rows} == launched
     assert not [row for row in rows if int(row["local"]) or int(row["spills"])]
-    assert not [branch for branch, found in branches.items() if len(found) < 2]
+    assert not [branch for branch, values in branches.items() if len(values) < 2]

@@ -1,6 +1,6 @@
-"""Contract 2, the checkpoint: what any implementation owes to those who write it in one layout and read it in another.
+"""Conformance tests of contract 2, the checkpoint: written in one layout, read in another.
 
-``pytest tests/test_contract_checkpoint.py --checkpoint my_package.module`` runs it on another implementation.
+``pytest tests/test_contract_checkpoint.py --checkpoint my_package.module`` tests another implementation.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def tensors() -> Tensors:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    path = tmp_path / "given" / "tokenizer.json"
+    path = tmp_path / "source" / "tokenizer.json"
     path.parent.mkdir()
     path.write_text('{"version": "1.0"}', encoding="utf-8")
     return path
 
 
 def box(shape: tuple[int, ...], axis: int, part: int, parts: int) -> tuple[slice, ...]:
-    whole = [slice(0, size) for size in shape]
+    slices = [slice(0, size) for size in shape]
     step = shape[axis] // parts
-    whole[axis] = slice(part * step, (part + 1) * step)
-    return tuple(whole)
+    slices[axis] = slice(part * step, (part + 1) * step)
+    return tuple(slices)
 
 
 class Write(Protocol):
@@ -56,10 +56,10 @@ class Write(Protocol):
 
 @pytest.fixture
 def write(implementation: ModuleType, tokenizer: Path) -> Write:
-    def written(folder: Path, tensors: Tensors, step: int = 7) -> Path:
+    def write_two_ranks(folder: Path, tensors: Tensors, step: int = 7) -> Path:
         return write_as_two_ranks(implementation, folder, tensors, tokenizer, step)
 
-    return written
+    return write_two_ranks
 
 
 def write_as_two_ranks(implementation: ModuleType, folder: Path, tensors: Tensors, tokenizer: Path, step: int) -> Path:
@@ -89,7 +89,7 @@ def write_as_two_ranks(implementation: ModuleType, folder: Path, tensors: Tensor
     return written
 
 
-def test_any_box_of_any_tensor_reads_back_however_it_was_cut(
+def test_any_box_of_any_tensor_reads_back_whatever_the_pieces(
     implementation: ModuleType, tensors: Tensors, write: Write, tmp_path: Path
 ) -> None:
     checkpoint = implementation.Checkpoint.open(write(tmp_path, tensors))
@@ -102,7 +102,7 @@ def test_any_box_of_any_tensor_reads_back_however_it_was_cut(
             assert torch.equal(read(name, index), tensor[index])
 
 
-def test_what_was_recorded_reads_back(
+def test_config_progress_and_tokenizer_read_back(
     implementation: ModuleType, tensors: Tensors, write: Write, tokenizer: Path, tmp_path: Path
 ) -> None:
     checkpoint = implementation.Checkpoint.open(write(tmp_path, tensors))
@@ -113,7 +113,7 @@ def test_what_was_recorded_reads_back(
     assert checkpoint.tokenizer_path.read_bytes() == tokenizer.read_bytes()
 
 
-def test_a_folder_that_was_not_published_does_not_exist(
+def test_latest_ignores_folders_that_were_not_published(
     implementation: ModuleType, tensors: Tensors, write: Write, tmp_path: Path
 ) -> None:
     assert implementation.latest(tmp_path) is None
@@ -126,7 +126,7 @@ def test_a_folder_that_was_not_published_does_not_exist(
     assert implementation.latest(tmp_path) == first
 
 
-def test_what_was_added_may_change_while_it_is_written(
+def test_a_tensor_may_change_after_it_was_added(
     implementation: ModuleType, tensors: Tensors, tokenizer: Path, tmp_path: Path
 ) -> None:
     writer = implementation.CheckpointWriter(tmp_path, 7, "00000")
@@ -160,7 +160,7 @@ def test_a_flipped_byte_is_found_and_named(
         implementation.Checkpoint.open(folder).verify()
 
 
-def test_the_digest_is_that_of_the_weights(
+def test_the_digest_depends_on_the_weights_alone(
     implementation: ModuleType, tensors: Tensors, write: Write, tmp_path: Path
 ) -> None:
     one = implementation.Checkpoint.open(write(tmp_path / "1", tensors))

@@ -1,6 +1,6 @@
-"""Contract 1, the token stream: what any implementation owes to those who train on it.
+"""Conformance tests of contract 1, the token stream.
 
-``pytest tests/test_contract_token_stream.py --token-stream my_package:make`` runs it on another implementation.
+``pytest tests/test_contract_token_stream.py --token-stream my_package:make`` tests another implementation.
 """
 
 from __future__ import annotations

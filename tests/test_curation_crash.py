@@ -1,4 +1,4 @@
-"""No kill, loss of power, full disk or Ctrl-C changes a curation: the same command ends it with the same bytes."""
+"""No kill, power loss, full disk or Ctrl-C changes a curation: the same command ends it with the same bytes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     from curations import Undisturbed
 
-MOST_KILLS = 2
-FEWEST_DEATHS = 12  # of 40 that one sees mostly
-#: Curates on a small disk and copies what is left from there, in a namespace of mounts that ends with it.
+MAX_KILLS = 2
+MIN_DEATHS = 12  # usually there are 40
+#: Runs a command on a small disk and copies its files, in a mount namespace of its own.
 ON_A_SMALL_DISK = """
 mount -t tmpfs -o size=400k tmpfs "$1" || exit 99
 "${@:3}" --out "$1"; status=$?
 cp -a "$1/." "$2" && exit $status
 """
-FILE_SIZE = 1 << 20  # less than a classifier has
+FILE_SIZE = 1 << 20  # smaller than a classifier
 
 
 def command(recipe: Path, out: Path, *options: str) -> list[str]:
@@ -42,18 +42,18 @@ def last_line(stderr: str) -> str:
     return stderr.strip().splitlines()[-1]
 
 
-def test_dead_at_any_step_by_kill_or_loss_of_power_it_ends_with_the_same_bytes(
+def test_death_at_any_step_by_kill_or_power_loss_leads_to_the_same_bytes(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    seed = str(random.SystemRandom().randrange(1 << 32))  # other steps every time
-    words = [sys.executable, str(Path(__file__).with_name("crashing.py")), str(undisturbed.recipe)]
-    ended = subprocess.run([*words, str(tmp_path / "data"), seed], capture_output=True, text=True, check=False)
+    seed = str(random.SystemRandom().randrange(1 << 32))  # other steps in every test run
+    script = [sys.executable, str(Path(__file__).with_name("crashing.py")), str(undisturbed.recipe)]
+    ended = subprocess.run([*script, str(tmp_path / "data"), seed], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"seed {seed}: {ended.stderr}"
-    assert int(ended.stdout) >= FEWEST_DEATHS
+    assert int(ended.stdout) >= MIN_DEATHS
     assert curations.left_by(tmp_path / "data") == undisturbed.left, f"seed {seed}"
 
 
-ENDS: list[tuple[Callable[[int, int], None], signal.Signals]] = [
+KILLS: list[tuple[Callable[[int, int], None], signal.Signals]] = [
     (os.killpg, signal.SIGKILL),
     (os.kill, signal.SIGKILL),
     (os.killpg, signal.SIGTERM),
@@ -61,27 +61,27 @@ ENDS: list[tuple[Callable[[int, int], None], signal.Signals]] = [
 
 
 def interrupted(words: list[str], rng: random.Random) -> int | None:
-    """Start the command and kill it at a random moment; its exit status if it ended before."""
+    """Start the command and kill it at a random moment; return its exit status if it ended before."""
     with subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True) as process:
         assert process.stderr is not None
-        for _ in range(rng.randrange(6)):  # so many lines of progress
+        for _ in range(rng.randrange(6)):  # lines of progress
             process.stderr.readline()
         with suppress(subprocess.TimeoutExpired):
             return process.wait(timeout=rng.uniform(0, 0.4))
-        kill, how = rng.choice(ENDS)
-        kill(process.pid, how)
+        kill, number = rng.choice(KILLS)
+        kill(process.pid, number)
     return None
 
 
 def test_killed_with_its_workers_at_any_moment_a_run_by_others_ends_with_the_same_bytes(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    rng = random.Random()  # another sequence of moments every time
+    rng = random.Random()  # other moments in every test run
     words = command(undisturbed.recipe, tmp_path / "data")
     kills = 0
-    while kills < MOST_KILLS and interrupted(words, rng) is None:
+    while kills < MAX_KILLS and interrupted(words, rng) is None:
         kills += 1
-    assert kills, "not one kill came in time: the test shows nothing"
+    assert kills, "no kill came in time: the test shows nothing"
     curations.run(undisturbed.recipe, tmp_path / "data")
     assert curations.left_by(tmp_path / "data") == undisturbed.left
 
@@ -92,11 +92,11 @@ def test_ctrl_c_is_one_line_and_status_130_and_the_same_command_goes_on(
     words = command(undisturbed.recipe, tmp_path / "data")
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
-        process.stderr.readline()  # the first stage is done
+        process.stderr.readline()  # printed when the first stage is done
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert last_line(said) == "mtnlg-data: interrupted; the same command goes on from here"
+    assert last_line(stderr) == "mtnlg-data: interrupted; run the same command again to continue"
     curations.run(undisturbed.recipe, tmp_path / "data")
     assert curations.left_by(tmp_path / "data") == undisturbed.left
 
@@ -110,7 +110,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_where_there_is_roo
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     unshare = shutil.which("unshare")
     if unshare is None:
-        pytest.skip("no unshare on this machine, by which to mount a small disk")
+        pytest.skip("no unshare on this machine to mount a small disk with")
     words = [unshare, *user, "--mount", "bash", "-c", ON_A_SMALL_DISK, "bash", str(small), str(roomy)]
     run = [curations.COMMAND, "run", str(undisturbed.recipe), "--workers", "1"]
     ended = subprocess.run([*words, *run], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The same bytes from every engine, by any number of workers and tasks, across changes of them in mid-run."""
+"""Every engine gives the same bytes with any number of workers and tasks, also if they change during a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def command(recipe: Path, out: Path, *options: str) -> list[str]:
     return [curations.COMMAND, "run", str(recipe), "--out", str(out), *options]
 
 
-class Stopped(Exception):  # noqa: N818  (no error, an end)
+class Stopped(Exception):  # noqa: N818  (not an error)
     """Ends a run in this process as a kill would."""
 
 
 class StopsAfter(Local):
-    """One worker that stops after so many units."""
+    """One worker that stops after ``units`` units."""
 
     def __init__(self, units: int) -> None:
         super().__init__(1)
@@ -43,17 +43,17 @@ class StopsAfter(Local):
             yield result
 
 
-def stopped(recipe: Path, out: Path) -> None:
-    """Leave the beginning of a run."""
+def start_and_stop(recipe: Path, out: Path) -> None:
+    """Run the first units only."""
     with pytest.raises(Stopped):
         curations.run(recipe, out, StopsAfter(4))
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
-def test_what_one_process_began_another_engine_ends_with_the_same_bytes(
+def test_another_engine_finishes_a_run_with_the_same_bytes(
     undisturbed: Undisturbed, tmp_path: Path, engine: str
 ) -> None:
-    stopped(undisturbed.recipe, tmp_path / "data")
+    start_and_stop(undisturbed.recipe, tmp_path / "data")
     words = command(undisturbed.recipe, tmp_path / "data", "--engine", engine, "--workers", "2")
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -61,7 +61,7 @@ def test_what_one_process_began_another_engine_ends_with_the_same_bytes(
 
 
 def test_a_task_of_an_array_whose_others_never_come_does_all(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    stopped(undisturbed.recipe, tmp_path / "data")
+    start_and_stop(undisturbed.recipe, tmp_path / "data")
     curations.run(undisturbed.recipe, tmp_path / "data", shard=(1, 3))
     assert curations.left_by(tmp_path / "data") == undisturbed.left
 
@@ -73,16 +73,16 @@ def test_the_tasks_of_an_array_share_the_work_and_one_that_dies_holds_up_nobody(
     words = [command(undisturbed.recipe, out, "--workers", "1", "--shard", f"{task}/2") for task in range(2)]
     one, other = (subprocess.Popen(task, stderr=subprocess.PIPE, text=True) for task in words)
     assert one.stderr is not None
-    one.stderr.readline()  # the first stage is done
+    one.stderr.readline()  # printed when the first stage is done
     one.kill()
-    _, said = one.communicate(timeout=120), other.communicate(timeout=120)[1]
-    assert other.returncode == 0, said
-    curations.run(undisturbed.recipe, out, shard=(0, 2))  # it comes back, and finds all done
-    curations.run(undisturbed.recipe, out)  # and whoever is alone clears what the dead one had begun to write
+    _, stderr = one.communicate(timeout=120), other.communicate(timeout=120)[1]
+    assert other.returncode == 0, stderr
+    curations.run(undisturbed.recipe, out, shard=(0, 2))  # it returns, and finds all done
+    curations.run(undisturbed.recipe, out)  # a lone run removes the partial files of the dead task
     assert curations.left_by(out) == undisturbed.left
 
 
-#: Holds the lock that the runs in a folder share, as a task of some other recipe would, until its input ends.
+#: Holds the shared lock of a folder's runs, as a task of another recipe does, until its stdin ends.
 HOLD = """
 import fcntl, sys
 with open(sys.argv[1], "w+") as lock:
@@ -94,12 +94,12 @@ with open(sys.argv[1], "w+") as lock:
 """
 
 
-def test_a_folder_where_others_are_at_work_is_refused(undisturbed: Undisturbed, tmp_path: Path) -> None:
+def test_a_folder_where_another_run_works_is_refused(undisturbed: Undisturbed, tmp_path: Path) -> None:
     words = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(Failure, match="another run is at work here; wait for it, or give another --out"):
+        with pytest.raises(Failure, match="another run is working here; wait for it, or give another --out"):
             curations.run(undisturbed.recipe, tmp_path)
         with pytest.raises(Failure, match="have another recipe, other input files or another version of mtnlg-data"):
             curations.run(undisturbed.recipe, tmp_path, shard=(0, 2))
@@ -107,7 +107,7 @@ def test_a_folder_where_others_are_at_work_is_refused(undisturbed: Undisturbed, 
     assert not (tmp_path / "01-extract").exists()
 
 
-#: Claims a unit until its input ends.
+#: Claims a unit until its stdin ends.
 CLAIM = """
 import pathlib, sys
 from mtnlg_data.engine import Claims

@@ -1,4 +1,4 @@
-"""Fetching a snapshot is killed at any moment, again and again, and ends with every byte as the server has it."""
+"""Fetching a snapshot is killed repeatedly at random moments, and ends with the server's bytes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
 NAME = "CC-MAIN-2021-04"
 BLOCK = 1 << 16
-PLACES = [f"segments/1/warc/{n:05d}.warc.gz" for n in range(6)]
+PATHS = [f"segments/1/warc/{n:05d}.warc.gz" for n in range(6)]
 KILLS = 6
 
 
 class Server(ThreadingHTTPServer):
-    """Six files of 2 MB; kills whom it is told to once it has sent so many blocks."""
+    """Serves six files of 2 MB; kills process ``victim`` after ``until`` more blocks."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        bytes_of = random.Random(7).randbytes
-        self.files = {f"/crawl-data/{NAME}/{place}": bytes_of((2 << 20) + n) for n, place in enumerate(PLACES)}
-        listing = "".join(f"crawl-data/{NAME}/{place}\n" for place in PLACES)
+        randbytes = random.Random(7).randbytes
+        self.files = {f"/crawl-data/{NAME}/{path}": randbytes((2 << 20) + n) for n, path in enumerate(PATHS)}
+        listing = "".join(f"crawl-data/{NAME}/{path}\n" for path in PATHS)
         self.files[f"/crawl-data/{NAME}/warc.paths.gz"] = gzip.compress(listing.encode(), mtime=0)
         self.victim: subprocess.Popen[bytes] | None = None
         self.until = 0
@@ -48,7 +48,7 @@ class Server(ThreadingHTTPServer):
                 os.kill(self.victim.pid, signal.SIGKILL)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A connection that a killed process left is no error."""
+        """Ignore connections that killed processes left."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -59,16 +59,16 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         data = self.server.files[self.path]
         tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
-        asked = self.headers.get("Range") if self.headers.get("If-Range") == tag else None
-        begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        requested = self.headers.get("Range") if self.headers.get("If-Range") == tag else None
+        begin = int(requested.removeprefix("bytes=").rstrip("-")) if requested else 0
         self.send_response(206 if begin else 200)
         self.send_header("ETag", tag)
         self.send_header("Content-Length", str(len(data) - begin))
         if begin:
             self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
         self.end_headers()
-        for place in range(begin, len(data), BLOCK):
-            self.wfile.write(data[place : place + BLOCK])
+        for offset in range(begin, len(data), BLOCK):
+            self.wfile.write(data[offset : offset + BLOCK])
             self.server.sent_a_block()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
@@ -88,20 +88,20 @@ def server() -> Iterator[Server]:
 def test_a_fetch_that_is_killed_at_random_ends_with_the_servers_bytes(server: Server, tmp_path: Path) -> None:
     rng = random.Random(3)
     base = f"http://127.0.0.1:{server.server_address[1]}"
-    words = [COMMAND, "--quiet", "fetch", NAME, "--out", str(tmp_path), "--base", base, "--workers", "3"]
+    command = [COMMAND, "--quiet", "fetch", NAME, "--out", str(tmp_path), "--base", base, "--workers", "3"]
     killed = 0
     for _ in range(KILLS):
         server.until = rng.randrange(1, 60)
-        server.victim = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        server.victim = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         killed += server.victim.wait() == -signal.SIGKILL
         server.victim = None
-        for place in PLACES:
-            whole = server.files[f"/crawl-data/{NAME}/{place}"]
-            assert not (tmp_path / place).exists() or (tmp_path / place).read_bytes() == whole
+        for path in PATHS:
+            content = server.files[f"/crawl-data/{NAME}/{path}"]
+            assert not (tmp_path / path).exists() or (tmp_path / path).read_bytes() == content
     assert killed >= KILLS // 2
-    subprocess.run(words, check=True)
-    for place in PLACES:
-        assert (tmp_path / place).read_bytes() == server.files[f"/crawl-data/{NAME}/{place}"]
+    subprocess.run(command, check=True)
+    for path in PATHS:
+        assert (tmp_path / path).read_bytes() == server.files[f"/crawl-data/{NAME}/{path}"]
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    names = {Path(place).name for place in PLACES} | {"warc.paths.gz"}
+    names = {Path(path).name for path in PATHS} | {"warc.paths.gz"}
     assert left == names | {f"{name}.json" for name in names} | {".lock"}

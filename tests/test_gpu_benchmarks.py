@@ -1,4 +1,4 @@
-"""The GPU benchmarks run whole, at a tiny size, where there is no GPU: for the day on which there is one."""
+"""The GPU benchmarks run end to end at a tiny size on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCRIPTS = ("gpu_kernels.py", "gpu_rank_of_530b.py")
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each prints, both started at once; neither may keep a result."""
+    """Return the output of each script; both run at once, and neither may write a result."""
     pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("results")
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -37,7 +37,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {script: output for script, (output, _) in zip(SCRIPTS, ended, strict=True)}
 
 
-def test_every_kernel_is_checked_and_then_timed_against_its_others(tried: dict[str, str]) -> None:
+def test_every_kernel_is_checked_and_then_timed_against_other_implementations(tried: dict[str, str]) -> None:
     output = tried["gpu_kernels.py"]
     for operation in ("layer_norm", "bias_dropout_add_norm 0.1", "bias_gelu", "bias_dropout_add 0", "head and loss"):
         assert f"{operation}, forward + backward" in output
@@ -60,8 +60,8 @@ def test_a_rank_runs_exactly_the_products_that_the_formula_counts(tried: dict[st
     full = output.partition("full recomputation\n")[2].partition("\n\n")[0]
     place = full.index("run / hardware") + len("run / hardware")
     run = {line.split("  ")[0]: line[:place].split()[-1] for line in full.splitlines()[1:]}
-    assert run["eager"] == "1.000"  # 96 B s l h² (1 + s / 6h) / 8, of products that PyTorch has counted
-    # The last product's result is kept for nothing where dropout keeps no mask: recomputation stops before it.
+    assert run["eager"] == "1.000"  # 96 B s l h² (1 + s / 6h) / 8, of products that PyTorch counted
+    # Backward does not need the last product's result if dropout keeps no mask: recomputation stops before it.
     assert run["kernels"] == run["kernels, gradients added"] == "0.920"
     assert "torch.compile" in run
     assert "selective, sequence parallel, kernels: where a step goes" in output

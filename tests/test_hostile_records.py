@@ -1,4 +1,4 @@
-"""Records made to exhaust a machine cost themselves: little memory, and a reason that is counted."""
+"""A record made to exhaust a machine costs only that record: little memory, and a counted reason."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 BLOCK = 1 << 20
-LITTLE = 400 << 20  # bytes: the libraries take 150 MB, and a record at its largest is held in a few copies of 16 MB
+MAX_MEMORY = 400 << 20  # the libraries take 150 MB, and memory holds a few copies of a record of up to 16 MB
 
 READ = r"""
 import json, re, sys
 from pathlib import Path
 from mtnlg_data.sources import Record, SourceFile, read_records
 path = Path(sys.argv[1])
-found = [
+contents = [
     item.content[:20] if isinstance(item, Record) else item.reason
     for item in read_records(SourceFile("s", path, path.name, sys.argv[2]))
 ]
-status = Path("/proc/self/status").read_text()  # not getrusage, which begins with what the parent had
+status = Path("/proc/self/status").read_text()  # not getrusage, which starts at the parent's peak
 memory = int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) << 10
-print(json.dumps([[str(item) for item in found], memory]))
+print(json.dumps([[str(item) for item in contents], memory]))
 """
 
 
 def read(path: Path, kind: str) -> tuple[list[str], int]:
-    """What a process of its own reads of a file, and the most memory that it took."""
+    """Read a file in a new process; return contents and drop reasons, and its peak memory."""
     ended = subprocess.run(
         [sys.executable, "-c", READ, str(path), kind], check=True, capture_output=True, text=True, timeout=120
     )
-    found, memory = json.loads(ended.stdout)
-    return found, memory
+    contents, memory = json.loads(ended.stdout)
+    return contents, memory
 
 
 def gzip_of(head: bytes, size: int, tail: bytes) -> bytes:
-    """A gzip member of ``head``, so many zeros and ``tail``, made without compressing all of them."""
+    """Return a gzip member of ``head``, ``size`` zeros and ``tail``, without compressing all of them."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     start = deflate.compress(head) + deflate.flush(zlib.Z_FULL_FLUSH)
     block = deflate.compress(bytes(BLOCK)) + deflate.flush(zlib.Z_FULL_FLUSH)
@@ -59,7 +59,7 @@ def gzip_of(head: bytes, size: int, tail: bytes) -> bytes:
 
 
 def record(body: bytes, http: str = "", length: int = 0) -> bytes:
-    """A WARC response, uncompressed, of a length that its header may exaggerate by ``length``."""
+    """Return an uncompressed WARC response; its header overstates the length by ``length``."""
     block = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n{http}\r\n".encode() + body
     header = "WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\nContent-Length: "
     return f"{header}{len(block) + length}\r\n\r\n".encode() + block
@@ -86,9 +86,9 @@ ONE, TWO = (gzip_of(record(b"<p>%d" % n) + END, 0, b"") for n in (1, 2))
 def test_a_gigabyte_in_a_crawl_file_costs_its_record(tmp_path: Path, hostile: bytes, reason: str) -> None:
     path = tmp_path / "c.warc.gz"
     path.write_bytes(ONE + hostile + TWO)
-    found, memory = read(path, "warc")
-    assert found == ["b'<p>1'", reason, "b'<p>2'"]
-    assert memory < LITTLE
+    contents, memory = read(path, "warc")
+    assert contents == ["b'<p>1'", reason, "b'<p>2'"]
+    assert memory < MAX_MEMORY
 
 
 def frames(content: bytes, count: int) -> bytes:
@@ -109,6 +109,6 @@ def test_a_gigabyte_in_a_line_costs_that_line_and_a_bomb_its_file(
     pack = (lambda line: gzip_of(line, 0, b"")) if name.endswith(".gz") else zstandard.compress
     path = tmp_path / name
     path.write_bytes(pack(b'{"text": "one"}\n') + content + pack(b'\n{"text": "two"}\n'))
-    found, memory = read(path, "jsonl")
-    assert found == expected
-    assert memory < LITTLE
+    contents, memory = read(path, "jsonl")
+    assert contents == expected
+    assert memory < MAX_MEMORY

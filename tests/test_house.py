@@ -1,10 +1,14 @@
-"""The rules of the house that no single package can check: who imports whom, what stands twice, what is never used."""
+"""Rules across packages: imports, circles, the size of rooms and modules, public names, files that exist twice."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
+import sys
 import tomllib
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,14 @@ MAY_IMPORT = {
     "mtnlg_parallel": {"mtnlg_data", "mtnlg_model"},
     "mtnlg_eval": {"mtnlg_model", "mtnlg_parallel"},
 }
+# Rooms in the order in which data flows: a room imports from those before it, never from those behind it.
+FLOW = {
+    "mtnlg_data": ("sources", "extract", "quality", "clean", "dedup", "decontaminate", "tokens", "stream"),
+    "mtnlg_model": ("config", "functional", "decoder", "checkpoint", "convert"),
+    "mtnlg_parallel": ("layout", "model", "engine", "training", "launch"),
+    "mtnlg_eval": ("tasks", "scoring", "sharded", "studies", "report"),
+}
+MODULES_A_ROOM, LINES_A_MODULE = (2, 12), (31, 400)
 NEVER = {"mtnlg_data": {"torch"}, "mtnlg_model": {"torch.distributed", "megatron", "deepspeed"}}
 NEVER_ANYWHERE = {"pickle", "dill", "cloudpickle"}
 TWINS = {
@@ -89,11 +101,81 @@ def test_a_package_has_what_a_package_needs(package: str) -> None:
     assert not [d for d in project["dependencies"] if d.startswith("mtnlg-") and "==" in d], "siblings go by range"
 
 
-def test_no_module_outgrows_a_sitting() -> None:
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for package in MAY_IMPORT
-        for path in modules_of(package)
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
-    }
-    assert not long
+def dotted(path: Path, package: str) -> str:
+    parts = path.relative_to(source_of(package).parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def import_graph(package: str) -> dict[str, frozenset[str]]:
+    """Module → modules of the same package that it imports at its top, for type checking too; not inside functions."""
+    paths = {dotted(path, package): path for path in modules_of(package)}
+    graph = {}
+    for name, path in paths.items():
+        room = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        found = set()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        typing = [node.body for node in tree.body if isinstance(node, ast.If)]
+        for node in [*tree.body, *(inner for body in typing for inner in body)]:
+            if isinstance(node, ast.ImportFrom):
+                start = f"{room}.{node.module}" if node.module and node.level else node.module or room
+                found |= {
+                    f"{start}.{alias.name}" if f"{start}.{alias.name}" in paths else start for alias in node.names
+                }
+        graph[name] = frozenset(found & set(paths))
+    return graph
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    try:
+        TopologicalSorter(import_graph(package)).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("package", FLOW)
+def test_data_flows_one_way_through_the_rooms(package: str) -> None:
+    place = {f"{package}.{room}": number for number, room in enumerate(FLOW[package])}
+
+    def room_of(module: str) -> int | None:
+        return next((number for room, number in place.items() if f"{module}.".startswith(f"{room}.")), None)
+
+    backwards = [
+        f"{module} imports {imported}"
+        for module, imports in import_graph(package).items()
+        for imported in imports
+        if (here := room_of(module)) is not None and (there := room_of(imported)) is not None and there > here
+    ]
+    assert not backwards
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_rooms_and_modules_are_neither_crowded_nor_crumbs(package: str) -> None:
+    paths = [path for path in modules_of(package) if path.name != "__init__.py"]
+    rooms = {path.parent for path in paths}
+    counts = {str(room.relative_to(ROOT)): sum(path.parent == room for path in paths) for room in rooms}
+    lines = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    for sizes, (least, most) in ((counts, MODULES_A_ROOM), (lines, LINES_A_MODULE)):
+        assert not {name: size for name, size in sizes.items() if not least <= size <= most}
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_every_public_name_exists_and_is_documented(package: str) -> None:
+    module = importlib.import_module(package)
+    names = module.__all__
+    assert names
+    assert names == sorted(names)
+    public = {name: getattr(module, name) for name in names}
+    assert not [name for name, value in public.items() if (callable(value)) and not value.__doc__]
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_importing_a_package_imports_no_library(package: str) -> None:
+    """So an import takes milliseconds, and what is slow is loaded with the first name that needs it."""
+    code = (
+        f"import sys, {package}; print(*{{name.partition('.')[0] for name in sys.modules}} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    slow = {"torch", "numpy", "pyarrow", "numba", "pydantic", "typer", "rich", "lm_eval", "deepspeed", "megatron"}
+    assert not slow & set(done.stdout.split())

@@ -1,4 +1,4 @@
-"""A checkpoint that Megatron-Core itself wrote, at tp 2, becomes ours byte for byte."""
+"""A checkpoint written by Megatron-Core at tp 2 is imported byte for byte."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
     return folder
 
 
-def test_every_tensor_of_two_tensor_parallel_ranks_arrives(run: Path, tmp_path: Path) -> None:
+def test_every_tensor_of_two_tensor_parallel_ranks_is_imported(run: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text("{}", encoding="utf-8")
     assert import_torch_dist(run / "iter_0000010", tmp_path / "ours", tokenizer, None, lambda *_: None) == CONFIG
     checkpoint = Checkpoint.open(tmp_path / "ours")
     checkpoint.verify()
     first, second = (load_file(run / f"rank-{rank}.safetensors") for rank in range(2))
-    names = {key: name(key) for key in first}
+    names = {key: our_name(key) for key in first}
     assert set(names.values()) == set(checkpoint.names)
     for key, ours in names.items():
         axis = 0 if ours.endswith(ROWS) else 1 if ours.endswith(COLUMNS) else None
@@ -64,7 +64,7 @@ def test_every_tensor_of_two_tensor_parallel_ranks_arrives(run: Path, tmp_path: 
         assert torch.equal(checkpoint.tensor(ours), expected), ours
 
 
-def name(theirs: str) -> str:
+def our_name(theirs: str) -> str:
     for part, ours in OURS.items():
         theirs = theirs.replace(part, ours)
     return theirs

@@ -1,6 +1,6 @@
-"""The README's code blocks, run as they stand, and what the main job that they start must have shown.
+"""The README's code blocks run unchanged, and the main job that they start has the promised results.
 
-``nox -s quickstart`` writes runs/quickstart; where a finished run is there already, the same command finds it so.
+``nox -s quickstart`` writes runs/quickstart; if a finished run is there already, the command returns at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 RUN = ROOT / "runs" / "quickstart"
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TASKS = {"lambada", "race_h", "boolq", "winogrande", "hellaswag", "piqa", "anli_r2", "hans", "wic"}
-# These tests are what `nox -s tests` runs: of that command the README's block runs one file.
+# `nox -s tests` would run these tests again, so the README's block with that command runs one file only.
 TESTS, ONE_FILE = "nox -s tests", "nox -s tests -- -q tests/test_house.py"
 
 
@@ -70,7 +70,7 @@ def test_every_stage_says_what_it_kept_and_why_it_dropped_the_rest(main_job: Pat
         for source, counts in stage["sources"].items():
             dropped = sum(counts["dropped"].values())
             left = counts["documents_in"] - dropped
-            cut = stage["name"] == "decontaminate"  # what is left of a document on both sides of a cut
+            cut = stage["name"] == "decontaminate"  # a cut splits a document in two
             assert counts["documents_out"] == left or (cut and counts["documents_out"] > left), (stage["name"], source)
     assert stages[0]["documents_in"] > 1000
     assert stages[-1]["documents_out"] > 500
@@ -109,7 +109,7 @@ def test_the_nine_tasks_are_scored_at_zero_one_and_few_shots(main_job: Path) -> 
 
 
 class Tags(HTMLParser):
-    """What the elements of a page are called, and what they refer to; the page may quote markup as text."""
+    """Tag names and link targets of a page, which may quote markup as text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_the_report_stands_by_itself(main_job: Path) -> None:
 
 
 def test_the_same_command_again_finds_everything_done(main_job: Path) -> None:
-    kept = [
+    names = [
         "report.html",
         "results.json",
         "data/report.html",
@@ -139,7 +139,7 @@ def test_the_same_command_again_finds_everything_done(main_job: Path) -> None:
         "train/metrics.jsonl",
         "eval/summary.json",
     ]
-    before = [(main_job / name).read_bytes() for name in kept]
+    before = [(main_job / name).read_bytes() for name in names]
     done = run(sys.executable, "-m", "nox", "-s", "quickstart")
     assert done.returncode == 0, done.stderr
-    assert [(main_job / name).read_bytes() for name in kept] == before
+    assert [(main_job / name).read_bytes() for name in names] == before

@@ -1,4 +1,4 @@
-"""A model cut in three dimensions is scored as the whole one is, and generates the same texts."""
+"""A sharded model scores like the same model in one process, and generates the same texts."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def command(*words: object, script: str = "from mtnlg_eval import cli; cli.main(
 def scored(checkpoint: Path, out: Path, *words: str) -> Path:
     run = ("run", checkpoint, "--data", ROWS, "--tasks", "hellaswag,lambada,hans", "--shots", "0,2", "--out", out)
     process = command(*run, *words)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
     return out
 
 
@@ -77,13 +77,13 @@ def samples(out: Path) -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize("layout", [EXACT, CLOSE])
 def test_scores_are_those_of_one_process(layout: str, checkpoint: Path, whole: Path, tmp_path: Path) -> None:
     words = ("--layout", layout) + (("--batch-tokens", "300") if layout == EXACT else ())
-    told, expected = samples(scored(checkpoint, tmp_path, *words)), samples(whole)
+    scores, expected = samples(scored(checkpoint, tmp_path, *words)), samples(whole)
     if layout == EXACT:
-        assert told == expected
+        assert scores == expected
         assert (tmp_path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
         return
-    assert list(told) == list(expected)
-    for name, lines in told.items():
+    assert list(scores) == list(expected)
+    for name, lines in scores.items():
         for ours, theirs in zip(lines, expected[name], strict=True):
             assert ours["acc"] == theirs["acc"]
             for (logp, greedy), (expected_logp, expected_greedy) in zip(
@@ -97,32 +97,32 @@ GENERATED = """
 import json, sys
 from pathlib import Path
 from lm_eval.api.instance import Instance
-from mtnlg_eval.scoring.open_model import model, opened
+from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm
 checkpoint, layout = Path(sys.argv[1]), sys.argv[2] or None
 led, at_once, most = 0, 0, 0
 if layout:
-    from mtnlg_eval.sharded.replica import Leader
-    run = Leader.run
+    from mtnlg_eval.sharded.replica import Replica
+    lead = Replica.lead
     def counted(*arguments):
         global led, at_once, most
         led, at_once = led + 1, at_once + 1
         most = max(most, at_once)
-        new = run(*arguments)
+        new = lead(*arguments)
         at_once -= 1
         return new
-    Leader.run = counted
+    Replica.lead = counted
 kinds = [{"until": ["a"], "max_gen_toks": 6}, {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 4}]
-asked = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds[n % 2]), n) for n in range(128)]
-with model(opened(checkpoint, Path("nowhere")), Path(sys.argv[3]), layout) as lm:
-    print(json.dumps({"texts": lm.generate_until(asked), "led": led, "at_once": most}))
+requests = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds[n % 2]), n) for n in range(128)]
+with open_lm(open_checkpoint(checkpoint, Path("nowhere")), Path(sys.argv[3]), layout) as lm:
+    print(json.dumps({"texts": lm.generate_until(requests), "led": led, "at_once": most}))
 """
 
 
 def generated(checkpoint: Path, out: Path, layout: str) -> dict[str, Any]:
     process = command(checkpoint, layout, out, script=GENERATED)
-    told, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    answer: dict[str, Any] = json.loads(told)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    answer: dict[str, Any] = json.loads(stdout)
     return answer
 
 
@@ -140,19 +140,19 @@ def test_texts_are_those_of_one_process_and_replicas_share_the_work(checkpoint: 
 
 def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: Path, tmp_path: Path) -> None:
     process = command("run", checkpoint, "--data", ROWS, "--out", tmp_path, "--layout", "tp=3")
-    _, said = process.communicate(timeout=300)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 2
-    assert "layout.tp = 3 does not divide model.heads = 4; use 1, 2 or 4" in said
+    assert "layout.tp = 3 does not divide model.heads = 4; use 1, 2 or 4" in stderr
 
 
 HANGING = """
 import torch
 from mtnlg_eval import cli
-from mtnlg_eval.sharded.driver import Driver
+from mtnlg_eval.sharded.coordinator import Coordinator
 def wait(self, batches):
     print("asked", flush=True)
     torch.distributed.recv(torch.empty(1), 1)
-Driver.__call__ = wait
+Coordinator.score = wait
 cli.main()
 """
 
@@ -166,10 +166,10 @@ def test_ranks_end_together(victim: str, checkpoint: Path, tmp_path: Path) -> No
     assert process.stdout.readline() == "asked\n"
     other = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
     os.kill(other if victim == "other" else process.pid, signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == (1 if victim == "other" else -signal.SIGKILL)
     if victim == "other":
-        assert "rank 1 (tp 1, pp 0, dp 0) ended: killed by SIGKILL" in said
+        assert "rank 1 (tp 1, pp 0, dp 0) ended: killed by SIGKILL" in stderr
     deadline = time.monotonic() + 60
     while Path(f"/proc/{other}/stat").exists() and " Z " not in Path(f"/proc/{other}/stat").read_text():
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Tokens to train on, and jobs of several ranks."""
+"""Tokens to train on, and jobs of several ranks in forked processes."""
 
 import json
 import os
@@ -18,19 +18,19 @@ from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_parallel.recipe import Recipe
 
 VOCABULARY = 64
-World = Callable[..., list[Any]]
+RunRanks = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder of two small stores of tokens that can be learnt: each is mostly the last one plus a few."""
+    """A data folder with two small stores of learnable tokens: each token is the one before plus 0 to 3."""
     folder = tmp_path_factory.mktemp("data")
     make_data(folder, seed=1)
     return folder
 
 
 def make_data(folder: Path, seed: int) -> None:
-    """Write ``tokens/`` as mtnlg-data does."""
+    """Write ``tokens/`` in mtnlg-data's format."""
     tokens = folder / "tokens"
     tokens.mkdir()
     draw = np.random.default_rng(seed)
@@ -48,28 +48,28 @@ def make_data(folder: Path, seed: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def world() -> Iterator[World]:
-    """``world(scenario, recipes, **more)`` runs a job of the recipes' layout and returns each rank's answer.
+def run_ranks() -> Iterator[RunRanks]:
+    """``run_ranks(scenario, recipes, **request)`` runs a job in the recipes' layout and returns each rank's result.
 
-    With ``fails`` it returns what each rank's error was, and there must be one.
+    With ``fails`` it returns the errors of the ranks instead, of which there must be one.
     """
-    with world_with() as ask:
-        yield ask
+    with serving_ranks() as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
-def interpreting() -> Iterator[World]:
-    """Such a world, in which Triton runs kernels on the CPU."""
+def run_ranks_interpreted() -> Iterator[RunRanks]:
+    """As ``run_ranks``, with the Triton kernels run by its interpreter on the CPU."""
     if find_spec("triton") is None:
         pytest.skip("kernels need Triton: pip install mtnlg-parallel[kernels]")
-    with world_with(TRITON_INTERPRET="1") as ask:
-        yield ask
+    with serving_ranks(TRITON_INTERPRET="1") as run:
+        yield run
 
 
 @contextmanager
-def world_with(**variables: str) -> Iterator[World]:
-    """A world with more in its environment."""
-    script = Path(__file__).with_name("worlds.py")
+def serving_ranks(**variables: str) -> Iterator[RunRanks]:
+    """A process of ``distributed_runs.py`` with these environment variables."""
+    script = Path(__file__).with_name("distributed_runs.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **variables}
     with subprocess.Popen(
         [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
@@ -77,17 +77,19 @@ def world_with(**variables: str) -> Iterator[World]:
         assert process.stdin
         assert process.stdout
 
-        def ask(scenario: str, recipes: list[Recipe], fails: bool = False, **more: object) -> list[Any]:
+        def run(scenario: str, recipes: list[Recipe], fails: bool = False, **more: object) -> list[Any]:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            request = {"scenario": scenario, "recipes": [r.model_dump(mode="json") for r in recipes]}
-            where = {"port": store.port, "world": recipes[0].layout.world}
-            line = json.dumps({**request, **where, **more}, default=str)
-            process.stdin.write(line + "\n")  # type: ignore[union-attr]
+            request: dict[str, Any] = {
+                "scenario": scenario,
+                "recipes": [recipe.model_dump(mode="json") for recipe in recipes],
+            }
+            request |= {"port": store.port, "world": recipes[0].layout.world, **more}
+            process.stdin.write(json.dumps(request, default=str) + "\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
-            answers: list[Any] = json.loads(process.stdout.readline())  # type: ignore[union-attr]
-            errors = [answer["error"] for answer in answers if isinstance(answer, dict) and "error" in answer]
+            results: list[Any] = json.loads(process.stdout.readline())  # type: ignore[union-attr]
+            errors = [result["error"] for result in results if isinstance(result, dict) and "error" in result]
             assert fails == bool(errors), "\n".join(errors)
-            return errors if fails else answers
+            return errors if fails else results
 
-        yield ask
+        yield run
         process.stdin.close()

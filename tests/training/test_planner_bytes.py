@@ -1,4 +1,4 @@
-"""What the planner says a rank holds, against the bytes that a run's parameters, gradients and moments take."""
+"""The planner's memory per rank against the bytes of a run's parameters, gradients and moments."""
 
 from pathlib import Path
 
@@ -7,18 +7,17 @@ import pytest
 from mtnlg_parallel.planner.cluster import load_software
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.run import Run
-from training.plain import World, recipe_of
+from training.reference_loop import RunRanks, recipe_of
 
 
 @pytest.mark.parametrize("layout", [(1, 1, 1), (2, 2, 1)])
-def test_a_run_holds_the_bytes_that_were_planned(
-    world: World, data: Path, tmp_path: Path, layout: tuple[int, int, int]
+def test_a_rank_holds_the_bytes_that_the_planner_predicts(
+    run_ranks: RunRanks, data: Path, tmp_path: Path, layout: tuple[int, int, int]
 ) -> None:
     recipe = recipe_of(layout, samples=8)
     train, tp = recipe.train, recipe.layout.tp
     run = Run(recipe.model, recipe.layout, train.batch, train.micro_batch, train.recompute, precision="fp32")
     planned = memory(run, load_software("mtnlg-parallel"))
-    answers = world("bytes_held", [recipe], data=data, outs=[tmp_path])
-    for rank, held in enumerate(answers):
+    for rank, state_bytes in enumerate(run_ranks("state_bytes", [recipe], data=data, outs=[tmp_path])):
         stage = planned[rank // tp]
-        assert held == {"parameters": stage.weights, "gradients": stage.gradients, "moments": stage.moments}
+        assert state_bytes == {"parameters": stage.weights, "gradients": stage.gradients, "moments": stage.moments}

@@ -1,4 +1,4 @@
-"""What the command says where something cannot work, before it starts anything; and what it shows without training."""
+"""The train command's refusals before any rank starts, and what it shows without training."""
 
 import json
 import sys
@@ -11,27 +11,27 @@ import pytest
 from mtnlg_model.console import run
 from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
-from training.plain import recipe_of
+from training.reference_loop import recipe_of
 
 
-class Said(NamedTuple):
+class Result(NamedTuple):
     status: int
     out: str
     err: str
 
 
-Command = Callable[..., Said]
+Command = Callable[..., Result]
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def ended(*words: object) -> Said:
+    def invoke(*words: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["mtnlg-parallel", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             run(app)
-        return Said(int(stop.value.code or 0), *capsys.readouterr())
+        return Result(int(stop.value.code or 0), *capsys.readouterr())
 
-    return ended
+    return invoke
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "message"),
     [
         (["--layout", "tp=3"], 2, "layout.tp = 3 does not divide model.heads = 2; use 1 or 2"),
         (["--layout", "tp=2", "--set", "model.sequence=9"], 2, "use 1, or train.sequence_parallel = false"),
@@ -58,48 +58,46 @@ def recipe(tmp_path: Path) -> Path:
         (["--dry-run", "--rank", "2"], 2, "--rank 2: layout tp=1,pp=2,dp=1 has ranks 0 to 1"),
     ],
 )
-def test_what_cannot_work_ends_before_any_rank_starts(  # noqa: PLR0917  (three parameters and four fixtures)
-    command: Command, recipe: Path, data: Path, tmp_path: Path, words: list[str], status: int, said: str
+def test_a_run_that_cannot_work_is_refused_before_any_rank_starts(  # noqa: PLR0917  (three parameters, four fixtures)
+    command: Command, recipe: Path, data: Path, tmp_path: Path, words: list[str], status: int, message: str
 ) -> None:
-    done = command("train", recipe, "--data", data, "--out", tmp_path / "out", *words)
-    *_, line = done.err.strip().splitlines()
-    assert (done.status, said in line) == (status, True), line
+    result = command("train", recipe, "--data", data, "--out", tmp_path / "out", *words)
+    *_, line = result.err.strip().splitlines()
+    assert (result.status, message in line) == (status, True), line
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
 def test_missing_data_and_a_missing_recipe_are_named(command: Command, recipe: Path, tmp_path: Path) -> None:
-    done = command("train", recipe, "--data", tmp_path / "none", "--out", tmp_path / "out")
-    assert (done.status, "blend.json: No such file" in done.err) == (1, True), done.err
-    done = command("layout", tmp_path / "none")
-    assert (done.status, done.err) == (1, f"mtnlg-parallel: {tmp_path / 'none'}: no such recipe\n")
-    done = command("train", recipe)
-    assert (done.status, done.err) == (2, "mtnlg-parallel: train needs --data and --out, or --dry-run\n")
+    result = command("train", recipe, "--data", tmp_path / "none", "--out", tmp_path / "out")
+    assert (result.status, "blend.json: No such file" in result.err) == (1, True), result.err
+    result = command("layout", tmp_path / "none")
+    assert (result.status, result.err) == (1, f"mtnlg-parallel: {tmp_path / 'none'}: no such recipe\n")
+    result = command("train", recipe)
+    assert (result.status, result.err) == (2, "mtnlg-parallel: train needs --data and --out, or --dry-run\n")
 
 
-def test_the_run_of_another_recipe_is_not_gone_on_with(
-    command: Command, recipe: Path, data: Path, tmp_path: Path
-) -> None:
+def test_the_run_of_another_recipe_is_not_resumed(command: Command, recipe: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "recipe.toml").write_text(dump(recipe_of((1, 2, 1), lr=2e-2)))
-    done = command("train", recipe, "--data", data, "--out", out)
-    assert (done.status, "train.lr was 0.02 and is 0.01 now" in done.err) == (2, True), done.err
+    result = command("train", recipe, "--data", data, "--out", out)
+    assert (result.status, "train.lr was 0.02 and is 0.01 now" in result.err) == (2, True), result.err
 
 
-def test_the_layout_is_drawn_for_a_person_and_listed_for_a_machine(command: Command, recipe: Path) -> None:
-    drawn = command("layout", recipe, "--layout", "tp=2,dp=2").out
-    assert "tp=2,pp=2,dp=2: 8 ranks, 2 replicas of 4" in drawn
-    assert "layers.1, final_norm, head" in drawn
-    told = json.loads(command("layout", recipe, "--json").out)
-    assert told["groups"] == {"tp": [[0], [1]], "dp": [[0], [1]], "pp": [[0, 1]]}
-    assert [stage["parts"] for stage in told["stages"]] == [
+def test_layout_prints_a_table_or_json(command: Command, recipe: Path) -> None:
+    table = command("layout", recipe, "--layout", "tp=2,dp=2").out
+    assert "tp=2,pp=2,dp=2: 8 ranks, 2 replicas of 4" in table
+    assert "layers.1, final_norm, head" in table
+    facts = json.loads(command("layout", recipe, "--json").out)
+    assert facts["groups"] == {"tp": [[0], [1]], "dp": [[0], [1]], "pp": [[0, 1]]}
+    assert [stage["parts"] for stage in facts["stages"]] == [
         ["embedding", "layers.0"],
         ["layers.1", "final_norm", "head"],
     ]
 
 
-def test_a_rank_is_shown_without_a_job(command: Command, recipe: Path) -> None:
-    shown = command("train", recipe, "--dry-run", "--rank", "1").out
-    assert "rank 1 of 2 (tp 0, pp 1, dp 0)" in shown
-    assert "layers.1" in shown
-    assert "layers.0" not in shown
+def test_a_dry_run_shows_one_rank(command: Command, recipe: Path) -> None:
+    table = command("train", recipe, "--dry-run", "--rank", "1").out
+    assert "rank 1 of 2 (tp 0, pp 1, dp 0)" in table
+    assert "layers.1" in table
+    assert "layers.0" not in table

@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a run: it ends, or goes on, as promised, and nothing is lost."""
+"""Faults in the middle of a run: it continues or ends with the cause named, and loses nothing."""
 
 import os
 import shutil
@@ -11,18 +11,18 @@ import pytest
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_parallel.training.metrics import read_steps
-from training.plain import World, assert_alike, plain_loop, recipe_of
+from training.reference_loop import RunRanks, assert_same_steps, recipe_of, reference_run
 
 GUARD = {"window": 5, "deviations": 20.0, "most_skips": 3, "patience": 3.0}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_gradient_that_is_not_finite_or_leaps_is_skipped_by_all_ranks_together(
-    world: World, data: Path, tmp_path: Path, precision: str
+    run_ranks: RunRanks, data: Path, tmp_path: Path, precision: str
 ) -> None:
     recipe = recipe_of((1, 2, 2), guard=GUARD, precision=precision)
     faults = {"nan": [3, 9], "leap": [12]}
-    steps = world("train", [recipe], data=data, outs=[tmp_path], faults=faults)[0][0]["steps"]
+    steps = run_ranks("train", [recipe], data=data, outs=[tmp_path], faults=faults)[0][0]["steps"]
     assert {step["step"] for step in steps if "skipped" in step} == {3, 9, 12}
     assert [steps[n]["grad_norm"] for n in (2, 8)] == [None, None]
     assert "deviations above the last 5" in steps[11]["skipped"]
@@ -30,17 +30,19 @@ def test_a_gradient_that_is_not_finite_or_leaps_is_skipped_by_all_ranks_together
     assert checkpoint
     assert Checkpoint.open(checkpoint).optimizer_steps == len(steps) - 3
     if precision == "fp32":
-        plain, _, _ = plain_loop(recipe, data, skipped={3, 9, 12})
-        unskipped = [n for n, step in enumerate(steps) if "skipped" not in step]
-        assert_alike([steps[n] for n in unskipped], [plain[n] for n in unskipped])
+        reference, _, _ = reference_run(recipe, data, skipped={3, 9, 12})
+        taken = [n for n, step in enumerate(steps) if "skipped" not in step]
+        assert_same_steps([steps[n] for n in taken], [reference[n] for n in taken])
 
 
-def test_skips_in_a_row_end_the_run_naming_the_last_good_checkpoint_also_after_a_restart(
-    world: World, data: Path, tmp_path: Path
+def test_too_many_skips_in_a_row_end_the_run_naming_the_last_good_checkpoint_also_after_a_restart(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
 ) -> None:
     recipe = recipe_of((1, 1, 2), guard=GUARD, checkpoint_every=4)
     for _ in range(2):
-        errors = world("train", [recipe], data=data, outs=[tmp_path], faults={"nan": list(range(7, 20))}, fails=True)
+        errors = run_ranks(
+            "train", [recipe], data=data, outs=[tmp_path], faults={"nan": list(range(7, 20))}, fails=True
+        )
         assert len(errors) == 2
         for error in errors:
             assert "step 9: 3 steps in a row were skipped, the last because its grad_norm is not finite" in error
@@ -48,67 +50,67 @@ def test_skips_in_a_row_end_the_run_naming_the_last_good_checkpoint_also_after_a
 
 
 @pytest.mark.parametrize(("dp", "last"), [(1, "rank 0 (tp 0, pp 0, dp 0)"), (2, "rank 1 (tp 0, pp 0, dp 1)")])
-def test_a_rank_that_hangs_in_its_data_is_named_with_its_phase(
-    world: World, data: Path, tmp_path: Path, dp: int, last: str
+def test_a_rank_that_hangs_in_its_data_is_named_with_that_phase(
+    run_ranks: RunRanks, data: Path, tmp_path: Path, dp: int, last: str
 ) -> None:
     recipe = recipe_of((1, 1, dp), guard=GUARD)
-    errors = world("train", [recipe], data=data, outs=[tmp_path], faults={"hang": 4}, fails=True)
+    errors = run_ranks("train", [recipe], data=data, outs=[tmp_path], faults={"hang": 4}, fails=True)
     assert errors[0] == f"step 4 has not ended within 3 s: {last} is in data"
 
 
-def test_a_rank_that_answers_no_more_is_named(world: World, data: Path, tmp_path: Path) -> None:
+def test_a_rank_that_stops_answering_is_named(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     recipe = recipe_of((1, 1, 2), guard=GUARD)
-    errors = world("train", [recipe], data=data, outs=[tmp_path], faults={"stop": 4}, fails=True)
+    errors = run_ranks("train", [recipe], data=data, outs=[tmp_path], faults={"stop": 4}, fails=True)
     assert errors[0].startswith("rank 1 (tp 0, pp 0, dp 1) has answered nothing for")
 
 
-def test_a_store_cut_short_under_the_run_ends_it_with_the_file_named_and_made_whole_it_goes_on(
-    world: World, data: Path, tmp_path: Path
+def test_a_truncated_store_ends_the_run_with_the_file_named_and_once_restored_the_run_resumes(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
 ) -> None:
     own, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(data, own)
     recipe = recipe_of((1, 1, 2), samples=2000, checkpoint_every=4, ramp=None, validation_every=0)
     file = own / "tokens" / "prose.bin"
-    errors = world("train", [recipe], data=own, outs=[out], faults={"truncate": 6, "file": str(file)}, fails=True)
+    errors = run_ranks("train", [recipe], data=own, outs=[out], faults={"truncate": 6, "file": str(file)}, fails=True)
     assert any(str(file) in error and "Failure" in error for error in errors), errors
     shutil.copy(data / "tokens" / "prose.bin", file)
-    assert_goes_on(world, data, own, out)
+    assert_resumes(run_ranks, data, own, out)
 
 
-def assert_goes_on(world: World, data: Path, own: Path, out: Path) -> None:
-    """From the newest whole checkpoint, and the losses are those of a run that nothing befell."""
+def assert_resumes(run_ranks: RunRanks, data: Path, own: Path, out: Path) -> None:
+    """The run resumes from the newest whole checkpoint, with the losses of a run without the fault."""
     checkpoint = latest(out / "checkpoints")
     assert checkpoint
     Checkpoint.open(checkpoint).verify()
     done = Checkpoint.open(checkpoint).progress.step
     recipe = recipe_of((1, 1, 2), samples=8 * (done + 4), ramp=None, validation_every=0)
-    steps = world("train", [recipe], data=own, outs=[out])[0][0]["steps"]
-    plain, _, _ = plain_loop(recipe_of(samples=8 * (done + 4), ramp=None), data)
-    assert_alike(steps, plain[done:])
+    steps = run_ranks("train", [recipe], data=own, outs=[out])[0][0]["steps"]
+    reference, _, _ = reference_run(recipe_of(samples=8 * (done + 4), ramp=None), data)
+    assert_same_steps(steps, reference[done:])
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of so few bytes that one checkpoint fits and two do not."""
+    """A file system so small that one checkpoint fits and two do not."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if os.geteuid() or refused("mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder)):
-        pytest.skip("a file system of a few kilobytes can be mounted by root alone")
+    if os.geteuid() or status_of("mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder)):
+        pytest.skip("only root can mount a file system of a few kilobytes")
     yield folder
-    assert not refused("umount", "--lazy", str(folder))
+    assert status_of("umount", "--lazy", str(folder)) == 0
 
 
-def refused(*command: str) -> int:
+def status_of(*command: str) -> int:
     return subprocess.run([*command], capture_output=True, check=False).returncode
 
 
-def test_a_full_disk_while_checkpointing_loses_nothing(world: World, data: Path, small_disk: Path) -> None:
+def test_a_full_disk_while_checkpointing_loses_nothing(run_ranks: RunRanks, data: Path, small_disk: Path) -> None:
     out = small_disk / "out"
     recipe = recipe_of((1, 1, 2), samples=8 * 12, checkpoint_every=4, ramp=None, validation_every=0)
-    errors = world("train", [recipe], data=data, outs=[out], fails=True)
-    told = [error.strip().splitlines()[-1] for error in errors]
-    assert any("No space left on device" in line and "make room" in line for line in told), told
+    errors = run_ranks("train", [recipe], data=data, outs=[out], fails=True)
+    lines = [error.strip().splitlines()[-1] for error in errors]
+    assert any("No space left on device" in line and "make room" in line for line in lines), lines
     assert latest(out / "checkpoints") == out / "checkpoints" / "step-4"
-    assert not refused("mount", "-o", "remount,size=4m", str(small_disk))
-    assert_goes_on(world, data, data, out)
+    assert not status_of("mount", "-o", "remount,size=4m", str(small_disk))
+    assert_resumes(run_ranks, data, data, out)
     assert [step["step"] for step in read_steps(out)] == list(range(1, 9))

@@ -1,4 +1,4 @@
-"""Whole runs by the command, with all that befalls one on a cluster: the end is that of a run which nobody touched."""
+"""Whole runs of the command with the faults of a cluster: they end with the losses of an undisturbed run."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.settings import dump
 from mtnlg_parallel.training.metrics import read_steps
 from mtnlg_parallel.training.run_dir import read_summary
-from training.plain import FP32, plain_loop, recipe_of
+from training.reference_loop import FP32, recipe_of, reference_run
 
 STEPS = 40
 MINUTES = 4 * 60
@@ -27,7 +27,7 @@ def command(*words: object) -> list[str]:
 
 @contextmanager
 def training(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """The command running in a process group of its own; whatever of it is left is killed in the end."""
+    """Run the command in a process group of its own, and kill what is left of it at the end."""
     with subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True, process_group=0) as process:
         try:
             yield process
@@ -37,7 +37,7 @@ def training(*words: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait while the process runs, at most some minutes."""
+    """Wait for the condition while the process runs, some minutes at most."""
     for _ in range(5000):
         if condition():
             return
@@ -46,92 +46,88 @@ def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> No
         except subprocess.TimeoutExpired:
             continue
         break
-    pytest.fail(f"ended with {process.returncode} before it came so far: {process.communicate()[1]}")
+    pytest.fail(f"ended with {process.returncode} before the condition held: {process.communicate()[1]}")
 
 
 def steps_of(out: Path) -> list[int]:
     return [step["step"] for step in read_steps(out)]
 
 
-def goes_beyond(step: int, out: Path) -> Callable[[], bool]:
+def has_passed(step: int, out: Path) -> Callable[[], bool]:
     return lambda: max(steps_of(out), default=0) > step
 
 
 def ranks_of(out: Path) -> list[int]:
-    """Process ids of the ranks that have ``out`` open as their log."""
-    found = []
+    """Process ids of the ranks that log into ``out``."""
+    process_ids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and (entry / "fd" / "2").readlink().parent == out / "logs":
-                found.append(int(entry.name))
-        except OSError:  # it ended while we looked
+                process_ids.append(int(entry.name))
+        except OSError:  # it ended meanwhile
             continue
-    return found
+    return process_ids
 
 
 def until_gone(out: Path) -> None:
-    """Wait for the kernel to reap what was killed."""
+    """Wait until the kernel has reaped the killed ranks."""
     for _ in count():
         if not ranks_of(out):
             return
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
-def test_killed_stopped_and_bereft_in_three_layouts_a_run_ends_as_an_untouched_one(data: Path, tmp_path: Path) -> None:
+def test_a_run_killed_stopped_and_robbed_of_a_rank_in_three_layouts_has_the_losses_of_an_undisturbed_one(
+    data: Path, tmp_path: Path
+) -> None:
     out, path = tmp_path / "out", tmp_path / "train.toml"
     recipe = recipe_of(samples=8 * STEPS, ramp=None, checkpoint_every=4)
     path.write_text(dump(recipe))
     words: tuple[object, ...] = (path, "--data", data, "--out", out)
 
     with training(*words, "--layout", "tp=2,pp=2,dp=1") as process:  # launcher and ranks are killed at once
-        until(goes_beyond(5, out), process)
+        until(has_passed(5, out), process)
         os.killpg(process.pid, signal.SIGKILL)
     until_gone(out)
     before = max(steps_of(out))
 
-    with training(*words, "--layout", "tp=1,pp=1,dp=2") as process:  # asked to stop, it writes a checkpoint
-        until(goes_beyond(before, out), process)
+    with training(*words, "--layout", "tp=1,pp=1,dp=2") as process:  # on SIGTERM it writes a checkpoint
+        until(has_passed(before, out), process)
         process.terminate()
-        _, said = process.communicate(timeout=MINUTES)
+        _, stderr = process.communicate(timeout=MINUTES)
     before = max(steps_of(out))
-    assert process.returncode == 0, said
+    assert process.returncode == 0, stderr
     newest = out / "checkpoints" / f"step-{before}"
     stopped = f"stopped by SIGTERM; its checkpoint is {newest}; the same command"
-    assert any(line.startswith(stopped) for line in said.splitlines())
+    assert any(line.startswith(stopped) for line in stderr.splitlines())
     assert not ranks_of(out)
 
     words = (*words, "--layout", "tp=1,pp=2,dp=2")
-    with training(*words) as process:  # one rank is killed: the job ends within the minute, and says which
-        until(goes_beyond(before, out), process)
+    with training(*words) as process:  # one rank is killed: the job ends within a minute and names it
+        until(has_passed(before, out), process)
         os.kill(min(ranks_of(out)), signal.SIGKILL)
-        _, said = process.communicate(timeout=60)
-    last = said.strip().splitlines()[-1]
+        _, stderr = process.communicate(timeout=60)
+    last = stderr.strip().splitlines()[-1]
     assert process.returncode == 1
     assert last.startswith("cli.py: rank ")
     assert "was killed by SIGKILL; its log is" in last
     assert not ranks_of(out)
-    assert min(steps_of(out)[before:]) == before + 1, "it went on from where it was stopped"
+    assert min(steps_of(out)[before:]) == before + 1, "it resumed where it was stopped"
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    line = [
-        *torchrun,
-        "-m",
-        "mtnlg_parallel.cli",
-        "train",
-        *map(str, words),
-    ]  # the same command joins whoever starts it
+    line = [*torchrun, "-m", "mtnlg_parallel.cli", "train", *map(str, words)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=MINUTES)
     assert done.returncode == 0, done.stderr
-    assert "at step 0" not in done.stderr, "it went on"
+    assert "at step 0" not in done.stderr, "it resumed"
     again = subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=MINUTES)
     assert (again.returncode, again.stderr.split(",", 1)[0]) == (0, f"already trained {STEPS} steps")
 
-    untouched, _, _ = plain_loop(recipe, data)
+    reference, _, _ = reference_run(recipe, data)
     steps = list(read_steps(out))
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
-    for step, other in zip(steps, untouched, strict=True):
-        assert step["loss"] == pytest.approx(other["loss"], rel=FP32)
-        assert step["grad_norm"] == pytest.approx(other["grad_norm"], rel=FP32)
+    for step, expected in zip(steps, reference, strict=True):
+        assert step["loss"] == pytest.approx(expected["loss"], rel=FP32)
+        assert step["grad_norm"] == pytest.approx(expected["grad_norm"], rel=FP32)
     progress = Checkpoint.open(out / "checkpoints" / f"step-{STEPS}").progress
     assert (progress.step, progress.layout.model_dump()) == (STEPS, {"tp": 1, "pp": 2, "dp": 2})
     assert (read_summary(out)["steps"], read_summary(out)["skipped"]) == (STEPS, 0)

@@ -1,4 +1,4 @@
-"""A run as a job of a real Slurm, of one node, on this machine: warned, it is queued again and goes on to its end."""
+"""A run as a job of a real one-node Slurm on this machine: signalled, it is requeued and resumes to its end."""
 
 import os
 import shutil
@@ -13,9 +13,9 @@ import pytest
 from mtnlg_model.settings import dump
 from mtnlg_parallel.training.metrics import read_steps
 from mtnlg_parallel.training.run_dir import read_summary
-from training.plain import FP32, plain_loop, recipe_of
+from training.reference_loop import FP32, recipe_of, reference_run
 
-SCRIPT = Path(__file__).with_name("slurm_here.sh")
+SCRIPT = Path(__file__).with_name("start_slurm.sh")
 STEPS = 30
 
 
@@ -23,7 +23,7 @@ STEPS = 30
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
     if missing or os.geteuid():
-        pytest.skip(f"no Slurm to try: {', '.join(missing) or 'its daemons'} wanted (Debian: slurm-wlm, munge) as root")
+        pytest.skip(f"no Slurm: needs {', '.join(missing) or 'its daemons'} (Debian: slurm-wlm, munge) and root")
     folder = tmp_path / "slurm"
     folder.mkdir()
     monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
@@ -35,23 +35,23 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def until(condition: Callable[[], object], log: Path) -> None:
-    """Look again and again, for three minutes at most."""
+    """Wait for the condition, three minutes at most."""
     deadline = time.monotonic() + 180
     while not condition():
         if time.monotonic() > deadline:
-            said = "\n".join(path.read_text() for path in log.parent.glob("slurm-*.log"))
-            pytest.fail(f"it did not come so far: {said}")
-        queued()  # it takes its time
+            logs = "\n".join(path.read_text() for path in log.parent.glob("slurm-*.log"))
+            pytest.fail(f"the condition did not come true: {logs}")
+        queued()  # takes long enough not to poll too often
 
 
 def queued() -> str:
-    """The jobs that wait, run, or are being cleared away."""
+    """The jobs that are pending, running or completing."""
     squeue = [shutil.which("squeue") or "", "--noheader"]
     return subprocess.run(squeue, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_job_that_is_warned_is_queued_again_and_goes_on_to_its_end(data: Path, tmp_path: Path) -> None:
+def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end(data: Path, tmp_path: Path) -> None:
     out, path = tmp_path / "out", tmp_path / "train.toml"
     recipe = recipe_of((1, 1, 2), samples=8 * STEPS, ramp=None)
     path.write_text(dump(recipe))
@@ -62,18 +62,17 @@ def test_a_job_that_is_warned_is_queued_again_and_goes_on_to_its_end(data: Path,
     job = done.stderr.split(" as job ")[1].split(";")[0]
 
     until(lambda: len(list(read_steps(out))) >= 3, out / "slurm.log")
-    subprocess.run(
-        [shutil.which("scancel") or "", "--signal=USR1", job], check=True
-    )  # as Slurm does before the time is up
+    # As Slurm does before the time limit.
+    subprocess.run([shutil.which("scancel") or "", "--signal=USR1", job], check=True)
     until((out / "summary.json").exists, out / "slurm.log")
     until(lambda: not queued(), out / "slurm.log")
 
     log = (out / f"slurm-{job}.log").read_text()
     assert "stopped by SIGUSR1; its checkpoint is" in log
-    assert log.count("rank 0 (tp 0, pp 0, dp 0) holds") == 2, "begun, and gone on with"
+    assert log.count("rank 0 (tp 0, pp 0, dp 0) holds") == 2, "started, and resumed"
     assert log.count("; at step 0") == 2, "by both ranks"
     steps = list(read_steps(out))
     assert (len(steps), read_summary(out)["steps"]) == (STEPS, STEPS)
-    untouched, _, _ = plain_loop(recipe, data)
-    for step, other in zip(steps, untouched, strict=True):
-        assert step["loss"] == pytest.approx(other["loss"], rel=FP32)
+    reference, _, _ = reference_run(recipe, data)
+    for step, expected in zip(steps, reference, strict=True):
+        assert step["loss"] == pytest.approx(expected["loss"], rel=FP32)

@@ -1,4 +1,4 @@
-"""What the tests share: hypothesis without a clock, and the modules beside them that are no tests."""
+"""Shared by the tests: hypothesis without deadlines, helper modules, and a finished curation."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from mtnlg_data.engine import Summary
 
-# Machines differ, and the first example pays for what is compiled or imported.
+# Machines differ in speed, and the first example includes compilation and imports.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
 
-# What a shell starts in the background ignores Ctrl-C, and so would every process that these tests start and interrupt.
+# What a shell starts in the background ignores Ctrl-C; the processes that these tests interrupt must not inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Run:
-    """A curation of the small corpus that nobody disturbed; not to be written to."""
+    """An uninterrupted curation of the small corpus; read-only."""
     folder = tmp_path_factory.mktemp("run")
     recipe = corpus.write_run(folder)
     with closing(Local(1)) as engine:

@@ -9,26 +9,25 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtnlg_data.engine import Local, key_of
-from mtnlg_data.files import replacing
+from mtnlg_data.engine import Local, Unit
+from mtnlg_data.files import atomic_open
 
 
 @dataclass(frozen=True)
-class Echo:
+class Echo(Unit):
     """Writes its word, and a line into a log, so that a test can count how often it ran."""
 
     output: Path
     word: str
 
-    @property
-    def key(self) -> str:
-        return key_of(self.word)
+    def _key_parts(self) -> tuple[object, ...]:
+        return (self.word,)
 
 
 def echo(unit: Echo) -> dict[str, str]:
     with (unit.output.parent / "log").open("a") as log:
         log.write(f"{unit.word}\n")
-    with replacing(unit.output) as file:
+    with atomic_open(unit.output) as file:
         file.write(unit.word.encode())
     return {"word": unit.word}
 
@@ -40,8 +39,8 @@ def die_at_b(unit: Echo) -> dict[str, str]:
 
 
 def fill_the_disk(unit: Echo) -> dict[str, str]:
-    with replacing(unit.output):
-        raise OSError(28, "Error writing bytes to file")  # as pyarrow says it, for one
+    with atomic_open(unit.output):
+        raise OSError(28, "Error writing bytes to file")  # the text of pyarrow's error
 
 
 def hang(unit: Echo) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A small corpus in every format, made of English sentences: what the tests of the pipeline curate."""
+"""A small corpus of English sentences in every format, for the tests of the pipeline."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def record(
     http: str = "HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8",
     kind: str = "response",
 ) -> bytes:
-    """One WARC record, uncompressed; ``length`` lies about its size."""
+    """One WARC record, uncompressed; ``length`` overrides its true Content-Length."""
     block = f"{http}\r\n\r\n".encode() + body
     header = (
         f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-000000000000>\r\n"
@@ -99,7 +99,7 @@ def write_jsonl(path: Path, rows: Iterable[object]) -> None:
 
 
 def write_texts(path: Path, texts: list[str]) -> None:
-    """A file of these texts in the format of its suffix; what ends in .zst is in the Pile's."""
+    """Write these texts in the format of the suffix; .zst gives the Pile's format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"text": text, "meta": {"pile_set_name": "Own"}} for text in texts]
     match path.suffix:
@@ -112,7 +112,7 @@ def write_texts(path: Path, texts: list[str]) -> None:
 
 
 def write_run(folder: Path, pages: int = 120) -> Path:
-    """Write raw files, task texts and a recipe; returns the recipe. Half the pages are advertisements, some twins."""
+    """Write raw files, task texts and a recipe; returns the recipe. Half the pages are adverts, some duplicates."""
     for part in range(2):
         numbers = range(part * 40, part * 40 + 40)
         write_jsonl(folder / "raw" / "books" / f"{part}.jsonl.zst", [{"text": text(n)} for n in numbers])

@@ -1,4 +1,4 @@
-"""Our boilerplate removal is jusText's, paragraph by paragraph, and costs no more than the page is long."""
+"""Our boilerplate removal equals jusText's, paragraph by paragraph, in time linear in the page."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from justext.core import revise_paragraph_classification
 from lxml.etree import ParserError
 
-from mtnlg_data.extract.boilerplate import BoilerplateSettings, classes_of, main_text, revised
-from mtnlg_data.extract.charset import decode
-from mtnlg_data.extract.fragments import DEEPEST
+from mtnlg_data.extract.boilerplate import BoilerplateSettings, classify, main_text, revise_classes
+from mtnlg_data.extract.charset import decode_html
+from mtnlg_data.extract.html_fragments import MAX_DEPTH
 from mtnlg_data.extract.paragraphs import Paragraph, read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
 
@@ -28,25 +28,28 @@ STOP_WORDS = justext.get_stoplist("English")
 PROSE = "The people of the town had been there and it was all that they could do, or so it is said by those who were. "
 
 
-class Judged(NamedTuple):
-    """All that jusText says of a paragraph and that decides its class."""
+class Classified(NamedTuple):
+    """A paragraph with everything that decides its class, and both its classes."""
 
     text: str
-    linked: int
-    heading: bool
-    alone: str
+    link_length: int
+    is_heading: bool
+    context_free: str
     final: str
 
 
-def ours(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Judged]:
+def ours(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Classified]:
     paragraphs = read_page(html).paragraphs
-    alone = classes_of(paragraphs, settings)
-    final = revised(paragraphs, alone, settings)
-    return [Judged(*p[:3], one, other) for p, one, other in zip(paragraphs, alone, final, strict=True)]
+    context_free = classify(paragraphs, settings)
+    final = revise_classes(paragraphs, context_free, settings)
+    return [
+        Classified(*paragraph[:3], first, last)
+        for paragraph, first, last in zip(paragraphs, context_free, final, strict=True)
+    ]
 
 
-def theirs(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Judged] | None:
-    """The package's paragraphs; None where it fails: on a page of nothing, or where its edits of the tree do."""
+def theirs(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Classified] | None:
+    """The package's paragraphs; None where it fails: on an empty page, or when it edits the tree."""
     try:
         paragraphs = justext.justext(
             html,
@@ -60,7 +63,7 @@ def theirs(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Judged] 
         )
     except (AssertionError, ParserError, ValueError):
         return None
-    return [Judged(p.text, p.chars_count_in_links, p.heading, p.cf_class, p.class_type) for p in paragraphs]
+    return [Classified(p.text, p.chars_count_in_links, p.heading, p.cf_class, p.class_type) for p in paragraphs]
 
 
 # --- real pages ------------------------------------------------------------------------------------------------------
@@ -73,22 +76,22 @@ def articles() -> list[str]:
 def crawled_pages() -> list[str]:
     files = [SourceFile("web", path, path.name, "warc") for path in sorted(SHARED.glob("web/**/*.warc*"))]
     records = [record for file in files for record in read_records(file) if isinstance(record, Record)]
-    return [decode(record.content, record.charset) for record in records if isinstance(record.content, bytes)]
+    return [decode_html(record.content, record.charset) for record in records if isinstance(record.content, bytes)]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared sample files are not beside this repository")
 @pytest.mark.parametrize(("pages", "least", "with_text"), [(articles, 28, 20), (crawled_pages, 40, 20)])
-def test_every_real_page_falls_into_the_packages_paragraphs_and_classes(
+def test_every_real_page_gets_the_packages_paragraphs_and_classes(
     pages: Callable[[], list[str]], least: int, with_text: int
 ) -> None:
-    found = pages()
-    assert len(found) >= least
-    for page in found:
+    htmls = pages()
+    assert len(htmls) >= least
+    for page in htmls:
         assert ours(page) == theirs(page)
-    assert sum(bool(main_text(read_page(page).paragraphs, DEFAULTS)) for page in found) >= with_text
+    assert sum(bool(main_text(read_page(page).paragraphs, DEFAULTS)) for page in htmls) >= with_text
 
 
-# --- made pages ------------------------------------------------------------------------------------------------------
+# --- generated pages -------------------------------------------------------------------------------------------------
 
 NAMES = """html head body title meta link base style script noscript p div span a b i h1 h2 h6 br hr img image input
 select option optgroup button textarea form label fieldset legend table caption col tr td th ul li dl dt dd blockquote
@@ -167,11 +170,11 @@ settings_of = st.builds(
 @example(html="<title>t</title><p>a</body>b<p>c", settings=DEFAULTS)
 @example(html="<html>a</html>lost<xmp>b", settings=DEFAULTS)
 @example(html="<html><p>" + "<a>x</a>\n" * 9 + "<h1>a<!---->\n b</h1>" + PROSE * 3, settings=DEFAULTS)
-def test_any_markup_falls_into_the_packages_paragraphs_and_classes(html: str, settings: BoilerplateSettings) -> None:
+def test_any_markup_gets_the_packages_paragraphs_and_classes(html: str, settings: BoilerplateSettings) -> None:
     expected = theirs(html, settings)
-    found = ours(html, settings)
+    actual = ours(html, settings)
     if expected is not None:
-        assert found == expected
+        assert actual == expected
 
 
 KINDS = st.sampled_from([PROSE * 3, PROSE, "short one", "long without any word that stops " * 4, "\N{COPYRIGHT SIGN}"])
@@ -179,40 +182,40 @@ BLOCKS = st.builds("<{0}>{1}</{0}>".format, st.sampled_from(["p", "h2", "li"]), 
 
 
 @given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
-def test_any_sequence_of_paragraphs_is_judged_among_its_neighbours_as_the_package_does(html: str) -> None:
+def test_any_sequence_of_paragraphs_is_revised_as_the_package_does(html: str) -> None:
     assert ours(f"<html><body>{html}") == theirs(f"<html><body>{html}")
 
 
 @given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
-@example(f"<h2>A heading</h2><p>Short.</p><p>{PROSE * 3}")  # what is short stays, for it now stands behind near-good
-def test_short_headings_may_be_raised_first_as_the_package_meant_to(html: str) -> None:
+@example(f"<h2>A heading</h2><p>Short.</p><p>{PROSE * 3}")  # the short one stays, as it now follows a near-good one
+def test_headings_first_is_what_the_package_intends(html: str) -> None:
     html = f"<html><body>{html}"
     paragraphs = justext.justext(html, STOP_WORDS)
     for paragraph in paragraphs:
         paragraph.class_type = paragraph.cf_class
     revise_paragraph_classification(paragraphs)
     expected = [paragraph.class_type for paragraph in paragraphs]
-    assert [judged.final for judged in ours(html, BoilerplateSettings(headings_first=True))] == expected
+    assert [paragraph.final for paragraph in ours(html, BoilerplateSettings(headings_first=True))] == expected
 
 
-def test_where_the_packages_edits_fail_the_text_comes_out_all_the_same() -> None:
+def test_text_is_extracted_even_where_the_package_fails() -> None:
     html = f"<html><body><p>{PROSE * 3}<!-- c -->\x01 end</p>"
     assert theirs(html) is None
     assert main_text(read_page(html).paragraphs, DEFAULTS).endswith("\x01 end")
     for nothing in ("", " \n", "<!-- c -->", "<select><input></select>", "\x00"):
-        assert ours(nothing) in ([], [Judged("\ufffd", 0, False, "short", "bad")])
+        assert ours(nothing) in ([], [Classified("\ufffd", 0, False, "short", "bad")])
 
 
-# --- pages made to be slow -------------------------------------------------------------------------------------------
+# --- pages crafted to be slow ----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_read_behind_tags_nested_too_deep_and_the_page_says_so() -> None:
-    deep = "<html><body>" + "<div>x" * (DEEPEST - 2)
-    assert not read_page(deep).cut
+def test_reading_stops_where_tags_nest_too_deep_and_the_page_is_marked() -> None:
+    deep = "<html><body>" + "<div>x" * (MAX_DEPTH - 2)
+    assert not read_page(deep).truncated
     page = read_page(deep + "<p>lost" + "</div>" * 300 + PROSE)
-    assert page.cut
-    assert page.paragraphs == [Paragraph("x", 0, heading=False, choice=False)] * (DEEPEST - 2)
-    assert read_page("<b>" * 200_000).cut
+    assert page.truncated
+    assert page.paragraphs == [Paragraph("x", 0, is_heading=False, in_select=False)] * (MAX_DEPTH - 2)
+    assert read_page("<b>" * 200_000).truncated
 
 
 @pytest.mark.parametrize(
@@ -232,7 +235,7 @@ def test_nothing_is_read_behind_tags_nested_too_deep_and_the_page_says_so() -> N
     ],
     ids=lambda made: made[:24],
 )
-def test_markup_that_is_quadratic_for_a_tree_is_read_in_one_pass(made: str) -> None:
+def test_markup_that_costs_a_tree_quadratic_time_is_read_in_one_pass(made: str) -> None:
     page = read_page(made)
     main_text(page.paragraphs, DEFAULTS)
-    assert not page.cut
+    assert not page.truncated

@@ -1,4 +1,4 @@
-"""A page is decoded as a browser would, and nothing that it declares can do harm."""
+"""Pages are decoded as a browser would, and no declared charset can do harm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_data.extract.charset import decode
+from mtnlg_data.extract.charset import decode_html
 
 GERMAN = "größer"
 RUSSIAN = "слово"
@@ -36,7 +36,7 @@ RUSSIAN = "слово"
         (b"\xff\xfeg\0r", None, "g\ufffd"),
         (b"\xef\xbb\xbfcaf\xe9", "koi8-r", "caf\ufffd"),
         (b"caf\xe9 \xff", "utf-8", "caf\ufffd \ufffd"),
-        (b"a+-b", "utf-7", "a+-b"),  # no codec of the web, as those that follow
+        (b"a+-b", "utf-7", "a+-b"),  # not a codec of the web, like the next three
         (b"abc", "cp037", "abc"),
         (b"abc", "zip", "abc"),
         (b"abc", "\0", "abc"),
@@ -44,7 +44,7 @@ RUSSIAN = "слово"
     ],
 )
 def test_a_page_is_decoded_as_declared_or_as_a_browser_would(page: bytes, declared: str | None, expected: str) -> None:
-    assert decode(page, declared) == expected
+    assert decode_html(page, declared) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,27 +54,27 @@ def test_a_page_is_decoded_as_declared_or_as_a_browser_would(page: bytes, declar
         ("<META http-equiv=Content-Type content='text/html; charset=windows-1251'>", "cp1251"),
         ("<!-- <meta charset=utf-8> --><meta charset=koi8-r>", "koi8-r"),
         ("<meta name=a><meta charset=x-mac-cyrillic>", "mac-cyrillic"),
-        ("<meta charset=utf-16>", "utf-8"),  # it could be read, so it is none
+        ("<meta charset=utf-16>", "utf-8"),  # read in ASCII, so not UTF-16
     ],
 )
-def test_a_page_says_what_it_is_written_in(before: str, codec: str) -> None:
-    assert decode((before + RUSSIAN).encode(codec), None) == before + RUSSIAN
-    assert decode((before + RUSSIAN).encode(), "utf-8") == before + RUSSIAN  # the header comes first
+def test_a_charset_declared_in_the_page_is_used(before: str, codec: str) -> None:
+    assert decode_html((before + RUSSIAN).encode(codec), None) == before + RUSSIAN
+    assert decode_html((before + RUSSIAN).encode(), "utf-8") == before + RUSSIAN  # the header comes first
 
 
-def test_an_xml_declaration_is_heeded_and_goes_with_the_encoding_that_it_names() -> None:
+def test_an_xml_declaration_is_used_and_removed() -> None:
     declaration = '\n<?xml version="1.0" encoding="koi8-r"?>'
-    assert decode(f"{declaration}<p>{RUSSIAN}".encode("koi8-r"), None) == f"<p>{RUSSIAN}"
+    assert decode_html(f"{declaration}<p>{RUSSIAN}".encode("koi8-r"), None) == f"<p>{RUSSIAN}"
 
 
 @given(st.binary(max_size=300), st.one_of(st.none(), st.text(max_size=12), st.sampled_from(sorted(aliases))))
 def test_any_bytes_decode_under_any_declaration(page: bytes, declared: str | None) -> None:
-    decode(page, declared)
+    decode_html(page, declared)
 
 
 @given(st.text(max_size=200))
-def test_any_text_that_is_utf_8_comes_back(text: str) -> None:
+def test_any_utf_8_text_is_decoded_as_it_is(text: str) -> None:
     page = text.encode(errors="replace")
     marked = page.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if not marked and b"charset" not in page.lower() and b"<?xml" not in page.lower():
-        assert decode(page, None) == page.decode()
+        assert decode_html(page, None) == page.decode()

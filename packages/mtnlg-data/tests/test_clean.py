@@ -1,4 +1,4 @@
-"""The rules: each changes what it should, drops what it should, and says why."""
+"""Each cleaning rule changes and drops what it should, with its reason."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, get_args
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data.clean.mojibake import trap
+from mtnlg_data.clean.mojibake import unbounded_cost_reason
 from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule, clean_documents, clean_text
-from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.document import Document, batch_documents, write_documents
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.files import sha256, write_json
 from mtnlg_data.sources.corpus import DATASETS
@@ -34,7 +34,7 @@ LONG = "An ordinary sentence that nobody would object to. " * 12
         ("2021\n\n\n“Quoted.”\n", "2021 “Quoted.”\n"),
     ],
 )
-def test_white_space_within_sentences_becomes_one_space(text: str, cleaned: str) -> None:
+def test_whitespace_within_sentences_becomes_one_space(text: str, cleaned: str) -> None:
     assert clean_text(text, "en", ["whitespace"], DEFAULTS) == (cleaned, None)
 
 
@@ -64,13 +64,13 @@ def test_three_datasets_have_a_rule_of_their_own(rule: Rule, text: str, cleaned:
     ],
     ids=["amp", "38", "marks", "fair entities", "fair marks"],
 )
-def test_a_text_made_to_keep_ftfy_busy_is_dropped_for_that_reason(text: str, reason: str | None) -> None:
+def test_a_text_crafted_to_keep_ftfy_busy_is_dropped_for_its_own_reason(text: str, reason: str | None) -> None:
     assert clean_text(text, "en", ["unicode"], DEFAULTS)[1] == reason
 
 
-def test_every_mark_that_nfc_sorts_is_known() -> None:
+def test_every_combining_mark_counts_as_stacked() -> None:
     marks = [chr(code) for code in range(0x110000) if unicodedata.combining(chr(code))]
-    assert all(trap(mark * 100) == "stacked_marks" for mark in marks)
+    assert all(unbounded_cost_reason(mark * 100) == "stacked_marks" for mark in marks)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,18 @@ def test_every_mark_that_nfc_sorts_is_known() -> None:
         ("javascript is a language. " * 20, "en", None),
     ],
 )
-def test_a_document_goes_for_the_first_reason_that_holds(text: str, language: str | None, reason: str | None) -> None:
+def test_a_document_is_dropped_for_the_first_reason_that_applies(
+    text: str, language: str | None, reason: str | None
+) -> None:
     assert clean_text(text, language, ALL, DEFAULTS)[1] == reason
 
 
-def test_length_counts_after_repair() -> None:
+def test_the_length_is_that_after_repair() -> None:
     text = "&amp;" * 200
     assert clean_text(text, "en", ["unicode", "short"], CleanSettings(shortest=201)) == ("&" * 200, "short")
 
 
-def test_a_source_gets_the_rules_that_it_asks_for_and_the_account_names_every_loss(tmp_path: Path) -> None:
+def test_each_source_gets_its_own_rules_and_the_summary_counts_every_drop(tmp_path: Path) -> None:
     shards = []
     for source in ("code", "crawl"):
         rows = [
@@ -105,7 +107,7 @@ def test_a_source_gets_the_rules_that_it_asks_for_and_the_account_names_every_lo
             Document(f"{source}/2", source, LONG, url="http://a", language="en"),
         ]
         path = tmp_path / f"{source}-00000.parquet"
-        write_documents(path, batches(rows))
+        write_documents(path, batch_documents(rows))
         write_json(manifest_path(path), {"key": "", "sha256": sha256(path), "summary": {}})
         shards.append(path)
     rules: dict[str, list[Rule]] = {"code": ["unicode", "short"], "crawl": list(ALL)}

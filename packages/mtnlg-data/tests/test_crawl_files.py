@@ -1,4 +1,4 @@
-"""Crawl files: every sound record comes out, a broken or exploding one costs itself and is named, in WARC and ARC."""
+"""WARC and ARC: every intact record is read; a broken record or a bomb is dropped alone, with a reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
-from mtnlg_data.sources.response import decoded
+from mtnlg_data.sources.response import decode_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ WEB = Path(__file__).parents[4] / "shared" / "data" / "web"
 
 def read(path: Path, largest: int = 1 << 24) -> tuple[list[Record], list[Dropped]]:
     items = list(read_records(SourceFile("s", path, path.name, "warc"), largest))
-    return [i for i in items if isinstance(i, Record)], [i for i in items if isinstance(i, Dropped)]
+    return [item for item in items if isinstance(item, Record)], [item for item in items if isinstance(item, Dropped)]
 
 
 # --- WARC ------------------------------------------------------------------------------------------------------------
@@ -39,9 +39,7 @@ def crawl(path: Path, records: list[bytes], *, compressed: bool) -> Path:
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_responses_with_html_are_pages_and_other_records_are_none(
-    tmp_path: Path, corpus: ModuleType, compressed: bool
-) -> None:
+def test_only_html_responses_of_status_200_are_pages(tmp_path: Path, corpus: ModuleType, compressed: bool) -> None:
     pdf = "HTTP/1.1 200 OK\r\nContent-Type: application/pdf"
     gone = "HTTP/1.1 404 Not Found\r\nContent-Type: text/html"
     records = [
@@ -52,7 +50,7 @@ def test_responses_with_html_are_pages_and_other_records_are_none(
         corpus.record(b"<p>two", http="HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=ISO-8859-2"),
     ]
     pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
-    assert [(page.place, page.content, page.url, page.charset) for page in pages] == [
+    assert [(page.number, page.content, page.url, page.charset) for page in pages] == [
         (1, b"<p>one", "http://example.org/1", "utf-8"),
         (4, b"<p>two", "http://example.org/", "iso-8859-2"),
     ]
@@ -72,7 +70,7 @@ BODY = b"<p>" + b"B" * 500
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("length", [100, 700, 10**12, -5, 0])
-def test_a_record_that_lies_about_its_length_costs_that_record(
+def test_a_warc_record_with_a_wrong_length_is_dropped_alone(
     tmp_path: Path, corpus: ModuleType, length: int, compressed: bool
 ) -> None:
     records = [corpus.record(b"<p>%d" % n) for n in range(4)]
@@ -85,7 +83,7 @@ def test_a_record_that_lies_about_its_length_costs_that_record(
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_a_record_that_is_too_large_is_passed_over_with_the_records_that_it_holds(
+def test_a_too_large_record_is_skipped_with_the_records_inside_it(
     tmp_path: Path, corpus: ModuleType, compressed: bool
 ) -> None:
     inner = corpus.record(b"<p>inner") * 9
@@ -95,7 +93,7 @@ def test_a_record_that_is_too_large_is_passed_over_with_the_records_that_it_hold
     assert [drop.reason for drop in dropped] == ["too_large"]
 
 
-def test_a_broken_gzip_member_costs_that_record(tmp_path: Path, corpus: ModuleType) -> None:
+def test_a_broken_gzip_member_is_dropped_alone(tmp_path: Path, corpus: ModuleType) -> None:
     members = [corpus.member(corpus.record(b"<p>%d" % n)) for n in range(4)]
     members[1] = members[1][: len(members[1]) // 2]
     flipped = bytearray(members[2])
@@ -107,7 +105,7 @@ def test_a_broken_gzip_member_costs_that_record(tmp_path: Path, corpus: ModuleTy
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_a_file_that_breaks_off_costs_its_last_record(tmp_path: Path, corpus: ModuleType, compressed: bool) -> None:
+def test_a_truncated_file_loses_only_its_last_record(tmp_path: Path, corpus: ModuleType, compressed: bool) -> None:
     path = crawl(tmp_path / "c.warc", [corpus.record(b"<p>a"), corpus.record(BODY)], compressed=compressed)
     path.write_bytes(path.read_bytes()[:-60])
     pages, dropped = read(path)
@@ -117,7 +115,7 @@ def test_a_file_that_breaks_off_costs_its_last_record(tmp_path: Path, corpus: Mo
 
 @example(position=527, junk=b"\x04")  # a flag of a gzip header, which makes it as long as the rest of the file
 @given(position=st.integers(min_value=0, max_value=1500), junk=st.binary(min_size=1, max_size=30))
-def test_whatever_is_written_over_a_crawl_costs_only_what_it_touches(position: int, junk: bytes) -> None:
+def test_overwriting_bytes_of_a_warc_file_loses_only_the_records_they_touch(position: int, junk: bytes) -> None:
     header = "WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\nContent-Length: {}"
     block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>%d"
     records = [header.format(len(block % n)).encode() + b"\r\n\r\n" + block % n + b"\r\n\r\n" for n in range(8)]
@@ -147,8 +145,8 @@ def test_whatever_is_written_over_a_crawl_costs_only_what_it_touches(position: i
     ],
 )
 def test_real_and_malformed_crawl_files_are_read_to_their_end(name: str, pages: int, dropped: list[str]) -> None:
-    found, failed = read(WEB / name)
-    assert (len(found), [drop.reason for drop in failed]) == (pages, dropped)
+    records, drops = read(WEB / name)
+    assert (len(records), [drop.reason for drop in drops]) == (pages, dropped)
 
 
 @pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
@@ -157,22 +155,22 @@ def test_pages_are_those_that_warcio_reads(name: str) -> None:
     from warcio.archiveiterator import ArchiveIterator
 
     with (WEB / name).open("rb") as file:
-        theirs = [record.content_stream().read() for record in ArchiveIterator(file) if record.rec_type == "response"]
-    assert [page.content for page in read(WEB / name)[0]] == theirs
+        expected = [record.content_stream().read() for record in ArchiveIterator(file) if record.rec_type == "response"]
+    assert [page.content for page in read(WEB / name)[0]] == expected
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_junk_behind_a_sound_record_does_not_cost_that_record(
+def test_junk_after_an_intact_record_does_not_drop_that_record(
     tmp_path: Path, corpus: ModuleType, compressed: bool
 ) -> None:
     records = [corpus.record(b"<p>a"), b"\0" * 100_000, corpus.record(b"<p>b")]
     pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
-    # Where nothing is compressed, a length that lies would look the same.
+    # Without compression, a wrong length would look the same.
     assert [page.content for page in pages] == [b"<p>a", b"<p>b"][not compressed :]
     assert [drop.reason for drop in dropped] == ["unreadable" if compressed else "bad_length"]
 
 
-# --- what a page was coded with ---------------------------------------------------------------------------------------
+# --- content codings --------------------------------------------------------------------------------------------------
 
 PAGE = b"<p>hello " * 50
 CODINGS: dict[str, Callable[[bytes], bytes]] = {
@@ -189,18 +187,18 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_content_codings_are_undone_and_a_body_that_is_not_coded_is_taken_as_it_is(coding: str) -> None:
-    assert decoded(CODINGS[coding](PAGE), coding, 1000) == PAGE
-    assert decoded(PAGE, coding, 1000) == PAGE
+def test_content_codings_are_undone_and_an_unencoded_body_is_returned_as_it_is(coding: str) -> None:
+    assert decode_content(CODINGS[coding](PAGE), coding, 1000) == PAGE
+    assert decode_content(PAGE, coding, 1000) == PAGE
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate", "gzip, gzip"])
-def test_a_bomb_within_a_record_is_cut_off_at_the_largest_record(
+def test_a_decompression_bomb_in_a_record_is_cut_off_at_max_bytes(
     tmp_path: Path, corpus: ModuleType, coding: str
 ) -> None:
     body = CODINGS[coding](bytes(1 << 25))
     http = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: {coding}"
-    assert 1000 < len(decoded(body, coding, 1000)) < 1 << 20
+    assert 1000 < len(decode_content(body, coding, 1000)) < 1 << 20
     records = [corpus.record(b"<p>a"), corpus.record(body, http=http), corpus.record(b"<p>b")]
     pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1 << 20)
     assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
@@ -211,15 +209,13 @@ def test_a_bomb_within_a_record_is_cut_off_at_the_largest_record(
 def test_any_body_is_decoded_or_refused(body: bytes, coding: str) -> None:
     for mark in (b"", b"\x1f\x8b\x08\0\0\0\0\0\0\0", b"\x28\xb5\x2f\xfd"):
         with suppress(ValueError):
-            decoded(mark + body, coding, 1000)
+            decode_content(mark + body, coding, 1000)
     with pytest.raises(ValueError, match="9 content codings"):
-        decoded(body, ",".join(["gzip"] * 9), 1000)
+        decode_content(body, ",".join(["gzip"] * 9), 1000)
 
 
 @pytest.mark.parametrize("header", [b"", b"WARC/1.0\r\nA: "])
-def test_a_gzip_bomb_in_the_place_of_a_record_costs_that_record(
-    tmp_path: Path, corpus: ModuleType, header: bytes
-) -> None:
+def test_a_gzip_bomb_in_place_of_a_record_is_dropped_alone(tmp_path: Path, corpus: ModuleType, header: bytes) -> None:
     records = [corpus.record(b"<p>a"), header + b"b" * (1 << 26), corpus.record(b"<p>b")]
     pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True))
     assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
@@ -258,15 +254,15 @@ def test_arc_pages_are_those_that_warcio_reads(tmp_path: Path, compressed: bool)
     path = arc(tmp_path / "c.arc", records, compressed=compressed)
     pages, dropped = read(path)
     with path.open("rb") as file:
-        theirs = [
+        expected = [
             (record.rec_headers.get_header("WARC-Target-URI"), record.content_stream().read())
             for record in ArchiveIterator(file, arc2warc=True)
             if record.rec_type == "response"
         ]
     assert [(page.url, page.content) for page in pages] == [
-        (url, body) for url, body in theirs if body.startswith(b"<p>")
+        (url, body) for url, body in expected if body.startswith(b"<p>")
     ]
-    assert [(page.place, page.charset) for page in pages] == [(2, None), (3, "koi8-r")]
+    assert [(page.number, page.charset) for page in pages] == [(2, None), (3, "koi8-r")]
     assert [drop.reason for drop in dropped] == ["not_html"]
 
 
@@ -274,7 +270,7 @@ def test_arc_pages_are_those_that_warcio_reads(tmp_path: Path, compressed: bool)
 @pytest.mark.parametrize(
     ("length", "reason"), [(20, "bad_length"), (10**12, "too_large"), (300, "truncated"), (90, "bad_length")]
 )
-def test_an_arc_record_that_lies_about_its_length_costs_that_record(
+def test_an_arc_record_with_a_wrong_length_is_dropped_alone(
     tmp_path: Path, length: int, reason: str, compressed: bool
 ) -> None:
     records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(3)]
@@ -285,7 +281,7 @@ def test_an_arc_record_that_lies_about_its_length_costs_that_record(
     assert dropped[0].reason in {reason, "truncated" if compressed else "bad_length"}
 
 
-def test_broken_and_exploding_members_of_an_arc_file_cost_themselves(tmp_path: Path) -> None:
+def test_broken_and_exploding_members_of_an_arc_file_are_dropped_alone(tmp_path: Path) -> None:
     members = [gzip.compress(arc_record(f"http://example.org/{n}", b"<p>%d" % n), mtime=0) for n in range(4)]
     flipped = bytearray(members[1])
     flipped[len(flipped) // 2] ^= 0xFF
@@ -301,14 +297,14 @@ def test_broken_and_exploding_members_of_an_arc_file_cost_themselves(tmp_path: P
 
 
 @given(position=st.integers(0, 1200), junk=st.binary(min_size=1, max_size=30), compressed=st.booleans())
-def test_whatever_is_written_over_an_arc_file_costs_only_what_it_touches(
+def test_overwriting_bytes_of_an_arc_file_loses_only_the_records_they_touch(
     position: int, junk: bytes, compressed: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(8)]
         path = arc(Path(folder) / "c.arc", records, compressed=compressed)
         content = bytearray(path.read_bytes())
-        position = 60 + position % (len(content) - 60)  # what tells the format stays
+        position = 60 + position % (len(content) - 60)  # keep the start, by which the format is recognised
         content[position : position + len(junk)] = junk
         path.write_bytes(content)
         pages, _ = read(path)

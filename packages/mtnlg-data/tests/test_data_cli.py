@@ -1,4 +1,4 @@
-"""The command line: help for a person, JSON for a machine, and what ``inspect`` shows of each kind of file."""
+"""The command line: help text, JSON output, and what ``inspect`` shows of each kind of file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.document import Document, batches, read_documents, write_documents
-from mtnlg_data.report.inspection import inspected
+from mtnlg_data.document import Document, batch_documents, read_documents, write_documents
+from mtnlg_data.report.inspection import inspect_path
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,36 +37,37 @@ def test_help_and_version_answer_without_the_libraries() -> None:
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not heavy & set(imported)
     for option in ("--help", "--version"):
-        ended = subprocess.run([COMMAND, option], capture_output=True, text=True, check=True)
-        assert "mtnlg-data" in ended.stdout
-    assert version("mtnlg-data") in ended.stdout
+        completed = subprocess.run([COMMAND, option], capture_output=True, text=True, check=True)
+        assert "mtnlg-data" in completed.stdout
+    assert version("mtnlg-data") in completed.stdout
 
 
-ALONE = {"extract", "score", "clean", "dedup", "decontaminate", "tokenize"}
-COMMANDS = {"run", "plan", "fetch", "inspect", "report", "merge"} | ALONE
+STAGE_COMMANDS = {"extract", "score", "clean", "dedup", "decontaminate", "tokenize"}
+COMMANDS = {"run", "plan", "fetch", "inspect", "report", "merge"} | STAGE_COMMANDS
 
 
-def test_the_commands_are_these_and_a_machine_reads_what_they_tell() -> None:
+def test_the_commands_are_these_and_print_json() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     assert set(re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE)) == COMMANDS
     for command in COMMANDS - {"report", "merge"}:
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
         assert "--json" in shown
-        assert {"--out", "--set", "--workers"} <= set(re.findall(r"--\w+", shown)) or command not in {"run", *ALONE}
+        if command in {"run", *STAGE_COMMANDS}:
+            assert {"--out", "--set", "--workers"} <= set(re.findall(r"--\w+", shown))
 
 
 def test_run_prints_its_summary_as_json(out: Path) -> None:
     recipe = str(out.parent / "data.toml")
     words = [COMMAND, "--quiet", "run", recipe, "--out", str(out), "--json"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert ended.stderr == ""
-    assert json.loads(ended.stdout) == json.loads((out / "summary.json").read_text())
+    completed = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert completed.stderr == ""
+    assert json.loads(completed.stdout) == json.loads((out / "summary.json").read_text())
 
 
 def test_inspect_shows_a_run_with_its_stages_and_stores(out: Path) -> None:
-    found = inspected(out, 1, 80)
-    assert found["stages"][0]["name"] == "extract"
-    stores = found["parts"][0]["parts"]
+    inspection = inspect_path(out, 1, 80)
+    assert inspection["stages"][0]["name"] == "extract"
+    stores = inspection["parts"][0]["parts"]
     assert [Path(store["path"]).name for store in stores] == ["books", "crawl"]
     result = CliRunner().invoke(app, ["inspect", str(out)])
     assert result.exit_code == 0, result.output
@@ -77,12 +78,12 @@ def test_inspect_shows_a_run_with_its_stages_and_stores(out: Path) -> None:
 def test_inspect_decodes_a_store_by_any_of_its_names(out: Path) -> None:
     texts = {text for path in out.glob("05-decontaminate/books-*.parquet") for text in _column(path, "text")}
     names = [out / "tokens" / name for name in ("books", "books.bin", "books.idx")]
-    found = [inspected(name, 2, 10_000) for name in names]
-    assert found[0] == found[1] == found[2]
-    assert found[0]["documents"] == len(texts)
-    assert {sample["text"].removesuffix("<|endoftext|>") for sample in found[0]["samples"]} <= texts
+    inspections = [inspect_path(name, 2, 10_000) for name in names]
+    assert inspections[0] == inspections[1] == inspections[2]
+    assert inspections[0]["documents"] == len(texts)
+    assert {sample["text"].removesuffix("<|endoftext|>") for sample in inspections[0]["samples"]} <= texts
     result = CliRunner().invoke(app, ["inspect", str(names[0]), "--json", "--documents", "0"])
-    assert json.loads(result.output)["tokens"] == found[0]["tokens"]
+    assert json.loads(result.output)["tokens"] == inspections[0]["tokens"]
 
 
 def _column(path: Path, name: str) -> list[str]:
@@ -91,20 +92,20 @@ def _column(path: Path, name: str) -> list[str]:
 
 def test_inspect_counts_documents_by_source(tmp_path: Path) -> None:
     rows = [Document(f"{source}/{n}", source, "é" * n) for source in ("a", "b") for n in range(5)]
-    write_documents(tmp_path / "x-00000.parquet", batches(rows))
+    write_documents(tmp_path / "x-00000.parquet", batch_documents(rows))
     for path in (tmp_path, tmp_path / "x-00000.parquet"):
-        found = inspected(path, 3, 2)
-        assert found["sources"] == {source: {"documents": 5, "characters": 10} for source in "ab"}
-        assert [sample["text"] for sample in found["samples"]] == ["", "é", "éé"]
+        inspection = inspect_path(path, 3, 2)
+        assert inspection["sources"] == {source: {"documents": 5, "characters": 10} for source in "ab"}
+        assert [sample["text"] for sample in inspection["samples"]] == ["", "é", "éé"]
 
 
-def test_inspect_shows_what_a_stage_by_itself_left(tmp_path: Path, corpus: ModuleType) -> None:
+def test_inspect_shows_the_output_of_a_single_stage(tmp_path: Path, corpus: ModuleType) -> None:
     corpus.write_texts(tmp_path / "x.jsonl", [corpus.text(n) for n in range(4)])
     words = ["clean", str(tmp_path / "x.jsonl"), "--out", str(tmp_path / "out"), "--workers", "1"]
     assert CliRunner().invoke(app, words).exit_code == 0
-    found = inspected(tmp_path / "out", 1, 80)
-    assert [stage["name"] for stage in found["stages"]] == ["extract", "clean"]
-    assert found["parts"][0]["sources"]["documents"]["documents"] == 4
+    inspection = inspect_path(tmp_path / "out", 1, 80)
+    assert [stage["name"] for stage in inspection["stages"]] == ["extract", "clean"]
+    assert inspection["parts"][0]["sources"]["documents"]["documents"] == 4
 
 
 def test_inspect_says_what_it_cannot_show(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_inspect_says_what_it_cannot_show(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no")
     for name, words in (("nowhere", "no Parquet file"), ("x", "holds no run"), ("x.parquet", "not a Parquet file")):
         with pytest.raises(Failure, match=words):
-            inspected(tmp_path / name, 1, 1)
+            inspect_path(tmp_path / name, 1, 1)
 
 
 def test_the_readmes_commands_run_on_the_readmes_recipe(tmp_path: Path, corpus: ModuleType) -> None:
@@ -125,5 +126,5 @@ def test_the_readmes_commands_run_on_the_readmes_recipe(tmp_path: Path, corpus: 
     for text in commands:
         path = f"{Path(COMMAND).parent}:/usr/bin:/bin"
         words = ["bash", "-euc", text]
-        ended = subprocess.run(words, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, f"{text}\n{ended.stderr}"
+        completed = subprocess.run(words, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, f"{text}\n{completed.stderr}"

@@ -1,4 +1,4 @@
-"""Units of work: what is done is not done again, what is broken is, and no end of the parent leaves workers behind."""
+"""Units that are done and whole are skipped, all others run, and workers end with their parent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Claims, Local, Sharded, checksum, manifest_path, run_units
-from mtnlg_data.engine.units import complete
+from mtnlg_data.engine import Claims, JobArray, Local, checksum, manifest_path, run_units
+from mtnlg_data.engine.units import run_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,11 +64,11 @@ def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_
 
 
 class Others(Claims):
-    """Other tasks: one has unit 1 in hand and completes it in time, one has unit 2 in hand and dies."""
+    """Other tasks: one has claimed unit 1 and completes it later, one has claimed unit 2 and dies."""
 
     def __init__(self, echo: Callable[[Any], Any], others: Unit) -> None:
         self._looks: Counter[str] = Counter()
-        self._complete = partial(complete, echo, others)
+        self._complete = partial(run_unit, echo, others)
         self.taken: list[str] = []
 
     def take(self, path: Path) -> bool:
@@ -83,12 +83,12 @@ class Others(Claims):
         pass
 
 
-def test_a_task_does_its_own_part_first_waits_for_what_others_do_and_takes_over_what_they_leave(
+def test_a_task_runs_its_own_units_first_waits_for_claimed_ones_and_takes_over_those_of_a_dead_task(
     tmp_path: Path, units: ModuleType
 ) -> None:
     work = units.units_in(tmp_path, "abcd")
     claims = Others(units.echo, work[1])
-    engine = Sharded(Local(1), (3, 4), claims)
+    engine = JobArray(Local(1), (3, 4), claims)
     summaries = run_units(engine, units.echo, work, "echo")
     assert [summary["word"] for summary in summaries] == ["a", "b", "c", "d"]
     assert claims.taken == ["3", "0", "2"]

@@ -1,4 +1,4 @@
-"""The recipe: what it fills in, and that every mistake is one line before any work."""
+"""The recipe: its defaults, and that every mistake is one line before any work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, load_recipe
 from mtnlg_data.settings import dump
 from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.corpus import CORPUS, DATASETS, Step
-from mtnlg_data.sources.remotes import Folder
-from mtnlg_data.sources.snapshot import fetch
+from mtnlg_data.sources.remotes import FolderRemote
+from mtnlg_data.sources.snapshot import fetch_snapshot
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -65,7 +65,7 @@ def test_weights_and_sizes_give_the_epochs_that_the_paper_prints() -> None:
         assert low <= dataset.epochs <= high, dataset
 
 
-def test_a_source_with_a_name_of_the_corpus_is_known(tmp_path: Path) -> None:
+def test_a_source_named_like_a_dataset_of_the_paper_has_its_weight_and_subset(tmp_path: Path) -> None:
     names = [dataset.name for dataset in CORPUS]
     tables = "".join(f'[sources.{name}]\nkind = "pile"\npaths = ["x"]\n' for name in names)
     recipe = load_recipe(write(tmp_path, f"{tables}[tokenize]\nvocabulary = 400\n"))
@@ -76,7 +76,7 @@ def test_a_source_with_a_name_of_the_corpus_is_known(tmp_path: Path) -> None:
     assert "whitespace" not in recipe.sources["GitHub"].rules
 
 
-# --- what it fills in ------------------------------------------------------------------------------------------------
+# --- defaults --------------------------------------------------------------------------------------------------------
 
 
 def test_defaults_by_kind_and_overrides(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_source_of_ones_own_takes_five_lines(tmp_path: Path, corpus: ModuleTyp
     assert [record.content for record in read_records(file) if isinstance(record, Record)] == texts
 
 
-def test_a_snapshot_gives_what_has_landed_of_it(tmp_path: Path) -> None:
+def test_a_snapshot_gives_the_files_fetched_so_far(tmp_path: Path) -> None:
     places = [f"segments/1/warc/CC-MAIN-{n}.warc.gz" for n in (3, 1, 2)]
     crawl = tmp_path / "mirror" / "crawl-data" / "CC-MAIN-2020-50"
     for place in places:
@@ -145,10 +145,10 @@ def test_a_snapshot_gives_what_has_landed_of_it(tmp_path: Path) -> None:
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "x.jsonl").touch()
     with pytest.raises(
-        Failure, match=r"raw: no file of source crawl has landed; mtnlg-data fetch SNAPSHOT --out .*raw"
+        Failure, match=r"raw: no file of source crawl is here yet; fetch some by mtnlg-data fetch SNAPSHOT --out .*raw"
     ):
         recipe.files()
-    fetch("CC-MAIN-2020-50", tmp_path / "raw", Folder(tmp_path / "mirror"), files=2)
+    fetch_snapshot("CC-MAIN-2020-50", tmp_path / "raw", FolderRemote(tmp_path / "mirror"), files=2)
     assert [file.name for file in recipe.files()[1:]] == places[:2], "in the order of the listing"
     assert recipe.sources["crawl"].rules == list(PAGE_RULES)
 
@@ -166,7 +166,7 @@ def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: P
     ]
 
 
-# --- what it refuses -------------------------------------------------------------------------------------------------
+# --- mistakes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,11 @@ def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: P
         ("weight = 0.6\n", "", ["sources.crawl.weight", "missing"]),
         ("weight = 0.6", "wieght = 0.6", ["sources.crawl.wieght", "unknown key", "did you mean weight?"]),
         ('kind = "warc"', 'kind = "arc"', ["sources.crawl.kind", "'arc'", "'warc', 'jsonl', 'pile' or 'parquet'"]),
-        ('kind = "warc"', 'kind = "warc"\nsubset = "Books3"', ["subset = 'Books3' is of kind 'pile'"]),
-        ('kind = "warc"', 'kind = "warc"\nfield = "body"', ["field = 'body' is of kinds 'jsonl' and 'parquet'"]),
+        ('kind = "warc"', 'kind = "warc"\nsubset = "Books3"', ["subset = 'Books3' needs kind = 'pile', not 'warc'"]),
+        ('kind = "warc"', 'kind = "warc"\nfield = "body"', ["field = 'body' needs kind = 'jsonl' or 'parquet'"]),
         ('paths = ["books/*.jsonl"]', "paths = []", ["sources.books.paths"]),
         ('paths = ["books/*.jsonl"]\n', "", ["sources.books", "either paths or a snapshot"]),
-        ('paths = ["books/*.jsonl"]', 'snapshot = "x"', ["sources.books", "snapshot = 'x' is of kind 'warc'"]),
+        ('paths = ["books/*.jsonl"]', 'snapshot = "x"', ["sources.books", "snapshot = 'x' needs kind = 'warc'"]),
         ('paths = ["books/*.jsonl"]', 'paths = "books"', ["sources.books.paths = 'books'", "array"]),
         ("curated = true", "curated = false", ["crawl has filtered = true, but no source has curated = true"]),
         ("filtered = true", "filtered = true\ncurated = true", ["both curated and filtered"]),
@@ -209,7 +209,9 @@ def test_every_mistake_is_one_line_with_file_and_key(tmp_path: Path, old: str, n
 
 def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path), [f"input={tmp_path}", "texts=none.jsonl"])
-    with pytest.raises(Failure, match=r"books/\*\.jsonl: no such file, .*; paths start at input = "):
+    with pytest.raises(
+        Failure, match=r"books/\*\.jsonl: no such file \(source books\); paths are relative to input = "
+    ):
         recipe.files()
     with pytest.raises(Failure, match=r"none\.jsonl: no such file of task texts"):
         recipe.texts_file()

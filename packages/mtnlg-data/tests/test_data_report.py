@@ -1,4 +1,4 @@
-"""The page of a curation: every figure as in the summary, nothing fetched, whatever a file holds stays text."""
+"""The report shows the figures of the summary, loads nothing, and never takes the content of a file for markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.report import report
+from mtnlg_data.report import write_report
 from mtnlg_data.report.markup import count
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ WORDS = "Return a new list that holds every item of the sequence for which the f
 
 
 def stages() -> list[dict[str, Any]]:
-    """What a stage leaves is what the next one gets; only the crawl is judged for quality."""
+    """Every stage takes the documents that the one before it left; only the crawl is filtered for quality."""
     left = dict(SOURCES)
-    told = []
+    summaries = []
     for number, (name, reasons) in enumerate(DROPPED.items()):
         flows: dict[str, Any] = {}
         for source, documents in left.items():
@@ -52,9 +52,10 @@ def stages() -> list[dict[str, Any]]:
             for fate in ("kept", *reasons)
             for n in range(2)
         ]
-        told.append({"name": name, "seconds": 3.7 + number, **totals, "sources": flows, "errors": [], "shown": shown})
-    told[0]["errors"] = [{"where": "crawl-1.warc.gz: byte 88123", "what": "its Content-Length is 9"}]
-    return told
+        summary = {"name": name, "seconds": 3.7 + number, **totals, "sources": flows}
+        summaries.append({**summary, "errors": [], "shown": shown})
+    summaries[0]["errors"] = [{"where": "crawl-1.warc.gz: byte 88123", "what": "its Content-Length is 9"}]
+    return summaries
 
 
 def summary() -> dict[str, Any]:
@@ -70,11 +71,11 @@ def summary() -> dict[str, Any]:
         "quality": {"accuracy": 0.934, "auc": 0.9812, "trained_on": 900, "held_out": 100, "edges": edges}
         | {"candidates": [20 - n for n in range(20)], "kept": [9] * 20, "positives": list(range(20))},
         "duplicates": {"components": 143, "cluster_sizes": {"2": 96, "3": 25, "7": 5, "12": 3, "63": 1}}
-        | {"samples": [pair], "removed_share": {"books": 0.01, "crawl": 0.61}, "alarms": ["crawl lost 61%"]},
+        | {"samples": [pair], "removed_share": {"books": 0.01, "crawl": 0.61}},
         "decontamination": {"documents_cut": 9, "documents_dropped": 1, "cuts_by_task": {"boolq": 6, "wic": 0}}
         | {"ngrams_common": 3, "samples": [{**cut, "text": "See: items that\ncompare - EQUAL, and go."}]},
-        "tokens": {"books": {"documents": 800, "tokens": 512_377, "weight": 0.4, "epochs_at": None}}
-        | {"crawl": {"documents": 900, "tokens": 800_000, "weight": 0.6, "epochs_at": None}},
+        "tokens": {"books": {"documents": 800, "tokens": 512_377, "weight": 0.4}}
+        | {"crawl": {"documents": 900, "tokens": 800_000, "weight": 0.6}},
         "vocabulary": 4096,
         "unigram_entropy_nats": 6.4123,
     }
@@ -119,14 +120,14 @@ class Page(HTMLParser):
         return next(row for row in self.rows if row and row[0] == head)
 
 
-def drawn(folder: Path, told: dict[str, Any]) -> tuple[Page, str]:
-    (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
-    content = report(folder).read_text(encoding="utf-8")
-    return Page(content), content
+def write_page(folder: Path, content: dict[str, Any]) -> tuple[Page, str]:
+    (folder / "summary.json").write_text(json.dumps(content), encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
+    return Page(page), page
 
 
 def test_every_part_of_the_summary_has_its_section(tmp_path: Path) -> None:
-    page, _ = drawn(tmp_path, summary())
+    page, _ = write_page(tmp_path, summary())
     titles = [
         "Funnel",
         "Lengths",
@@ -135,18 +136,17 @@ def test_every_part_of_the_summary_has_its_section(tmp_path: Path) -> None:
         "Duplicates",
         "Decontamination",
         "Blend",
-        "Documents to judge",
+        "Sample documents",
     ]
     places = [page.text.rindex(title) for title in titles]
     assert places == sorted(places)
     for words in (
-        "right in 93.4",
-        "0.981",
-        "Learnt from 900",
-        "crawl lost 61%",
+        "accuracy 93.4",
+        "AUC 0.981",
+        "Trained on 900",
         "Jaccard 0.842",
-        "6.41 nats",
-        "many documents hold them: 3",
+        "6.41 nats per token",
+        "frequent n-grams left alone: 3",
     ):
         assert words in page.text
     pictures = [attributes for tag, attributes in page.elements if tag == "svg"]
@@ -156,7 +156,7 @@ def test_every_part_of_the_summary_has_its_section(tmp_path: Path) -> None:
 
 
 def test_ledger_adds_up_as_in_the_summary(tmp_path: Path) -> None:
-    page, _ = drawn(tmp_path, summary())
+    page, _ = write_page(tmp_path, summary())
     for stage in stages():
         outs = [stage["documents_out"], *(flow["documents_out"] for flow in stage["sources"].values())]
         assert page.row(f"after {stage['name']}")[1:4] == [count(n) for n in outs]
@@ -172,15 +172,15 @@ def test_ledger_adds_up_as_in_the_summary(tmp_path: Path) -> None:
 
 
 def test_bars_are_as_long_as_their_figures(tmp_path: Path) -> None:
-    _, content = drawn(tmp_path, summary())
+    _, content = write_page(tmp_path, summary())
     first = content[content.index('<div class="bars">') :].partition("</div>")[0]
     widths = [float(width) for width in re.findall(r'"strong" style="width:([\d.]+)%', first)]
     outs = [stage["documents_out"] for stage in stages()]
     assert widths == pytest.approx([100 * out / sum(SOURCES.values()) for out in outs], abs=0.01)
 
 
-def test_pair_is_shown_from_where_it_parts_and_a_cut_with_its_ngram_marked(tmp_path: Path) -> None:
-    _, content = drawn(tmp_path, summary())
+def test_a_pair_is_shown_from_its_first_difference_and_a_cut_with_its_ngram_marked(tmp_path: Path) -> None:
+    _, content = write_page(tmp_path, summary())
     assert re.findall(r"<mark>(.*?)</mark>", content, re.DOTALL) == [
         "firstReturn",
         "lastReturn",
@@ -188,8 +188,8 @@ def test_pair_is_shown_from_where_it_parts_and_a_cut_with_its_ngram_marked(tmp_p
     ]
 
 
-def test_page_refers_to_nothing_outside_itself(tmp_path: Path) -> None:
-    page, content = drawn(tmp_path, summary())
+def test_the_page_loads_no_other_file(tmp_path: Path) -> None:
+    page, content = write_page(tmp_path, summary())
     assert not re.search(r"https?:|@import|//[a-z]|url\(", content)
     assert not {"script", "link", "img", "iframe", "object", "image"} & {tag for tag, _ in page.elements}
     anchors = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -198,46 +198,46 @@ def test_page_refers_to_nothing_outside_itself(tmp_path: Path) -> None:
     assert referred == {f"#{anchor}" for anchor in anchors}
 
 
-def test_whatever_a_file_holds_stays_text(tmp_path: Path) -> None:
+def test_the_content_of_files_is_never_markup(tmp_path: Path) -> None:
     evil = "</title></svg></style><script>alert(1)</script>$title \"'&amp; ${y}"
-    told = summary()
-    told["languages"] = {evil: 3}
-    told["duplicates"]["samples"] = [
+    content = summary()
+    content["languages"] = {evil: 3}
+    content["duplicates"]["samples"] = [
         {"kept": evil, "dropped": evil, "jaccard": 0.9, "text_kept": evil, "text_dropped": f"a {evil}"}
     ]
-    told["duplicates"] |= {"removed_share": {evil: 0.5}, "alarms": [evil]}
-    told["decontamination"] |= {"cuts_by_task": {evil: 1}}
-    told["decontamination"]["samples"] = [{"document": evil, "tasks": [evil], "ngram": evil, "text": evil}]
-    told["tokens"] = {evil: told["tokens"]["books"]}
-    for stage in told["stages"]:
+    content["duplicates"] |= {"removed_share": {evil: 0.5}}
+    content["decontamination"] |= {"cuts_by_task": {evil: 1}}
+    content["decontamination"]["samples"] = [{"document": evil, "tasks": [evil], "ngram": evil, "text": evil}]
+    content["tokens"] = {evil: content["tokens"]["books"]}
+    for stage in content["stages"]:
         stage["name"] = evil
         stage["sources"] = {evil: stage["sources"]["crawl"] | {"dropped": {evil: 2}}}
         stage["errors"] = [{"where": evil, "what": evil}]
         stage["shown"] = [{"source": evil, "fate": evil, "id": evil, "text": evil}]
-    page, _ = drawn(tmp_path, told)
+    page, _ = write_page(tmp_path, content)
     assert "script" not in {tag for tag, _ in page.elements}
     assert page.text.count("<script>alert(1)</script>$title \"'&amp; ${y}") > 40
 
 
-def test_a_stage_by_itself_has_a_page_of_what_it_told(tmp_path: Path) -> None:
-    told = {"version": 1, "seconds": 1.0, "stages": stages()[2:3]}
-    page, _ = drawn(tmp_path, told)
+def test_a_single_stage_has_a_report_of_its_summary(tmp_path: Path) -> None:
+    content = {"version": 1, "seconds": 1.0, "stages": stages()[2:3]}
+    page, _ = write_page(tmp_path, content)
     assert "Funnel" in page.text
     assert "clean: dropped as short" in page.text
     assert "Near duplicates" not in page.text
     assert tmp_path.name in page.text
 
 
-def test_command_draws_the_page_of_a_run_that_the_run_drew_itself(tmp_path: Path, finished: Any) -> None:  # noqa: ANN401
-    told = json.loads((finished.out / "summary.json").read_text(encoding="utf-8"))
+def test_the_command_writes_the_report_of_a_run(tmp_path: Path, finished: Any) -> None:  # noqa: ANN401
+    content = json.loads((finished.out / "summary.json").read_text(encoding="utf-8"))
     folder = tmp_path / finished.out.parent.name / "data"
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / "summary.json").write_text(json.dumps(content), encoding="utf-8")
     done = CliRunner().invoke(app, ["report", str(folder)])
     assert done.exit_code == 0, done.output
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
-    assert page.row("after tokenize")[1] == count(told["stages"][-1]["documents_out"])
-    assert "Documents to judge by eye" in page.text
+    assert page.row("after tokenize")[1] == count(content["stages"][-1]["documents_out"])
+    assert "Sample documents" in page.text
     assert "quality: dropped as low quality" in page.text
 
 
@@ -245,8 +245,8 @@ def test_command_draws_the_page_of_a_run_that_the_run_drew_itself(tmp_path: Path
     ("content", "words"),
     [(None, "no such file"), ("{", "Invalid JSON"), ('{"seconds": 1}', "stages: Field required")],
 )
-def test_what_is_no_summary_is_one_line(tmp_path: Path, content: str | None, words: str) -> None:
+def test_a_file_that_is_no_summary_is_one_line(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
         (tmp_path / "summary.json").write_text(content, encoding="utf-8")
     with pytest.raises(Failure, match=f"summary.json: .*{words}"):
-        report(tmp_path)
+        write_report(tmp_path)

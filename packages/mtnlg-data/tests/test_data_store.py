@@ -1,4 +1,4 @@
-"""The store is Megatron's format byte for byte, streams, and names the file when something is wrong."""
+"""Stores are in Megatron's format byte for byte, and damage is named with its file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(prefix: Path, documents: list[list[int]], vocabulary: int) -> TokenSto
 
 
 def written(prefix: Path, documents: list[list[int]], vocabulary: int, *, checked: bool) -> TokenStore:
-    """A store with its sums, or without as megatron-core leaves one."""
+    """A store with its checksums, or without, as megatron-core writes it."""
     write(prefix, documents, vocabulary)
     if not checked:
         crc_path(prefix).unlink()
@@ -102,10 +102,10 @@ def test_a_multimodal_store_of_megatron_core_is_refused_with_a_line(indexed: Mod
         TokenStore(tmp_path / "x")
 
 
-def test_the_index_is_the_same_when_sizes_do_not_fit_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_the_same_when_sizes_do_not_fit_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [[i] * (i % 7) for i in range(50)]
     write(tmp_path / "one", documents, 100)
-    monkeypatch.setattr(store_module, "SIZES_AT_ONCE", 8)
+    monkeypatch.setattr(store_module, "SIZES_PER_BATCH", 8)
     many = write(tmp_path / "many", documents, 100)
     assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
     assert [len(many[i]) for i in range(50)] == [i % 7 for i in range(50)]
@@ -194,27 +194,27 @@ def test_a_rewrite_killed_before_its_index_leaves_no_index_of_other_tokens(
         TokenStore(tmp_path / "x")
 
 
-documents_of_some_blocks = [[n % 10_000] * (n % 700) for n in range(60)]
+several_blocks = [[n % 10_000] * (n % 700) for n in range(60)]
 
 
 @settings(max_examples=25)
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255), suffix=st.sampled_from(["bin", "idx", "crc"]))
-def test_a_byte_changed_before_or_after_opening_is_named_by_the_reads_that_meet_it(
+def test_a_byte_changed_before_or_after_opening_fails_the_reads_of_its_block(
     place: float, flip: int, suffix: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "x"
-    store = write(prefix, documents_of_some_blocks, 10_000)
+    store = write(prefix, several_blocks, 10_000)
     path = prefix.with_name(f"x.{suffix}")
     _flip(path, int(place * path.stat().st_size), flip)
     stores = [store]
     with contextlib.suppress(Failure):  # what opening reads is checked too
         stores.append(TokenStore(prefix))
     for reader in stores:
-        read = [_document_or_failure(reader, number) for number in range(len(documents_of_some_blocks))]
-        wrong = [found for found, document in zip(read, documents_of_some_blocks, strict=True) if found != document]
+        read = [_document_or_failure(reader, number) for number in range(len(several_blocks))]
+        wrong = [result for result, document in zip(read, several_blocks, strict=True) if result != document]
         named = r"x\.(bin|idx): the 4096 bytes from \d+ are not what was written, says x\.crc; restore"
-        assert all(isinstance(found, str) and re.search(named, found) for found in wrong)
-        assert suffix != "bin" or 0 < len(wrong) < len(documents_of_some_blocks)
+        assert all(isinstance(result, str) and re.search(named, result) for result in wrong)
+        assert suffix != "bin" or 0 < len(wrong) < len(several_blocks)
 
 
 def _document_or_failure(store: TokenStore, number: int) -> list[int] | str:
@@ -226,7 +226,7 @@ def _document_or_failure(store: TokenStore, number: int) -> list[int] | str:
 
 @settings(max_examples=40)
 @given(byte=st.integers(0, 33), flip=st.integers(1, 255))
-def test_a_damaged_header_without_sums_is_a_failure_that_names_the_index(
+def test_a_damaged_header_without_checksums_is_a_failure_that_names_the_index(
     byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "x"
@@ -238,7 +238,7 @@ def test_a_damaged_header_without_sums_is_a_failure_that_names_the_index(
 
 @settings(max_examples=40)
 @given(byte=st.integers(34, 34 + 4 * 3 + 8 * 3 + 8 * 4 - 1), flip=st.integers(1, 255))
-def test_a_damaged_index_without_sums_gives_failures_or_tokens_of_the_store_and_nothing_else(
+def test_a_damaged_index_without_checksums_gives_failures_or_tokens_of_the_store(
     byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "x"
@@ -252,18 +252,18 @@ def test_a_damaged_index_without_sums_gives_failures_or_tokens_of_the_store_and_
         pass
 
 
-def test_sums_of_another_store_are_refused(tmp_path: Path) -> None:
+def test_checksums_of_another_store_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "x", [[1]], 10)
     crc_path(tmp_path / "x").write_bytes(bytes(12))
-    with pytest.raises(Failure, match=r"x\.crc: no sums of this store; remove it"):
+    with pytest.raises(Failure, match=r"x\.crc: the checksums of another store; remove it"):
         TokenStore(tmp_path / "x")
 
 
-def test_the_sums_do_not_depend_on_how_the_tokens_came(tmp_path: Path) -> None:
-    write(tmp_path / "one", documents_of_some_blocks, 10_000)
-    ids = np.array(list(itertools.chain(*documents_of_some_blocks)))
+def test_the_checksums_do_not_depend_on_the_sizes_of_writes(tmp_path: Path) -> None:
+    write(tmp_path / "one", several_blocks, 10_000)
+    ids = np.array(list(itertools.chain(*several_blocks)))
     with writing_store(tmp_path / "all", 10_000) as writer:
-        writer.extend(ids, np.array([len(document) for document in documents_of_some_blocks]))
+        writer.extend(ids, np.array([len(document) for document in several_blocks]))
     for path in (bin_path, idx_path, crc_path):
         assert path(tmp_path / "one").read_bytes() == path(tmp_path / "all").read_bytes()
 

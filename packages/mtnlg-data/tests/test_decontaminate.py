@@ -15,13 +15,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtnlg_data.console import Failure
-from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings, pieces
+from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings, plan_cuts
 from mtnlg_data.decontaminate.matches import Match, sentence_ends
-from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, _begun_by_arrays, begun, read_task_texts, task_ngrams
+from mtnlg_data.decontaminate.ngrams import (
+    NgramSet,
+    TaskText,
+    _find_prefixes_numpy,
+    find_prefixes,
+    read_task_texts,
+    task_ngrams,
+)
 from mtnlg_data.decontaminate.stage import decontaminate_documents
-from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.document import Document, batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.words import fold, runs_of, word_characters
+from mtnlg_data.words import fold_case, ngram_hashes, word_character_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,87 +43,87 @@ def run(
     folder: Path,
     documents: Sequence[str],
     texts: Sequence[tuple[str, str]] | None,
-    how: DecontaminateSettings = SMALL,
+    config: DecontaminateSettings = SMALL,
     shards: int = 2,
 ) -> tuple[Summary, list[dict[str, Any]]]:
-    """The account, and the documents that are left."""
+    """The stage's summary and the remaining documents."""
     rows = [Document(f"d{number}", "web", text, "u", "en", 0.5) for number, text in enumerate(documents)]
     paths = [folder / f"web-{number:05d}.parquet" for number in range(shards)]
     cuts = np.linspace(0, len(rows), shards + 1).astype(int)
     for number, path in enumerate(paths):
-        write_documents(path, batches(rows[cuts[number] : cuts[number + 1]]))
+        write_documents(path, batch_documents(rows[cuts[number] : cuts[number + 1]]))
     file = None
     if texts is not None:
         file = folder / "texts.jsonl"
         rows_of_tasks = enumerate(texts)
         lines = [json.dumps({"task": task, "id": str(n), "text": text}) + "\n" for n, (task, text) in rows_of_tasks]
         file.write_text("".join(lines), encoding="utf-8")
-    account = decontaminate_documents(paths, folder / "out", how, file, Local(1))
+    summary = decontaminate_documents(paths, folder / "out", config, file, Local(1))
     left = [row for path in paths for row in pq.read_table(folder / "out" / path.name).to_pylist()]
-    return account, left
+    return summary, left
 
 
 # --- the oracle: the definition, word by word ------------------------------------------------------------------------
 
 
 def plain_words(text: str) -> list[tuple[int, int, str]]:
-    return [(match.start(), match.end(), match.group()) for match in re.finditer(r"\w+", fold(text))]
+    return [(match.start(), match.end(), match.group()) for match in re.finditer(r"\w+", fold_case(text))]
 
 
-def plain_ngrams(texts: Sequence[tuple[str, str]], how: DecontaminateSettings) -> set[tuple[str, ...]]:
+def plain_ngrams(texts: Sequence[tuple[str, str]], config: DecontaminateSettings) -> set[tuple[str, ...]]:
     ngrams = set()
     for _, text in texts:
         words = tuple(word for _, _, word in plain_words(text))
-        if how.minimum <= len(words) < how.n:
+        if config.minimum <= len(words) < config.n:
             ngrams.add(words)
-        for first in range(len(words) - how.n + 1):
-            ngrams.add(words[first : first + how.n])
+        for first in range(len(words) - config.n + 1):
+            ngrams.add(words[first : first + config.n])
     return ngrams
 
 
 def plain_first(
-    text: str, ngrams: set[tuple[str, ...]], how: DecontaminateSettings
+    text: str, ngrams: set[tuple[str, ...]], config: DecontaminateSettings
 ) -> tuple[int, int, tuple[str, ...]] | None:
     words = plain_words(text)
     for first in range(len(words)):
-        for length in range(how.n, how.minimum - 1, -1):
+        for length in range(config.n, config.minimum - 1, -1):
             run_of_words = tuple(word for _, _, word in words[first : first + length])
             if len(run_of_words) == length and run_of_words in ngrams:
                 return words[first][0], words[first + length - 1][1], run_of_words
     return None
 
 
-def plain_cut(text: str, ngrams: set[tuple[str, ...]], how: DecontaminateSettings) -> list[str]:
+def plain_cut(text: str, ngrams: set[tuple[str, ...]], config: DecontaminateSettings) -> list[str]:
     """Take the first n-gram and what surrounds it out, go on with the rest, as the paper's tool does."""
     kept, is_whole = [], True
-    while match := plain_first(text, ngrams, how) if is_whole or len(text) >= how.shortest else None:
+    while match := plain_first(text, ngrams, config) if is_whole or len(text) >= config.shortest else None:
         start, end, _ = match
         is_whole = False
-        left = start - how.window
+        left = start - config.window
         while left > 0 and text[left] not in ".!?":
             left -= 1
         kept.append(text[: left + 1] if left > 0 else "")
-        right = end + how.window
+        right = end + config.window
         while right < len(text) and text[right] not in ".!?":
             right += 1
         text = text[right + 1 :]
     if is_whole:
         return [text]
-    return [piece for piece in [*kept, text] if piece and len(piece) >= how.shortest]
+    return [piece for piece in [*kept, text] if piece and len(piece) >= config.shortest]
 
 
-def plain(documents: Sequence[str], texts: Sequence[tuple[str, str]], how: DecontaminateSettings) -> list[str]:
-    ngrams = plain_ngrams(texts, how)
+def plain(documents: Sequence[str], texts: Sequence[tuple[str, str]], config: DecontaminateSettings) -> list[str]:
+    ngrams = plain_ngrams(texts, config)
     holders: Counter[tuple[str, ...]] = Counter()
     for text in documents:
         words = [word for _, _, word in plain_words(text)]
-        runs = {tuple(words[i : i + n]) for n in range(how.minimum, how.n + 1) for i in range(len(words) - n + 1)}
+        runs = {tuple(words[i : i + n]) for n in range(config.minimum, config.n + 1) for i in range(len(words) - n + 1)}
         holders.update(runs & ngrams)
-    rare = {ngram for ngram in ngrams if holders[ngram] < how.common}
+    rare = {ngram for ngram in ngrams if holders[ngram] < config.common}
     left = []
     for text in documents:
-        parts = plain_cut(text, rare, how)
-        left += parts if len(parts) <= how.most_splits else []
+        parts = plain_cut(text, rare, config)
+        left += parts if len(parts) <= config.most_splits else []
     return left
 
 
@@ -141,12 +148,12 @@ def test_what_is_left_is_what_the_definition_leaves(
     window: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    how = SMALL.model_copy(update={"common": common, "window": window})
-    account, left = run(tmp_path_factory.mktemp("d"), documents, texts, how)
-    expected = plain(documents, texts, how)
+    config = SMALL.model_copy(update={"common": common, "window": window})
+    summary, left = run(tmp_path_factory.mktemp("d"), documents, texts, config)
+    expected = plain(documents, texts, config)
     assert [row["text"] for row in left] == expected
-    assert account["documents_out"] == len(expected)
-    assert account["characters_out"] == sum(map(len, expected))
+    assert summary["documents_out"] == len(expected)
+    assert summary["characters_out"] == sum(map(len, expected))
 
 
 @given(texts=task_texts, documents=st.lists(prose, max_size=3))
@@ -157,12 +164,12 @@ def test_every_place_of_every_ngram_is_found_by_start_the_longest_first(
     ngrams = task_ngrams([TaskText(task=task, id="", text=text) for task, text in texts], 4, 2)
     assert {tuple(ngram.split()) for ngram in ngrams} == plain_ngrams(texts, SMALL)
     numbered = list(ngrams)
-    found = list(zip(*(column.tolist() for column in NgramSet(numbered, 2).search(documents)), strict=True))
+    occurrences = list(zip(*(column.tolist() for column in NgramSet(numbered, 2).search(documents)), strict=True))
     for number, text in enumerate(documents):
         spans = plain_words(text)
         runs = [spans[i : i + n] for i in range(len(spans)) for n in range(4, 1, -1) if i + n <= len(spans)]
         expected = [(r[0][0], r[-1][1], " ".join(word for _, _, word in r)) for r in runs]
-        ours = [(start, end, numbered[ngram]) for of, start, end, ngram in found if of == number]
+        ours = [(start, end, numbered[ngram]) for of, start, end, ngram in occurrences if of == number]
         assert ours == [e for e in expected if e[2] in ngrams]
 
 
@@ -172,20 +179,20 @@ def test_every_place_of_every_ngram_is_found_by_start_the_longest_first(
     minimum=st.integers(1, 4),
     bits=st.integers(0, 2**64 - 1),
 )
-def test_numba_and_numpy_look_at_the_same_places(hashes: list[int], cuts: list[int], minimum: int, bits: int) -> None:
+def test_numba_and_numpy_find_the_same_prefixes(hashes: list[int], cuts: list[int], minimum: int, bits: int) -> None:
     bounds = np.array(sorted({0, len(hashes), *(cut for cut in cuts if cut < len(hashes))}), np.int64)
     words = (np.array(hashes, np.uint64), bounds, minimum, np.array([bits], np.uint64), np.uint64(58))
-    assert begun(*words).tolist() == _begun_by_arrays(*words).tolist()
+    assert find_prefixes(*words).tolist() == _find_prefixes_numpy(*words).tolist()
 
 
 def cut_at(
     text: str, spans: Sequence[tuple[int, int]], window: int, shortest: int
 ) -> tuple[list[str], list[tuple[int, int]]]:
-    """What is kept of a text with matches there, and for which of them it is cut."""
+    """Pieces kept of a text with matches at these spans, and the matches it is cut for."""
     starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
     around = zip(*(column.tolist() for column in sentence_ends(text, starts, ends, window)), strict=True)
     matches = [Match(*span, 0, *of) for span, of in zip(spans, around, strict=True)]
-    kept, cuts = pieces(len(text), matches, shortest)
+    kept, cuts = plan_cuts(len(text), matches, shortest)
     return [text[start:end] for start, end in kept], [(cut.match.start, cut.match.end) for cut in cuts]
 
 
@@ -194,18 +201,18 @@ def cut_at(
 def test_the_pieces_of_a_text_are_those_of_the_definition(
     text: str, texts: list[tuple[str, str]], window: int, shortest: int
 ) -> None:
-    how = SMALL.model_copy(update={"window": window, "shortest": shortest})
-    ngrams = [" ".join(ngram) for ngram in sorted(plain_ngrams(texts, how))]
-    found = NgramSet(ngrams, how.minimum).search([text])
-    spans = list(zip(found.starts.tolist(), found.ends.tolist(), strict=True))
+    config = SMALL.model_copy(update={"window": window, "shortest": shortest})
+    ngrams = [" ".join(ngram) for ngram in sorted(plain_ngrams(texts, config))]
+    matches = NgramSet(ngrams, config.minimum).search([text])
+    spans = list(zip(matches.starts.tolist(), matches.ends.tolist(), strict=True))
     left = cut_at(text, spans, window, shortest)[0] if spans else [text]
-    assert left == plain_cut(text, plain_ngrams(texts, how), how)
+    assert left == plain_cut(text, plain_ngrams(texts, config), config)
 
 
 def test_documents_are_the_same_whatever_the_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [around(f"{THIRTEEN if n % 3 else ''} {n}", left=100 * n) for n in range(9)]
     _, expected = run(tmp_path, documents, [("wic", THIRTEEN)], PAPER)
-    monkeypatch.setattr("mtnlg_data.document.ROWS_A_GROUP", 2)
+    monkeypatch.setattr("mtnlg_data.document.ROWS_PER_GROUP", 2)
     assert run(tmp_path, documents, [("wic", THIRTEEN)], PAPER)[1] == expected
 
 
@@ -216,18 +223,18 @@ PAPER = DecontaminateSettings()
 
 
 def around(text: str, *, left: int = 400, right: int = 400) -> str:
-    """The text as a sentence, between so many characters of sentences of ten."""
+    """The text as a sentence, between sentences of ten characters."""
     return "Aaaa bbbb." * (left // 10) + f" {text}. " + "Cccc dddd." * (right // 10)
 
 
 def test_two_hundred_characters_on_each_side_go_with_a_match_to_the_end_of_the_sentence(tmp_path: Path) -> None:
-    account, left = run(tmp_path, [around(THIRTEEN)], [("boolq", THIRTEEN.upper())], PAPER)
+    summary, left = run(tmp_path, [around(THIRTEEN)], [("boolq", THIRTEEN.upper())], PAPER)
     assert [row["text"] for row in left] == ["Aaaa bbbb." * 20, "Cccc dddd." * 20]
     assert [row["id"] for row in left] == ["d0#0", "d0#1"]
     assert {(row["url"], row["language"], row["score"], row["source"]) for row in left} == {("u", "en", 0.5, "web")}
-    assert account["decontamination"]["documents_cut"] == 1
-    assert account["decontamination"]["cuts_by_task"] == {"boolq": 1}
-    assert account["decontamination"]["samples"][0]["ngram"] == THIRTEEN
+    assert summary["decontamination"]["documents_cut"] == 1
+    assert summary["decontamination"]["cuts_by_task"] == {"boolq": 1}
+    assert summary["decontamination"]["samples"][0]["ngram"] == THIRTEEN
 
 
 def test_a_document_that_is_only_trimmed_keeps_its_name(tmp_path: Path) -> None:
@@ -236,30 +243,30 @@ def test_a_document_that_is_only_trimmed_keeps_its_name(tmp_path: Path) -> None:
 
 
 def test_short_pieces_go_and_a_document_of_short_pieces_goes_as_a_whole(tmp_path: Path) -> None:
-    account, left = run(tmp_path, [around(THIRTEEN, left=390, right=390)], [("boolq", THIRTEEN)], PAPER)
+    summary, left = run(tmp_path, [around(THIRTEEN, left=390, right=390)], [("boolq", THIRTEEN)], PAPER)
     assert left == []
-    assert account["sources"]["web"]["dropped"] == {"contaminated": 1}
-    assert account["decontamination"]["documents_dropped"] == 1
+    assert summary["sources"]["web"]["dropped"] == {"contaminated": 1}
+    assert summary["decontamination"]["documents_dropped"] == 1
 
 
 @pytest.mark.parametrize(("matches", "kept"), [(9, 10), (10, 0)])
 def test_a_document_of_more_than_ten_pieces_goes_as_a_whole(tmp_path: Path, matches: int, kept: int) -> None:
     sentences = "Aaaa bbbb." * 70
-    account, left = run(tmp_path, [sentences + (THIRTEEN + "." + sentences) * matches], [("wic", THIRTEEN)], PAPER)
-    assert len(left) == kept == account["documents_out"]
-    assert account["sources"]["web"]["dropped"] == ({} if kept else {"split": 1})
+    summary, left = run(tmp_path, [sentences + (THIRTEEN + "." + sentences) * matches], [("wic", THIRTEEN)], PAPER)
+    assert len(left) == kept == summary["documents_out"]
+    assert summary["sources"]["web"]["dropped"] == ({} if kept else {"split": 1})
 
 
 def test_ngrams_that_ten_documents_hold_are_left_alone(tmp_path: Path) -> None:
     documents = [f"{around(THIRTEEN)} {number}" for number in range(10)]
-    account, left = run(tmp_path, documents, [("boolq", THIRTEEN)], PAPER, shards=3)
+    summary, left = run(tmp_path, documents, [("boolq", THIRTEEN)], PAPER, shards=3)
     assert [row["text"] for row in left] == documents
-    assert account["decontamination"]["ngrams_common"] == 1
-    account, left = run(tmp_path, [*documents[:9], documents[0]], [("boolq", THIRTEEN)], PAPER, shards=3)
-    assert account["decontamination"]["ngrams_common"] == 1
+    assert summary["decontamination"]["ngrams_common"] == 1
+    summary, left = run(tmp_path, [*documents[:9], documents[0]], [("boolq", THIRTEEN)], PAPER, shards=3)
+    assert summary["decontamination"]["ngrams_common"] == 1
     nine = [*documents[:8], documents[8] + documents[8]]
-    account, _ = run(tmp_path, nine, [("boolq", THIRTEEN)], PAPER, shards=3)
-    assert account["decontamination"]["documents_cut"] == 9
+    summary, _ = run(tmp_path, nine, [("boolq", THIRTEEN)], PAPER, shards=3)
+    assert summary["decontamination"]["documents_cut"] == 9
 
 
 @pytest.mark.parametrize("length", [8, 12])
@@ -273,11 +280,11 @@ def test_a_short_task_text_counts_as_one_ngram_and_under_eight_words_it_is_ignor
 # --- the ledger ------------------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_says_what_was_cut_where_and_for_which_row_of_which_task(tmp_path: Path) -> None:
+def test_the_ledger_names_the_cut_its_place_and_every_task_row(tmp_path: Path) -> None:
     other = "alpha beta gamma delta epsilon zeta eta theta iota kappa"
     documents = [around(THIRTEEN), "nothing here", THIRTEEN, around(f"{other}. {'Dddd eeee.' * 60} {THIRTEEN}")]
     texts = [("boolq", THIRTEEN), ("wic", THIRTEEN.upper()), ("wic", other)]
-    account, left = run(tmp_path, documents, texts, PAPER)
+    summary, left = run(tmp_path, documents, texts, PAPER)
     ledger = pq.read_table(tmp_path / "out" / "cuts.parquet").to_pylist()
     assert [(row["document"], row["task"], row["task_id"], row["fate"]) for row in ledger] == [
         ("d0", "boolq", "0", "cut"),
@@ -298,7 +305,7 @@ def test_the_ledger_says_what_was_cut_where_and_for_which_row_of_which_task(tmp_
     spans = sorted({(row["cut_start"], row["cut_end"]) for row in ledger if row["document"] == "d3"})
     (first, second), text = spans, documents[3]
     assert [kept[f"d3#{n}"] for n in range(3)] == [text[: first[0]], text[first[1] : second[0]], text[second[1] :]]
-    assert account["decontamination"]["cuts_by_task"] == {"boolq": 3, "wic": 4}
+    assert summary["decontamination"]["cuts_by_task"] == {"boolq": 3, "wic": 4}
 
 
 def test_a_common_ngram_is_in_no_ledger(tmp_path: Path) -> None:
@@ -311,11 +318,11 @@ def test_a_common_ngram_is_in_no_ledger(tmp_path: Path) -> None:
 
 def test_folding_keeps_every_character_in_its_place_and_words_words() -> None:
     everything = [chr(code) for code in range(sys.maxunicode + 1)]
-    folded = fold("".join(everything))
+    folded = fold_case("".join(everything))
     assert len(folded) == len(everything)
-    assert folded == "".join(map(fold, everything))  # whatever stands around a character
+    assert folded == "".join(map(fold_case, everything))  # whatever stands around a character
     codes = np.array([ord(character) for character in folded])
-    assert (word_characters()[codes] == word_characters()).all()
+    assert (word_character_table()[codes] == word_character_table()).all()
 
 
 def test_offsets_are_those_of_the_text_though_lower_case_is_longer(tmp_path: Path) -> None:
@@ -339,10 +346,10 @@ def test_short_documents_are_searched_to_their_last_word(tmp_path: Path, text: s
 def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     from mtnlg_data.decontaminate import ngrams as module
 
-    monkeypatch.setattr(module, "runs_of", lambda *run: np.zeros(len(runs_of(*run)), np.uint64))
-    monkeypatch.setattr(module, "begun", lambda hashes, *_: np.arange(len(hashes)))
-    found = NgramSet(["a b", "c d", "ab c", "e fg"], 2).search(["x c d a b", "b a", "a bc abc d", "e f", "e fgh"])
-    assert [column.tolist() for column in found] == [[0, 0], [2, 6], [5, 9], [1, 0]]
+    monkeypatch.setattr(module, "ngram_hashes", lambda *run: np.zeros(len(ngram_hashes(*run)), np.uint64))
+    monkeypatch.setattr(module, "find_prefixes", lambda hashes, *_: np.arange(len(hashes)))
+    matches = NgramSet(["a b", "c d", "ab c", "e fg"], 2).search(["x c d a b", "b a", "a bc abc d", "e f", "e fgh"])
+    assert [column.tolist() for column in matches] == [[0, 0], [2, 6], [5, 9], [1, 0]]
 
 
 def test_a_piece_of_a_cut_holds_no_match_begun_in_what_was_cut() -> None:
@@ -379,7 +386,7 @@ def test_neither_the_order_of_units_nor_of_shards_nor_of_portions_moves_a_byte(
     documents = [around(f"{THIRTEEN} {n}", left=100 * n) for n in range(8)]
     run(tmp_path, documents, [("wic", THIRTEEN), ("boolq", THIRTEEN)], PAPER, shards=4)
     shards = sorted(tmp_path.glob("*.parquet"), reverse=True)
-    monkeypatch.setattr("mtnlg_data.words.CHARACTERS_AT_ONCE", 900)
+    monkeypatch.setattr("mtnlg_data.words.BATCH_CHARACTERS", 900)
     decontaminate_documents(shards, tmp_path / "two", PAPER, tmp_path / "texts.jsonl", Backwards(1))
     for name in ("cuts.parquet", *(shard.name for shard in shards)):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
@@ -389,9 +396,9 @@ def test_neither_the_order_of_units_nor_of_shards_nor_of_portions_moves_a_byte(
 
 
 def test_without_task_texts_everything_passes(tmp_path: Path) -> None:
-    account, left = run(tmp_path, ["a b c d", ""], None)
+    summary, left = run(tmp_path, ["a b c d", ""], None)
     assert [row["text"] for row in left] == ["a b c d", ""]
-    assert account["decontamination"]["cuts_by_task"] == {}
+    assert summary["decontamination"]["cuts_by_task"] == {}
 
 
 @pytest.mark.parametrize(

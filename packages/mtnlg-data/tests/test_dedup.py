@@ -1,4 +1,4 @@
-"""Deduplication from shards to shards: what it finds, what it keeps, and that nothing but the input moves a byte."""
+"""Deduplication end to end: what it finds and keeps, and that its output depends on nothing but its input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
-from mtnlg_data.document import Document, batches, write_documents
+from mtnlg_data.document import Document, batch_documents, write_documents
 from mtnlg_data.engine import Local
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ WORDS = DeduplicateSettings(shingle_length=1)
 
 
 def write_shards(folder: Path, documents: Sequence[Document], shards: int = 1) -> list[Path]:
-    """The documents of each source over ``shards`` files in turn."""
+    """Deal the documents of each source to ``shards`` files in turn."""
     paths = []
     for source in dict.fromkeys(document.source for document in documents):
         own = [document for document in documents if document.source == source]
         for number in range(shards):
             path = folder / f"{source}-{number:05d}.parquet"
-            write_documents(path, batches(own[number::shards]))
+            write_documents(path, batch_documents(own[number::shards]))
             paths.append(path)
     return paths
 
@@ -42,13 +42,13 @@ def write_shards(folder: Path, documents: Sequence[Document], shards: int = 1) -
 def run(
     shards: Sequence[Path], out: Path, settings: DeduplicateSettings = WORDS, priority: Sequence[str] = ("web",)
 ) -> tuple[Summary, list[dict[str, Any]]]:
-    """The account and the ledger."""
-    account = deduplicate_documents(shards, out, settings, priority, Local(1))
-    return account, pq.read_table(out / "removed.parquet").to_pylist()
+    """The stage's summary and the ledger."""
+    summary = deduplicate_documents(shards, out, settings, priority, Local(1))
+    return summary, pq.read_table(out / "removed.parquet").to_pylist()
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """What a later stage or a person reads."""
+    """Bytes of the shards and the ledger."""
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.parquet"))}
 
 
@@ -56,9 +56,9 @@ def contents(out: Path) -> dict[str, bytes]:
 
 
 def planted(similarities: Sequence[float], pairs: int, size: int = 400) -> list[Document]:
-    """For each similarity J so many pairs of texts whose sets of words have exactly that Jaccard, as near as J allows.
+    """``pairs`` pairs of texts for each similarity, with word sets of that Jaccard similarity, rounded to whole words.
 
-    Two sets of ``size`` words of which c are shared: J = c / (2 size - c).
+    Two sets of ``size`` words that share c have J = c / (2 size - c).
     """
     documents, fresh = [], iter(range(10**9))
     for similarity in similarities:
@@ -72,10 +72,10 @@ def planted(similarities: Sequence[float], pairs: int, size: int = 400) -> list[
 
 
 def test_planted_pairs_are_found_as_often_as_the_s_curve_says_and_none_below_the_threshold(tmp_path: Path) -> None:
-    """1 - (1 - J**13)**20 of the pairs at J >= 0.8, within four standard deviations of so many draws; no other pair."""
+    """1 - (1 - J**13)**20 of the pairs with J >= 0.8, within four standard deviations; no other pair."""
     pairs = 60
     similarities = [0.5, 0.7, 0.78, 0.82, 0.85, 0.9, 0.95, 1.0]
-    account, ledger = run(write_shards(tmp_path, planted(similarities, pairs)), tmp_path / "out")
+    summary, ledger = run(write_shards(tmp_path, planted(similarities, pairs)), tmp_path / "out")
     assert all(row["document"].rpartition("/")[0] == row["kept"].rpartition("/")[0] for row in ledger)
     found = Counter(float(row["document"].partition("/")[0]) for row in ledger)
     assert set(found) <= {similarity for similarity in similarities if similarity >= 0.8}
@@ -83,7 +83,7 @@ def test_planted_pairs_are_found_as_often_as_the_s_curve_says_and_none_below_the
         chance = 1 - (1 - similarity**13) ** 20
         spread = np.sqrt(pairs * chance * (1 - chance))
         assert abs(found[similarity] - pairs * chance) <= 4 * spread + 0.5
-    assert account["duplicates"]["components"] == len(ledger)
+    assert summary["duplicates"]["components"] == len(ledger)
     for row in ledger:
         assert row["jaccard"] == pytest.approx(float(row["document"].partition("/")[0]), abs=0.003)
 
@@ -106,7 +106,7 @@ def sentence(start: int, length: int = 300) -> str:
 
 @pytest.fixture
 def documents() -> list[Document]:
-    """Two sources: a cluster of five over both, one of two, and what is alone."""
+    """Two sources: a cluster of five across both, one of two, and documents without duplicates."""
     cluster = [Document(f"web/{n}", "web", sentence(0) + f" tail{n}") for n in range(3)]
     cluster += [Document(f"books/{n}", "books", sentence(0).upper() + f" tail{n}") for n in range(2)]
     pair = [Document("web/p", "web", sentence(5000)), Document("web/q", "web", sentence(5000) + "!", "url", "en", 0.5)]
@@ -118,14 +118,14 @@ def documents() -> list[Document]:
 def test_of_a_cluster_the_document_of_the_best_source_stays_and_the_ledger_says_so(
     tmp_path: Path, documents: list[Document]
 ) -> None:
-    account, ledger = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("books", "web"))
-    assert account["duplicates"]["cluster_sizes"] == {"2": 1, "5": 1}
+    summary, ledger = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("books", "web"))
+    assert summary["duplicates"]["cluster_sizes"] == {"2": 1, "5": 1}
     of_five = [row for row in ledger if row["kept"].startswith("books")]
     assert {row["document"] for row in of_five} | {of_five[0]["kept"]} == {d.id for d in documents[:5]}
     assert len({(row["kept"], row["component"]) for row in of_five}) == 1
     assert {(row["source"], row["kept_source"]) for row in of_five} == {("web", "books"), ("books", "books")}
-    assert account["sources"]["books"]["dropped"] == {"duplicate": 1}
-    assert account["sources"]["web"]["dropped"] == {"duplicate": 4}
+    assert summary["sources"]["books"]["dropped"] == {"duplicate": 1}
+    assert summary["sources"]["web"]["dropped"] == {"duplicate": 4}
     reversed_priority, _ = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("web", "books"))
     assert reversed_priority["sources"]["books"]["dropped"] == {"duplicate": 2}
 
@@ -154,9 +154,9 @@ def test_a_ledger_row_names_the_place_of_the_document_and_its_twins_jaccard(
 
 
 def test_samples_show_both_texts(tmp_path: Path, documents: list[Document]) -> None:
-    account, ledger = run(write_shards(tmp_path, documents), tmp_path / "out")
+    summary, ledger = run(write_shards(tmp_path, documents), tmp_path / "out")
     texts = {document.id: document.text for document in documents}
-    samples = account["duplicates"]["samples"]
+    samples = summary["duplicates"]["samples"]
     assert len(samples) == len(ledger) == 5
     for sample in samples:
         assert sample["text_kept"] == texts[sample["kept"]][:600]
@@ -167,29 +167,33 @@ def test_a_source_that_would_lose_more_than_its_share_stops_the_run_until_a_pers
     tmp_path: Path, documents: list[Document]
 ) -> None:
     shards, out = write_shards(tmp_path, documents), tmp_path / "out"
-    with pytest.raises(Failure, match=r"of web 28.6% would go as duplicates, more than alarm_share = 0.2") as stopped:
+    with pytest.raises(Failure, match=r"would remove 28.6% of web, more than alarm_share = 0.2") as stopped:
         run(shards, out, WORDS.model_copy(update={"alarm_share": 0.2}), ("books", "web"))
     assert [path.name for path in out.glob("*.parquet")] == ["removed.parquet"]
     advice = re.search(r"--set deduplicate.alarm_share=(\S+) ", str(stopped.value))
     assert advice
     engine = Counting()
     settings = WORDS.model_copy(update={"alarm_share": float(advice[1])})
-    account = deduplicate_documents(shards, out, settings, ("books", "web"), engine)
-    assert account["duplicates"]["removed_share"] == {"books": 0.166667, "web": 0.285714}
-    assert engine.functions == ["mark", "survive", "survive"]  # the search is not done again
+    summary = deduplicate_documents(shards, out, settings, ("books", "web"), engine)
+    assert summary["duplicates"]["removed_share"] == {"books": 0.166667, "web": 0.285714}
+    assert engine.functions == [
+        "write_removal_mask",
+        "write_survivors",
+        "write_survivors",
+    ]  # the search is not done again
 
 
 @pytest.mark.parametrize("texts", [[], ["", "."], ["one two three"]])
 def test_a_corpus_without_candidates_passes_through(tmp_path: Path, texts: list[str]) -> None:
     path = tmp_path / "web-00000.parquet"
-    write_documents(path, batches(Document(str(n), "web", text) for n, text in enumerate(texts)))
-    account, ledger = run([path], tmp_path / "out")
-    assert (account["documents_out"], ledger) == (len(texts), [])
-    assert account["duplicates"]["components"] == 0
+    write_documents(path, batch_documents(Document(str(n), "web", text) for n, text in enumerate(texts)))
+    summary, ledger = run([path], tmp_path / "out")
+    assert (summary["documents_out"], ledger) == (len(texts), [])
+    assert summary["duplicates"]["components"] == 0
 
 
 def removed_of(folder: Path, texts: Sequence[str], settings: DeduplicateSettings) -> set[str]:
-    """The numbers of the texts that go."""
+    """Indices of the removed texts."""
     shards = write_shards(folder, [Document(str(number), "web", text) for number, text in enumerate(texts)])
     _, ledger = run(shards, folder / "out", settings)
     return {row["document"] for row in ledger}
@@ -212,7 +216,7 @@ def test_a_page_that_stands_a_hundred_times_is_kept_once(tmp_path: Path) -> None
 
 
 def test_case_and_punctuation_do_not_count_and_the_composition_of_characters_does(tmp_path: Path) -> None:
-    """The stage before composes characters (ftfy); here "é" of two code points is no "é" of one."""
+    """The clean stage composes characters (ftfy); here "é" of two code points differs from "é" of one."""
     composed = " ".join(f"caf\u00e9{number}" for number in range(60))
     texts = [composed, composed.upper().replace(" ", ", "), unicodedata.normalize("NFD", composed)]
     assert len(removed_of(tmp_path, texts, ALL_MAY_GO)) == 1
@@ -256,7 +260,7 @@ def test_documents_are_the_same_whatever_the_row_groups(
         paths = write_shards(tmp_path, documents, 2)
         _, ledger = run(paths, tmp_path / out)
         runs.append([ledger, *(pq.read_table(tmp_path / out / path.name).to_pylist() for path in paths)])
-        monkeypatch.setattr("mtnlg_data.document.ROWS_A_GROUP", 2)
+        monkeypatch.setattr("mtnlg_data.document.ROWS_PER_GROUP", 2)
     assert runs[0] == runs[1]
 
 
@@ -265,17 +269,17 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
 ) -> None:
     settings = WORDS.model_copy(update={"bands": 6, "rows": 5})
     run(shards, tmp_path / "one", settings)
-    monkeypatch.setattr("mtnlg_data.dedup.bands.KEYS_A_PART", 30)
-    monkeypatch.setattr("mtnlg_data.dedup.bands.KEYS_A_UNIT", 30)
+    monkeypatch.setattr("mtnlg_data.dedup.bands.KEYS_PER_RANGE", 30)
+    monkeypatch.setattr("mtnlg_data.dedup.bands.MIN_KEYS_PER_UNIT", 30)
     monkeypatch.setattr("mtnlg_data.dedup.clusters.GROUP_BYTES", 12_000)
-    monkeypatch.setattr("mtnlg_data.dedup.candidates.BYTES_AT_ONCE", 3000)
+    monkeypatch.setattr("mtnlg_data.dedup.candidates.TABLE_BYTES", 3000)
     monkeypatch.setattr("mtnlg_data.dedup.verify.SPILL_BYTES", 1000)
-    monkeypatch.setattr("mtnlg_data.words.CHARACTERS_AT_ONCE", 500)
-    monkeypatch.setattr("mtnlg_data.dedup.ledger.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("mtnlg_data.words.BATCH_CHARACTERS", 500)
+    monkeypatch.setattr("mtnlg_data.dedup.ledger.BATCH_ROWS", 3)
     engine = Counting()
     deduplicate_documents(shards, tmp_path / "many", settings, ["web"], engine)
-    assert engine.functions.count("link") == 3 * settings.bands
-    assert engine.functions.count("judge") > 3
+    assert engine.functions.count("link_bands") == 3 * settings.bands
+    assert engine.functions.count("deduplicate_group") > 3
     one, many = (pq.read_table(tmp_path / name / "removed.parquet") for name in ("one", "many"))
     assert one.equals(many)
     assert one.num_rows > 10
@@ -284,7 +288,7 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
 
 
 class Counting(Local):
-    """Knows what it ran."""
+    """Records the functions that it ran."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -301,7 +305,7 @@ class Killed(Exception):  # noqa: N818  (no error, an end)
 
 
 class KilledAfter(Counting):
-    """Ends the run after so many units have ended, as a kill would."""
+    """Ends the run after this many units, as a kill would."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -317,7 +321,7 @@ class KilledAfter(Counting):
 
 def test_killed_after_any_number_of_units_it_goes_on_to_the_same_bytes(tmp_path: Path, shards: list[Path]) -> None:
     settings = WORDS.model_copy(update={"bands": 4, "rows": 5})
-    account, _ = run(shards, tmp_path / "whole", settings)
+    summary, _ = run(shards, tmp_path / "whole", settings)
     out, kills = tmp_path / "killed", 0
     while True:
         try:
@@ -328,7 +332,7 @@ def test_killed_after_any_number_of_units_it_goes_on_to_the_same_bytes(tmp_path:
     units = 3 * len(shards) + 5  # signatures, candidates, survivors; bands, clusters, a group, ledger, mark
     assert kills == (units - 1) // 4  # the unit at whose end the kill comes has its manifest already
     assert contents(out) == contents(tmp_path / "whole")
-    assert again["duplicates"] == account["duplicates"]
+    assert again["duplicates"] == summary["duplicates"]
 
 
 def test_a_damaged_state_file_is_found_and_made_again(tmp_path: Path, documents: list[Document]) -> None:
@@ -357,4 +361,10 @@ def test_the_bulk_of_the_state_goes_and_what_is_left_serves_another_threshold(
     assert not list(out.rglob("*.arrow"))
     engine = Counting()
     deduplicate_documents(shards, out, WORDS.model_copy(update={"threshold": 0.9}), ["web"], engine)
-    assert set(engine.functions) == {"collect", "judge", "enter", "mark", "survive"}
+    assert set(engine.functions) == {
+        "collect_candidates",
+        "deduplicate_group",
+        "write_ledger",
+        "write_removal_mask",
+        "write_survivors",
+    }

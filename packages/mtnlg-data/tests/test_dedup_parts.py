@@ -15,21 +15,29 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from mtnlg_data.dedup.bands import NO_KEY, BandPart, Run, link, links_in, run_bytes, write_run
-from mtnlg_data.dedup.candidates import keys_of, sets
+from mtnlg_data.dedup.bands import NO_KEY, BandUnit, SignatureRun, link_bands, read_links, run_file_bytes, write_run
+from mtnlg_data.dedup.candidates import keys_of_rows, shingle_sets
 from mtnlg_data.dedup.clusters import GROUP_BYTES, group_ends
 from mtnlg_data.dedup.minhash import (
-    _minhash_by_arrays,
-    _runs_by_arrays,
+    _minhash_numpy,
+    _shingle_ngrams_numpy,
     band_keys,
+    hash_shingles,
     minhash,
     permutations,
-    runs_within,
-    shingles,
+    shingle_ngrams,
 )
-from mtnlg_data.dedup.representatives import representatives
-from mtnlg_data.dedup.union_find import _unite_by_graph, components, forest, unite
-from mtnlg_data.dedup.verify import Sets, _common_by_arrays, buckets, common, draws, jaccard, verified
+from mtnlg_data.dedup.representatives import choose_representatives
+from mtnlg_data.dedup.union_find import _unite_scipy, components, new_forest, unite
+from mtnlg_data.dedup.verify import (
+    ShingleSets,
+    _intersection_size_numpy,
+    buckets,
+    draw_pivots,
+    intersection_size,
+    jaccard,
+    verify_buckets,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +61,7 @@ def test_signatures_are_datasketchs_bit_for_bit_with_and_without_numba(values: l
         theirs = MinHash(260, seed=seed, hashfunc=lambda value: value, scheme="affine32")
         theirs.update_batch(text)
         assert signature.tolist() == theirs.hashvalues.tolist()
-    assert _minhash_by_arrays(flat, bounds, a, b).tolist() == ours.tolist()
+    assert _minhash_numpy(flat, bounds, a, b).tolist() == ours.tolist()
 
 
 @given(
@@ -64,7 +72,7 @@ def test_signatures_are_datasketchs_bit_for_bit_with_and_without_numba(values: l
 def test_shingles_are_runs_of_lower_cased_words_or_characters_and_a_short_text_is_one(
     texts: list[str], kind: str, length: int
 ) -> None:
-    values, bounds = shingles(texts, kind, length)  # type: ignore[arg-type]
+    values, bounds = hash_shingles(texts, kind, length)  # type: ignore[arg-type]
     known: dict[tuple[str, ...], int] = {}
     for number, text in enumerate(texts):
         low = text.lower()
@@ -82,7 +90,7 @@ def test_numba_and_numpy_make_the_same_runs(texts: list[list[int]], length: int)
     units = np.array(list(itertools.chain(*texts)), np.uint64)
     bounds = np.cumsum([0, *map(len, texts)])
     out = np.cumsum([0, *(max(len(text) - length + 1, min(1, len(text))) for text in texts)])
-    assert runs_within(units, bounds, out).tolist() == _runs_by_arrays(units, bounds, out).tolist()
+    assert shingle_ngrams(units, bounds, out).tolist() == _shingle_ngrams_numpy(units, bounds, out).tolist()
 
 
 @given(
@@ -105,18 +113,18 @@ def test_two_texts_share_the_key_of_a_band_exactly_where_all_its_rows_agree(one:
 def test_links_join_the_documents_of_one_key_and_no_others_over_shards_and_parts(
     shards: list[list[int]], parts: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Keys over the whole range of 64 bits, 0 for a document without a key; two bands, of which the second is asked."""
+    """Keys over the whole 64-bit range, 0 for a document without a key; the second of two bands is linked."""
     folder = tmp_path_factory.mktemp("runs")
     keys = [np.array(shard, np.uint64) * np.uint64(2**64 // 6) for shard in shards]
     firsts = np.cumsum([0, *map(len, shards)])
-    runs = [Run(folder / f"{n}.run", int(firsts[n]), len(shard), 2) for n, shard in enumerate(shards)]
+    runs = [SignatureRun(folder / f"{n}.run", int(firsts[n]), len(shard), 2) for n, shard in enumerate(shards)]
     for run, own in zip(runs, keys, strict=True):
         write_run(run.path, np.stack([np.ones_like(own), own]), np.arange(len(own), dtype=np.uint32))
-    parent = forest(int(firsts[-1]))
+    parent = new_forest(int(firsts[-1]))
     for part in range(parts):
-        unit = BandPart(range(1, 2), part, parts, runs, "", folder / f"{part}.links")
-        assert link(unit)["links"] == sum(map(len, links_in(unit.output)))
-        for pairs in links_in(unit.output):
+        unit = BandUnit(range(1, 2), part, parts, runs, "", folder / f"{part}.links")
+        assert link_bands(unit)["links"] == sum(map(len, read_links(unit.output)))
+        for pairs in read_links(unit.output):
             unite(parent, pairs)
     flat = np.concatenate(keys)
     nodes, component = components(parent)
@@ -132,13 +140,13 @@ def test_a_run_gives_back_the_keys_and_counts_of_any_rows(
 ) -> None:
     by_row = np.array(keys, np.uint64)
     counts = np.arange(len(keys), dtype=np.uint32)
-    run = Run(tmp_path_factory.mktemp("run") / "x", 0, len(keys), 3)
+    run = SignatureRun(tmp_path_factory.mktemp("run") / "x", 0, len(keys), 3)
     write_run(run.path, by_row.T.copy(), counts)
     rows = np.arange(0, len(keys), 2)
-    assert keys_of(run, rows).tolist() == by_row[rows].tolist()
+    assert keys_of_rows(run, rows).tolist() == by_row[rows].tolist()
     assert run.counts.tolist() == counts.tolist()
     assert (np.diff(run.keys.astype(object), axis=1) >= 0).all()
-    assert run.path.stat().st_size == run_bytes(len(keys), 3)
+    assert run.path.stat().st_size == run_file_bytes(len(keys), 3)
 
 
 @given(sizes=st.lists(st.integers(1, 6), max_size=30), data=st.data())
@@ -166,7 +174,7 @@ def test_a_bucket_holds_the_candidates_of_one_key(keys: list[int]) -> None:
 @given(texts=st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=6))
 def test_sets_are_the_shingles_of_each_text_once_ascending(texts: list[list[int]]) -> None:
     flat = np.array(list(itertools.chain(*texts)), np.uint64)
-    values, bounds = sets(flat, np.cumsum([0, *map(len, texts)]))
+    values, bounds = shingle_sets(flat, np.cumsum([0, *map(len, texts)]))
     ours = [values[begin:end].tolist() for begin, end in itertools.pairwise(bounds.tolist())]
     assert ours == [sorted(set(text)) for text in texts]
 
@@ -174,11 +182,11 @@ def test_sets_are_the_shingles_of_each_text_once_ascending(texts: list[list[int]
 # --- verification ----------------------------------------------------------------------------------------------------
 
 
-def shelved(sets_: Sequence[NDArray[np.uint64]]) -> Sets:
-    """The sets one after another, the last first."""
+def store_sets(sets_: Sequence[NDArray[np.uint64]]) -> ShingleSets:
+    """Store the sets back to back, the last first."""
     ends = np.cumsum([len(one) for one in sets_[::-1]])[::-1].astype(np.int64)
     values = np.concatenate([np.empty(0, np.uint64), *sets_[::-1]])
-    return Sets(values, ends - np.array([len(one) for one in sets_], np.int64), ends)
+    return ShingleSets(values, ends - np.array([len(one) for one in sets_], np.int64), ends)
 
 
 @given(one=sorted_sets, other=sorted_sets)
@@ -186,13 +194,13 @@ def test_the_intersection_is_counted_exactly_with_and_without_numba(
     one: NDArray[np.uint64], other: NDArray[np.uint64]
 ) -> None:
     expected = len(set(one.tolist()) & set(other.tolist()))
-    assert common(one, other) == _common_by_arrays(one, other) == expected
+    assert intersection_size(one, other) == _intersection_size_numpy(one, other) == expected
     if len(one):
-        (similarity,) = jaccard(np.array([[0, 1]]), shelved([one, other]))
+        (similarity,) = jaccard(np.array([[0, 1]]), store_sets([one, other]))
         assert similarity == expected / len(set(one.tolist()) | set(other.tolist()))
 
 
-plain_verified = getattr(verified, "py_func", verified)  # what runs where there is no numba
+plain_verified = getattr(verify_buckets, "py_func", verify_buckets)  # what runs where there is no numba
 small_sets = st.lists(st.sets(st.integers(0, 6), min_size=1), min_size=2, max_size=12)
 
 
@@ -203,12 +211,12 @@ small_sets = st.lists(st.sets(st.integers(0, 6), min_size=1), min_size=2, max_si
 def test_every_pair_of_a_bucket_of_twelve_is_joined_or_below_the_threshold_or_behind_a_pivot(
     sets_: list[list[set[int]]], draws_: list[int]
 ) -> None:
-    """What no pair names as a duplicate was compared with every pivot: no two such documents are alike."""
+    """A document that is no pair's duplicate was compared with every pivot: no two of them are similar."""
     flat = list(itertools.chain(*sets_))
-    stored = shelved([np.array(sorted(one), np.uint64) for one in flat])
+    stored = store_sets([np.array(sorted(one), np.uint64) for one in flat])
     bounds = np.cumsum([0, *map(len, sets_)])
     turns = np.array(draws_).reshape(3, 11)[: len(sets_)]
-    pairs = verified(np.arange(len(flat)), bounds, turns, stored, 0.8)
+    pairs = verify_buckets(np.arange(len(flat)), bounds, turns, stored, 0.8)
     assert pairs.tolist() == plain_verified(np.arange(len(flat)), bounds, turns, stored, 0.8).tolist()
     for one, other in pairs.tolist():
         assert len(flat[one] & flat[other]) / len(flat[one] | flat[other]) >= 0.8
@@ -223,21 +231,21 @@ def test_every_pair_of_a_bucket_of_twelve_is_joined_or_below_the_threshold_or_be
 
 @pytest.mark.parametrize("rounds", [1, 2, 11])
 def test_a_bucket_gets_no_more_rounds_than_it_has_draws(rounds: int) -> None:
-    """Of thirty pairs of twins in one bucket a round finds one."""
-    twins = shelved([np.array([number // 2], np.uint64) for number in range(60)])
-    turns = draws(np.array([7], np.uint64), 3, rounds, 1)
-    pairs = verified(np.arange(60), np.array([0, 60]), turns, twins, 0.8)
+    """Each round finds one of the thirty pairs of twins in the bucket."""
+    twins = store_sets([np.array([number // 2], np.uint64) for number in range(60)])
+    turns = draw_pivots(np.array([7], np.uint64), 3, rounds, 1)
+    pairs = verify_buckets(np.arange(60), np.array([0, 60]), turns, twins, 0.8)
     assert len(pairs) == rounds
     assert (pairs // 2 == pairs[:, :1] // 2).all()
 
 
 def test_draws_depend_on_seed_band_key_and_round_and_on_nothing_else() -> None:
     keys = np.array([3, 5, 2**64 - 1], np.uint64)
-    numbers = draws(keys, 2, 11, 1)
+    numbers = draw_pivots(keys, 2, 11, 1)
     assert numbers.shape == (3, 11)
     assert (numbers >= 0).all()
-    assert draws(keys[1:], 2, 5, 1).tolist() == numbers[1:, :5].tolist()
-    assert len({*numbers.ravel(), *draws(keys, 3, 11, 1).ravel(), *draws(keys, 2, 11, 2).ravel()}) == 99
+    assert draw_pivots(keys[1:], 2, 5, 1).tolist() == numbers[1:, :5].tolist()
+    assert len({*numbers.ravel(), *draw_pivots(keys, 3, 11, 1).ravel(), *draw_pivots(keys, 2, 11, 2).ravel()}) == 99
 
 
 # --- components ------------------------------------------------------------------------------------------------------
@@ -245,10 +253,10 @@ def test_draws_depend_on_seed_band_key_and_round_and_on_nothing_else() -> None:
 
 @given(links=st.lists(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=10), min_size=1, max_size=4))
 def test_components_are_scipys_and_numbered_by_their_first_documents(links: list[list[tuple[int, int]]]) -> None:
-    parent, other_way = forest(21), forest(21)
-    for some in links:
-        unite(parent, np.array(some, np.int64).reshape(-1, 2))
-        _unite_by_graph(other_way, np.array(some, np.int64).reshape(-1, 2))
+    parent, parent_scipy = new_forest(21), new_forest(21)
+    for batch in links:
+        unite(parent, np.array(batch, np.int64).reshape(-1, 2))
+        _unite_scipy(parent_scipy, np.array(batch, np.int64).reshape(-1, 2))
     everything = np.array(list(itertools.chain(*links)), np.int64).reshape(-1, 2)
     graph = coo_array((np.ones(len(everything)), (everything[:, 0], everything[:, 1])), shape=(21, 21))
     _, theirs = connected_components(graph, directed=False)
@@ -256,17 +264,17 @@ def test_components_are_scipys_and_numbered_by_their_first_documents(links: list
     assert nodes.tolist() == sorted(set(everything.ravel().tolist()))
     firsts = list(dict.fromkeys(theirs[nodes].tolist()))
     assert component.tolist() == [firsts.index(label) for label in theirs[nodes]]
-    assert [part.tolist() for part in components(other_way)] == [nodes.tolist(), component.tolist()]
+    assert [part.tolist() for part in components(parent_scipy)] == [nodes.tolist(), component.tolist()]
 
 
 def test_the_best_source_stays_and_among_equals_the_lowest_hash_whatever_the_order() -> None:
     ids, sources = ["a", "b", "c", "d", "e"], ["web", "books", "books", "unknown", "web"]
     component = np.array([0, 0, 0, 1, 1])
-    kept = representatives(ids, sources, component, ["books", "web"])
+    kept = choose_representatives(ids, sources, component, ["books", "web"])
     assert sources[kept[0]] == "books"
     assert ids[kept[1]] == "e"
-    back = representatives(ids[::-1], sources[::-1], component[::-1], ["books", "web"])
+    back = choose_representatives(ids[::-1], sources[::-1], component[::-1], ["books", "web"])
     assert [ids[k] for k in kept] == [ids[::-1][k] for k in back]
     many = [f"web/{number}" for number in range(20)]
-    (lowest,) = representatives(many, ["web"] * 20, np.zeros(20, np.int64), ["web"])
+    (lowest,) = choose_representatives(many, ["web"] * 20, np.zeros(20, np.int64), ["web"])
     assert many[lowest] == min(many, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""Extraction: the right text in the right language, at the cost of one record for every bad one."""
+"""Extraction: the main text of English pages; a bad record is dropped alone, with a reason."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pydantic import ValidationError
 
 from mtnlg_data.engine import Local
 from mtnlg_data.extract.boilerplate import BoilerplateSettings
-from mtnlg_data.extract.charset import decode
+from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.extractors import Method
 from mtnlg_data.extract.stage import extract_documents
-from mtnlg_data.extract.text import ExtractSettings, is_text, language_of, text_of
+from mtnlg_data.extract.text import ExtractSettings, detect_language, extract_record, is_text
 from mtnlg_data.sources import Record, SourceFile
 
 if TYPE_CHECKING:
@@ -35,22 +35,22 @@ SHARED = Path(__file__).parents[4] / "shared" / "data"
 GERMAN = "<p>Der alte Hafen war schon immer ein Ort, an dem sich die Leute der Stadt trafen und nichts taten.</p>"
 
 
-def test_the_language_is_read_off_the_html_even_through_control_characters(corpus: ModuleType) -> None:
+def test_the_language_is_detected_in_html_with_control_characters(corpus: ModuleType) -> None:
     page = corpus.page(corpus.text(1))
-    assert language_of(page, html=True) == "en"
-    assert language_of(page.replace(" ", " \x01\x80"), html=True) == "en"
-    assert language_of(GERMAN * 3, html=True) == "de"
-    assert language_of("", html=True) == "un"
+    assert detect_language(page, html=True) == "en"
+    assert detect_language(page.replace(" ", " \x01\x80"), html=True) == "en"
+    assert detect_language(GERMAN * 3, html=True) == "de"
+    assert detect_language("", html=True) == "un"
 
 
 @given(st.text(max_size=300))
 def test_the_language_of_any_text_is_a_code(text: str) -> None:
-    assert language_of(text, html=True)
-    assert language_of(text)
+    assert detect_language(text, html=True)
+    assert detect_language(text)
 
 
-def test_binary_is_no_text() -> None:
-    assert not is_text(decode(bytes(range(256)) * 20, None))
+def test_binary_is_not_text() -> None:
+    assert not is_text(decode_html(bytes(range(256)) * 20, None))
     assert not is_text("\ufffd" * 3 + "a" * 100)
     assert is_text("a line\r\n\tand another\f" + "x" * 200 + "\ufffd")
     assert is_text("")
@@ -60,29 +60,29 @@ def test_binary_is_no_text() -> None:
 
 
 def fate(html: str, **settings: object) -> tuple[str, str | None]:
-    """The text of an English page, and why it is dropped."""
-    found = text_of(Record(0, html.encode(), None, "utf-8"), ExtractSettings.model_validate(settings))
-    return found.text, found.reason
+    """Text of an English page, and its drop reason."""
+    extracted = extract_record(Record(0, html.encode(), None, "utf-8"), ExtractSettings.model_validate(settings))
+    return extracted.text, extracted.reason
 
 
 METHODS = get_args(Method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_boilerplate_goes_and_paragraphs_stay(corpus: ModuleType, method: str) -> None:
+def test_boilerplate_is_removed_and_paragraphs_stay(corpus: ModuleType, method: str) -> None:
     text = corpus.text(3)
-    found, reason = fate(corpus.page(text, title="A title"), method=method)
+    extracted, reason = fate(corpus.page(text, title="A title"), method=method)
     assert reason is None
-    assert found.split() == text.split()
+    assert extracted.split() == text.split()
 
 
-def test_the_lines_that_justext_draws_can_be_moved(corpus: ModuleType) -> None:
+def test_thresholds_of_justext_can_be_set(corpus: ModuleType) -> None:
     page = corpus.page(corpus.text(3))
     assert fate(page, justext=BoilerplateSettings(length_low=10_000)) == ("", "empty")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_page_made_to_be_slow_is_dropped_for_a_reason_of_its_own(corpus: ModuleType, method: str) -> None:
+def test_a_page_crafted_to_be_slow_is_dropped_for_its_own_reason(corpus: ModuleType, method: str) -> None:
     page = corpus.page(corpus.text(3))
     assert fate(page.replace("<p>", "<p>" + "<b>" * 300, 1), method=method) == ("", "too_deep")
     assert fate(page, method=method, largest_page=len(page) - 1) == ("", "page_too_large")
@@ -90,8 +90,8 @@ def test_a_page_made_to_be_slow_is_dropped_for_a_reason_of_its_own(corpus: Modul
     attributes = " ".join(f"a{number}" for number in range(50_000))
     many = [("<p " + attributes + ">", "too_many_attributes"), ("<p></p>" * 200_000, "too_many_tags")]
     for markup, reason in many:
-        text, found = fate(page.replace("<p>", f"{markup}<p>", 1), method=method)
-        assert (text.split(), found) == ((corpus.text(3).split(), None) if method == "justext" else ([], reason))
+        text, actual = fate(page.replace("<p>", f"{markup}<p>", 1), method=method)
+        assert (text.split(), actual) == ((corpus.text(3).split(), None) if method == "justext" else ([], reason))
 
 
 @pytest.mark.parametrize("method", ["resiliparse", "trafilatura"])
@@ -103,7 +103,7 @@ def test_a_method_that_is_not_installed_is_refused_naming_its_extra(
         ExtractSettings.model_validate({"method": method})
 
 
-def test_a_library_that_fails_on_a_page_costs_that_page(corpus: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_failure_drops_only_the_page(corpus: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trafilatura.extract", lambda *_, **__: 1 // 0)
     assert fate(corpus.page(corpus.text(3)), method="trafilatura") == ("", "not_extracted")
 
@@ -111,8 +111,8 @@ def test_a_library_that_fails_on_a_page_costs_that_page(corpus: ModuleType, monk
 def test_nuls_and_lone_surrogates_do_no_harm(corpus: ModuleType) -> None:
     page = corpus.page(corpus.text(3))
     assert fate(page.replace(" ", "\0 ", 5)) == fate(page)
-    surrogate = page.encode().replace(b"</p>", b"\xed\xa0\x80</p>", 1)  # as UTF-8 must not have it
-    text = text_of(Record(0, surrogate, None, "utf-8"), ExtractSettings()).text
+    surrogate = page.encode().replace(b"</p>", b"\xed\xa0\x80</p>", 1)  # invalid in UTF-8
+    text = extract_record(Record(0, surrogate, None, "utf-8"), ExtractSettings()).text
     assert text.encode().decode().startswith(corpus.text(3)[:100])
 
 
@@ -156,7 +156,7 @@ def test_every_page_is_kept_or_dropped_for_a_reason_that_is_counted(tmp_path: Pa
     assert account["languages"] == {"en": 3, "de": 1}
 
 
-def test_pages_made_to_do_harm_cost_themselves_and_are_counted(tmp_path: Path, corpus: ModuleType) -> None:
+def test_hostile_pages_are_dropped_alone_and_counted(tmp_path: Path, corpus: ModuleType) -> None:
     page = corpus.page(corpus.text(1))
     coded = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip"
     records = [
@@ -177,7 +177,7 @@ def test_pages_made_to_do_harm_cost_themselves_and_are_counted(tmp_path: Path, c
     assert account["sources"]["crawl"]["dropped"] == {"not_text": 1, "too_deep": 1, "too_large": 2}
 
 
-def test_texts_pass_with_their_language_and_keep_their_ids_when_files_move(tmp_path: Path, corpus: ModuleType) -> None:
+def test_plain_texts_get_a_language_and_keep_their_ids_when_files_move(tmp_path: Path, corpus: ModuleType) -> None:
     outs = []
     for folder in ("a", "b"):
         path = tmp_path / folder / "x.jsonl.zst"
@@ -192,7 +192,7 @@ def test_texts_pass_with_their_language_and_keep_their_ids_when_files_move(tmp_p
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared sample files are not beside this repository")
-def test_real_and_malformed_crawl_files_make_documents_and_end_nothing(tmp_path: Path) -> None:
+def test_real_and_malformed_crawl_files_are_extracted_without_errors(tmp_path: Path) -> None:
     paths = sorted(path for path in (SHARED / "web").rglob("*warc*") if ".wet." not in path.name)
     account, rows = run([SourceFile("web", path, path.name, "warc") for path in paths], tmp_path)
     assert account["documents_in"] == sum(

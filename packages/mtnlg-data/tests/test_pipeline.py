@@ -1,4 +1,4 @@
-"""A whole curation: what comes out, that nothing is done twice, that no damage or bad byte changes the end."""
+"""A whole curation: its output, that nothing is done twice, that neither damage nor bad input changes the result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(recipe: Path, out: Path, *overrides: str) -> Summary:
 
 
 def tokens(out: Path) -> dict[str, bytes]:
-    """What training reads."""
+    """The files that training reads."""
     names = ("tokenizer.json", "blend.json", "books.bin", "books.idx", "crawl.bin", "crawl.idx")
     return {name: (out / "tokens" / name).read_bytes() for name in names}
 
@@ -107,7 +107,7 @@ def test_a_recipe_without_filtered_sources_has_no_quality_stage(tmp_path: Path, 
 class NoWork:
     """An engine that must not be asked for anything."""
 
-    part = (0, 1)
+    task = (0, 1)
 
     def imap(self, function: object, units: object) -> Iterator[Any]:
         raise AssertionError(f"{function} was to run over {units}")
@@ -192,7 +192,7 @@ def test_another_input_file_is_noticed(finished: Run, tmp_path: Path, corpus: Mo
     assert summary["stages"][0]["documents_in"] == finished.summary["stages"][0]["documents_in"] + 10
 
 
-# --- the world's faults and the user's -------------------------------------------------------------------------------
+# --- faults of the system and the user ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.dedup.plan import state_bytes
+from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.plan import MEASURED, RATES, plan
 from mtnlg_data.recipe import load_recipe
 
@@ -27,26 +27,26 @@ def planned(
     return plan(recipe, documents, characters, workers)
 
 
-def stage(told: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(stage for stage in told["stages"] if stage["stage"] == name)
-    return found
+def stage(plan: dict[str, Any], name: str) -> dict[str, Any]:
+    figures: dict[str, Any] = next(stage for stage in plan["stages"] if stage["stage"] == name)
+    return figures
 
 
 @pytest.mark.parametrize("workers", [1, 8, 16])
 def test_the_papers_corpus_fits_a_machine_of_32_gb(tmp_path: Path, workers: int) -> None:
-    told = planned(tmp_path, PAPER, workers=workers)
-    assert told["memory"] == max(stage["memory"] for stage in told["stages"]) < 32e9
-    assert told["disk"] == sum(stage["disk"] for stage in told["stages"])
+    result = planned(tmp_path, PAPER, workers=workers)
+    assert result["memory"] == max(stage["memory"] for stage in result["stages"]) < 32e9
+    assert result["disk"] == sum(stage["disk"] for stage in result["stages"])
 
 
 def test_deduplications_figures_are_its_own(tmp_path: Path) -> None:
-    steps = state_bytes(PAPER, load_recipe(WHOLE).deduplicate, characters=4600)
-    found = stage(planned(tmp_path, PAPER), "deduplicate")
-    assert found["memory_a_worker"] == max(step.memory for step in steps)
-    assert found["memory"] >= max(step.memory for step in steps)
-    assert found["disk"] == stage(planned(tmp_path, PAPER), "clean")["disk"] + sum(step.disk for step in steps)
+    steps = deduplication_state_bytes(PAPER, load_recipe(WHOLE).deduplicate, characters=4600)
+    figures = stage(planned(tmp_path, PAPER), "deduplicate")
+    assert figures["memory_a_worker"] == max(step.memory for step in steps)
+    assert figures["memory"] >= max(step.memory for step in steps)
+    assert figures["disk"] == stage(planned(tmp_path, PAPER), "clean")["disk"] + sum(step.disk for step in steps)
     more = planned(tmp_path, PAPER, "deduplicate.bands=40")
-    assert stage(more, "deduplicate")["disk"] > found["disk"]
+    assert stage(more, "deduplicate")["disk"] > figures["disk"]
 
 
 def test_memory_grows_with_the_workers_and_not_with_the_corpus(tmp_path: Path) -> None:
@@ -69,19 +69,19 @@ def test_the_classifiers_samples_are_counted_where_it_trains(tmp_path: Path) -> 
 def test_wider_tokens_take_more_disk(tmp_path: Path) -> None:
     recipe = load_recipe(ROOT / "recipes" / "quickstart", [f"input={tmp_path}"])
     wide = load_recipe(ROOT / "recipes" / "quickstart", [f"input={tmp_path}", "tokenize.vocabulary=70000"])
-    one, other = (stage(plan(of, 10**6, 4600, 1), "tokenize")["disk"] for of in (recipe, wide))
-    assert 1.7 < other / one < 2
+    narrow, wider = (stage(plan(each, 10**6, 4600, 1), "tokenize")["disk"] for each in (recipe, wide))
+    assert 1.7 < wider / narrow < 2
 
 
 def test_hours_are_those_of_measured_rates_and_of_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, rate in (("extract", 2.0), ("clean", 5.0), ("deduplicate", 10.0)):
         monkeypatch.setitem(RATES, name, rate)
     monkeypatch.delitem(RATES, "tokenize", raising=False)
-    told = planned(tmp_path, PAPER, workers=4)
-    assert stage(told, "extract")["hours"] is None, "no pages are here, so nobody knows how many bytes they have"
-    assert stage(told, "tokenize")["hours"] is None, "nobody measured it"
-    assert stage(told, "clean")["hours"] == pytest.approx(PAPER * 4600 / 5e6 / 4 / 3600)
-    assert stage(told, "deduplicate")["hours"] == pytest.approx(PAPER * 4600 / 10e6 / 4 / 3600)
+    result = planned(tmp_path, PAPER, workers=4)
+    assert stage(result, "extract")["hours"] is None, "no pages are here, so nobody knows how many bytes they have"
+    assert stage(result, "tokenize")["hours"] is None, "nobody measured it"
+    assert stage(result, "clean")["hours"] == pytest.approx(PAPER * 4600 / 5e6 / 4 / 3600)
+    assert stage(result, "deduplicate")["hours"] == pytest.approx(PAPER * 4600 / 10e6 / 4 / 3600)
     (tmp_path / "crawl.warc.gz").write_bytes(bytes(3_600_000))
     content = 'tokenize.vocabulary = 400\n[sources.web]\nkind = "warc"\npaths = ["*.warc.gz"]\nweight = 1.0\n'
     (tmp_path / "data.toml").write_text(content)
@@ -94,7 +94,7 @@ def test_the_rates_are_those_of_the_measurement_that_is_named() -> None:
     if not file.exists():
         pytest.skip(f"{MEASURED} is in the repository, not in the package")
     stages = json.loads(file.read_text(encoding="utf-8"))["stages"]
-    assert {name: round(told["millions_a_second"], 1) for name, told in stages.items()} == RATES
+    assert {name: round(stage["millions_a_second"], 1) for name, stage in stages.items()} == RATES
 
 
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert table.exit_code == 0, table.output
     assert "320,000,000 documents of 4,600 characters" in table.output
     assert "deduplicate" in table.output
-    told = json.loads(CliRunner().invoke(app, [*words, "--characters-a-document", "1000", "--json"]).stdout)
-    assert told == planned(tmp_path, PAPER, characters=1000) | {"here": told["here"], "fits": told["fits"]}
-    with pytest.raises(Failure, match="nowhere: no such folder; --set input=FOLDER"):
+    result = json.loads(CliRunner().invoke(app, [*words, "--characters-a-document", "1000", "--json"]).stdout)
+    assert result == planned(tmp_path, PAPER, characters=1000) | {"here": result["here"], "fits": result["fits"]}
+    with pytest.raises(Failure, match="nowhere: no such folder; give the folder of the corpus by --set input=FOLDER"):
         plan(load_recipe(WHOLE, ["input=nowhere"]), 10, 10, 1)

@@ -1,4 +1,4 @@
-"""Progress on a terminal: what is done of how much, how fast, and how long it takes yet."""
+"""Progress on a terminal: done of total, rate, time left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Terminal(io.StringIO):
-    """A stderr that says it is one."""
+    """A stderr that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

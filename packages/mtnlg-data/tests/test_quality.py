@@ -16,16 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.document import Document, batches, shard_name, write_documents
+from mtnlg_data.document import Document, batch_documents, shard_name, write_documents
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.files import sha256, write_json
 from mtnlg_data.quality import classifier
-from mtnlg_data.quality import classifier as judges
-from mtnlg_data.quality.classifier import Classifier, area_under_curve, hashed, judge_from, train
+from mtnlg_data.quality.classifier import Classifier, fit_classifier, hash_features, open_scorer, roc_auc
 from mtnlg_data.quality.stage import QualitySettings, filter_documents, keep_probability
-from mtnlg_data.quality.training import draws
+from mtnlg_data.quality.training import uniform_draws
 from mtnlg_data.recipe import load_recipe
-from mtnlg_data.words import runs_of, words_of
+from mtnlg_data.words import find_words, ngram_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,14 +57,14 @@ def test_the_chance_is_that_of_a_pareto_draw_above_one_minus_the_score() -> None
 
 def test_draws_are_uniform_and_depend_on_seed_purpose_and_id_alone() -> None:
     ids = [f"crawl/{number}" for number in range(20_000)]
-    values = draws(1, "pareto", ids)
+    values = uniform_draws(1, "pareto", ids)
     assert values.min() >= 0
     assert values.max() < 1
     # chi-squared over 20 cells has mean 19 and standard deviation 6.2
     cells = np.histogram(values, 20, (0, 1))[0]
     assert ((cells - 1000) ** 2 / 1000).sum() < 19 + 5 * 6.2
-    assert (draws(1, "pareto", ids[::-1])[::-1] == values).all()
-    for other in (draws(2, "pareto", ids), draws(1, "sample", ids)):
+    assert (uniform_draws(1, "pareto", ids[::-1])[::-1] == values).all()
+    for other in (uniform_draws(2, "pareto", ids), uniform_draws(1, "sample", ids)):
         assert abs(np.corrcoef(values, other)[0, 1]) < 5 / np.sqrt(len(ids))
 
 
@@ -74,33 +73,33 @@ def test_draws_are_uniform_and_depend_on_seed_purpose_and_id_alone() -> None:
 
 @given(st.lists(st.one_of(st.text(max_size=80), st.text("ab .", max_size=200)), max_size=6))
 def test_with_and_without_numba_a_text_falls_into_the_same_buckets(texts: list[str]) -> None:
-    found, begins = hashed(texts)
+    buckets, begins = hash_features(texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classifier, "distinct", classifier._distinct_by_arrays)
-        by_arrays, bounds = hashed(texts)
+        patch.setattr(classifier, "distinct_buckets", classifier._distinct_buckets_numpy)
+        by_numpy, bounds = hash_features(texts)
     assert begins.tolist() == bounds.tolist()
     for begin, end in pairwise(begins):
-        assert sorted(found[begin:end]) == by_arrays[begin:end].tolist()
+        assert sorted(buckets[begin:end]) == by_numpy[begin:end].tolist()
 
 
 @given(st.text(max_size=300))
 def test_the_buckets_of_a_text_are_those_of_its_words_and_word_pairs(text: str) -> None:
     words = [fixed_hash(word) for word in re.findall(r"\w+", text.lower())]
-    pairs = [int(runs_of(np.array(pair, np.uint64), 2)[0]) for pair in pairwise(words)]
-    found, bounds = hashed([text])
-    assert bounds.tolist() == [0, len(found)]
-    assert sorted(found.tolist()) == sorted({value >> 44 for value in words + pairs})
+    pairs = [int(ngram_hashes(np.array(pair, np.uint64), 2)[0]) for pair in pairwise(words)]
+    buckets, bounds = hash_features([text])
+    assert bounds.tolist() == [0, len(buckets)]
+    assert sorted(buckets.tolist()) == sorted({value >> 44 for value in words + pairs})
 
 
 def fixed_hash(word: str) -> int:
-    return int(words_of([word]).hashes[0])
+    return int(find_words([word]).hashes[0])
 
 
 def test_a_score_is_the_logistic_of_the_mean_weight_of_its_distinct_buckets() -> None:
     rng = np.random.default_rng(0)
     model = Classifier(rng.integers(-(1 << 20), 1 << 20, 1 << 20).astype(np.int32), 12345)
     text = "One two three one two, ONE two!"
-    buckets, bounds = hashed([text])
+    buckets, bounds = hash_features([text])
     assert bounds.tolist() == [0, 3 + 4]  # one two three | one-two two-three three-one two-one
     logit = (model.weights[buckets].astype(float).sum() / np.sqrt(7) + 12345) / (1 << 20)
     assert model.scores(["", text, ""])[1] == pytest.approx(1 / (1 + np.exp(-logit)), rel=1e-12)
@@ -116,13 +115,13 @@ def test_a_score_does_not_depend_on_the_texts_beside_it(texts: list[str]) -> Non
 def test_what_is_learnt_tells_good_from_bad_and_is_the_same_every_time(tmp_path: Path, corpus: ModuleType) -> None:
     texts = [corpus.text(n, good=n % 2 == 0) for n in range(400)]
     labels = np.arange(400) % 2 == 0
-    models = [train(lambda rows: [texts[row] for row in rows], labels[:300], 1, 5) for _ in range(2)]
+    models = [fit_classifier(lambda rows: [texts[row] for row in rows], labels[:300], 1, 5) for _ in range(2)]
     assert (models[0].weights == models[1].weights).all()
     models[0].save(tmp_path / "model.npy")
     models[1].save(tmp_path / "again.npy")
     assert (tmp_path / "model.npy").read_bytes() == (tmp_path / "again.npy").read_bytes()
     scores = Classifier.load(tmp_path / "model.npy").scores(texts[300:])
-    assert area_under_curve(scores[labels[300:]], scores[~labels[300:]]) > 0.99
+    assert roc_auc(scores[labels[300:]], scores[~labels[300:]]) > 0.99
     assert (models[1].scores(texts[300:]) == scores).all()
 
 
@@ -135,22 +134,22 @@ def _write_array(path: Path, values: Any) -> None:  # noqa: ANN401  (any array)
     ("spoil", "message"),
     [
         (lambda path: path.unlink(), "No such file"),
-        (lambda path: path.write_bytes(b""), "no classifier that quality has trained"),
-        (lambda path: path.write_bytes(b"\x80\x04K\x01."), "no classifier that quality has trained"),
-        (lambda path: _write_array(path, np.array([print], object)), "no classifier that quality has trained"),
+        (lambda path: path.write_bytes(b""), "not a classifier trained by quality"),
+        (lambda path: path.write_bytes(b"\x80\x04K\x01."), "not a classifier trained by quality"),
+        (lambda path: _write_array(path, np.array([print], object)), "not a classifier trained by quality"),
         (lambda path: _write_array(path, np.zeros(10, np.int32)), r"40 bytes of int32 \(10,\)"),
         (
             lambda path: path.write_bytes(path.read_bytes()[:-1]),
-            "no classifier that quality has trained: 4194311 bytes",
+            "not a classifier trained by quality: 4194311 bytes",
         ),
         (
             lambda path: path.write_bytes(path.read_bytes() + b"1"),
-            "no classifier that quality has trained: 4194313 bytes",
+            "not a classifier trained by quality: 4194313 bytes",
         ),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"1048578", b"9999999", 1)), "9999999"),
         (
             lambda path: path.write_bytes(path.read_bytes()[:-4] + bytes(4)),
-            "features are version 0, these are version 1",
+            "trained on features of version 0, not 1; train it again",
         ),
     ],
 )
@@ -168,7 +167,7 @@ def test_a_file_that_is_no_classifier_is_a_line_and_nothing_of_it_is_run(
 @given(st.lists(st.integers(0, 5), min_size=1), st.lists(st.integers(0, 5), min_size=1))
 def test_the_area_counts_pairs_in_order_and_ties_as_half(good: list[int], bad: list[int]) -> None:
     pairs = [(g > b) + (g == b) / 2 for g in good for b in bad]
-    assert area_under_curve(np.array(good, float), np.array(bad, float)) == pytest.approx(np.mean(pairs))
+    assert roc_auc(np.array(good, float), np.array(bad, float)) == pytest.approx(np.mean(pairs))
 
 
 # --- the stage -------------------------------------------------------------------------------------------------------
@@ -188,7 +187,7 @@ def write_shards(
         rows = [Document(f"{source}/{number}", source, text) for number, text in enumerate(own)][::step]
         for part in range(cut):
             path = folder / shard_name(source, part)
-            write_documents(path, batches(rows[part::cut]))
+            write_documents(path, batch_documents(rows[part::cut]))
             write_json(manifest_path(path), {"key": "", "sha256": sha256(path), "summary": {}})
             shards.append(path)
     counts = {source: sum(map(len, own)) for source, own in texts.items()}
@@ -196,65 +195,65 @@ def write_shards(
     return shards, before
 
 
-def judge(
-    folder: Path, corpus: ModuleType, settings: QualitySettings = SETTINGS, *, roles: Roles = ROLES, **how: int
+def filter_corpus(
+    folder: Path, corpus: ModuleType, settings: QualitySettings = SETTINGS, *, roles: Roles = ROLES, **shape: int
 ) -> tuple[Summary, dict[str, float]]:
-    shards, before = write_shards(folder, corpus, **how)
-    account = filter_documents(shards, folder / "out", settings, *roles, before=before, engine=Local(1))
+    shards, before = write_shards(folder, corpus, **shape)
+    summary = filter_documents(shards, folder / "out", settings, *roles, before=before, engine=Local(1))
     kept = [row for path in sorted((folder / "out").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-    return account, {row["id"]: row["score"] for row in kept}
+    return summary, {row["id"]: row["score"] for row in kept}
 
 
 def test_good_documents_stay_and_most_bad_ones_go_and_the_account_adds_up(tmp_path: Path, corpus: ModuleType) -> None:
-    account, kept = judge(tmp_path, corpus)
+    summary, kept = filter_corpus(tmp_path, corpus)
     good = sum(int(name.partition("/")[2]) % 2 == 0 for name in kept)
     bad = len(kept) - good
     assert good > 3 * bad
-    assert account["sources"]["crawl"]["dropped"] == {"low_quality": 400 - len(kept)}
-    assert account["sources"]["code"]["documents_out"] == 10
-    found = account["quality"]
-    # Half of what the classifier is told is bad is good: it cannot be right about more than three quarters.
-    assert 0.55 < found["accuracy"] < 0.95
-    assert 0.55 < found["auc"] < 0.95
-    assert len(found["edges"]) == 21
-    assert sum(found["candidates"]) == 400
-    assert sum(found["kept"]) == len(kept)
-    assert 0 < sum(found["positives"]) <= found["held_out"]
-    assert found["trained_on"] + found["held_out"] == pytest.approx(300, abs=50)  # a sample by draws, not by count
+    assert summary["sources"]["crawl"]["dropped"] == {"low_quality": 400 - len(kept)}
+    assert summary["sources"]["code"]["documents_out"] == 10
+    measured = summary["quality"]
+    # Half of the negatives are good texts, so the accuracy cannot exceed three quarters.
+    assert 0.55 < measured["accuracy"] < 0.95
+    assert 0.55 < measured["auc"] < 0.95
+    assert len(measured["edges"]) == 21
+    assert sum(measured["candidates"]) == 400
+    assert sum(measured["kept"]) == len(kept)
+    assert 0 < sum(measured["positives"]) <= measured["held_out"]
+    assert measured["trained_on"] + measured["held_out"] == pytest.approx(300, abs=50)  # sampled by draws
 
 
 def test_neither_the_cut_into_shards_nor_the_order_of_the_documents_changes_a_draw_or_a_score(
     tmp_path: Path, corpus: ModuleType
 ) -> None:
-    first = judge(tmp_path / "one", corpus)
+    first = filter_corpus(tmp_path / "one", corpus)
     for name, cut, step in (("three", 3, 1), ("backwards", 1, -1)):
-        account, kept = judge(tmp_path / name, corpus, cut=cut, step=step)
+        summary, kept = filter_corpus(tmp_path / name, corpus, cut=cut, step=step)
         assert kept == first[1]
-        assert account["quality"] == first[0]["quality"]
+        assert summary["quality"] == first[0]["quality"]
 
 
 def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path, corpus: ModuleType) -> None:
-    account, kept = judge(tmp_path, corpus)
+    summary, kept = filter_corpus(tmp_path, corpus)
     trained = (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns
-    again, fewer = judge(tmp_path, corpus, QualitySettings(sample=150, alpha=9.0))
+    again, fewer = filter_corpus(tmp_path, corpus, QualitySettings(sample=150, alpha=9.0))
     assert (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns == trained
     assert fewer.items() < kept.items()
-    assert again["quality"]["auc"] == account["quality"]["auc"]
+    assert again["quality"]["auc"] == summary["quality"]["auc"]
 
 
 def test_the_positives_are_of_each_curated_source_as_many_as_the_recipe_says(
     tmp_path: Path, corpus: ModuleType
 ) -> None:
     roles = (["crawl"], ["books", "code"])
-    judge(tmp_path, corpus, QualitySettings(positives={"books": 100, "code": 0}), roles=roles)
+    filter_corpus(tmp_path, corpus, QualitySettings(positives={"books": 100, "code": 0}), roles=roles)
     counts = {
         path.stem[:-6]: pq.read_metadata(path).num_rows for path in (tmp_path / "out" / "samples").glob("*.parquet")
     }
     assert counts["code"] == 0
     assert counts["books"] == pytest.approx(100, abs=5 * 100**0.5)  # drawn one by one: a standard deviation of 9
     assert counts["crawl"] == pytest.approx(100, abs=5 * 100**0.5)
-    with pytest.raises(Failure, match=r"quality\.positives\.web: no curated source; those are books, code"):
-        judge(tmp_path, corpus, QualitySettings(positives={"web": 1}), roles=roles)
+    with pytest.raises(Failure, match=r"quality\.positives\.web: not a curated source; those are books, code"):
+        filter_corpus(tmp_path, corpus, QualitySettings(positives={"web": 1}), roles=roles)
 
 
 # --- a model that is given -------------------------------------------------------------------------------------------
@@ -263,35 +262,35 @@ def test_the_positives_are_of_each_curated_source_as_many_as_the_recipe_says(
 def test_a_classifier_of_another_run_gives_its_scores_here_and_is_measured_here(
     tmp_path: Path, corpus: ModuleType
 ) -> None:
-    learnt, kept = judge(tmp_path / "one", corpus)
+    trained, kept = filter_corpus(tmp_path / "one", corpus)
     settings = QualitySettings(sample=150, model=tmp_path / "one" / "out" / "classifier.npy")
-    account, again = judge(tmp_path / "two", corpus, settings)
+    summary, again = filter_corpus(tmp_path / "two", corpus, settings)
     assert again == kept
-    found = account["quality"]
-    assert found["trained_on"] == 0
-    assert found["held_out"] == learnt["quality"]["trained_on"] + learnt["quality"]["held_out"]
-    assert found["auc"] > learnt["quality"]["auc"] - 0.1  # measured on what it had learnt from
-    assert sum(found["positives"]) + sum(found["negatives"]) == found["held_out"]
+    measured = summary["quality"]
+    assert measured["trained_on"] == 0
+    assert measured["held_out"] == trained["quality"]["trained_on"] + trained["quality"]["held_out"]
+    assert measured["auc"] > trained["quality"]["auc"] - 0.1  # measured on what it had trained from
+    assert sum(measured["positives"]) + sum(measured["negatives"]) == measured["held_out"]
     assert not (tmp_path / "two" / "out" / "classifier.npy").exists()
 
 
 def test_a_given_classifier_needs_no_curated_source(tmp_path: Path, corpus: ModuleType) -> None:
-    judge(tmp_path / "one", corpus)
+    filter_corpus(tmp_path / "one", corpus)
     settings = QualitySettings(model=tmp_path / "one" / "out" / "classifier.npy")
-    account, kept = judge(tmp_path / "two", corpus, settings, roles=(["crawl"], []))
-    assert {*account["quality"]} == {"edges", "candidates", "kept"}
-    assert sum(account["quality"]["kept"]) == len(kept) > 0
+    summary, kept = filter_corpus(tmp_path / "two", corpus, settings, roles=(["crawl"], []))
+    assert {*summary["quality"]} == {"edges", "candidates", "kept"}
+    assert sum(summary["quality"]["kept"]) == len(kept) > 0
 
 
 def test_a_recipe_with_a_model_needs_no_curated_source_and_finds_it_from_input_on(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(RECIPE)
     with pytest.raises(
-        UsageFailure, match=r"no source has curated = true to tell what is good, and quality\.model names"
+        UsageFailure, match=r"no source has curated = true to train a classifier on, and quality\.model names"
     ):
         load_recipe(tmp_path)
     recipe = load_recipe(tmp_path, ["quality.model=models/a.npy", "tokenize.path=gpt2", "tokenize.kind=gpt2"])
-    assert recipe.judging.model == Path("data/models/a.npy")
-    assert recipe.encoding.path == Path("data/gpt2")
+    assert recipe.resolved_quality.model == Path("data/models/a.npy")
+    assert recipe.resolved_tokenize.path == Path("data/gpt2")
 
 
 RECIPE = """
@@ -325,26 +324,26 @@ def write_fasttext(path: Path) -> Path:
 def test_a_model_of_fasttext_gives_its_probability_of_the_label(tmp_path: Path) -> None:
     pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
     path = write_fasttext(tmp_path / "model.bin")
-    scores = judge_from(path, "__label__hq").scores(["good", "good\ngood bad", "", "unknown"])
+    scores = open_scorer(path, "__label__hq").scores(["good", "good\ngood bad", "", "unknown"])
     # The mean over the words that it knows, of which the end of the line is one; then a softmax over two labels.
     means = np.array([2 / 2, 2 / 4, 0, 0])
     assert scores == pytest.approx(1 / (1 + np.exp(-2 * means)), abs=1e-4)  # fastText's own table of logarithms
-    assert judge_from(path, "__label__cc").scores(["good"])[0] == pytest.approx(1 - scores[0], abs=1e-4)
-    with pytest.raises(Failure, match=r"no label __label__1; quality\.label may be one of __label__cc, __label__hq"):
-        judge_from(path, "__label__1")
+    assert open_scorer(path, "__label__cc").scores(["good"])[0] == pytest.approx(1 - scores[0], abs=1e-4)
+    with pytest.raises(Failure, match=r"no label __label__1; set quality\.label to one of __label__cc, __label__hq"):
+        open_scorer(path, "__label__1")
 
 
 def test_a_model_of_fasttext_filters_a_source(tmp_path: Path) -> None:
     pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
     rows = [Document(f"crawl/{n}", "crawl", "good" if n % 2 else "bad") for n in range(400)]
     shard = tmp_path / shard_name("crawl", 0)
-    write_documents(shard, batches(rows))
+    write_documents(shard, batch_documents(rows))
     write_json(manifest_path(shard), {"key": "", "sha256": sha256(shard), "summary": {}})
     settings = QualitySettings(model=write_fasttext(tmp_path / "model.bin"), alpha=9.0)
     before = {"crawl": {"documents_out": 400, "characters_out": 1400}}
-    account = filter_documents([shard], tmp_path / "out", settings, ["crawl"], [], before=before, engine=Local(1))
+    summary = filter_documents([shard], tmp_path / "out", settings, ["crawl"], [], before=before, engine=Local(1))
     kept = pq.read_table(tmp_path / "out" / shard.name).to_pylist()
-    assert account["documents_out"] == len(kept)
+    assert summary["documents_out"] == len(kept)
     assert {row["text"]: row["score"] for row in kept}["good"] == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-4)
     good = sum(row["text"] == "good" for row in kept)
     # P(keep) = (2 - score) ** -9: 0.35 of 200 and 0.006 of 200
@@ -353,15 +352,17 @@ def test_a_model_of_fasttext_filters_a_source(tmp_path: Path) -> None:
 
 
 def test_without_fasttext_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judges, "find_spec", lambda _: None)
+    monkeypatch.setattr(classifier, "find_spec", lambda _: None)
     settings = QualitySettings(model=write_fasttext(tmp_path / "model.bin"))
-    with pytest.raises(Failure, match=r'model\.bin: a model of fastText needs .*pip install "mtnlg-data\[fasttext\]"'):
+    with pytest.raises(
+        Failure, match=r'model\.bin: a fastText model needs fastText: pip install "mtnlg-data\[fasttext\]"'
+    ):
         settings.check()
     (tmp_path / "other.bin").write_bytes(b"GGUF")
-    with pytest.raises(Failure, match=r"other\.bin: no classifier that quality has trained"):
+    with pytest.raises(Failure, match=r"other\.bin: not a classifier trained by quality"):
         QualitySettings(model=tmp_path / "other.bin").check()
     with pytest.raises(
-        Failure, match=r"none\.npy: No such file or directory; quality\.model is a classifier\.npy of a run"
+        Failure, match=r"none\.npy: No such file or directory; quality\.model must be a classifier\.npy of another run"
     ):
         QualitySettings(model=tmp_path / "none.npy").check()
 
@@ -370,5 +371,5 @@ def test_without_fasttext_a_line_names_the_extra(tmp_path: Path, monkeypatch: py
 
 
 def test_too_few_documents_to_learn_from_are_one_line(tmp_path: Path, corpus: ModuleType) -> None:
-    with pytest.raises(Failure, match=r"19 documents of books against 19 of crawl are too few.*20 of each"):
-        judge(tmp_path, corpus, documents=19)
+    with pytest.raises(Failure, match=r"19 documents of books and 19 of crawl are too few.*20 of each"):
+        filter_corpus(tmp_path, corpus, documents=19)

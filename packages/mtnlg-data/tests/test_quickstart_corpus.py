@@ -1,4 +1,4 @@
-"""The quickstart's corpus: what it holds, and that it depends on nothing but this Python."""
+"""The quickstart's corpus: its content, and that it depends only on this Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from mtnlg_data.sources import Record, SourceFile, read_records
 
 SCRIPT = Path(__file__).parents[3] / "recipes" / "quickstart" / "corpus.py"
-PART = "5"  # of 8; whole corpora take longer than a suite has
+PART = "5"  # of 8; a whole corpus takes too long for a test suite
 
 
 def make(out: Path, folder: Path, **environment: str) -> dict[str, bytes]:
@@ -50,7 +50,7 @@ def test_it_holds_pages_code_and_docstrings_that_the_readers_read(part: tuple[Pa
     assert counts["docstrings"] > 50
 
 
-def test_nothing_in_it_tells_of_this_machine(part: tuple[Path, dict[str, bytes]]) -> None:
+def test_it_holds_no_paths_or_addresses_of_this_machine(part: tuple[Path, dict[str, bytes]]) -> None:
     pages = b"".join(gzip.decompress(content) for name, content in part[1].items() if name.endswith(".warc.gz"))
     assert not re.search(rb"(?: |&nbsp;)at(?: |&nbsp;)0x[0-9a-f]{6}", pages)
     for secret in (os.environ["PATH"], sys.executable, sys.prefix + "/", str(Path(os.__file__).parent)):

@@ -1,4 +1,4 @@
-"""Fetching a snapshot, from a server that fails on purpose and from a mirror: the bytes, or why not."""
+"""Fetching a snapshot from a faulty server and from a mirror: the exact bytes, or a named failure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.sources.download import ATTEMPTS, LONGEST_WAIT, backoff, manifest_of
-from mtnlg_data.sources.remotes import Web, base_of, refusal
-from mtnlg_data.sources.snapshot import fetch, landed_files, read_listing
+from mtnlg_data.engine import manifest_path
+from mtnlg_data.sources.download import MAX_ATTEMPTS, MAX_WAIT_SECONDS, backoff
+from mtnlg_data.sources.remotes import HttpRemote, parse_remote, unsafe_path_reason
+from mtnlg_data.sources.snapshot import downloaded_files, fetch_snapshot, read_listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def content(place: str) -> bytes:
 
 
 class Server(ThreadingHTTPServer):
-    """Files in memory; ``faults`` says by path what goes wrong, one after the other."""
+    """Serves files from memory; ``faults`` lists, by path, the faults of successive requests."""
 
     daemon_threads = True
 
@@ -46,7 +47,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.faults: dict[str, list[Fault]] = {}
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}/mirror"
 
     def put(self, lines: list[str]) -> None:
@@ -54,16 +55,16 @@ class Server(ThreadingHTTPServer):
         self.files[f"/mirror/crawl-data/{NAME}/warc.paths.gz"] = listing
 
     def ranges(self, place: str) -> list[str | None]:
-        return [asked for path, asked in self.asked if path.endswith(place)]
+        return [requested for path, requested in self.requests if path.endswith(place)]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as a plain file server with ranges and strong ETags, unless a fault is due."""
+    """A plain file server with ranges and strong ETags, unless a fault is due."""
 
     server: Server
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("Range")))
+        self.server.requests.append((self.path, self.headers.get("Range")))
         data = self.server.files.get(self.path)
         if data is None:
             self.send_error(404)
@@ -78,19 +79,19 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def start(self, data: bytes) -> int:
-        """Where the range that is asked for begins, if there is one and it is of this version."""
-        asked = self.headers.get("Range")
+        """Start of the requested range, or 0 without one and for another version."""
+        requested = self.headers.get("Range")
         same = self.headers.get("If-Range") == tag(data)
-        return int(asked.removeprefix("bytes=").rstrip("-")) if asked and same else 0
+        return int(requested.removeprefix("bytes=").rstrip("-")) if requested and same else 0
 
     def answer(self, data: bytes, body: bytes | None = None, start: int | None = None, **headers: Any) -> None:  # noqa: ANN401
         begin = self.start(data) if start is None else start
         sent = data[begin:] if body is None else body
         self.send_response_only(206 if begin else 200)
-        told = {"ETag": tag(data), "Content-Length": str(len(data) - begin)}
+        defaults = {"ETag": tag(data), "Content-Length": str(len(data) - begin)}
         if begin:
-            told["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-        for name, value in (told | {key.replace("_", "-"): value for key, value in headers.items()}).items():
+            defaults["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+        for name, value in (defaults | {key.replace("_", "-"): value for key, value in headers.items()}).items():
             if value:
                 self.send_header(name, value)
         self.end_headers()
@@ -105,9 +106,9 @@ def plain(handler: Handler, data: bytes) -> None:
     handler.answer(data)
 
 
-def cut_off(at: int) -> Fault:
-    """The connection ends behind so many bytes of what was asked for."""
-    return lambda handler, data: handler.answer(data, data[handler.start(data) :][:at])
+def cut_off(size: int) -> Fault:
+    """The connection ends after this many bytes of the requested range."""
+    return lambda handler, data: handler.answer(data, data[handler.start(data) :][:size])
 
 
 def busy(status: int = 503, **headers: str) -> Fault:
@@ -121,13 +122,13 @@ def busy(status: int = 503, **headers: str) -> Fault:
     return fault
 
 
-def deaf(handler: Handler, data: bytes) -> None:
-    """Ignores what range was asked for."""
+def ignores_range(handler: Handler, data: bytes) -> None:
+    """Ignores the requested range."""
     handler.answer(data, start=0)
 
 
 def wrong(digest: str) -> Fault:
-    """Bytes of the right length that are not those of the checksum."""
+    """Bytes of the right length and the wrong checksum."""
 
     def fault(handler: Handler, data: bytes) -> None:
         handler.answer(data, bytes(len(data)), 0, **digests(data)[digest])
@@ -169,44 +170,44 @@ def faulty(server: Server, number: int, *faults: Fault) -> str:
 
 
 def get(server: Server, out: Path, **options: Any) -> tuple[dict[str, Any], list[float]]:  # noqa: ANN401
-    """Fetch; returns what is told and how long it would have waited."""
+    """Fetch; returns the summary and the requested sleeps in seconds."""
     waits: list[float] = []
-    return fetch(NAME, out, Web(server.url, timeout=5), wait=waits.append, **options), waits
+    return fetch_snapshot(NAME, out, HttpRemote(server.url, timeout=5), sleep=waits.append, **options), waits
 
 
 def whole(out: Path, places: list[str] = PLACES) -> bool:
     return all((out / place).read_bytes() == content(place) for place in places)
 
 
-# --- what lands ------------------------------------------------------------------------------------------------------
+# --- complete files --------------------------------------------------------------------------------------------------
 
 
-def test_every_file_lands_at_its_place_with_a_manifest_and_nothing_else_is_left(server: Server, tmp_path: Path) -> None:
-    told, waits = get(server, tmp_path)
+def test_every_file_is_downloaded_with_a_manifest_and_nothing_else_is_left(server: Server, tmp_path: Path) -> None:
+    summary, waits = get(server, tmp_path)
     assert whole(tmp_path)
-    assert (told["fetched"], told["kept"], told["failed"], told["refused"], waits) == (4, 0, [], [], [])
-    assert told["bytes"] == sum(len(content(place)) for place in PLACES)
-    manifest = json.loads(manifest_of(tmp_path / PLACES[0]).read_text())
+    assert (summary["fetched"], summary["kept"], summary["failed"], summary["refused"], waits) == (4, 0, [], [], [])
+    assert summary["bytes"] == sum(len(content(place)) for place in PLACES)
+    manifest = json.loads(manifest_path(tmp_path / PLACES[0]).read_text())
     assert manifest["sha256"] == hashlib.sha256(content(PLACES[0])).hexdigest()
-    assert [name for name, _ in landed_files(tmp_path)] == PLACES
+    assert [name for name, _ in downloaded_files(tmp_path)] == PLACES
     assert [path.name for path in tmp_path.rglob(".*") if path.is_file()] == [".lock"]
 
 
-def test_a_second_run_fetches_only_what_is_missing_or_was_touched(server: Server, tmp_path: Path) -> None:
+def test_a_second_run_fetches_only_missing_and_changed_files(server: Server, tmp_path: Path) -> None:
     get(server, tmp_path, files=2)
     assert not (tmp_path / PLACES[2]).exists()
     (tmp_path / PLACES[0]).write_bytes(bytes(len(content(PLACES[0]))))
-    server.asked.clear()
-    told, _ = get(server, tmp_path, files=3)
-    assert (told["fetched"], told["kept"]) == (2, 1)
-    assert sorted(path.rpartition("/")[2] for path, _ in server.asked) == [
+    server.requests.clear()
+    summary, _ = get(server, tmp_path, files=3)
+    assert (summary["fetched"], summary["kept"]) == (2, 1)
+    assert sorted(path.rpartition("/")[2] for path, _ in server.requests) == [
         "CC-MAIN-00000.warc.gz",
         "CC-MAIN-00002.warc.gz",
     ]
     assert whole(tmp_path, PLACES[:3])
 
 
-def test_verify_finds_a_byte_that_rotted_without_a_trace(server: Server, tmp_path: Path) -> None:
+def test_verify_finds_a_changed_byte_under_unchanged_size_and_time(server: Server, tmp_path: Path) -> None:
     get(server, tmp_path)
     target = tmp_path / PLACES[1]
     status = target.stat()
@@ -227,45 +228,45 @@ def test_a_copied_folder_is_read_once_and_then_trusted(
     monkeypatch.setattr("mtnlg_data.sources.download.sha256", lambda path: pytest.fail(f"{path} is read again"))
     assert get(server, tmp_path)[0]["kept"] == 4
     (tmp_path / PLACES[1]).write_bytes(b"cut short")
-    assert [name for name, _ in landed_files(tmp_path)] == [PLACES[0], *PLACES[2:]]
+    assert [name for name, _ in downloaded_files(tmp_path)] == [PLACES[0], *PLACES[2:]]
 
 
-# --- a server that fails ---------------------------------------------------------------------------------------------
+# --- a faulty server -------------------------------------------------------------------------------------------------
 
 
-def test_a_cut_off_file_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes_where_it_stopped(server: Server, tmp_path: Path) -> None:
     place = faulty(server, 0, cut_off(70_000), cut_off(50_000))
-    told, waits = get(server, tmp_path)
+    summary, waits = get(server, tmp_path)
     assert server.ranges(place) == [None, "bytes=70000-", "bytes=120000-"]
     assert whole(tmp_path)
-    assert told["failed"] == []
+    assert summary["failed"] == []
     assert len(waits) == 2
 
 
-def test_a_run_that_was_killed_goes_on_from_the_bytes_that_are_safe(server: Server, tmp_path: Path) -> None:
-    place = faulty(server, 0, *[cut_off(0 if n else 70_000) for n in range(ATTEMPTS)])
+def test_a_killed_run_resumes_after_the_synced_bytes(server: Server, tmp_path: Path) -> None:
+    place = faulty(server, 0, *[cut_off(0 if n else 70_000) for n in range(MAX_ATTEMPTS)])
     assert len(get(server, tmp_path)[0]["failed"]) == 1
     partial = (tmp_path / place).with_name(f".{Path(place).name}.partial")
     with partial.open("ab") as file:
-        file.write(b"what the disk made of the bytes that were under way")
-    server.asked.clear()
+        file.write(b"bytes that were written but not synced before the kill")
+    server.requests.clear()
     assert get(server, tmp_path)[0]["failed"] == []
     assert server.ranges(place) == ["bytes=70000-"]
     assert whole(tmp_path)
 
 
-def test_bytes_that_changed_on_the_disk_are_not_built_upon(server: Server, tmp_path: Path) -> None:
-    place = faulty(server, 0, *[cut_off(0 if n else 70_000) for n in range(ATTEMPTS)])
+def test_a_partial_file_changed_on_disk_is_downloaded_from_the_start(server: Server, tmp_path: Path) -> None:
+    place = faulty(server, 0, *[cut_off(0 if n else 70_000) for n in range(MAX_ATTEMPTS)])
     get(server, tmp_path)
     partial = (tmp_path / place).with_name(f".{Path(place).name}.partial")
     partial.write_bytes(b"x" * 70_000)
-    server.asked.clear()
+    server.requests.clear()
     get(server, tmp_path)
     assert server.ranges(place) == [None]
     assert whole(tmp_path)
 
 
-def test_a_file_that_changed_on_the_server_is_begun_again(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_changed_on_the_server_is_downloaded_from_the_start(server: Server, tmp_path: Path) -> None:
     place = faulty(server, 0, cut_off(70_000))
     path = f"/mirror/crawl-data/{NAME}/{place}"
     new = b"another version" * 9000
@@ -274,7 +275,7 @@ def test_a_file_that_changed_on_the_server_is_begun_again(server: Server, tmp_pa
         del seconds
         server.files[path] = new
 
-    fetch(NAME, tmp_path, Web(server.url, timeout=5), wait=replace)
+    fetch_snapshot(NAME, tmp_path, HttpRemote(server.url, timeout=5), sleep=replace)
     assert (tmp_path / place).read_bytes() == new
 
 
@@ -283,26 +284,28 @@ def test_a_file_that_changed_on_the_server_is_begun_again(server: Server, tmp_pa
     [busy(503), busy(500), busy(429), cut_off(1000), wrong("Digest"), lambda handler, _: handler.connection.close()],
     ids=["503", "500", "429", "cut off", "wrong bytes", "hangs up"],
 )
-def test_what_fails_twice_lands_at_the_third_attempt(server: Server, tmp_path: Path, fault: Fault) -> None:
+def test_a_file_that_fails_twice_is_downloaded_at_the_third_attempt(
+    server: Server, tmp_path: Path, fault: Fault
+) -> None:
     place = faulty(server, 2, fault, fault)
-    told, waits = get(server, tmp_path)
-    assert (told["failed"], len(waits), len(server.ranges(place))) == ([], 2, 3)
+    summary, waits = get(server, tmp_path)
+    assert (summary["failed"], len(waits), len(server.ranges(place))) == ([], 2, 3)
     assert whole(tmp_path)
 
 
-def test_a_server_that_asks_to_wait_is_heard_within_reason(server: Server, tmp_path: Path) -> None:
+def test_retry_after_is_obeyed_up_to_a_limit(server: Server, tmp_path: Path) -> None:
     faulty(server, 0, busy(503, Retry_After="7"), busy(503, Retry_After="99999"))
     _, waits = get(server, tmp_path)
-    assert waits == [7, LONGEST_WAIT]
+    assert waits == [7, MAX_WAIT_SECONDS]
 
 
-def test_a_server_that_ignores_ranges_gives_the_file_all_the_same(server: Server, tmp_path: Path) -> None:
-    faulty(server, 1, cut_off(70_000), deaf)
+def test_a_server_that_ignores_ranges_still_gives_the_file(server: Server, tmp_path: Path) -> None:
+    faulty(server, 1, cut_off(70_000), ignores_range)
     assert get(server, tmp_path)[0]["failed"] == []
     assert whole(tmp_path)
 
 
-def test_an_answer_with_another_range_is_thrown_away(server: Server, tmp_path: Path) -> None:
+def test_a_response_with_another_range_is_discarded(server: Server, tmp_path: Path) -> None:
     def other(handler: Handler, data: bytes) -> None:
         handler.answer(data, start=60_000)
 
@@ -316,8 +319,8 @@ def test_an_answer_with_another_range_is_thrown_away(server: Server, tmp_path: P
 def test_every_checksum_that_a_server_may_offer_is_checked(server: Server, tmp_path: Path, digest: str) -> None:
     faulty(server, 0, honest(digest))
     faulty(server, 3, wrong(digest), honest(digest))
-    told, waits = get(server, tmp_path)
-    assert (told["failed"], len(waits)) == ([], 1)
+    summary, waits = get(server, tmp_path)
+    assert (summary["failed"], len(waits)) == ([], 1)
     assert whole(tmp_path)
 
 
@@ -333,40 +336,40 @@ def test_every_checksum_that_a_server_may_offer_is_checked(server: Server, tmp_p
     ],
     ids=["wrong bytes", "a length that lies", "502"],
 )
-def test_a_file_that_never_comes_costs_that_file_and_is_named(
+def test_a_file_that_always_fails_is_named_and_the_others_are_fetched(
     server: Server, tmp_path: Path, fault: Fault, words: str
 ) -> None:
-    place = faulty(server, 0, *[fault] * ATTEMPTS)
-    told, waits = get(server, tmp_path)
-    assert (told["fetched"], len(waits)) == (3, ATTEMPTS - 1)
-    (failed,) = told["failed"]
+    place = faulty(server, 0, *[fault] * MAX_ATTEMPTS)
+    summary, waits = get(server, tmp_path)
+    assert (summary["fetched"], len(waits)) == (3, MAX_ATTEMPTS - 1)
+    (failed,) = summary["failed"]
     assert failed["path"] == str(tmp_path / place)
-    assert re.search(f"{place}: {words}.*, {ATTEMPTS} times; the same command tries again", failed["why"])
+    assert re.search(f"{place}: {words}.*, {MAX_ATTEMPTS} times; the same command tries again", failed["why"])
     assert not (tmp_path / place).exists()
-    assert len(landed_files(tmp_path)) == 3
+    assert len(downloaded_files(tmp_path)) == 3
 
 
 def test_a_file_without_length_and_checksum_is_refused(server: Server, tmp_path: Path) -> None:
     faulty(server, 0, lambda handler, data: handler.answer(data, Content_Length=""))
     (failed,) = get(server, tmp_path)[0]["failed"]
-    assert "neither length nor checksum is told" in failed["why"]
+    assert "the server gives neither length nor checksum, so a cut-off file would look whole" in failed["why"]
 
 
-def test_a_missing_file_is_not_asked_for_twice(server: Server, tmp_path: Path) -> None:
+def test_a_missing_file_is_requested_once(server: Server, tmp_path: Path) -> None:
     del server.files[f"/mirror/crawl-data/{NAME}/{PLACES[0]}"]
-    told, waits = get(server, tmp_path)
-    assert (told["fetched"], waits, len(server.ranges(PLACES[0]))) == (3, [], 1)
-    assert "HTTP status 404" in told["failed"][0]["why"]
+    summary, waits = get(server, tmp_path)
+    assert (summary["fetched"], waits, len(server.ranges(PLACES[0]))) == (3, [], 1)
+    assert "HTTP status 404" in summary["failed"][0]["why"]
 
 
 def test_waits_grow_and_are_bounded() -> None:
     longest = [max(backoff(tries) for _ in range(200)) for tries in range(1, 12)]
     assert longest == sorted(longest[:7]) + longest[7:]
     assert 0.5 <= longest[0] <= 1
-    assert max(longest) <= LONGEST_WAIT
+    assert max(longest) <= MAX_WAIT_SECONDS
 
 
-# --- what leads elsewhere --------------------------------------------------------------------------------------------
+# --- paths and redirects out of the remote ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -381,18 +384,18 @@ def test_waits_grow_and_are_bounded() -> None:
         ("https://127.0.0.1.example.org/mirror/x", "another host"),
     ],
 )
-def test_a_redirect_that_leaves_the_base_is_refused_and_named(
+def test_a_redirect_that_leaves_the_remote_is_refused_and_named(
     server: Server, tmp_path: Path, place: str, words: str
 ) -> None:
     location = place.format(port=server.server_address[1])
     faulty(server, 0, busy(302, Location=location))
-    told, waits = get(server, tmp_path)
-    assert (told["fetched"], waits) == (3, [])
-    assert words in told["failed"][0]["why"]
-    assert location.partition("/..")[0] in told["failed"][0]["why"]
+    summary, waits = get(server, tmp_path)
+    assert (summary["fetched"], waits) == (3, [])
+    assert words in summary["failed"][0]["why"]
+    assert location.partition("/..")[0] in summary["failed"][0]["why"]
 
 
-def test_a_redirect_below_the_base_is_followed(server: Server, tmp_path: Path) -> None:
+def test_a_redirect_within_the_remote_is_followed(server: Server, tmp_path: Path) -> None:
     server.files["/mirror/moved.warc.gz"] = content(PLACES[0])
     faulty(server, 0, busy(301, Location="/mirror/moved.warc.gz"))
     assert get(server, tmp_path)[0]["failed"] == []
@@ -420,11 +423,11 @@ LEAVING = [
 
 def test_lines_of_a_listing_that_leave_the_folder_are_refused_and_named(server: Server, tmp_path: Path) -> None:
     server.put([*LEAVING, f"crawl-data/{NAME}/{PLACES[0]}"])
-    told, _ = get(server, tmp_path)
-    assert (told["listed"], told["wanted"], told["fetched"]) == (len(LEAVING) + 1, 1, 1)
-    assert len(told["refused"]) == len(LEAVING)
-    assert all(refused["why"] for refused in told["refused"])
-    assert len(server.asked) == 2
+    summary, _ = get(server, tmp_path)
+    assert (summary["listed"], summary["wanted"], summary["fetched"]) == (len(LEAVING) + 1, 1, 1)
+    assert len(summary["refused"]) == len(LEAVING)
+    assert all(refused["why"] for refused in summary["refused"])
+    assert len(server.requests) == 2
     assert sorted(path.name for path in tmp_path.rglob("*.warc.gz*")) == [
         "CC-MAIN-00000.warc.gz",
         "CC-MAIN-00000.warc.gz.json",
@@ -433,7 +436,7 @@ def test_lines_of_a_listing_that_leave_the_folder_are_refused_and_named(server: 
 
 @given(st.text(alphabet="ab./%\\:\n\x00-_~é ", max_size=24))
 def test_a_path_that_is_not_refused_stays_below_its_folder(path: str) -> None:
-    if refusal(path) is None:
+    if unsafe_path_reason(path) is None:
         folder = Path("/base/folder")
         inside = Path(os.path.normpath(folder / path))
         assert inside.is_relative_to(folder)
@@ -441,8 +444,8 @@ def test_a_path_that_is_not_refused_stays_below_its_folder(path: str) -> None:
         assert inside != folder
 
 
-def test_a_listing_that_is_a_bomb_or_no_gzip_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtnlg_data.sources.snapshot.MOST_LINES", 1000)
+def test_a_broken_or_oversized_listing_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtnlg_data.sources.snapshot.MAX_LINES", 1000)
     listing = tmp_path / "warc.paths.gz"
     for data, words in (
         (gzip.compress(b"a" * 10_000_000), "line 1 is too long"),
@@ -453,7 +456,7 @@ def test_a_listing_that_is_a_bomb_or_no_gzip_is_one_line(tmp_path: Path, monkeyp
         listing.write_bytes(data)
         with pytest.raises(Failure, match=words):
             read_listing(listing, NAME)
-    assert landed_files(tmp_path / "none") == []
+    assert downloaded_files(tmp_path / "none") == []
 
 
 # --- a mirror, and the command ---------------------------------------------------------------------------------------
@@ -469,19 +472,19 @@ def mirror(folder: Path) -> Path:
     return folder
 
 
-def test_a_mirror_folder_gives_the_same_files_and_no_link_leads_out_of_it(tmp_path: Path) -> None:
+def test_a_mirror_folder_gives_the_same_files_and_refuses_links_out_of_it(tmp_path: Path) -> None:
     base = mirror(tmp_path / "mirror")
     (tmp_path / "secret").write_bytes(b"secret")
     linked = base / "crawl-data" / NAME / PLACES[3]
     linked.unlink()
     linked.symlink_to(tmp_path / "secret")
-    told = fetch(NAME, tmp_path / "out", base_of(str(base)))
+    summary = fetch_snapshot(NAME, tmp_path / "out", parse_remote(str(base)))
     assert whole(tmp_path / "out", PLACES[:3])
-    assert "refused: it is a link that leaves" in told["failed"][0]["why"]
+    assert "refused: it is a link that leaves" in summary["failed"][0]["why"]
     assert not (tmp_path / "out" / PLACES[3]).exists()
 
 
-def test_the_command_tells_what_it_did_and_fails_where_a_file_is_missing(tmp_path: Path) -> None:
+def test_the_command_prints_its_summary_and_fails_for_a_missing_file(tmp_path: Path) -> None:
     base = mirror(tmp_path / "mirror")
     words = ["fetch", NAME, "--out", str(tmp_path / "out"), "--base", str(base), "--json"]
     done = CliRunner().invoke(app, [*words, "--files", "1"])
@@ -494,10 +497,10 @@ def test_the_command_tells_what_it_did_and_fails_where_a_file_is_missing(tmp_pat
     assert json.loads(done.stdout)["kept"] == 1
 
 
-def test_what_is_no_snapshot_and_no_base_is_a_wrong_command_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageFailure, match="no name of a snapshot, such as CC-MAIN-2020-50"):
-        fetch("../CC-MAIN-2020-50", tmp_path, base_of(str(tmp_path)))
-    with pytest.raises(UsageFailure, match="neither a URL of http or https nor a folder"):
-        base_of("ftp://example.org/")
+def test_an_invalid_snapshot_name_or_remote_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageFailure, match="not the name of a snapshot, such as CC-MAIN-2020-50"):
+        fetch_snapshot("../CC-MAIN-2020-50", tmp_path, parse_remote(str(tmp_path)))
+    with pytest.raises(UsageFailure, match="neither an http or https URL nor a folder"):
+        parse_remote("ftp://example.org/")
     with pytest.raises(Failure, match="no such folder"):
-        base_of(str(tmp_path / "none"))
+        parse_remote(str(tmp_path / "none"))

@@ -1,4 +1,4 @@
-"""JSON lines, the Pile and Parquet: every sound record comes out, a broken one costs itself and is named."""
+"""JSON lines, the Pile and Parquet: every intact record is read; a broken one is dropped alone, with a reason."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def read(path: Path, kind: Kind, largest: int = 1 << 24, **how: str) -> tuple[list[Record], list[Dropped]]:
-    items = list(read_records(SourceFile("s", path, path.name, kind, **how), largest))
-    return [i for i in items if isinstance(i, Record)], [i for i in items if isinstance(i, Dropped)]
+def read(path: Path, kind: Kind, largest: int = 1 << 24, **options: str) -> tuple[list[Record], list[Dropped]]:
+    items = list(read_records(SourceFile("s", path, path.name, kind, **options), largest))
+    return [item for item in items if isinstance(item, Record)], [item for item in items if isinstance(item, Dropped)]
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def test_lines_are_read_plain_and_compressed_and_bad_ones_are_named(tmp_path: Pa
     path = tmp_path / f"a{suffix}"
     path.write_bytes(PACK[suffix](b"\n".join(lines)))
     records, dropped = read(path, "jsonl", largest=1000)
-    assert [(r.place, r.content, r.url) for r in records] == [(0, "one", "http://example.org"), (8, "zwei ü", None)]
+    assert [(r.number, r.content, r.url) for r in records] == [(0, "one", "http://example.org"), (8, "zwei ü", None)]
     assert [(d.reason, d.where.rpartition(" ")[2]) for d in dropped] == [
         ("not_json", "2"),
         ("no_text", "3"),
@@ -59,7 +59,7 @@ def test_lines_are_read_plain_and_compressed_and_bad_ones_are_named(tmp_path: Pa
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_truncated_stream_gives_what_it_holds_and_names_the_loss(tmp_path: Path, suffix: str) -> None:
+def test_a_truncated_stream_gives_its_complete_lines_and_names_the_loss(tmp_path: Path, suffix: str) -> None:
     rng = random.Random(0)
     lines = b"".join(json.dumps({"text": str(rng.random())}).encode() + b"\n" for _ in range(20_000))
     path = tmp_path / f"a{suffix}"
@@ -69,7 +69,7 @@ def test_a_truncated_stream_gives_what_it_holds_and_names_the_loss(tmp_path: Pat
     assert dropped[-1].reason in {"unreadable", "not_json"}
 
 
-def test_a_file_that_is_not_compressed_as_it_says_is_named(tmp_path: Path) -> None:
+def test_a_file_not_compressed_as_its_suffix_says_is_named(tmp_path: Path) -> None:
     for suffix in (".gz", ".zst"):
         (tmp_path / f"a{suffix}").write_bytes(b'{"text": "plain"}\n')
         records, dropped = read(tmp_path / f"a{suffix}", "jsonl")
@@ -82,20 +82,20 @@ def test_zstandard_files_of_several_frames_are_read_whole(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_line_beyond_all_bounds_costs_itself_and_little_memory(tmp_path: Path, suffix: str) -> None:
+def test_an_oversized_line_is_dropped_alone(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     path.write_bytes(PACK[suffix](b'{"text": "a"}\n' + b"x" * (1 << 24) + b'\n{"text": "b"}\n'))
     records, dropped = read(path, "jsonl", largest=1 << 16)
-    assert [(record.place, record.content) for record in records] == [(0, "a"), (2, "b")]
+    assert [(record.number, record.content) for record in records] == [(0, "a"), (2, "b")]
     assert [drop.reason for drop in dropped] == ["too_large"]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("filler", [b"x", b"\n"])
-def test_a_bomb_ends_its_file_and_is_named(
+def test_a_decompression_bomb_ends_its_file_and_is_named(
     tmp_path: Path, suffix: str, filler: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtnlg_data.sources.jsonl.EXPANDS_FREELY", 1 << 18)
+    monkeypatch.setattr("mtnlg_data.sources.jsonl.ALWAYS_ALLOWED_BYTES", 1 << 18)
     path = tmp_path / f"a{suffix}"
     path.write_bytes(PACK[suffix](b'{"text": "a"}\n' + filler * (1 << 21) + b'\n{"text": "b"}\n'))
     records, dropped = read(path, "jsonl", largest=1 << 16)
@@ -104,12 +104,12 @@ def test_a_bomb_ends_its_file_and_is_named(
     assert "256 times the file" in str(dropped[0].what)
 
 
-def test_the_text_may_lie_under_another_key(tmp_path: Path) -> None:
+def test_the_text_may_be_under_another_key(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"content": "here", "text": "not here"}\n')
     assert [record.content for record in read(tmp_path / "a.jsonl", "jsonl", field="content")[0]] == ["here"]
 
 
-def test_of_the_pile_only_the_wanted_subset_is_read(tmp_path: Path, corpus: ModuleType) -> None:
+def test_only_the_wanted_subset_of_the_pile_is_read(tmp_path: Path, corpus: ModuleType) -> None:
     rows = [
         {"text": "a", "meta": {"pile_set_name": "Books3"}},
         {"text": "b", "meta": {"pile_set_name": "Github"}},
@@ -118,7 +118,7 @@ def test_of_the_pile_only_the_wanted_subset_is_read(tmp_path: Path, corpus: Modu
     ]
     corpus.write_jsonl(tmp_path / "00.jsonl.zst", rows)
     records, dropped = read(tmp_path / "00.jsonl.zst", "pile", subset="Books3")
-    assert [(record.place, record.content) for record in records] == [(0, "a")]
+    assert [(record.number, record.content) for record in records] == [(0, "a")]
     assert [drop.reason for drop in dropped] == ["no_text"]
     assert [record.content for record in read(tmp_path / "00.jsonl.zst", "pile")[0]] == ["a", "b", "c"]
 
@@ -137,17 +137,17 @@ def test_parquet_rows_are_read_with_their_urls(tmp_path: Path) -> None:
     ]
 
 
-def test_bytes_that_are_no_utf_8_cost_their_row(tmp_path: Path) -> None:
+def test_invalid_utf_8_drops_only_its_row(tmp_path: Path) -> None:
     offsets = np.array([0, 2, 4, 5], np.int32)
     texts = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(b"ok\xff\xfez"))
     for dictionary in (True, False):
         pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", use_dictionary=dictionary)
         records, dropped = read(tmp_path / "a.parquet", "parquet")
-        assert [(record.place, record.content) for record in records] == [(0, "ok"), (2, "z")]
+        assert [(record.number, record.content) for record in records] == [(0, "ok"), (2, "z")]
         assert [(drop.reason, drop.where) for drop in dropped] == [("not_utf8", "a.parquet: row 2")]
 
 
-def test_a_text_that_many_rows_hold_is_held_once(tmp_path: Path) -> None:
+def test_a_text_repeated_in_many_rows_is_in_memory_once(tmp_path: Path) -> None:
     rows = pa.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["x" * (1 << 20)])
     pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet")
     before = pa.total_allocated_bytes()
@@ -158,7 +158,7 @@ def test_a_text_that_many_rows_hold_is_held_once(tmp_path: Path) -> None:
     assert most < 64 << 20
 
 
-def test_a_damaged_row_group_costs_its_rows(tmp_path: Path) -> None:
+def test_a_damaged_row_group_loses_only_its_rows(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [str(n) * 50 for n in range(40)]}), tmp_path / "a.parquet", row_group_size=10)
     with pq.ParquetFile(tmp_path / "a.parquet") as file:
         place = file.metadata.row_group(1).column(0).data_page_offset
@@ -166,11 +166,11 @@ def test_a_damaged_row_group_costs_its_rows(tmp_path: Path) -> None:
     content[place : place + 40] = b"\xff" * 40
     (tmp_path / "a.parquet").write_bytes(content)
     records, dropped = read(tmp_path / "a.parquet", "parquet")
-    assert [record.place for record in records] == [*range(10), *range(20, 40)]
+    assert [record.number for record in records] == [*range(10), *range(20, 40)]
     assert [(drop.reason, drop.where) for drop in dropped] == [("unreadable", "a.parquet: rows 11 to 20")]
 
 
-def test_what_is_no_parquet_or_has_no_text_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_or_has_no_text_column_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")
     assert [drop.reason for drop in read(tmp_path / "a.parquet", "parquet")[1]] == ["unreadable"]

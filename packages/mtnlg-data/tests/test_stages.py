@@ -1,4 +1,4 @@
-"""Every stage by itself, as a function and as a command: from any format, and chained the same as a whole curation."""
+"""Single stages, as functions and as commands: from any format, and chained the same as a whole curation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.quality.stage import QualitySettings
 from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES
-from mtnlg_data.standalone import inputs_of
+from mtnlg_data.standalone import find_inputs
 from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def texts_of(folder: Path) -> list[str]:
     return [text for shard in shards for text in pq.read_table(shard)["text"].to_pylist()]
 
 
-def told(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
 
@@ -64,26 +64,26 @@ def test_the_stages_one_by_one_leave_the_tokens_of_the_whole_curation(
     engine: Local,
 ) -> None:
     raw, at = finished.out.parent / "raw", tmp_path
-    standalone.extract(inputs_of([f"books={raw / 'books'}"], raw=True), at / "books", ExtractSettings(), engine)
-    standalone.extract(inputs_of([f"crawl={raw / 'crawl'}"], raw=True), at / "crawl", ExtractSettings(), engine)
-    books, crawl = inputs_of([str(at / "books")]), inputs_of([str(at / "crawl")])
+    standalone.extract(find_inputs([f"books={raw / 'books'}"], raw=True), at / "books", ExtractSettings(), engine)
+    standalone.extract(find_inputs([f"crawl={raw / 'crawl'}"], raw=True), at / "crawl", ExtractSettings(), engine)
+    books, crawl = find_inputs([str(at / "books")]), find_inputs([str(at / "crawl")])
     standalone.score(crawl, at / "good", QualitySettings(alpha=1.0), engine, positives=books)
     short = CleanSettings(shortest=200)
     standalone.clean(books, at / "clean-books", short, engine, rules=TEXT_RULES)
-    standalone.clean(inputs_of([str(at / "good")]), at / "clean-crawl", short, engine, rules=PAGE_RULES)
-    both = inputs_of([str(at / "clean-books"), str(at / "clean-crawl")])
+    standalone.clean(find_inputs([str(at / "good")]), at / "clean-crawl", short, engine, rules=PAGE_RULES)
+    both = find_inputs([str(at / "clean-books"), str(at / "clean-crawl")])
     assert both.sources == ["books", "crawl"]
     standalone.dedup(both, at / "unique", DeduplicateSettings(), engine)
     texts = finished.out.parent / "texts.jsonl"
-    unique = inputs_of([str(at / "unique")])
+    unique = find_inputs([str(at / "unique")])
     standalone.decontaminate(unique, at / "pure", DecontaminateSettings(), engine, texts=texts)
-    pure = inputs_of([str(at / "pure")])
+    pure = find_inputs([str(at / "pure")])
     weights = {"books": 0.4, "crawl": 0.6}
     summary = standalone.tokenize(pure, at / "tokens", TokenizeSettings(vocabulary=400), engine, weights=weights)
     names = ("tokenizer.json", "blend.json", "books.bin", "books.idx", "crawl.bin", "crawl.idx")
     assert all((at / "tokens" / name).read_bytes() == (finished.out / "tokens" / name).read_bytes() for name in names)
     assert summary["tokens"] == finished.summary["tokens"]
-    assert told(at / "unique")["duplicates"] == finished.summary["duplicates"]
+    assert read_summary(at / "unique")["duplicates"] == finished.summary["duplicates"]
 
 
 def test_the_commands_of_the_readme_run_one_after_the_other(
@@ -110,7 +110,7 @@ def test_clean_and_dedup_take_every_format(tmp_path: Path, corpus: ModuleType, n
     invoke("dedup", f"own={tmp_path / 'in'}", "--out", tmp_path / "unique", "--workers", 1, "--set", "shingle_length=3")
     assert sorted(texts_of(tmp_path / "unique")) == sorted([*texts, "too short"])
     assert "own-00000.parquet" in [path.name for path in (tmp_path / "unique").iterdir()]
-    summary = told(tmp_path / "unique")
+    summary = read_summary(tmp_path / "unique")
     assert [stage["name"] for stage in summary["stages"]] == ["extract", "deduplicate"]
     assert summary["duplicates"]["components"] == 1
     assert (tmp_path / "unique" / "report.html").exists()
@@ -140,7 +140,7 @@ def test_extract_takes_pages_a_subset_of_the_pile_and_another_key(tmp_path: Path
         out = tmp_path / f"out-{documents}"
         summary = json.loads(invoke("extract", *words, "--out", out, "--workers", 1, "--json"))
         assert summary["stages"][0]["documents_out"] == documents
-        assert summary == told(out)
+        assert summary == read_summary(out)
         assert [manifest_path(shard).exists() for shard in out.glob("*.parquet")] == [True]
 
 
@@ -153,9 +153,9 @@ def test_score_learns_from_positives_and_another_run_takes_its_classifier(tmp_pa
     invoke("score", web, "--set", f"model={trained / 'classifier.npy'}", "--out", taken, "--workers", 1)
     assert texts_of(taken) == texts_of(trained)
     assert 0 < len(texts_of(taken)) < 80
-    assert told(taken)["quality"]["kept"] == told(trained)["quality"]["kept"]
-    assert "auc" in told(trained)["quality"]
-    assert {document["fate"] for document in told(taken)["stages"][-1]["shown"]} == {"kept", "low_quality"}
+    assert read_summary(taken)["quality"]["kept"] == read_summary(trained)["quality"]["kept"]
+    assert "auc" in read_summary(trained)["quality"]
+    assert {document["fate"] for document in read_summary(taken)["stages"][-1]["shown"]} == {"kept", "low_quality"}
 
 
 def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: ModuleType) -> None:
@@ -174,13 +174,13 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
     ("words", "error", "match"),
     [
         (["dedup", "nowhere"], Failure, "nowhere: no such file or folder"),
-        (["dedup", "x.txt"], Failure, "x.txt: nothing that ends in"),
+        (["dedup", "x.txt"], Failure, "x.txt: no file that ends in"),
         (["dedup", "x.jsonl", "--set", "threshold=2"], UsageFailure, "--set: threshold = 2"),
         (["dedup", "x.jsonl", "--set", "treshold=0.7"], UsageFailure, "did you mean threshold"),
         (["clean", "x.jsonl", "--rules", "tidy"], UsageFailure, "--rules tidy: 'tidy' is none of unicode,"),
-        (["score", "x.jsonl"], UsageFailure, "score takes --positive INPUT, to learn"),
+        (["score", "x.jsonl"], UsageFailure, "score needs --positive INPUT, examples"),
         (["score", "x.jsonl", "--set", "model=none.npy"], Failure, "none.npy: "),
-        (["score", "a=x.jsonl", "--positive", "a=x.jsonl"], UsageFailure, "a: a source of the inputs and of the pos"),
+        (["score", "a=x.jsonl", "--positive", "a=x.jsonl"], UsageFailure, "a: a source of both the inputs and the pos"),
         (["decontaminate", "x.jsonl", "--texts", "none"], Failure, "none: no such file of task texts"),
         (["tokenize", "a=x.jsonl", "b=x.jsonl", "--set", "vocabulary=300"], UsageFailure, "for each of a, b"),
         (
@@ -205,11 +205,11 @@ def test_what_cannot_work_is_one_line_before_any_work(
 def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path, corpus: ModuleType, engine: Local) -> None:
     for name in ("a", "b"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
-        files = inputs_of([str(tmp_path / f"{name}.jsonl")], raw=True)
+        files = find_inputs([str(tmp_path / f"{name}.jsonl")], raw=True)
         standalone.extract(files, tmp_path / name, ExtractSettings(), engine)
-    with pytest.raises(UsageFailure, match="its documents are of documents already; NAME= is for other files"):
-        inputs_of([f"web={tmp_path / 'a'}"])
+    with pytest.raises(UsageFailure, match="its documents are of documents already; give only PATH"):
+        find_inputs([f"web={tmp_path / 'a'}"])
     with pytest.raises(UsageFailure, match="has the same file name; give one of them another source by NAME="):
         standalone.dedup(
-            inputs_of([str(tmp_path / "a"), str(tmp_path / "b")]), tmp_path / "out", DeduplicateSettings(), engine
+            find_inputs([str(tmp_path / "a"), str(tmp_path / "b")]), tmp_path / "out", DeduplicateSettings(), engine
         )

@@ -1,4 +1,4 @@
-"""Contract 1: samples by number, every token once an epoch, every source on its weight."""
+"""TokenStream (contract 1): samples by number, every token once per epoch, every source at its weight."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 
 from mtnlg_data.console import Failure
 from mtnlg_data.stream import (
-    UNITS,
     BlendedStream,
     Blender,
     Permutation,
     TokenStream,
     apportion,
-    held_out,
     open_stream,
     position_in_block,
 )
+from mtnlg_data.tokens.blend import UNITS, held_out
 from mtnlg_data.tokens.store import TokenStore, writing_store
 
 if TYPE_CHECKING:
@@ -273,8 +272,8 @@ def test_a_token_outside_the_vocabulary_is_a_failure_that_names_the_store_and_th
     blend = json.loads((folder / "blend.json").read_text())
     (folder / "blend.json").write_text(json.dumps({**blend, "vocabulary": 80}))
     stream = open_stream(folder, 8)
-    found = [_sample_or_failure(stream, number) for number in range(len(stream))]
-    wrong = [failure for failure in found if isinstance(failure, str)]
+    samples = [_sample_or_failure(stream, number) for number in range(len(stream))]
+    wrong = [failure for failure in samples if isinstance(failure, str)]
     assert len(wrong) == 2
     assert all(
         "a.bin: token 8" in failure and "is outside the vocabulary of 80; tokenize" in failure for failure in wrong
@@ -283,10 +282,10 @@ def test_a_token_outside_the_vocabulary_is_a_failure_that_names_the_store_and_th
 
 def test_a_store_changed_under_a_reader_is_named_and_no_other_token_is_ever_given(folder: Path) -> None:
     stream = open_stream(folder, 16, samples=2000)
-    given = [stream[n].tolist() for n in range(2000)]
+    before = [stream[n].tolist() for n in range(2000)]
     _flip(folder / "b.bin")
-    found = [_sample_or_failure(stream, n) for n in range(2000)]
-    wrong = [failure for failure, sample in zip(found, given, strict=True) if failure != sample]
+    after = [_sample_or_failure(stream, n) for n in range(2000)]
+    wrong = [failure for failure, sample in zip(after, before, strict=True) if failure != sample]
     assert wrong
     assert all("b.bin: the 4096 bytes from 0 are not what was written" in str(failure) for failure in wrong)
     _flip(folder / "b.bin")
@@ -312,7 +311,7 @@ def test_a_source_too_short_to_validate_is_left_out_of_validation_alone(tmp_path
     folder = make_blend(tmp_path, [("a", 0.9, [100] * 50), ("short", 0.1, [100, 3])], validation=0.02)
     assert {open_stream(folder, 16, samples=100).locate(n)[0] for n in range(100)} == {0, 1}
     validation = open_stream(folder, 16, "validation", samples=100)
-    assert [run.name for run in validation.runs] == ["a"]
+    assert [source.name for source in validation.sources] == ["a"]
     assert {int(validation[n][0]) // 100 for n in range(100)} == {49}
 
 

@@ -1,4 +1,4 @@
-"""Documents to stores: ids of ``tokenizers``, shuffled by key, ended, counted, and the same however it is run."""
+"""Stores hold the ids of ``tokenizers`` shuffled by key, and are the same for any engine, shards and batch sizes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from tokenizers.processors import TemplateProcessing
 
 from mtnlg_data import document
 from mtnlg_data.console import Failure
-from mtnlg_data.document import Document, batches, numbered, write_documents
+from mtnlg_data.document import Document, batch_documents, number_shards, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.stream import open_stream, read_blend
+from mtnlg_data.stream import open_stream
 from mtnlg_data.tokens import stage
-from mtnlg_data.tokens.stage import entropy, tokenize_documents
+from mtnlg_data.tokens.blend import read_blend
+from mtnlg_data.tokens.stage import tokenize_documents, unigram_entropy
 from mtnlg_data.tokens.store import TokenStore
-from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, keyed, sample, text_bytes, trained
+from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, document_key, sample_texts, text_bytes, train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,26 +46,26 @@ texts = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}
 
 
 def corpus(folder: Path, shards: int = 3) -> dict[str, list[Path]]:
-    """Two sources, some of whose texts are awkward."""
+    """Two sources, with some awkward texts."""
     awkward = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20]
     paths: dict[str, list[Path]] = {}
     for source, own in {"web": texts + awkward, "code": texts[:21]}.items():
         documents = [Document(f"{source}/{n}", source, text) for n, text in enumerate(own)]
         for number in range(shards):
             path = folder / f"{source}-{number:05d}.parquet"
-            write_documents(path, batches(documents[number::shards]))
+            write_documents(path, batch_documents(documents[number::shards]))
             paths.setdefault(source, []).append(path)
     return paths
 
 
-def run(
+def tokenize(
     folder: Path, out: Path, settings: TokenizeSettings = TRAIN, weights: Mapping[str, float] = WEIGHTS, shards: int = 3
 ) -> Summary:
     return tokenize_documents(corpus(folder, shards), out, settings, weights, Local(1))
 
 
 def plain(path: Path, text: str) -> list[int]:
-    """What ``tokenizers`` makes of a text of which nothing is special."""
+    """The ids of ``tokenizers`` for a text, special tokens in it encoded as text."""
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.encode_special_tokens = True
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -77,13 +78,13 @@ def contents(out: Path) -> dict[str, bytes]:
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
-def test_a_store_holds_the_ids_of_its_documents_ended_and_in_the_order_of_their_keys(tmp_path: Path) -> None:
-    account = run(tmp_path, tmp_path / "out")
+def test_a_store_holds_the_ids_of_its_documents_with_end_tokens_in_the_order_of_their_keys(tmp_path: Path) -> None:
+    account = tokenize(tmp_path, tmp_path / "out")
     blend = read_blend(tmp_path / "out")
     documents = {"web": [*texts, "", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20], "code": texts[:21]}
     for source in blend.sources:
         own = documents[source.name]
-        order = sorted(range(len(own)), key=lambda n: keyed(TRAIN.seed, f"{source.name}/{n}"))
+        order = sorted(range(len(own)), key=lambda n: document_key(TRAIN.seed, f"{source.name}/{n}"))
         assert order != sorted(order)
         store = TokenStore(tmp_path / "out" / source.prefix)
         expected = [[*plain(tmp_path / "out" / "tokenizer.json", own[n]), blend.eod] for n in order]
@@ -93,13 +94,12 @@ def test_a_store_holds_the_ids_of_its_documents_ended_and_in_the_order_of_their_
             "documents": len(own),
             "tokens": store.tokens,
             "weight": WEIGHTS[source.name],
-            "epochs_at": None,
         }
     assert account["documents_in"] == account["documents_out"] == 86
 
 
 def test_the_end_token_is_the_last_and_no_text_can_spell_it(tmp_path: Path) -> None:
-    account = run(tmp_path, tmp_path / "out")
+    account = tokenize(tmp_path, tmp_path / "out")
     blend = read_blend(tmp_path / "out")
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     assert tokenizer.token_to_id(EOD) == blend.eod == blend.vocabulary - 1 == account["vocabulary"] - 1
@@ -108,23 +108,23 @@ def test_the_end_token_is_the_last_and_no_text_can_spell_it(tmp_path: Path) -> N
         assert (store.read(0, store.tokens) == blend.eod).sum() == len(store)
 
 
-def test_the_blend_is_what_a_stream_reads(tmp_path: Path) -> None:
-    run(tmp_path, tmp_path / "out")
+def test_a_stream_reads_the_blend(tmp_path: Path) -> None:
+    tokenize(tmp_path, tmp_path / "out")
     stream = open_stream(tmp_path / "out", 32)
     assert stream.vocab_size == read_blend(tmp_path / "out").vocabulary
-    drawn = Counter(stream.runs[stream.locate(n)[0]].name for n in range(len(stream)))
+    drawn = Counter(stream.sources[stream.locate(n)[0]].name for n in range(len(stream)))
     assert drawn["web"] / len(stream) == pytest.approx(0.75, abs=0.03)
     keys = ["seed", "vocabulary", "eod", "validation", "sources"]
     assert list(json.loads((tmp_path / "out" / "blend.json").read_text())) == keys
 
 
 def test_the_entropy_is_that_of_the_weighted_blend_of_the_training_documents(tmp_path: Path) -> None:
-    account = run(tmp_path, tmp_path / "out")
+    account = tokenize(tmp_path, tmp_path / "out")
     mixture: Counter[int] = Counter()
     for source, weight in WEIGHTS.items():
         store = TokenStore(tmp_path / "out" / source)
-        held = int(0.1 * len(store) + 0.5)
-        seen = list(itertools.chain(*(store[n].tolist() for n in range(len(store) - held))))
+        held_out = int(0.1 * len(store) + 0.5)
+        seen = list(itertools.chain(*(store[n].tolist() for n in range(len(store) - held_out))))
         for token in seen:
             mixture[token] += weight / len(seen)  # type: ignore[assignment]
     expected = -sum(share * math.log(share) for share in mixture.values())
@@ -132,70 +132,70 @@ def test_the_entropy_is_that_of_the_weighted_blend_of_the_training_documents(tmp
 
 
 def test_entropy_of_a_fair_coin_and_of_two_certainties() -> None:
-    assert entropy({"a": 3.0}, {"a": [5, 5]}) == pytest.approx(math.log(2))
-    assert entropy({"a": 1.0, "b": 3.0}, {"a": [7, 0], "b": [0, 1]}) == pytest.approx(
+    assert unigram_entropy({"a": 3.0}, {"a": [5, 5]}) == pytest.approx(math.log(2))
+    assert unigram_entropy({"a": 1.0, "b": 3.0}, {"a": [7, 0], "b": [0, 1]}) == pytest.approx(
         0.25 * math.log(4) + 0.75 * math.log(4 / 3)
     )
 
 
-# --- what does not move it -------------------------------------------------------------------------------------------
+# --- what changes no byte -------------------------------------------------------------------------------------------
 
 
-def test_neither_workers_nor_the_order_nor_the_number_of_shards_move_a_store(tmp_path: Path) -> None:
+def test_workers_and_the_order_and_number_of_shards_change_no_byte_of_a_store(tmp_path: Path) -> None:
     for folder in "abc":
         (tmp_path / folder).mkdir()
-    run(tmp_path / "a", tmp_path / "a" / "out")
+    tokenize(tmp_path / "a", tmp_path / "a" / "out")
     with contextlib.closing(Local(2)) as two:
         backwards = {source: paths[::-1] for source, paths in corpus(tmp_path / "b").items()}
         tokenize_documents(dict(reversed(backwards.items())), tmp_path / "b" / "out", TRAIN, WEIGHTS, two)
     given_settings = TokenizeSettings(kind="file", path=tmp_path / "a" / "out" / "tokenizer.json", validation=0.1)
-    run(tmp_path / "c", tmp_path / "c" / "out", given_settings, shards=1)
+    tokenize(tmp_path / "c", tmp_path / "c" / "out", given_settings, shards=1)
     a, b, c = (contents(tmp_path / folder / "out") for folder in "abc")
     for name in ("web.bin", "web.idx", "code.bin", "code.idx", "tokenizer.json"):
         assert a[name] == b[name] == c[name], name
 
 
-def test_neither_row_groups_nor_the_parts_of_a_store_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tmp_path, tmp_path / "whole")
-    monkeypatch.setattr(document, "ROWS_A_GROUP", 7)
-    monkeypatch.setattr(stage, "TEXT_AT_ONCE", 1000)
-    monkeypatch.setattr(stage, "TOKENS_AT_ONCE", 300)
-    monkeypatch.setattr(stage, "COUNTED_AT_ONCE", 300)
+def test_row_groups_and_parts_change_no_byte_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenize(tmp_path, tmp_path / "whole")
+    monkeypatch.setattr(document, "ROWS_PER_GROUP", 7)
+    monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1000)
+    monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 300)
+    monkeypatch.setattr(stage, "TOKENS_PER_COUNT", 300)
     (tmp_path / "pieces").mkdir()
-    account = run(tmp_path / "pieces", tmp_path / "pieces" / "out")
+    account = tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out")
     encoded = list((tmp_path / "pieces" / "out" / "state" / "web").glob("*.arrow"))
     parts = list((tmp_path / "pieces" / "out" / "state" / "web").glob("part-*.bin"))
     assert len(encoded) > 3  # of three shards
     assert len(parts) > 3
     for name in ("web.bin", "web.idx", "web.crc", "code.bin", "tokenizer.json", "blend.json"):
         assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
-    assert account["unigram_entropy_nats"] == run(tmp_path, tmp_path / "whole")["unigram_entropy_nats"]
+    assert account["unigram_entropy_nats"] == tokenize(tmp_path, tmp_path / "whole")["unigram_entropy_nats"]
 
 
-def test_done_again_it_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:
+def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = run(tmp_path, out)
+    first = tokenize(tmp_path, out)
     before = contents(out)
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in {".bin", ".idx", ".arrow"}}
-    assert run(tmp_path, out) == first
+    assert tokenize(tmp_path, out) == first
     assert {path: path.stat().st_mtime_ns for path in times} == times
     for name in ("web.idx", "web.bin", "tokenizer.json", "code.idx", "code.crc"):
         (out / name).unlink()
-        assert run(tmp_path, out) == first
+        assert tokenize(tmp_path, out) == first
         assert contents(out) == before, name
     for name in ("code.idx", "code.crc", "state/web/part-0.bin", "state/web/part-0.crc", "state/web/0.arrow"):
         kept = (out / name).read_bytes()
         (out / name).write_bytes(kept[:-1] + b"?")
-        assert run(tmp_path, out) == first
+        assert tokenize(tmp_path, out) == first
         assert (out / name).read_bytes() == kept, name
         assert contents(out) == before
 
 
 def test_training_gives_one_tokenizer_whatever_the_threads_and_hash_seeds() -> None:
     program = (
-        "import sys, hashlib; from mtnlg_data.tokens.tokenizer import trained;"
+        "import sys, hashlib; from mtnlg_data.tokens.tokenizer import train_tokenizer;"
         "texts = [f'word{n % 97} and{n % 31} more {n}' for n in range(3000)];"
-        "print(hashlib.sha256(trained(iter(texts), 600).to_str().encode()).hexdigest())"
+        "print(hashlib.sha256(train_tokenizer(iter(texts), 600).to_str().encode()).hexdigest())"
     )
     answers = set()
     for threads, seed in (("1", "0"), ("4", "1"), ("2", "random")):
@@ -217,18 +217,18 @@ def test_a_trained_tokenizer_gives_every_text_back(text: str) -> None:
 
 def byte_level(made: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006  (trained once)
     if not made:
-        made.append(trained(iter(texts), 300))
+        made.append(train_tokenizer(iter(texts), 300))
     return made[0]
 
 
-def test_a_trained_vocabulary_is_as_large_as_asked_or_as_the_texts_allow() -> None:
-    assert trained(iter(texts), 300).get_vocab_size() == 300
-    assert trained(iter(["ab"]), 300).get_vocab_size() == 257
+def test_a_trained_vocabulary_has_the_requested_size_or_what_the_texts_allow() -> None:
+    assert train_tokenizer(iter(texts), 300).get_vocab_size() == 300
+    assert train_tokenizer(iter(["ab"]), 300).get_vocab_size() == 257
 
 
 @pytest.mark.skipif(not GPT2.exists(), reason="GPT-2's two files are not on this machine")
 def test_gpt2s_two_files_give_gpt2s_ids(tmp_path: Path) -> None:
-    account = run(tmp_path, tmp_path / "out", TokenizeSettings(kind="gpt2", path=GPT2))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind="gpt2", path=GPT2))
     assert account["vocabulary"] == 50257
     assert read_blend(tmp_path / "out").eod == 50256
     ids = [15496, 995, 11, 1367, 1303, 362, 796, 5633]
@@ -242,7 +242,7 @@ def test_a_tokenizer_json_without_an_end_token_gets_one(tmp_path: Path) -> None:
     words.post_processor = TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
     words.enable_truncation(2)
     words.save(str(tmp_path / "words.json"))
-    account = run(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "words.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "words.json"))
     assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (4, 3)
     store = TokenStore(tmp_path / "out" / "code")
     assert min(len(store[n]) for n in range(len(store))) > 10  # nothing is cut
@@ -253,7 +253,7 @@ def test_an_end_token_may_stand_anywhere_in_a_tokenizer_json(tmp_path: Path) -> 
     first = Tokenizer(WordLevel({EOD: 0, "quick": 1, "[UNK]": 2}, unk_token="[UNK]"))  # noqa: S106
     first.pre_tokenizer = Whitespace()
     first.save(str(tmp_path / "first.json"))
-    account = run(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "first.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "first.json"))
     assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (3, 0)
     store = TokenStore(tmp_path / "out" / "code")
     assert all(store[n].tolist().count(0) == 1 and store[n][-1] == 0 for n in range(len(store)))
@@ -270,7 +270,7 @@ def test_an_end_token_may_stand_anywhere_in_a_tokenizer_json(tmp_path: Path) -> 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, kind: Any, name: str, message: str) -> None:  # noqa: ANN401
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(Failure, match=message):
-        run(tmp_path, tmp_path / "out", TokenizeSettings(kind=kind, path=tmp_path / name))
+        tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind=kind, path=tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -291,25 +291,25 @@ def test_settings_that_do_not_fit_their_kind_are_refused(settings: dict[str, Any
 # --- the sample ------------------------------------------------------------------------------------------------------
 
 
-def test_a_bounded_sample_takes_of_each_source_its_weights_share(tmp_path: Path) -> None:
+def test_a_bounded_sample_takes_from_each_source_in_proportion_to_its_weight(tmp_path: Path) -> None:
     paths = {}
     for source in ("a", "b", "few"):
         rows = [Document(f"{source}/{n}", source, f"{source}{n} " * 30) for n in range(20 if source == "few" else 4000)]
         path = tmp_path / f"{source}-00000.parquet"
-        write_documents(path, batches(rows))
-        paths[source] = numbered([path])
+        write_documents(path, batch_documents(rows))
+        paths[source] = number_shards([path])
 
     def counts(seed: int, sample_bytes: int) -> Counter[str]:
         weights = {"a": 0.6, "b": 0.3, "few": 0.1}
-        return Counter(text[:1] for text in sample(paths, weights, seed, sample_bytes))
+        return Counter(text[:1] for text in sample_texts(paths, weights, seed, sample_bytes))
 
     everything = counts(1, 10**9)
     assert everything == {"a": 4000, "b": 4000, "f": 20}
-    some = counts(1, sum_of_text(paths) // 10)  # 0.6 and 0.3 of a tenth of two equal halves
-    assert some["a"] / 4000 == pytest.approx(0.12, abs=0.02)
-    assert some["b"] / 4000 == pytest.approx(0.06, abs=0.015)
-    assert some["f"] == 20
-    assert some == counts(1, sum_of_text(paths) // 10) != counts(2, sum_of_text(paths) // 10)
+    sampled = counts(1, sum_of_text(paths) // 10)  # 0.6 and 0.3 of a tenth of two equal halves
+    assert sampled["a"] / 4000 == pytest.approx(0.12, abs=0.02)
+    assert sampled["b"] / 4000 == pytest.approx(0.06, abs=0.015)
+    assert sampled["f"] == 20
+    assert sampled == counts(1, sum_of_text(paths) // 10) != counts(2, sum_of_text(paths) // 10)
 
 
 def sum_of_text(shards: Mapping[str, Sequence[Any]]) -> int:
@@ -321,7 +321,7 @@ def sum_of_text(shards: Mapping[str, Sequence[Any]]) -> int:
 
 def test_a_source_without_weight_or_documents_is_named(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="source code: weight None in the blend"):
-        run(tmp_path, tmp_path / "out", weights={"web": 1.0})
+        tokenize(tmp_path, tmp_path / "out", weights={"web": 1.0})
     path = tmp_path / "none-00000.parquet"
     write_documents(path, [])
     with pytest.raises(Failure, match="source none has no document left to tokenize"):

@@ -1,4 +1,4 @@
-"""What the tests share: rows that we wrote, a small model with a tokenizer trained here, a model that only counts."""
+"""Shared fixtures: rows of our own, a small random model with its tokenizer, and a model that counts words."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from mtnlg_eval.tasks.paper_task import PaperTask
 
-torch.set_num_threads(1)  # small products; threads that wait for one another cost more than they bring
+torch.set_num_threads(1)  # for small products threads cost more than they gain
 
 ROWS = Path(__file__).parent / "rows"
 SEQUENCE = 256
 
 
 class Counter(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
-    """Counts words as tokens and answers by the length of what it is asked."""
+    """Tokenizes by words and scores a continuation by its length."""
 
     eot_token_id = 0
 
@@ -55,11 +55,11 @@ class Counter(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
 @pytest.fixture
 def load_task() -> Callable[..., PaperTask]:
-    """A task over our rows, or those of another folder, asking a model that counts words."""
+    """Loads a task over our rows, or those of another folder, with a model that counts words."""
 
     def load(name: str, data: Path = ROWS, max_length: int = 1_000_000, style: str = PAPER) -> PaperTask:
         task: PaperTask = task_manager(data, style).load([name])["tasks"][name]
-        task.bind(Counter(max_length))
+        task.lm = Counter(max_length)
         return task
 
     return load
@@ -79,17 +79,17 @@ def made() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level BPE of 500 tokens, trained on our rows; <|endoftext|> is its last."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    """A byte-level BPE of 500 tokens, trained on our rows; the last is <|endoftext|>."""
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    bpe.train_from_iterator(
         texts(), tokenizers.trainers.BpeTrainer(vocab_size=499, initial_alphabet=alphabet, show_progress=False)
     )
-    made.add_special_tokens(["<|endoftext|>"])
+    bpe.add_special_tokens(["<|endoftext|>"])
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    made.save(str(path))
+    bpe.save(str(path))
     return path
 
 
@@ -98,13 +98,13 @@ def write_checkpoint(tokenizer: Path) -> Callable[..., Path]:
     """Writes a random decoder into a folder of checkpoints."""
 
     def write(folder: Path, seed: int = 1, step: int = 1) -> Path:
-        return saved(folder, tokenizer, seed, step)
+        return save_random_decoder(folder, tokenizer, seed, step)
 
     return write
 
 
-def saved(folder: Path, tokenizer: Path, seed: int, step: int) -> Path:
-    """A random decoder with weights large enough that its opinions differ; the vocabulary is padded to 512."""
+def save_random_decoder(folder: Path, tokenizer: Path, seed: int, step: int) -> Path:
+    """Save a random decoder with weights large enough that its scores differ; the vocabulary is padded to 512."""
     config = ModelConfig(layers=2, hidden=32, heads=4, sequence=SEQUENCE, vocabulary=512)
     decoder = Decoder(config, seed)
     with torch.no_grad():

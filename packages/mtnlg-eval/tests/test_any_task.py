@@ -1,4 +1,4 @@
-"""Any task of lm-eval may ask the model, by every kind of request that lm-eval knows."""
+"""Any lm-eval task can use the model, with every type of request that lm-eval has."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_every_kind_of_request_is_answered(kind: str, checkpoint: Checkpoint, tm
         **KINDS[kind],
     }
     lm = DecoderLM.open(checkpoint)
-    told = simple_evaluate(lm, tasks=[task], task_manager=TaskManager(include_defaults=False), bootstrap_iters=0)
-    answers = [sample["filtered_resps"][0] for sample in told["samples"][kind]]
+    results = simple_evaluate(lm, tasks=[task], task_manager=TaskManager(include_defaults=False), bootstrap_iters=0)
+    answers = [sample["filtered_resps"][0] for sample in results["samples"][kind]]
     assert len(answers) == len(TEXTS)
     if kind == "loglikelihood_rolling":
-        asked = [Instance(kind, {}, (text,), n) for n, text in enumerate(TEXTS)]
-        nats, words = sum(lm.loglikelihood_rolling(asked)), sum(len(text.split()) for text in TEXTS)
-        assert told["results"][kind]["word_perplexity,none"] == pytest.approx(exp(-nats / words))
+        requests = [Instance(kind, {}, (text,), n) for n, text in enumerate(TEXTS)]
+        nats, words = sum(lm.loglikelihood_rolling(requests)), sum(len(text.split()) for text in TEXTS)
+        assert results["results"][kind]["word_perplexity,none"] == pytest.approx(exp(-nats / words))
     if kind == "generate_until":
         options = KINDS[kind]["generation_kwargs"]
-        asked = [Instance(kind, {}, (text, dict(options)), n) for n, text in enumerate(TEXTS)]
-        assert answers == lm.generate_until(asked)
+        requests = [Instance(kind, {}, (text, dict(options)), n) for n, text in enumerate(TEXTS)]
+        assert answers == lm.generate_until(requests)

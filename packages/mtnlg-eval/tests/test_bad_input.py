@@ -1,4 +1,4 @@
-"""Bad input through the command: every mistake is a line with its place, other tasks go on, the status says so."""
+"""Bad input through the command: every error is one line with its location, other tasks go on, the exit status is 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mtnlg_model.convert.huggingface import export_gpt2
 if TYPE_CHECKING:
     from mtnlg_model.checkpoint.reader import Checkpoint
 
-OURS = Path(__file__).parent / "rows"
+ROWS = Path(__file__).parent / "rows"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -34,7 +34,7 @@ def append(file: Path, line: str) -> None:
 
 
 def changed(file: Path, **values: Any) -> str:  # noqa: ANN401
-    """The first row of a file with other values."""
+    """The first row of a file with some values changed."""
     return json.dumps(json.loads(file.read_text(encoding="utf-8").splitlines()[0]) | values)
 
 
@@ -42,7 +42,7 @@ def test_each_kind_of_bad_row_is_named_and_the_other_tasks_go_on(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "rows"
-    shutil.copytree(OURS, data, ignore=shutil.ignore_patterns("hans"))
+    shutil.copytree(ROWS, data, ignore=shutil.ignore_patterns("hans"))
     boolq, anli, scenes, ways = (
         data / file
         for file in ("boolq/val.jsonl", "anli_r2/test.jsonl", "hellaswag/hellaswag_val.jsonl", "piqa/valid.jsonl")
@@ -52,24 +52,24 @@ def test_each_kind_of_bad_row_is_named_and_the_other_tasks_go_on(
     append(scenes, changed(scenes, endings=["a", "b", " ", "d"]))
     append(ways, changed(ways, sol1="word " * 400))
     append(data / "piqa/valid-labels.lst", "0")
-    told = {
+    reasons = {
         "boolq": f"{boolq}:3: not JSON: ",
         "anli_r2": f'{anli}:4: label = "perhaps": unknown label; use one of ',
         "hellaswag": f"{scenes}:3: endings.2 is empty",
         "hans": f"{data / 'hans'}: no such folder",
-        "piqa": "tokens to score are more than the context holds",
+        "piqa": "tokens to score do not fit the model's context",
     }
-    tasks = [*told, "wic"]
+    tasks = [*reasons, "wic"]
     words = ("--data", data, "--tasks", ",".join(tasks), "--shots", "0", "--out", tmp_path / "eval")
     assert run(monkeypatch, "run", checkpoint.directory, *words) == 1
     *lines, last = (line for line in capsys.readouterr().err.splitlines() if ": " in line)
-    assert len(lines) == len(told)
-    for task, why in told.items():
+    assert len(lines) == len(reasons)
+    for task, why in reasons.items():
         assert any(line.startswith(f"{task}: not run: ") and why in line for line in lines)
-    assert last == "mtnlg-eval: 5 of 6 tasks are missing: " + ", ".join(told)
+    assert last == "mtnlg-eval: 5 of 6 tasks are missing: " + ", ".join(reasons)
     summary = json.loads((tmp_path / "eval" / "summary.json").read_bytes())
     assert list(summary["tasks"]) == ["wic"]
-    assert [gap["task"] for gap in summary["not_run"]] == list(told)
+    assert [gap["task"] for gap in summary["not_run"]] == list(reasons)
 
 
 def test_a_checkpoint_with_another_vocabulary_is_refused(
@@ -80,7 +80,7 @@ def test_a_checkpoint_with_another_vocabulary_is_refused(
     larger = tokenizers.Tokenizer.from_file(str(tmp_path / "gpt2" / "tokenizer.json"))
     larger.add_tokens([f"word{n}" for n in range(13)])
     larger.save(str(tmp_path / "gpt2" / "tokenizer.json"))
-    words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--out", tmp_path / "eval")
+    words = ("--data", ROWS, "--tasks", "wic", "--shots", "0", "--out", tmp_path / "eval")
     assert run(monkeypatch, "run", tmp_path / "gpt2", *words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "the tokenizer has 513 tokens and the model 512: they do not belong together" in line
@@ -90,7 +90,7 @@ def test_a_checkpoint_with_another_vocabulary_is_refused(
 def test_a_summary_that_is_cut_short_is_written_again(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--out", tmp_path)
+    words = ("--data", ROWS, "--tasks", "wic", "--shots", "0", "--out", tmp_path)
     (tmp_path / "summary.json").write_text('{"version": 1, "tas')
     assert run(monkeypatch, "run", checkpoint.directory, *words) == 0
     assert json.loads((tmp_path / "summary.json").read_bytes())["tasks"]["wic"]

@@ -1,4 +1,4 @@
-"""The command from outside: what it writes, what it says, and that a killed run goes on."""
+"""The command: what it writes and prints, and that a killed run resumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from mtnlg_eval import cli
 from mtnlg_eval.report.run_files import Evaluation
-from mtnlg_eval.scoring.harness import FEW
+from mtnlg_eval.scoring.harness import FEW_SHOTS
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_gpt2
@@ -36,15 +36,15 @@ OURS = Path(__file__).parent / "rows"
 KILLED = """
 import os, signal, sys
 from mtnlg_eval import cli
-from mtnlg_eval.scoring import answer_store as store
-keep, batches = store.Store.keep, 0
-def keep_and_die(self, answers):
+from mtnlg_eval.scoring.answer_store import AnswerStore
+save, batches = AnswerStore.save, 0
+def save_and_die(self, answers):
     global batches
-    keep(self, answers)
+    save(self, answers)
     batches += 1
     if batches == 7:
         os.kill(os.getpid(), signal.SIGKILL)
-store.Store.keep = keep_and_die
+AnswerStore.save = save_and_die
 cli.main()
 """
 
@@ -72,11 +72,11 @@ def outside(
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a finished evaluation is, but for its store and its seconds."""
-    told = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json*")}
-    summary = json.loads(told.pop("summary.json"))
+    """Files of a finished evaluation, without the store and the seconds."""
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json*")}
+    summary = json.loads(contents.pop("summary.json"))
     del summary["seconds"]
-    return told | {"summary": json.dumps(summary).encode()}
+    return contents | {"summary": json.dumps(summary).encode()}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -94,7 +94,7 @@ def test_an_evaluation_leaves_results_samples_and_a_summary(
     results = json.loads((out / "results.json").read_bytes())
     for part in ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"):
         assert set(results[part]) == entries
-    assert {name: results["n-shot"][f"{name}_few"] for name in ROWS} == FEW
+    assert {name: results["n-shot"][f"{name}_few"] for name in ROWS} == FEW_SHOTS
     assert results["results"]["race_h_0"]["acc_stderr,none"] > 0
     assert results["n-samples"]["race_h_0"] == {"original": 4, "effective": 4}
     assert results["config"]["model_args"]["digest"] == checkpoint.digest
@@ -134,26 +134,26 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     out = tmp_path / "eval"
     words = ("run", checkpoint.directory, "--data", OURS, "--out", out, "--shots", "0,1,2", "--shot-labels", "negative")
     assert run(*words) == 2
-    assert "--tasks hans goes with them" in capsys.readouterr().err
+    assert "use them with --tasks hans" in capsys.readouterr().err
     assert run(*words, "--tasks", "hans") == 0
     shown = [json.loads(line) for line in (out / "samples" / "hans_2.jsonl").read_text().splitlines()]
     assert all(" True\n" not in sample["arguments"]["gen_args_0"]["arg_0"] for sample in shown)
     assert run("hans", out) == 0
     assert "lexical_overlap, non-entailment" in capsys.readouterr().out
     assert run("hans", out, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads((out / "hans.json").read_bytes())
-    assert told["shots_from"] == {"source": "any", "labels": "negative"}
+    study = json.loads(capsys.readouterr().out)
+    assert study == json.loads((out / "hans.json").read_bytes())
+    assert study["shots_from"] == {"source": "any", "labels": "negative"}
     ET.fromstring((out / "hans.svg").read_text())  # noqa: S314  (we wrote it)
-    assert list(told["shots"]) == ["0", "1", "2"]
+    assert list(study["shots"]) == ["0", "1", "2"]
     summary = json.loads((out / "summary.json").read_bytes())
-    assert told["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
+    assert study["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
     assert run("report", tmp_path) == 0
     assert 'id="hans"' in (tmp_path / "report.html").read_text(encoding="utf-8")
     monkeypatch.setattr("mtnlg_eval.scoring.harness.write_text", None)  # another run begins and does not end
     assert run("run", checkpoint.directory, "--data", OURS, "--out", out, "--tasks", "hans", "--shots", "0") == 1
     assert run("hans", out) == 1
-    assert "results.json: not there: scoring has not come to its end" in capsys.readouterr().err
+    assert "results.json: missing: scoring has not finished" in capsys.readouterr().err
 
 
 def test_a_layout_without_the_parallel_engine_says_what_to_install(
@@ -176,8 +176,8 @@ def test_operators_are_asked_once_and_counted(
     assert run(*words, "--shots", "few") == 2
     assert run(*words, "--shots", "1", "--json") == 0
     cells = json.loads(capsys.readouterr().out)
-    told = json.loads((out / "operators.json").read_bytes())
-    assert (cells, told["digest"]) == (told["cells"], checkpoint.digest)
+    counts = json.loads((out / "operators.json").read_bytes())
+    assert (cells, counts["digest"]) == (counts["cells"], checkpoint.digest)
     assert len(cells) == 40
     ET.fromstring((out / "operators.svg").read_text())  # noqa: S314  (we wrote it)
     before = files_of(out)
@@ -207,8 +207,8 @@ def test_each_checkpoint_of_a_folder_is_scored_into_a_folder_of_its_own(
         write_checkpoint(tmp_path / "checkpoints", seed=step, step=step)
     words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--each")
     assert run("run", tmp_path / "checkpoints", *words, "--out", tmp_path / "eval") == 0
-    told = capsys.readouterr().err
-    assert told.index("step-3:") < told.index("step-20:")
+    stderr = capsys.readouterr().err
+    assert stderr.index("step-3:") < stderr.index("step-20:")
     digests = {json.loads((tmp_path / f"eval/step-{n}/summary.json").read_bytes())["digest"] for n in (3, 20)}
     assert len(digests) == 2
     assert run("run", tmp_path / "eval", *words, "--out", tmp_path / "eval") == 1
@@ -239,10 +239,10 @@ def test_a_task_that_cannot_run_is_named_and_the_others_go_on(
         file.write('{"question": "is it", "passage": "It is.", "label": "perhaps"}\n')
     words = ("--data", data, "--tasks", "hans,wic,boolq", "--shots", "0", "--out", out)
     assert run("run", checkpoint.directory, *words) == 1
-    told = capsys.readouterr().err
-    assert f'boolq: not run: {data}/boolq/val.jsonl:3: label = "perhaps": unknown label' in told
-    assert f"hans: not run: {data}/hans: no such folder" in told
-    assert told.splitlines()[-1] == "mtnlg-eval: 2 of 3 tasks are missing: hans, boolq"
+    stderr = capsys.readouterr().err
+    assert f'boolq: not run: {data}/boolq/val.jsonl:3: label = "perhaps": unknown label' in stderr
+    assert f"hans: not run: {data}/hans: no such folder" in stderr
+    assert stderr.splitlines()[-1] == "mtnlg-eval: 2 of 3 tasks are missing: hans, boolq"
     summary = json.loads((out / "summary.json").read_bytes())
     assert list(summary["tasks"]) == ["wic"]
     assert [gap["task"] for gap in summary["not_run"]] == ["hans", "boolq"]
@@ -260,12 +260,12 @@ def test_a_task_that_fails_halfway_takes_nothing_with_it(
     (data / "piqa" / "valid-labels.lst").unlink()
     words = ("--data", data, "--tasks", "piqa,wic", "--shots", "0", "--out", tmp_path / "eval")
     assert run("run", checkpoint.directory, *words) == 1
-    assert "tokens to score are more than the context holds" in capsys.readouterr().err
+    assert "tokens to score do not fit the model's context" in capsys.readouterr().err
     assert list(json.loads((tmp_path / "eval" / "results.json").read_bytes())["results"]) == ["wic_0"]
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("words", "status", "message"),
     [
         (("--tasks", "boolq,squad"), 2, "no task squad; choose from lambada, race_h"),
         (("--tasks", ","), 2, "names no task"),
@@ -276,10 +276,10 @@ def test_a_task_that_fails_halfway_takes_nothing_with_it(
     ],
 )
 def test_a_wrong_command_line_is_told_before_anything_is_read(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, words: tuple[str, str], status: int, told: str
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, words: tuple[str, str], status: int, message: str
 ) -> None:
     assert run("run", tmp_path / "no-checkpoint", "--out", tmp_path / "eval", *words) == status
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "eval").exists()
 
 
@@ -291,17 +291,17 @@ def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
     killed = outside([*words, tmp_path / "killed", "--batch-tokens", "300"], tmp_path, KILLED)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "summary.json").exists()
-    places = count_places(monkeypatch)
+    positions = count_scored_positions(monkeypatch)
     assert run(*words, tmp_path / "killed") == 0
-    resumed = sum(places)
+    resumed = sum(positions)
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
     shutil.rmtree(tmp_path / "killed")
-    places.clear()
+    positions.clear()
     assert run(*words, tmp_path / "killed") == 0
-    assert 0 < resumed < sum(places)
-    places.clear()
+    assert 0 < resumed < sum(positions)
+    positions.clear()
     assert run(*words, tmp_path / "killed") == 0
-    assert not places
+    assert not positions
 
 
 def test_batches_and_a_limit_change_no_byte_of_a_sample(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -315,19 +315,19 @@ def test_batches_and_a_limit_change_no_byte_of_a_sample(run: Run, checkpoint: Ch
     assert files(tmp_path / "one")[name] == whole[name].splitlines(keepends=True)[0]
 
 
-def count_places(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many places each forward pass scores from now on."""
-    from mtnlg_eval.scoring.decoder_lm import DecoderForward
+def count_scored_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record how many positions each forward pass scores from now on."""
+    from mtnlg_eval.scoring.decoder_lm import LocalEngine
 
-    places: list[int] = []
-    forward = DecoderForward._run
+    positions: list[int] = []
+    forward = LocalEngine._score_batch
 
-    def counted(self: DecoderForward, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        places.append(len(batch.places))
+    def counted(self: LocalEngine, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        positions.append(len(batch.scored))
         return forward(self, batch)
 
-    monkeypatch.setattr(DecoderForward, "_run", counted)
-    return places
+    monkeypatch.setattr(LocalEngine, "_score_batch", counted)
+    return positions
 
 
 def test_the_folder_holds_the_samples_of_its_last_run_only(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -339,9 +339,9 @@ def test_the_folder_holds_the_samples_of_its_last_run_only(run: Run, checkpoint:
 
 def test_nothing_of_lm_eval_is_heard(checkpoint: Checkpoint, tmp_path: Path) -> None:
     words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path / "eval", "--tasks", "race_h,lambada")
-    told = outside(words, tmp_path)
-    assert told.returncode == 0
-    assert all(line.startswith("scoring: ") for line in told.stderr.splitlines()), told.stderr
+    process = outside(words, tmp_path)
+    assert process.returncode == 0
+    assert all(line.startswith("scoring: ") for line in process.stderr.splitlines()), process.stderr
 
 
 def test_rows_longer_than_the_context_are_told_once_and_counted(
@@ -351,22 +351,20 @@ def test_rows_longer_than_the_context_are_told_once_and_counted(
     (tmp_path / "boolq").mkdir()
     (tmp_path / "boolq" / "val.jsonl").write_text(json.dumps(row))
     assert run("run", checkpoint.directory, "--data", tmp_path, "--out", tmp_path / "eval", "--tasks", "boolq") == 0
-    told = capsys.readouterr().err
-    assert (
-        told.count("boolq: 1 rows are longer than the context of 256 tokens and lose their beginning, the first 7") == 1
-    )
+    message = "boolq: 1 rows are longer than the context of 256 tokens and lose their beginning, the first 7"
+    assert capsys.readouterr().err.count(message) == 1
     summary = json.loads((tmp_path / "eval" / "summary.json").read_bytes())
     assert summary["tasks"]["boolq"]["few"]["truncated"] == 1
 
 
 def test_without_rows_and_network_one_line_says_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    told = outside(
+    process = outside(
         ("run", checkpoint.directory, "--out", tmp_path / "eval"), tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)
     )
-    assert told.returncode == 1
-    assert told.stderr.count("\n") == 1
-    assert "lambada: the rows cannot be fetched: " in told.stderr
-    assert "--data DIR takes them from a folder" in told.stderr
+    assert process.returncode == 1
+    assert process.stderr.count("\n") == 1
+    assert "lambada: the rows cannot be fetched: " in process.stderr
+    assert "pass a folder with --data DIR" in process.stderr
 
 
 def test_texts_of_all_tasks_are_written(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,5 +380,5 @@ def test_texts_of_all_tasks_are_written(run: Run, tmp_path: Path, capsys: pytest
 
 def test_help_waits_for_nothing_slow(tmp_path: Path) -> None:
     slow = "{'torch', 'lm_eval', 'datasets', 'matplotlib', 'mtnlg_eval.report'} & set(sys.modules)"
-    told = outside((), tmp_path, f"import sys; from mtnlg_eval import cli; sys.exit(len({slow}))")
-    assert told.returncode == 0, told.stderr
+    process = outside((), tmp_path, f"import sys; from mtnlg_eval import cli; sys.exit(len({slow}))")
+    assert process.returncode == 0, process.stderr

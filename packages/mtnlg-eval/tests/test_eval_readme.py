@@ -34,11 +34,13 @@ def test_the_blocks_of_the_readme_run(write_checkpoint: Callable[..., Path], tmp
         "HF_HOME": str(tmp_path / "hub"),
         "HF_HUB_OFFLINE": "1",
     }
-    commands = [["bash", "-euc", block] for block in blocks("bash")] + [[sys.executable, "-c", *blocks("python")]]
-    assert len(commands) == 6
+    commands = [["bash", "-euc", block] for block in blocks("bash")]
+    commands += [[sys.executable, "-c", block] for block in blocks("python")]
+    assert len(commands) == 7
     for command in commands:
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "eval" / "results.json").exists()
+    assert (tmp_path / "eval-python" / "summary.json").exists()
     assert (tmp_path / "texts.jsonl").exists()
     assert re.search(r"^[01]\.[05]", ended.stdout, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Generation: greedy or drawn, kept, and planned so that neither order nor what is known already changes a text."""
+"""Generation: greedy or sampled, stored, and batched so that neither order nor stored texts change a text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
 from mtnlg_eval.scoring.decoder_lm import DecoderLM
-from mtnlg_eval.scoring.generation import PROMPTS_AT_ONCE, Draws, Options, Portion, Prompt, portions
+from mtnlg_eval.scoring.generation import PROMPTS_PER_BATCH, Options, Prompt, PromptBatch, SampleRequest, batch_prompts
 from mtnlg_model.console import Failure
-from mtnlg_model.generation.generate import GREEDY, Sampling
+from mtnlg_model.generation.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,70 +31,74 @@ OPTIONS = st.sampled_from(
 
 @given(st.lists(st.builds(Prompt, CONTEXTS, OPTIONS), max_size=60), st.randoms())
 def test_each_prompt_is_in_one_portion_and_their_order_changes_none(prompts: list[Prompt], order: Random) -> None:
-    planned = list(portions(prompts))
+    planned = list(batch_prompts(prompts))
     assert sorted(n for numbers, _ in planned for n in numbers) == list(range(len(prompts)))
-    for numbers, portion in planned:
-        assert portion.contexts == tuple(prompts[n].context for n in numbers)
+    for numbers, batch in planned:
+        assert batch.contexts == tuple(prompts[n].context for n in numbers)
         assert {prompts[n].options._replace(sampling=GREEDY) for n in numbers} == {
-            portion.options._replace(sampling=GREEDY)
+            batch.options._replace(sampling=GREEDY)
         }
-        assert len(numbers) <= PROMPTS_AT_ONCE
+        assert len(numbers) <= PROMPTS_PER_BATCH
     shuffled = order.sample(prompts, len(prompts))
-    assert Counter(portion for _, portion in portions(shuffled)) == Counter(portion for _, portion in planned)
+    assert Counter(batch for _, batch in batch_prompts(shuffled)) == Counter(batch for _, batch in planned)
 
 
 class Recording:
-    """A generation that keeps what it is asked, and dies after so many portions."""
+    """Records the batches that an engine generates, and dies after ``dies_after`` of them."""
 
     def __init__(self, lm: DecoderLM, dies_after: int = 1_000) -> None:
-        self.asked: list[Portion] = []
-        self._generation, self._dies_after = lm.generation, dies_after
-        lm.generation = self
+        self.batches: list[PromptBatch] = []
+        self._generate, self._dies_after = lm.engine.generate, dies_after
+        lm.engine.generate = self  # type: ignore[method-assign]
 
-    def __call__(self, portions: Iterable[Portion]) -> Iterator[list[list[int]]]:
-        return self._generation(map(self._noted, portions))
+    def __call__(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
+        return self._generate(map(self._record, batches))
 
-    def _noted(self, portion: Portion) -> Portion:
-        if len(self.asked) == self._dies_after:
+    def _record(self, batch: PromptBatch) -> PromptBatch:
+        if len(self.batches) == self._dies_after:
             raise KeyboardInterrupt
-        self.asked.append(portion)
-        return portion
+        self.batches.append(batch)
+        return batch
 
 
 def test_a_killed_generation_goes_on_with_the_portions_that_are_missing(checkpoint: Checkpoint, tmp_path: Path) -> None:
     options = {"until": ["\n"], "max_gen_toks": 3}
-    asked = [Instance("generate_until", {}, ("word " * (n % 7 + 1), options), n) for n in range(40)]
+    requests = [Instance("generate_until", {}, ("word " * (n % 7 + 1), options), n) for n in range(40)]
     whole = DecoderLM.open(checkpoint)
     every = Recording(whole)
-    expected = whole.generate_until(asked)
+    expected = whole.generate_until(requests)
     killed = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
     Recording(killed, dies_after=1)
     with pytest.raises(KeyboardInterrupt):
-        killed.generate_until(asked)
+        killed.generate_until(requests)
     again = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
     rest = Recording(again)
-    assert again.generate_until(asked) == expected
-    assert rest.asked == every.asked[1:]
+    assert again.generate_until(requests) == expected
+    assert rest.batches == every.batches[1:]
 
 
 def test_draws_come_once_and_in_order(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    wanted = [Draws(prompt, 3, 4, Sampling(temperature=1, seed=seed), ()) for prompt in ("The", "A") for seed in (1, 2)]
+    requests = [
+        SampleRequest(prompt, 3, 4, Sampling(temperature=1, seed=seed), ())
+        for prompt in ("The", "A")
+        for seed in (1, 2)
+    ]
     lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
-    one_by_one = [next(lm.samples([draws])) for draws in wanted[::2]]
+    one_by_one = [next(lm.sample([request])) for request in requests[::2]]
     recorded = Recording(lm)
-    together = list(lm.samples([*wanted, wanted[1]]))
+    together = list(lm.sample([*requests, requests[1]]))
     assert together[0:4:2] == one_by_one
     assert together[4] == together[1] != together[0]
-    assert [portion.options.sampling.seed for portion in recorded.asked] == [2, 2]
+    assert [batch.options.sampling.seed for batch in recorded.batches] == [2, 2]
 
 
 def test_generation_is_greedy_until_a_stop_and_kept(checkpoint: Checkpoint) -> None:
     lm = DecoderLM.open(checkpoint)
-    asked = [
+    requests = [
         Instance("generate_until", {}, (prompt, {"until": ["\n\n"], "max_gen_toks": 12}), 0)
         for prompt in ("The cook", "Question: who slept?\nAnswer:", "The cook")
     ]
-    first = lm.generate_until(asked)
+    first = lm.generate_until(requests)
     assert first[0] == first[2]
     ids = lm.tok_encode("The cook")
     for _ in range(12):
@@ -103,16 +107,16 @@ def test_generation_is_greedy_until_a_stop_and_kept(checkpoint: Checkpoint) -> N
     expected = lm._tokenizer.decode(ids[len(lm.tok_encode("The cook")) :])
     assert first[0] == expected.split("<|endoftext|>")[0].split("\n\n")[0]
     recorded = Recording(lm)
-    assert lm.generate_until(asked) == first
-    assert not recorded.asked
+    assert lm.generate_until(requests) == first
+    assert not recorded.batches
 
 
 def test_sampled_texts_differ_and_come_again(checkpoint: Checkpoint) -> None:
     lm = DecoderLM.open(checkpoint)
     options = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 8}
-    asked = [Instance("generate_until", {}, ("The", options), n) for n in range(20)]
-    told = lm.generate_until(asked)
-    assert len(set(told)) > 15
-    assert DecoderLM.open(checkpoint).generate_until(asked) == told
+    requests = [Instance("generate_until", {}, ("The", options), n) for n in range(20)]
+    texts = lm.generate_until(requests)
+    assert len(set(texts)) > 15
+    assert DecoderLM.open(checkpoint).generate_until(requests) == texts
     with pytest.raises(Failure, match="generation option num_beams: unknown"):
         lm.generate_until([Instance("generate_until", {}, ("The", {"num_beams": 3}), 0)])

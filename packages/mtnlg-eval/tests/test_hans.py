@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_eval.studies.hans import Part, Verdict, study, tally
-from mtnlg_eval.tasks.shots import Choice, Pool
+from mtnlg_eval.studies.hans import SubsetScore, Verdict, run_hans_study, tally
+from mtnlg_eval.tasks.shots import ShotChoice, ShotPool
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def verdict(heuristic: str, subcase: str, label: int, true: float, false: float)
     return Verdict(heuristic, subcase, label, log(true), log(false))
 
 
-def test_a_tally_counts_what_was_counted_by_hand() -> None:
-    told = tally(
+def test_a_tally_equals_one_counted_by_hand() -> None:
+    result = tally(
         [
             verdict("lexical_overlap", "le_passive", 0, 0.8, 0.1),  # says True, right, 8/9
             verdict("lexical_overlap", "ln_preposition", 1, 0.6, 0.2),  # says True, wrong, 3/4
@@ -32,19 +32,28 @@ def test_a_tally_counts_what_was_counted_by_hand() -> None:
             verdict("subsequence", "sn_NP/S", 1, 0.1, 0.7),  # says False, right, 1/8
         ]
     )
-    assert told.threshold == pytest.approx((8 / 9 + 3 / 4 + 2 / 5 + 1 / 8) / 4)  # 0.541
-    assert told.mass == pytest.approx((0.9 + 0.8 + 0.5 + 0.8) / 4)
-    assert told.said_true == 0.5
-    assert told.whole == Part(4, 0.5, 0.5)
-    assert told.labels["lexical_overlap"] == {"entailment": Part(1, 1.0, 1.0), "non-entailment": Part(1, 0.0, 0.0)}
-    assert told.labels["subsequence"] == {"entailment": Part(1, 0.0, 0.0), "non-entailment": Part(1, 1.0, 1.0)}
-    assert told.subcases["subsequence"] == {"se_adjective": Part(1, 0.0, 0.0), "sn_NP/S": Part(1, 1.0, 1.0)}
+    assert result.threshold == pytest.approx((8 / 9 + 3 / 4 + 2 / 5 + 1 / 8) / 4)  # 0.541
+    assert result.mass == pytest.approx((0.9 + 0.8 + 0.5 + 0.8) / 4)
+    assert result.said_true == 0.5
+    assert result.whole == SubsetScore(4, 0.5, 0.5)
+    assert result.labels["lexical_overlap"] == {
+        "entailment": SubsetScore(1, 1.0, 1.0),
+        "non-entailment": SubsetScore(1, 0.0, 0.0),
+    }
+    assert result.labels["subsequence"] == {
+        "entailment": SubsetScore(1, 0.0, 0.0),
+        "non-entailment": SubsetScore(1, 1.0, 1.0),
+    }
+    assert result.subcases["subsequence"] == {
+        "se_adjective": SubsetScore(1, 0.0, 0.0),
+        "sn_NP/S": SubsetScore(1, 1.0, 1.0),
+    }
 
 
-def test_a_shifted_threshold_takes_off_the_bias_of_a_model_that_always_says_true() -> None:
-    told = tally([verdict("constituent", "ce_adverb", label, 0.9 - 0.2 * label, 0.1) for label in (0, 1) * 50])
-    assert told.said_true == 1.0
-    assert told.whole == Part(100, 0.5, 1.0)
+def test_a_shifted_threshold_removes_the_bias_of_a_model_that_always_says_true() -> None:
+    result = tally([verdict("constituent", "ce_adverb", label, 0.9 - 0.2 * label, 0.1) for label in (0, 1) * 50])
+    assert result.said_true == 1.0
+    assert result.whole == SubsetScore(100, 0.5, 1.0)
 
 
 def test_probabilities_far_apart_do_not_overflow() -> None:
@@ -58,13 +67,13 @@ def documents(labels: list[int]) -> list[dict[str, object]]:
 
 @given(st.lists(st.integers(0, 1), max_size=24), st.integers(0, 9), st.sampled_from(["0", "7"]))
 def test_modes_of_shots(labels: list[int], count: int, name: str) -> None:
-    pool, own = Pool(documents(labels)), {"id": name, "group": "own", "label": 0, "subcase": "s1"}
+    pool, own = ShotPool(documents(labels)), {"id": name, "group": "own", "label": 0, "subcase": "s1"}
     drawn = pool.draw(own, 24, "seed")
-    other = pool.draw(own, count, "seed", Choice(source="other_subcases"))
+    other = pool.draw(own, count, "seed", ShotChoice(source="other_subcases"))
     assert other == [shot for shot in drawn if shot["subcase"] != "s1"][:count]
-    negative = pool.draw(own, count, "seed", Choice(labels="negative"))
+    negative = pool.draw(own, count, "seed", ShotChoice(labels="negative"))
     assert negative == [shot for shot in drawn if shot["label"] == 1][:count]
-    turns = pool.draw(own, count, "seed", Choice(labels="interleaved"))
+    turns = pool.draw(own, count, "seed", ShotChoice(labels="interleaved"))
     assert turns[:1] == drawn[: min(count, 1)]
     assert all(one["label"] != two["label"] for one, two in pairwise(turns))
     for label in (0, 1):
@@ -76,18 +85,18 @@ def test_modes_of_shots(labels: list[int], count: int, name: str) -> None:
         assert sum(x == spent for x in labels) == sum(shot["label"] == spent for shot in turns)
 
 
-def test_a_folder_without_hans_and_a_sample_that_is_none_are_named(tmp_path: Path) -> None:
+def test_missing_and_malformed_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="HANS was not scored here"):
-        study(tmp_path)
+        run_hans_study(tmp_path)
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "hans_0.jsonl").write_text('{"doc": {}}\n')
-    with pytest.raises(Failure, match=r"summary.json: not there: scoring has not come to its end"):
-        study(tmp_path)
+    with pytest.raises(Failure, match=r"summary.json: missing: scoring has not finished"):
+        run_hans_study(tmp_path)
     summary = {"checkpoint": "step-1", "digest": "d", "tokens": 3, "tasks": {"hans": {"0": {}}}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "results.json").write_text('{"config": ')
     with pytest.raises(Failure, match=r"results.json: Invalid JSON"):
-        study(tmp_path)
+        run_hans_study(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps({"config": {"shots": {}}}))
     with pytest.raises(Failure, match=r"hans_0.jsonl:1: doc.heuristic: required key is missing"):
-        study(tmp_path)
+        run_hans_study(tmp_path)

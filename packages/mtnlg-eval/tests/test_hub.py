@@ -1,4 +1,4 @@
-"""Rows of the hub: what its data sets hold becomes the documents that the published files become. No network."""
+"""Rows of the hub become the same documents as the published files. No network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import pytest
 
-from mtnlg_eval.scoring.harness import task_manager, texts_from_hub
+from mtnlg_eval.scoring.harness import read_hub_texts, task_manager
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import read_task
 from mtnlg_model.console import Failure
@@ -42,18 +42,18 @@ POOLS = {"lambada": "test", "race_h": "test", "anli_r2": "train_r2"}
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """Stands in for the hub; returns what was asked of it."""
-    asked: list[tuple[str, str | None]] = []
+    """Replace the hub; returns the list of data sets requested."""
+    requested: list[tuple[str, str | None]] = []
 
     def load_dataset(path: str, name: str | None = None, **_: object) -> dict[str, list[dict[str, Any]]]:
-        asked.append((path, name))
+        requested.append((path, name))
         for task, (own_path, own_name, split, row) in HUB.items():
             if (own_path, own_name) == (path, name):
                 return {split: [row], POOLS.get(task, "train"): [row]}
         raise AssertionError(path)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    return asked
+    return requested
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -63,7 +63,7 @@ def test_a_task_takes_its_rows_from_its_data_set(name: str, hub: list[tuple[str,
     assert hub == [(path, dataset)]
     expected = ROWS[name].model_validate(row).documents()
     assert task.eval_docs == task.rows.shots == expected
-    assert [text for _, text in texts_from_hub(name)] == list(dict.fromkeys(ROWS[name].model_validate(row).texts()))
+    assert [text for _, text in read_hub_texts(name)] == list(dict.fromkeys(ROWS[name].model_validate(row).texts()))
 
 
 def test_a_row_of_the_hub_that_is_wrong_is_named(

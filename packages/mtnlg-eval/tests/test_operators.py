@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from mtnlg_eval.studies.operators import DISGUISES, OPERATORS, measure, problem
-from mtnlg_eval.table import wilson
+from mtnlg_eval.studies.operators import DISGUISES, OPERATORS, make_problem, run_operators_study
+from mtnlg_eval.table import wilson_interval
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,25 +27,26 @@ def numbers(line: str) -> list[int]:
 
 @given(EVERY)
 def test_the_examples_have_one_explanation_and_it_gives_the_answer(which: tuple[str, str, int, int]) -> None:
-    made = problem(*which)
-    *examples, question = made.prompt.split("\n")
-    assert len(examples) == made.shots
+    problem = make_problem(*which)
+    *examples, question = problem.prompt.split("\n")
+    assert len(examples) == problem.shots
     explained = [numbers(line) for line in examples]
     for name, apply in OPERATORS.items():
         fits = all(apply(a, b) == c for a, b, c in explained)
-        assert fits == (name == made.operator or not examples)
-    assert made.answer == str(OPERATORS[made.operator](*numbers(question)))
-    assert len({tuple(row[:2]) for row in [*explained, numbers(question)]}) == made.shots + 1
+        assert fits == (name == problem.operator or not examples)
+    assert problem.answer == str(OPERATORS[problem.operator](*numbers(question)))
+    assert len({tuple(row[:2]) for row in [*explained, numbers(question)]}) == problem.shots + 1
 
 
 @given(EVERY)
 def test_fewer_examples_are_the_end_of_the_same_prompt(which: tuple[str, str, int, int]) -> None:
     hidden, disguise, shots, number = which
-    assert problem(hidden, disguise, shots + 1, number).prompt.endswith("\n" + problem(*which).prompt)
+    longer = make_problem(hidden, disguise, shots + 1, number).prompt
+    assert longer.endswith("\n" + make_problem(*which).prompt)
 
 
 def test_a_prompt_reads_as_documented() -> None:
-    prompts = [problem("multiply", disguise, 0, 0).prompt for disguise in DISGUISES]
+    prompts = [make_problem("multiply", disguise, 0, 0).prompt for disguise in DISGUISES]
     a, b = numbers(prompts[0])
     assert prompts[0] == f"{a} # {b} ="
     assert [prompt.translate({48 + n: None for n in range(10)}) for prompt in prompts] == [
@@ -66,7 +67,7 @@ class Adder:
 
 def test_answers_are_counted_by_operator_disguise_and_shots(tmp_path: Path) -> None:
     lm: Any = Adder()
-    cells = measure(lm, {"digest": "d"}, tmp_path, [1, 2], 5)
+    cells = run_operators_study(lm, {"digest": "d"}, tmp_path, [1, 2], 5)
     assert len(cells) == len(OPERATORS) * len(DISGUISES) * 2
     assert all(cell.right == (5 if cell.operator == "add" else 0) for cell in cells)
     lines = [json.loads(line) for line in (tmp_path / "operators.jsonl").read_text().splitlines()]
@@ -75,7 +76,7 @@ def test_answers_are_counted_by_operator_disguise_and_shots(tmp_path: Path) -> N
     assert json.loads((tmp_path / "operators.json").read_bytes())["cells"][0]["operator"] == "add"
 
 
-@pytest.mark.parametrize(("right", "of"), [(0, 1), (0, 20), (7, 20), (50, 50), (1, 3)])
-def test_intervals_are_scipys(right: int, of: int) -> None:
-    theirs = binomtest(right, of).proportion_ci(0.95, "wilson")
-    assert wilson(right, of) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+@pytest.mark.parametrize(("right", "total"), [(0, 1), (0, 20), (7, 20), (50, 50), (1, 3)])
+def test_intervals_are_scipys(right: int, total: int) -> None:
+    expected = binomtest(right, total).proportion_ci(0.95, "wilson")
+    assert wilson_interval(right, total) == pytest.approx((expected.low, expected.high), abs=1e-12)

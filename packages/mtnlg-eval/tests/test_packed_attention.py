@@ -1,4 +1,4 @@
-"""Attention along paths: that of each text by itself, and to the last bit whatever else is computed with it."""
+"""Packed attention: each text gets the attention it has alone, to the last bit, whatever it is packed with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtnlg_eval.scoring.packed_attention import Paths, Span
+from mtnlg_eval.scoring.packed_attention import AttentionPlan, Span
 from mtnlg_model import functional
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
@@ -24,10 +24,10 @@ def decoder() -> Decoder:
 
 
 def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[Tensor, list[Span], list[list[int]]]:
-    """Tokens and spans of contexts with their answers, each context cut in two, and the places of each path's last."""
+    """Tokens and spans of contexts (cut in two) and answers, and the positions of the last span of each path."""
     tokens: list[int] = []
     spans: list[Span] = []
-    places: list[list[int]] = []
+    positions: list[list[int]] = []
 
     def add(part: Text, parent: int) -> int:
         spans.append(Span(len(tokens), len(part), parent))
@@ -38,21 +38,21 @@ def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[Tensor, li
         last = add(context[:cut] or context, -1)
         if context[:cut]:
             last = add(context[cut:], last)
-        places.append([spans[last].first + spans[last].size - 1])
+        positions.append([spans[last].start + spans[last].length - 1])
         for answer in answers:
             span = spans[add(answer, last)]
-            places.append(list(range(span.first, span.first + span.size)))
+            positions.append(list(range(span.start, span.start + span.length)))
     tokens += [0] * (-len(tokens) % STEP)
-    return torch.tensor(tokens), spans, places
+    return torch.tensor(tokens), spans, positions
 
 
 @torch.inference_mode()
 def hidden(decoder: Decoder, texts: list[tuple[Text, list[Text]]], cut: int = 0) -> list[Tensor]:
-    tokens, spans, places = line(texts, cut)
-    asked = [place for at in places for place in at]
-    paths = Paths.of(spans, len(tokens), torch.tensor(asked + [0] * (-len(asked) % STEP)))
-    x_N1H = decoder.hidden(tokens[None], paths.depths[None], paths.attend(decoder.config.layers))
-    return list(torch.split(x_N1H[: len(asked), 0], [len(at) for at in places]))
+    tokens, spans, positions = line(texts, cut)
+    scored = [position for group in positions for position in group]
+    plan = AttentionPlan.build(spans, len(tokens), torch.tensor(scored + [0] * (-len(scored) % STEP)))
+    x_N1H = decoder.hidden(tokens[None], plan.position_ids[None], plan.attend(decoder.config.layers))
+    return list(torch.split(x_N1H[: len(scored), 0], [len(group) for group in positions]))
 
 
 def drawn(draw: Random, size: int) -> Text:
@@ -91,15 +91,15 @@ def test_another_number_of_threads_changes_no_bit(decoder: Decoder) -> None:
 
 
 def test_depths_count_along_each_path_and_what_is_in_none_stands_at_0() -> None:
-    paths = Paths.of(
+    plan = AttentionPlan.build(
         [Span(0, 3, -1), Span(3, 2, 0), Span(5, 1, 0), Span(6, 2, 1), Span(8, 1, -1)], 10, torch.tensor([8])
     )
-    assert paths.depths.tolist() == [0, 1, 2, 3, 4, 3, 5, 6, 0, 0]
+    assert plan.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 5, 6, 0, 0]
 
 
 def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
     q, k, v = torch.randn(3, 1, 2, 32, 8).unbind(0)
-    paths = Paths.of([Span(0, 20, -1), Span(20, 4, 0)], 32, torch.tensor([23, 2, 23]))
+    plan = AttentionPlan.build([Span(0, 20, -1), Span(20, 4, 0)], 32, torch.tensor([23, 2, 23]))
     scales: list[float] = []
 
     def scaled(  # noqa: PLR0917  (its signature)
@@ -109,6 +109,6 @@ def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
         return functional.attention(q, k, v, mask, scale, rate)
 
     expected = functional.attention(q[:, :, :24], k[:, :, :24], v[:, :, :24], None, 0.3, 0.0)
-    assert torch.allclose(paths.every(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)
-    assert torch.allclose(paths.last(scaled, q, k, v, 0.3, 0.0), expected[:, :, [23, 2, 23]], atol=1e-6)
+    assert torch.allclose(plan.all_tokens(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)
+    assert torch.allclose(plan.scored_tokens(scaled, q, k, v, 0.3, 0.0), expected[:, :, [23, 2, 23]], atol=1e-6)
     assert set(scales) == {0.3}

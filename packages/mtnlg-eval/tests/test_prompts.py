@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mtnlg_eval.scoring.harness import FEW, task_manager
+from mtnlg_eval.scoring.harness import FEW_SHOTS, task_manager
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import SCORED_ON_TEST
 
@@ -27,7 +27,7 @@ SHOTS = {"paper": ("0", "1", "few"), "gpt3": ("0", "1"), "lm_eval": ("0", "1")}
 
 
 def rendered(task: PaperTask, shots: str) -> str:
-    task.ask(FEW[task.config.task] if shots == "few" else int(shots))
+    task.set_shots(FEW_SHOTS[task.config.task] if shots == "few" else int(shots))
     task.build_all_requests()
     return "".join(f"--- {request.doc['id']}\n{request.args[0]}⟪{request.args[1]}⟫\n" for request in task.instances)
 
@@ -36,16 +36,16 @@ def rendered(task: PaperTask, shots: str) -> str:
 @pytest.mark.parametrize("name", ROWS)
 def test_prompts_equal_their_goldens_to_the_byte(name: str, style: str, shots: str, load_task: Load) -> None:
     golden = GOLDENS / style / f"{name}_{shots}.txt"
-    told = rendered(load_task(name, style=style), shots).encode()
+    prompts = rendered(load_task(name, style=style), shots).encode()
     if os.environ.get("UPDATE_GOLDENS"):
         golden.parent.mkdir(exist_ok=True)
-        golden.write_bytes(told)
-    assert told == golden.read_bytes()
+        golden.write_bytes(prompts)
+    assert prompts == golden.read_bytes()
 
 
 def test_every_task_has_its_yaml_and_the_split_that_the_paper_scores() -> None:
     index = task_manager(None).task_index
-    assert set(index) == set(ROWS) == set(FEW)
+    assert set(index) == set(ROWS) == set(FEW_SHOTS)
     for name, entry in index.items():
         assert ("test_split" in entry.cfg) == (name in SCORED_ON_TEST)
 

@@ -1,4 +1,4 @@
-"""The published figures: nine tasks, each as the paper's table prints it."""
+"""Published figures of the nine tasks, as printed in the paper's tables."""
 
 from __future__ import annotations
 

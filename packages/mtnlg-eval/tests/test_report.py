@@ -1,4 +1,4 @@
-"""The report of a run: every part on the page, numbers as in the files, nothing fetched, the same bytes every time."""
+"""The report of a run: all sections, the numbers of the files, no external resources, equal bytes for equal runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_eval.report import report
+from mtnlg_eval.report import write_report
 from mtnlg_eval.report.markup import count
-from mtnlg_eval.table import wilson
+from mtnlg_eval.table import wilson_interval
 from mtnlg_eval.tasks.published import SHOTS, TASKS, published
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def whole(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_run(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run: Path = made.make_run(tmp_path_factory.mktemp("runs") / "quick & <small>")
-    report(run, show=False)
+    write_report(run, show=False)
     return run
 
 
 @pytest.fixture(scope="module")
-def page(made: ModuleType, whole: Path) -> Page:
-    return made.Page((whole / "report.html").read_text(encoding="utf-8"))
+def page(made: ModuleType, complete_run: Path) -> Page:
+    return made.Page((complete_run / "report.html").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_page_has_every_section_and_every_picture(page: Page) -> None:
     assert described == len(["loss", "lr", "batch", "norm", "speed", "layout", *TASKS])
 
 
-def test_page_refers_to_nothing_outside_itself(whole: Path, page: Page) -> None:
-    content = (whole / "report.html").read_text(encoding="utf-8")
+def test_page_refers_to_nothing_outside_itself(complete_run: Path, page: Page) -> None:
+    content = (complete_run / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?:|@import|//[a-z]", content)
     assert not {"script", "link", "img", "iframe", "object", "image"} & {tag for tag, _ in page.elements}
     anchors = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -64,108 +64,106 @@ def test_page_refers_to_nothing_outside_itself(whole: Path, page: Page) -> None:
     assert {str(target) for target in referred} <= {f"#{anchor}" for anchor in anchors} | {"data/report.html"}
 
 
-def test_pictures_take_their_colours_from_the_page(whole: Path) -> None:
-    content = (whole / "report.html").read_text(encoding="utf-8")
+def test_pictures_take_their_colours_from_the_page(complete_run: Path) -> None:
+    content = (complete_run / "report.html").read_text(encoding="utf-8")
     drawings = "".join(re.findall(r"<svg.*?</svg>", content, flags=re.DOTALL))
     assert not re.findall(r"#[0-9a-f]{6}\b", drawings), "a fixed colour is lost in the light or in the dark"
     assert "DejaVu" not in drawings
 
 
-def test_same_run_gives_the_same_bytes_in_another_process(whole: Path, tmp_path: Path) -> None:
-    copy = tmp_path / whole.name
-    shutil.copytree(whole, copy)
+def test_same_run_gives_the_same_bytes_in_another_process(complete_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / complete_run.name
+    shutil.copytree(complete_run, copy)
     for name in ("report.html", "results.json"):
         (copy / name).unlink()
-    code = "import sys, pathlib; from mtnlg_eval.report import report; report(pathlib.Path(sys.argv[1]), show=False)"
+    code = "import sys, pathlib, mtnlg_eval; mtnlg_eval.write_report(pathlib.Path(sys.argv[1]), show=False)"
     environment = os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     subprocess.run([sys.executable, "-c", code, str(copy)], check=True, env=environment)
     for name in ("report.html", "results.json"):
-        assert (copy / name).read_bytes() == (whole / name).read_bytes()
+        assert (copy / name).read_bytes() == (complete_run / name).read_bytes()
 
 
 def test_scores_on_the_page_are_those_of_the_files(made: ModuleType, page: Page) -> None:
-    told = made.evaluation()["tasks"]
+    scores = made.evaluation()["tasks"]
     rows = [row for row in page.rows if len(row) >= 9 and row[-9] in {"0", "1"} | {f"few ({t.few})" for t in TASKS}]
     assert len(rows) == len(TASKS) * len(SHOTS)
     for number, row in enumerate(rows):
         task, shots = TASKS[number // len(SHOTS)], SHOTS[number % len(SHOTS)]
-        score = told[task.name][shots]
+        score = scores[task.name][shots]
         assert len(row) < 10 or row[0] == f"{task.title}acc"
-        low, high = (100 * bound for bound in wilson(score["value"] * 14, 14))
+        low, high = (100 * bound for bound in wilson_interval(score["value"] * 14, 14))
         assert row[-8:-6] == [f"{100 * score['value']:.1f}", f"{low:.1f}\N{EN DASH}{high:.1f}"]
         for model, cell in zip(
             ("MT-NLG", "GPT-2" if task.name == "hans" else "GPT-3", "Gopher"), row[-6:], strict=False
         ):
-            theirs = published(task.name, model, shots)  # type: ignore[arg-type]  # one of the three
-            assert cell.rstrip("*\N{DAGGER}") == ("\N{EN DASH}" if theirs is None else f"{theirs:.2f}")
+            expected = published(task.name, model, shots)  # type: ignore[arg-type]  # one of the three
+            assert cell.rstrip("*\N{DAGGER}") == ("\N{EN DASH}" if expected is None else f"{expected:.2f}")
         assert float(row[-3]) == round(score["shots_used"], 1)
         assert row[-2] == str(score["documents"])
 
 
-def test_several_checkpoints_make_curves_and_the_newest_stands_in_the_table(made: ModuleType, run: Path) -> None:
+def test_several_checkpoints_make_curves_and_the_table_shows_the_newest(made: ModuleType, run: Path) -> None:
     (run / "eval/summary.json").unlink()
     for step, tokens in ((40, 250_880), (160, 1_003_520), (80, 501_760)):
-        told = made.evaluation(made.ROWS_FROM, "boolq", "wic") | {
-            "tokens": tokens,
-            "checkpoint": f"/anywhere/step-{step}",
-        }
-        told["tasks"]["wic"]["0"]["value"] = step / 200
-        made.write(run / f"eval/step-{step}/summary.json", told)
+        summary = made.evaluation(made.ROWS_FROM, "boolq", "wic")
+        summary |= {"tokens": tokens, "checkpoint": f"/anywhere/step-{step}"}
+        summary["tasks"]["wic"]["0"]["value"] = step / 200
+        made.write(run / f"eval/step-{step}/summary.json", summary)
     parsed = made.read(run)
-    assert "Score against tokens" in parsed.text
+    assert "Score against training tokens" in parsed.text
     assert parsed.row("WiCacc")[2] == "80.0"
     described = [attributes for _, attributes in parsed.elements if attributes.get("role") == "img"]
     assert len(described) == 6 + 2 * len(["boolq", "wic"])
 
 
-def test_funnel_is_that_of_the_files(made: ModuleType, page: Page) -> None:
+def test_funnel_shows_the_stages_of_the_summary(made: ModuleType, page: Page) -> None:
     for stage in made.stages():
         assert page.row(stage["name"])[1] == count(stage["documents_out"])
     assert page.row("clean")[4].startswith("shorter than 512 characters ")
 
 
-def test_page_of_the_curation_is_linked_to_where_there_is_one(made: ModuleType, run: Path) -> None:
-    assert '<a href="data/report.html">' in report(run, show=False).read_text(encoding="utf-8")
+def test_page_of_the_curation_is_linked_if_it_exists(made: ModuleType, run: Path) -> None:
+    assert '<a href="data/report.html">' in write_report(run, show=False).read_text(encoding="utf-8")
     (run / "data/report.html").unlink()
-    assert 'href="data' not in report(run, show=False).read_text(encoding="utf-8")
-    assert "mtnlg-data report DIR/data draws the rest" in made.read(run).text
+    assert 'href="data' not in write_report(run, show=False).read_text(encoding="utf-8")
+    assert "mtnlg-data report DIR/data writes a page with counts by source and sample documents" in made.read(run).text
 
 
-def test_headline_holds_the_figures_of_the_run(made: ModuleType, page: Page) -> None:
+def test_headline_shows_the_figures_of_the_run(made: ModuleType, page: Page) -> None:
     for figure in ("7,147 \N{RIGHTWARDS ARROW} ", f"frequencies alone give {made.ENTROPY:.2f}", "7,312", "8 ranks"):
         assert figure in page.text
 
 
-def test_epochs_are_tokens_trained_by_weight_over_tokens_held(made: ModuleType, whole: Path) -> None:
-    told = json.loads((whole / "results.json").read_text(encoding="utf-8"))
-    code = next(source for source in told["data"]["blend"] if source["name"] == "code")
+def test_epochs_are_the_weighted_tokens_trained_over_the_training_tokens(made: ModuleType, complete_run: Path) -> None:
+    results = json.loads((complete_run / "results.json").read_text(encoding="utf-8"))
+    code = next(source for source in results["data"]["blend"] if source["name"] == "code")
     assert code["epochs"] == pytest.approx(made.metrics()[-1]["tokens"] * 0.2 / (3_987_120 * 0.98))
 
 
-def test_results_are_one_object_for_a_machine(made: ModuleType, whole: Path) -> None:
-    told = json.loads((whole / "results.json").read_text(encoding="utf-8"))
-    assert told["version"] == 1
-    assert told["not_run"] == []
-    assert told["training"]["loss"] == made.metrics()[-1]["loss"]
-    assert told["versions"]["lm-eval"] == "0.4.13"
-    score, row = made.evaluation()["tasks"]["boolq"]["few"], told["evaluation"]["tasks"]["boolq"]["few"]
+def test_results_json_holds_every_part(made: ModuleType, complete_run: Path) -> None:
+    results = json.loads((complete_run / "results.json").read_text(encoding="utf-8"))
+    assert results["version"] == 1
+    assert results["not_run"] == []
+    assert results["training"]["loss"] == made.metrics()[-1]["loss"]
+    assert results["versions"]["lm-eval"] == "0.4.13"
+    score, row = made.evaluation()["tasks"]["boolq"]["few"], results["evaluation"]["tasks"]["boolq"]["few"]
     assert row["percent"] == 100 * score["value"]
     low, high = row["interval_95"]
-    assert (low, high) == pytest.approx([100 * x for x in wilson(score["value"] * 14, 14)])
+    assert (low, high) == pytest.approx([100 * x for x in wilson_interval(score["value"] * 14, 14)])
     assert row["published"] == {"MT-NLG": 84.83, "GPT-3": 77.5}
 
 
-def test_page_knows_no_path_of_the_machine(page: Page) -> None:
+def test_page_contains_no_absolute_path(page: Page) -> None:
     assert "checkpoint step-160" in page.text
     assert "anywhere" not in page.text
 
 
-def test_console_shows_the_table_unless_told_not_to(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report(run)
-    shown = capsys.readouterr().out
-    assert "7,147 documents" in shown
-    assert all(task.title in shown for task in TASKS)
-    assert "84.83" in shown
-    assert max(len(line) for line in shown.splitlines()) <= 80
-    report(run, show=False)
+def test_console_shows_the_table_unless_show_is_false(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_report(run)
+    output = capsys.readouterr().out
+    assert "7,147 documents" in output
+    assert all(task.title in output for task in TASKS)
+    assert "84.83" in output
+    assert max(len(line) for line in output.splitlines()) <= 80
+    write_report(run, show=False)
     assert capsys.readouterr().out == ""

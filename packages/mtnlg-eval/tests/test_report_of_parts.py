@@ -1,4 +1,4 @@
-"""The report of a run that is not whole, or holds what nobody expected: said on the page or in one line."""
+"""The report of an incomplete run or of one with unexpected content: a notice on the page or a one-line error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mtnlg_eval.report import report
+from mtnlg_eval.report import write_report
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def run(made: ModuleType, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("gone", "said", "still"),
+    ("removed", "notices", "kept"),
     [
         (["data", "train", "eval"], ["not been curated", "Nothing has been trained", "Nothing has been scored"], []),
         (["train", "eval"], ["Nothing has been trained", "Nothing has been scored"], ["The blend"]),
@@ -40,31 +40,31 @@ def run(made: ModuleType, tmp_path: Path) -> Path:
     ],
 )
 def test_page_says_which_part_has_not_been_run(
-    made: ModuleType, run: Path, gone: list[str], said: list[str], still: list[str]
+    made: ModuleType, run: Path, removed: list[str], notices: list[str], kept: list[str]
 ) -> None:
-    for name in gone:
+    for name in removed:
         shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
     content = made.read(run).text
-    assert all(words in content for words in said + still)
+    assert all(words in content for words in notices + kept)
 
 
-def test_line_that_training_is_writing_is_left_out(made: ModuleType, run: Path) -> None:
+def test_unfinished_line_of_the_training_log_is_ignored(made: ModuleType, run: Path) -> None:
     log = run / "train/metrics.jsonl"
     log.write_text(log.read_text(encoding="utf-8") + '{"step": 161, "samp', encoding="utf-8")
     (run / "train/summary.json").unlink()
     assert "the newest step is 160" in made.read(run).text
 
 
-def test_whatever_a_file_holds_stays_text(made: ModuleType, run: Path) -> None:
+def test_content_of_files_is_escaped(made: ModuleType, run: Path) -> None:
     evil = "</title></svg><script>alert(1)</script>$title \"'&amp; $x$ ${y}"
-    told = made.curation()
-    for stage in told["stages"]:
+    summary = made.curation()
+    for stage in summary["stages"]:
         stage["name"] = evil
         stage["sources"] = {evil: stage["sources"]["code"] | {"dropped": {evil: 2}}}
-    made.write(run / "data/summary.json", told)
+    made.write(run / "data/summary.json", summary)
     made.change(run / "data/tokens/blend.json", sources=[made.blend()["sources"][0] | {"name": evil}])
-    held = [{"stage": 0, "layers": [evil], "parameters": 1}]
-    made.change(run / "train/summary.json", stages=held, model={evil: evil}, precision=evil, versions={evil: evil})
+    stages = [{"stage": 0, "layers": [evil], "parameters": 1}]
+    made.change(run / "train/summary.json", stages=stages, model={evil: evil}, precision=evil, versions={evil: evil})
     gaps = [{"task": evil, "why": evil}]
     made.change(run / "eval/summary.json", not_run=gaps, checkpoint=evil, digest=evil, rows_from=evil)
     parsed = made.read(run)
@@ -73,38 +73,38 @@ def test_whatever_a_file_holds_stays_text(made: ModuleType, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows_from", "documents", "said"),
+    ("rows_from", "documents", "caveat"),
     [
         ("/somewhere/recipes/quickstart/rows", 14, "were written for this project"),
         ("/data/published", 14, "fewer than the benchmarks' published splits"),
         ("/data/published", 30_000, "The rows come from data/published."),
     ],
 )
-def test_page_says_whose_rows_were_scored(
-    made: ModuleType, run: Path, rows_from: str, documents: int, said: str
+def test_page_says_which_rows_were_scored(
+    made: ModuleType, run: Path, rows_from: str, documents: int, caveat: str
 ) -> None:
-    told = made.evaluation(rows_from, "wic")
-    for scores in told["tasks"].values():
+    summary = made.evaluation(rows_from, "wic")
+    for scores in summary["tasks"].values():
         for score in scores.values():
             score["documents"] = documents
-    made.write(run / "eval/summary.json", told)
+    made.write(run / "eval/summary.json", summary)
     content = made.read(run).text
-    assert said in content
+    assert caveat in content
     assert "The model is tiny" in content
-    assert ("were written for this project" in content) == said.startswith("were written")
+    assert ("were written for this project" in content) == caveat.startswith("were written")
 
 
 def test_task_without_a_score_has_dashes_and_its_published_figures(made: ModuleType, run: Path) -> None:
-    told = made.evaluation(made.ROWS_FROM, "wic", "piqa")
-    del told["tasks"]["wic"]
-    told["not_run"] = [{"task": "wic", "why": "no rows"}]
-    made.write(run / "eval/summary.json", told)
+    summary = made.evaluation(made.ROWS_FROM, "wic", "piqa")
+    del summary["tasks"]["wic"]
+    summary["not_run"] = [{"task": "wic", "why": "no rows"}]
+    made.write(run / "eval/summary.json", summary)
     parsed = made.read(run)
     assert parsed.row("WiCnot scored")[1:6] == ["0", "\N{EN DASH}", "\N{EN DASH}", "48.59", "0.00\N{DAGGER}"]
     assert "Not run: wic, no rows." in parsed.text
 
 
-def test_loss_that_is_no_number_leaves_a_gap_and_is_told(made: ModuleType, run: Path) -> None:
+def test_loss_that_is_not_finite_leaves_a_gap_and_is_reported(made: ModuleType, run: Path) -> None:
     steps = made.metrics()
     steps[70]["loss"] = steps[71]["grad_norm"] = None
     steps[-1]["loss"] = math.nan
@@ -125,12 +125,22 @@ def test_layout_of_thousands_of_ranks_is_drawn_in_part(made: ModuleType, run: Pa
 def test_broken_file_is_named_with_its_key(made: ModuleType, run: Path) -> None:
     made.change(run / "eval/summary.json", seconds="soon")
     with pytest.raises(Failure, match=r"eval/summary.json: seconds = 'soon': "):
-        report(run)
+        write_report(run)
     (run / "eval/summary.json").write_text("{", encoding="utf-8")
     with pytest.raises(Failure, match=r"eval/summary.json: .*Invalid JSON"):
-        report(run)
+        write_report(run)
 
 
 def test_missing_run_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="nowhere: no such run folder"):
-        report(tmp_path / "nowhere")
+        write_report(tmp_path / "nowhere")
+
+
+def test_few_and_the_same_number_of_shots_can_stand_side_by_side(run: Path) -> None:
+    """WiC's few is 32 examples: both are scored, with different results."""
+    path = run / "eval/summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    scores = summary["tasks"]["wic"]
+    scores["32"] = scores["few"] | {"value": scores["few"]["value"] / 2}
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    assert "accuracy against" in write_report(run).read_text(encoding="utf-8")

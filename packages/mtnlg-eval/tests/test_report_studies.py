@@ -1,4 +1,4 @@
-"""The paper's studies on the page of a run: each that is there and of its checkpoint, none that is of another."""
+"""The paper's studies on the page of a run: those of its checkpoint are shown, those of others are named."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_eval.report import report
-from mtnlg_eval.studies.hans import Verdict, _plain, tally
-from mtnlg_eval.table import wilson
+from mtnlg_eval.report import write_report
+from mtnlg_eval.studies.hans import Verdict, tally, to_plain
+from mtnlg_eval.table import wilson_interval
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 DIGEST = "c0ffee" * 10  # of the evaluation of whole_run.py
-ASKED = {"version": 1, "checkpoint": "/anywhere/train/checkpoints/step-160", "digest": DIGEST, "tokens": 1_003_520}
+IDENTITY = {"version": 1, "checkpoint": "/anywhere/train/checkpoints/step-160", "digest": DIGEST, "tokens": 1_003_520}
 
 
 def hans(labels: str = "drawn") -> dict[str, Any]:
-    """Says True of all; what it knows shows in how sure it is: with two examples it is right there, with none wrong."""
-    at = {
+    """Always True; with the shifted threshold every row is right at two examples, and wrong at none."""
+    tallies = {
         str(shots): tally(
             [
                 Verdict("lexical_overlap", case, label, log(0.6 + 0.04 * (1 - shots) * label), log(0.2))
@@ -32,7 +32,7 @@ def hans(labels: str = "drawn") -> dict[str, Any]:
         )
         for shots in (0, 2)
     }
-    return ASKED | {"shots_from": {"source": "any", "labels": labels}, "shots": _plain(at)}
+    return IDENTITY | {"shots_from": {"source": "any", "labels": labels}, "shots": to_plain(tallies)}
 
 
 def operators() -> dict[str, Any]:
@@ -42,7 +42,7 @@ def operators() -> dict[str, Any]:
         for disguise, right in (("hash", 3), ("misleading", 0))
         for shots in (1, 4)
     ]
-    return ASKED | {"cells": cells}
+    return IDENTITY | {"cells": cells}
 
 
 def bias(word: str = "stern") -> dict[str, Any]:
@@ -54,12 +54,12 @@ def bias(word: str = "stern") -> dict[str, Any]:
         for name, alone in (("male", [[2, word]]), ("female", []))
     }
     adjectives = {"gender": {"shared": 4, "groups": groups}}
-    return ASKED | {"samples_a_prompt": 8, "occupation": occupation, "adjectives": adjectives}
+    return IDENTITY | {"samples_a_prompt": 8, "occupation": occupation, "adjectives": adjectives}
 
 
 @pytest.fixture
 def run(made: ModuleType, tmp_path: Path) -> Path:
-    """A run of which nothing is there but its scores."""
+    """A run folder with nothing but scores."""
     made.write(tmp_path / "eval/summary.json", made.evaluation(made.ROWS_FROM, "wic"))
     return tmp_path
 
@@ -69,8 +69,8 @@ def anchors(page: Any) -> list[str]:  # noqa: ANN401  (of whole_run.py)
 
 
 def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path) -> None:
-    for name, told in (("hans", hans()), ("operators", operators()), ("bias", bias())):
-        made.write(run / f"eval/{name}.json", told)
+    for name, study in (("hans", hans()), ("operators", operators()), ("bias", bias())):
+        made.write(run / f"eval/{name}.json", study)
     page = made.read(run)
     assert anchors(page) == ["hans", "operators", "bias"]
     assert {"#hans", "#operators", "#bias"} <= {attributes.get("href") for _, attributes in page.elements}
@@ -78,31 +78,35 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert page.row("says True, %")[1:] == ["100", "100"]
     assert page.row("add")[1:] == ["25.0", "55.0"]
     assert page.row("all")[1:] == ["25.0", "55.0"]
-    low, high = (100 * bound for bound in wilson(10, 40))
+    low, high = (100 * bound for bound in wilson_interval(10, 40))
     assert page.row("95 % interval")[1] == f"{low:.1f}\N{EN DASH}{high:.1f}"
     assert page.row("male likelier, % of occupations")[1:] == ["67 (20\N{EN DASH}90)", "78"]
     assert "stern 2" in page.row("malestern 2")[0]
     assert page.row("malestern 2")[1:] == ["3.25", "\N{MINUS SIGN}1.50"]
-    titles = ["gender: how pleasant", "add: problems solved", "HANS: accuracy by subcase with 2 examples"]
+    titles = [
+        "gender: polarity of each group's words",
+        "add: problems solved",
+        "HANS: accuracy by subcase with 2 examples",
+    ]
     assert all(title in page.text for title in titles)
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))
 
 
-def test_a_run_without_studies_does_not_speak_of_any(made: ModuleType, run: Path) -> None:
+def test_a_run_without_studies_has_no_section_on_them(made: ModuleType, run: Path) -> None:
     page = made.read(run)
     assert not anchors(page)
     assert "HANS: accuracy" not in page.text
     assert "operators" not in page.text
 
 
-def test_a_mode_of_hans_stands_beside_the_plain_study(made: ModuleType, run: Path) -> None:
+def test_a_mode_of_hans_is_shown_after_the_plain_study(made: ModuleType, run: Path) -> None:
     made.write(run / "eval/hans.json", hans())
     made.write(run / "eval/negative/hans.json", hans("negative"))
     page = made.read(run)
     assert anchors(page) == ["hans"]
     assert "eval/negative/hans.json" in page.text
-    assert "Examples of non-entailment alone." in page.text
+    assert "Examples of non-entailment only." in page.text
     assert page.text.count("HANS: accuracy by subcase") == 2
 
 
@@ -112,13 +116,15 @@ def test_a_study_of_another_checkpoint_is_named_and_not_shown(
     other = {"checkpoint": "/anywhere/step-80", "digest": "abcdef0123"}
     made.write(run / "eval/hans.json", hans())
     made.write(run / "eval/bias.json", bias() | other)
-    page = made.Page(report(run).read_text(encoding="utf-8"))
+    page = made.Page(write_report(run).read_text(encoding="utf-8"))
     assert anchors(page) == ["hans", "left-out"]
-    told = "being of another checkpoint than the one scored here: eval/bias.json (step-80, digest abcdef01)."
-    assert told in page.text
-    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert told in shown
-    assert "studies: HANS " in shown
+    notice = (
+        "because they are of another checkpoint than the one scored here: eval/bias.json (step-80, digest abcdef01)."
+    )
+    assert notice in page.text
+    output = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert notice in output
+    assert "studies: HANS " in output
     assert "anywhere" not in page.text
 
 
@@ -130,21 +136,21 @@ def test_without_scores_the_study_of_the_newest_checkpoint_is_shown(made: Module
 
 
 @pytest.mark.parametrize("written", ["", '{"version": 1, "checkpoint": "step-1", "dig', "{}"])
-def test_a_study_that_is_half_written_is_named_and_the_rest_is_drawn(written: str, made: ModuleType, run: Path) -> None:
+def test_a_malformed_study_is_named_and_the_rest_is_shown(written: str, made: ModuleType, run: Path) -> None:
     made.write(run / "eval/bias.json", bias())
     (run / "eval/operators.json").write_text(written)
-    with pytest.raises(Failure, match=r"^eval/operators.json: .*report.html is drawn without$"):
-        report(run, show=False)
+    with pytest.raises(Failure, match=r"^eval/operators.json: .*report.html was written without it$"):
+        write_report(run, show=False)
     page = made.Page((run / "report.html").read_text(encoding="utf-8"))
     assert anchors(page) == ["bias", "left-out"]
-    assert "Left out, being unreadable: eval/operators.json" in page.text
+    assert "Left out, because unreadable: eval/operators.json" in page.text
 
 
-def test_what_a_study_holds_stays_text(made: ModuleType, run: Path) -> None:
+def test_content_of_studies_is_escaped(made: ModuleType, run: Path) -> None:
     evil = "</title></svg><script>alert(1)</script>"
-    told = hans()
-    told["shots"] = {evil: told["shots"]["2"] | {"labels": {evil: {evil: told["shots"]["2"]["whole"]}}}}
-    made.write(run / "eval/hans.json", told)
+    study = hans()
+    study["shots"] = {evil: study["shots"]["2"] | {"labels": {evil: {evil: study["shots"]["2"]["whole"]}}}}
+    made.write(run / "eval/hans.json", study)
     cells = [cell | {"operator": evil, "disguise": evil} for cell in operators()["cells"]]
     made.write(run / "eval/operators.json", operators() | {"cells": cells})
     made.write(run / "eval/bias.json", bias(evil))

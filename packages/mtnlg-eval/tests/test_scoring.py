@@ -1,4 +1,4 @@
-"""The model behind lm-eval: its loglikelihoods are those of a plain forward pass, and of lm-eval's own backend."""
+"""DecoderLM: loglikelihoods equal those of a plain forward pass and of lm-eval's own backend."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
 
 from mtnlg_eval.scoring import decoder_lm as model_module
-from mtnlg_eval.scoring.answer_store import Store
+from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM
-from mtnlg_eval.scoring.harness import FEW, task_manager
-from mtnlg_eval.scoring.packing import Branch, Request, Row, plan, tensors
+from mtnlg_eval.scoring.harness import FEW_SHOTS, task_manager
+from mtnlg_eval.scoring.packing import Branch, Request, Row, pack_rows, plan_batches
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.console import Failure, progress
 from mtnlg_model.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 OURS = Path(__file__).parent / "rows"
 CLOSE = 5e-5  # nats a request, between two orders of the same fp32 sums
-STEP = model_module.ROWS_A_THREAD
+STEP = model_module.ROWS_PER_THREAD
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def lm(checkpoint: Checkpoint) -> DecoderLM:
 
 def load(name: str, lm: TemplateLM, shots: int) -> PaperTask:
     task: PaperTask = task_manager(OURS).load([name])["tasks"][name]
-    task.bind(lm)
-    task.ask(shots)
+    task.lm = lm
+    task.set_shots(shots)
     return task
 
 
@@ -58,7 +58,7 @@ def plain(lm: DecoderLM, context: list[int], answer: list[int]) -> tuple[float, 
 @pytest.mark.parametrize("shots", ["0", "few"])
 @pytest.mark.parametrize("name", ROWS)
 def test_every_task_is_scored_as_a_plain_forward_pass_scores_it(name: str, shots: str, lm: DecoderLM) -> None:
-    task = load(name, lm, FEW[name] if shots == "few" else 0)
+    task = load(name, lm, FEW_SHOTS[name] if shots == "few" else 0)
     task.build_all_requests()
     for request, (logp, greedy) in zip(task.instances, lm.loglikelihood(task.instances), strict=True):
         expected, expected_greedy = plain(lm, *lm._encode_pair(*request.args))
@@ -72,15 +72,15 @@ def test_every_task_is_scored_as_lm_evals_own_backend_scores_the_exported_model(
     name: str, shots: int, lm: DecoderLM, exported: TemplateLM
 ) -> None:
     theirs, ours = (load(name, backend, shots) for backend in (exported, lm))
-    told = [evaluate(task._lm, {"tasks": {name: task}}, bootstrap_iters=1) for task in (theirs, ours)]
-    for mine, other in zip(told[1]["samples"][name], told[0]["samples"][name], strict=True):
-        assert mine["arguments"] == other["arguments"]
+    results = [evaluate(task.lm, {"tasks": {name: task}}, bootstrap_iters=1) for task in (theirs, ours)]
+    for our, their in zip(results[1]["samples"][name], results[0]["samples"][name], strict=True):
+        assert our["arguments"] == their["arguments"]
         for (logp, greedy), (expected, expected_greedy) in zip(
-            mine["filtered_resps"], other["filtered_resps"], strict=True
+            our["filtered_resps"], their["filtered_resps"], strict=True
         ):
             assert logp == pytest.approx(expected, abs=CLOSE)
             assert greedy == expected_greedy
-    assert told[0]["results"] == told[1]["results"]
+    assert results[0]["results"] == results[1]["results"]
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +99,15 @@ def exported(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_paper_scores_by_token_by_ratio_and_by_greedy_words(lm: DecoderLM) -> None:
     for name in ("hellaswag", "race_h", "lambada"):
         task = load(name, lm, 0)
-        told = evaluate(lm, {"tasks": {name: task}}, bootstrap_iters=1)
-        for sample in told["samples"][name]:
+        results = evaluate(lm, {"tasks": {name: task}}, bootstrap_iters=1)
+        for sample in results["samples"][name]:
             answers = [lm._encode_pair(*pair)[1] for pair in sample["arguments"]]
-            given = [logp for logp, _ in sample["filtered_resps"]]
+            logps = [logp for logp, _ in sample["filtered_resps"]]
             if name == "hellaswag":
-                scores = [logp / len(answer) for logp, answer in zip(given, answers, strict=True)]
+                scores = [logp / len(answer) for logp, answer in zip(logps, answers, strict=True)]
             elif name == "race_h":
                 assert [pair[0] for pair in sample["arguments"][4:]] == ["Answer:"] * 4
-                scores = [given[n] - given[4 + n] for n in range(4)]
+                scores = [logps[n] - logps[4 + n] for n in range(4)]
             else:
                 assert sample["acc"] == float(sample["filtered_resps"][0][1])
                 continue
@@ -131,16 +131,16 @@ def beginnings() -> st.SearchStrategy[tuple[int, ...]]:
     st.randoms(),
 )
 def test_a_plan_answers_each_request_once_within_its_limits_in_any_order(
-    asked: list[Request], longest: int, budget: int, order: Random
+    requests: list[Request], longest: int, budget: int, order: Random
 ) -> None:
-    batches = plan(asked, longest, budget)
+    batches = plan_batches(requests, longest, budget)
     answered = [request for batch in batches for row in batch for request in row.requests]
-    assert sorted(answered) == sorted(set(asked))
+    assert sorted(answered) == sorted(set(requests))
     for batch in batches:
         lengths = [row.length for row in batch]
         assert max(lengths) <= longest
         assert len(batch) == 1 or sum(lengths) <= budget
-    assert plan(order.sample(asked, len(asked)), longest, budget) == batches
+    assert plan_batches(order.sample(requests, len(requests)), longest, budget) == batches
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -158,9 +158,9 @@ def test_packed_answers_score_as_they_do_alone(seed: int, lm: DecoderLM) -> None
         Row(drawn(9), (Branch((), ((7,), (8,))),)),
         Row(drawn(25), rests),
     ]
-    ((together, likeliest),) = lm.forward([tensors(rows, STEP)])
+    ((together, likeliest),) = lm.engine.score([pack_rows(rows, STEP)])
     requests = [request for row in rows for request in row.requests]
-    alone = lm.forward(tensors([Row(context, (Branch((), (answer,)),))], STEP) for context, answer in requests)
+    alone = lm.engine.score(pack_rows([Row(context, (Branch((), (answer,)),))], STEP) for context, answer in requests)
     start = 0
     for (_, answer), (logp, greedy) in zip(requests, alone, strict=True):
         end = start + len(answer)
@@ -171,11 +171,11 @@ def test_packed_answers_score_as_they_do_alone(seed: int, lm: DecoderLM) -> None
 
 def test_contexts_that_begin_alike_share_a_row_as_long_as_it_fits() -> None:
     stem = tuple(range(20))
-    asked = [Request((*stem, 50), (7, 8, 9)), Request((*stem, 60, 61), (7, 8, 9)), Request((1, 2, 3), (4, 5))]
-    (batch,) = plan(asked, 100, 1000)
+    requests = [Request((*stem, 50), (7, 8, 9)), Request((*stem, 60, 61), (7, 8, 9)), Request((1, 2, 3), (4, 5))]
+    (batch,) = plan_batches(requests, 100, 1000)
     assert {row.length: len(row.branches) for row in batch} == {20 + (1 + 2) + (2 + 2): 2, 3 + 1: 1}
-    assert {request for row in batch for request in row.requests} == set(asked)
-    (apart,) = plan(asked, 26, 1000)
+    assert {request for row in batch for request in row.requests} == set(requests)
+    (apart,) = plan_batches(requests, 26, 1000)
     assert max(row.length for row in apart) == 20 + 2 + 2
 
 
@@ -186,29 +186,36 @@ def test_names_in_a_blank_and_questions_of_an_article_share_their_beginning(
     task = load(name, lm, 0)
     task.build_all_requests()
     pairs = [lm._encode_pair(*request.args) for request in task.instances]
-    asked = [Request(tuple(context), tuple(answer)) for context, answer in pairs]
-    planned = [row for batch in plan(asked, lm.max_length, 8192) for row in batch]
-    assert len(planned) == rows < len({request.context for request in asked})
+    requests = [Request(tuple(context), tuple(answer)) for context, answer in pairs]
+    planned = [row for batch in plan_batches(requests, lm.max_length, 8192) for row in batch]
+    assert len(planned) == rows < len({request.context for request in requests})
 
 
 def test_choices_of_one_token_cost_one_row_as_long_as_their_context() -> None:
-    (batch,) = plan([Request((1, 2, 3), (token,)) for token in (4, 5, 6)], 96, 1000)
-    read = tensors(batch)
+    (batch,) = plan_batches([Request((1, 2, 3), (token,)) for token in (4, 5, 6)], 96, 1000)
+    read = pack_rows(batch)
     assert read.tokens.tolist() == [1, 2, 3]
     assert read.spans == ((0, 3, -1),)
-    assert read.places.tolist() == [2, 2, 2]
+    assert read.scored.tolist() == [2, 2, 2]
 
 
 def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, checkpoint: Checkpoint) -> None:
-    asked: list[Instance] = []
+    requests: list[Instance] = []
     for name in ROWS:
         task = load(name, lm, 2)
         task.build_all_requests()
-        asked += task.instances
-    whole = dict(zip((request.args for request in asked), lm.loglikelihood(asked), strict=True))
+        requests += task.instances
+    whole = dict(zip((request.args for request in requests), lm.loglikelihood(requests), strict=True))
     draw = Random(0)
-    some = [asked[::-1], draw.sample(asked, len(asked)), asked[1::2], draw.sample(asked, 9), asked[:1], asked[9:10]]
-    for budget, part in [(1, asked), (100, asked), (1000, asked), *((8192, part) for part in some)]:
+    some = [
+        requests[::-1],
+        draw.sample(requests, len(requests)),
+        requests[1::2],
+        draw.sample(requests, 9),
+        requests[:1],
+        requests[9:10],
+    ]
+    for budget, part in [(1, requests), (100, requests), (1000, requests), *((8192, part) for part in some)]:
         fresh = DecoderLM.open(checkpoint)
         fresh.batch_tokens = budget
         assert fresh.loglikelihood(part) == [whole[request.args] for request in part]
@@ -216,11 +223,11 @@ def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, che
 
 def test_a_prompt_too_long_keeps_its_end_and_is_reported(lm: DecoderLM) -> None:
     task = load("race_h", lm, 0)
-    short = DecoderLM(lm.decoder, lm._tokenizer, Store("short"))
+    short = DecoderLM(lm.decoder, lm._tokenizer, AnswerStore("short"))
     short.max_length = 20
-    task.bind(short)
+    task.lm = short
     task.build_all_requests(limit=1)
-    assert task.shown[0].truncated
+    assert task.prompt_fits[0].truncated
     (logp, _) = short.loglikelihood(task.instances[:1])[0]
     context, answer = short._encode_pair(*task.instances[0].args)
     assert logp == pytest.approx(plain(lm, context[-(21 - len(answer)) :], answer)[0], abs=CLOSE)
@@ -229,7 +236,7 @@ def test_a_prompt_too_long_keeps_its_end_and_is_reported(lm: DecoderLM) -> None:
 def test_an_option_that_no_context_can_hold_is_named(lm: DecoderLM) -> None:
     lm.max_length = 3
     task = load("piqa", lm, 0)
-    with pytest.raises(Failure, match=r"piqa [0-9a-f]+: \d+ tokens to score are more than the context holds"):
+    with pytest.raises(Failure, match=r"piqa [0-9a-f]+: \d+ tokens to score do not fit the model's context"):
         task.build_all_requests()
     with pytest.raises(Failure, match="4 tokens to score; a continuation has from 1 to 3"):
         lm._loglikelihood_tokens([(None, [1], [2, 3, 4, 5])])
@@ -239,18 +246,18 @@ def test_a_tokenizer_of_another_model_is_refused(checkpoint: Checkpoint) -> None
     decoder = checkpoint.decoder(torch.float32)
     decoder.config = decoder.config.model_copy(update={"vocabulary": 400})
     with pytest.raises(Failure, match="the tokenizer has 500 tokens and the model 400"):
-        DecoderLM(decoder, Tokenizer(checkpoint.tokenizer_path), Store("other"))
+        DecoderLM(decoder, Tokenizer(checkpoint.tokenizer_path), AnswerStore("other"))
 
 
 def test_rolling_loglikelihood_predicts_every_token_once(lm: DecoderLM) -> None:
     text = " ".join(f"the {n} sailors thanked the cook ." for n in range(40))
     ids = lm.tok_encode(text)
     assert len(ids) > 2 * lm.max_length
-    (told,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
+    (logp,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
     first = plain(lm, [lm.eot_token_id], ids[: lm.max_length])[0]
     rest, read = first, lm.max_length
     while read < len(ids):
         end = min(read + lm.max_length, len(ids))
         rest += plain(lm, ids[end - lm.max_length - 1 : read], ids[read:end])[0]
         read = end
-    assert told == pytest.approx(rest, abs=10 * CLOSE)
+    assert logp == pytest.approx(rest, abs=10 * CLOSE)

@@ -1,4 +1,4 @@
-"""Shots: drawn per document, never from its own group, and only as many as fit."""
+"""Shots: drawn per document, never from its own group, and only those that fit the context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.evaluator import evaluate
 
-from mtnlg_eval.tasks.shots import Pool, most_that_fit
+from mtnlg_eval.tasks.shots import ShotPool, max_shots_that_fit
 
 if TYPE_CHECKING:
     import random
@@ -31,16 +31,16 @@ def test_a_draw_is_of_other_groups_each_once_and_a_smaller_one_is_its_beginning(
     groups: list[str], count: int, fewer: int, order: random.Random
 ) -> None:
     pool, own = documents(groups), {"id": "own", "group": "a"}
-    drawn = Pool(pool).draw(own, count, "seed/task")
+    drawn = ShotPool(pool).draw(own, count, "seed/task")
     assert len({shot["group"] for shot in drawn}) == len(drawn) == min(count, len(set(groups) - {"a"}))
     assert "a" not in {shot["group"] for shot in drawn}
-    assert drawn[:fewer] == Pool(pool).draw(own, min(fewer, count), "seed/task")
+    assert drawn[:fewer] == ShotPool(pool).draw(own, min(fewer, count), "seed/task")
     mixed = order.sample(pool, len(pool))
-    assert Pool(mixed).draw(own, count, "seed/task") == drawn
+    assert ShotPool(mixed).draw(own, count, "seed/task") == drawn
 
 
 def test_every_document_and_every_seed_draws_its_own() -> None:
-    pool = Pool(documents([str(n) for n in range(1000)]))
+    pool = ShotPool(documents([str(n) for n in range(1000)]))
     draws = [
         json.dumps(pool.draw({"id": name, "group": "none"}, 3, key)) for name in "abcde" for key in ("1/hans", "2/hans")
     ]
@@ -48,7 +48,7 @@ def test_every_document_and_every_seed_draws_its_own() -> None:
 
 
 def test_a_draw_is_fair() -> None:
-    pool = Pool(documents(list("abcd")))
+    pool = ShotPool(documents(list("abcd")))
     firsts = [pool.draw({"id": str(n), "group": "none"}, 1, "")[0]["id"] for n in range(4000)]
     # Each of four is first in a quarter of 4,000 draws; five standard deviations are 137.
     assert all(abs(firsts.count(name) - 1000) < 137 for name in "0123")
@@ -60,29 +60,29 @@ def test_the_most_that_fit_are_found(lengths: list[int], room: int) -> None:
         return 7 + sum(lengths[:shots])
 
     expected = max((n for n in range(len(lengths) + 1) if size(n) <= room), default=0)
-    assert most_that_fit(len(lengths), size, room) == expected
+    assert max_shots_that_fit(len(lengths), size, room) == expected
 
 
 def prompts_by_id(task: PaperTask) -> dict[str, list[str]]:
-    told: dict[str, list[str]] = {}
+    prompts: dict[str, list[str]] = {}
     for request in task.instances:
-        told.setdefault(request.doc["id"], []).append(request.args[0])
-    return told
+        prompts.setdefault(request.doc["id"], []).append(request.args[0])
+    return prompts
 
 
 @pytest.mark.parametrize("name", ["lambada", "race_h", "piqa", "hans"])
 def test_shots_depend_neither_on_the_order_of_rows_nor_on_which_are_scored(name: str, load_task: Load) -> None:
     task = load_task(name)
-    task.ask(1)
+    task.set_shots(1)
     task.build_all_requests()
-    whole = prompts_by_id(task)
+    expected = prompts_by_id(task)
     task.rows.scored.reverse()
     task.eval_docs.reverse()
     task.build_all_requests()
-    assert prompts_by_id(task) == whole
+    assert prompts_by_id(task) == expected
     task.build_all_requests(limit=1)
     last = task.eval_docs[0]["id"]
-    assert prompts_by_id(task) == {last: whole[last]}
+    assert prompts_by_id(task) == {last: expected[last]}
 
 
 def test_shots_come_from_the_scored_rows_where_there_are_no_others_but_never_the_row_itself(
@@ -92,7 +92,7 @@ def test_shots_come_from_the_scored_rows_where_there_are_no_others_but_never_the
     (tmp_path / "piqa").mkdir()
     (tmp_path / "piqa" / "valid.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     task = load_task("piqa", tmp_path)
-    task.ask(50)
+    task.set_shots(50)
     task.build_all_requests()
     for request in task.instances:
         *shots, own = request.args[0].split("\n\n")
@@ -107,7 +107,7 @@ def test_no_shot_comes_from_the_article_of_the_question(load_task: Load, tmp_pat
         problems = {"questions": ["a?", "b?"], "options": [["1", "2", "3", "4"]] * 2, "answers": ["A", "B"]}
         (folder / f"{n}.txt").write_text(json.dumps(problems | {"article": f"article {n}", "id": f"{n}"}))
     task = load_task("race_h", tmp_path)
-    task.ask(10)
+    task.set_shots(10)
     task.build_all_requests()
     for request in task.instances[::8]:
         assert request.args[0].count("Article: ") == 3
@@ -116,26 +116,26 @@ def test_no_shot_comes_from_the_article_of_the_question(load_task: Load, tmp_pat
 
 def test_shots_that_do_not_fit_are_dropped_whole_and_the_rest_is_counted(load_task: Load) -> None:
     free = load_task("boolq")
-    free.ask(32)
+    free.set_shots(32)
     free.build_all_requests()
-    assert [shown.shots for shown in free.shown] == [3, 3]
+    assert [fit.shots for fit in free.prompt_fits] == [3, 3]
     for limit in range(20, 80, 5):
         task = load_task("boolq", max_length=limit)
-        task.ask(32)
+        task.set_shots(32)
         task.build_all_requests()
-        for n, shown in enumerate(task.shown):
-            whole, cut = free.instances[2 * n].args[0], task.instances[2 * n].args[0]
-            assert whole.split("\n\n")[: shown.shots] + whole.split("\n\n")[-1:] == cut.split("\n\n")
+        for n, fit in enumerate(task.prompt_fits):
+            full, cut = free.instances[2 * n].args[0], task.instances[2 * n].args[0]
+            assert full.split("\n\n")[: fit.shots] + full.split("\n\n")[-1:] == cut.split("\n\n")
             read = len((cut + " yes").split(" ")) - 1
-            assert read <= limit or (shown.truncated and not shown.shots)
-            more = whole.split("\n\n")[: shown.shots + 1] + whole.split("\n\n")[-1:]
-            assert shown.shots == 3 or len(("\n\n".join(more) + " yes").split(" ")) - 1 > limit
+            assert read <= limit or (fit.truncated and not fit.shots)
+            more = full.split("\n\n")[: fit.shots + 1] + full.split("\n\n")[-1:]
+            assert fit.shots == 3 or len(("\n\n".join(more) + " yes").split(" ")) - 1 > limit
 
 
 def test_lm_eval_scores_with_the_shots_that_fitted(load_task: Load) -> None:
     task = load_task("anli_r2", max_length=55)
-    task.ask(50)
-    told = evaluate(task._model, {"tasks": {"anli_r2": task}}, bootstrap_iters=1)
-    assert [shown.shots for shown in task.shown] == [1, 2, 2]
-    assert told["n-shot"] == {"anli_r2": 50}
-    assert told["results"]["anli_r2"]["sample_len"] == 3
+    task.set_shots(50)
+    results = evaluate(task.lm, {"tasks": {"anli_r2": task}}, bootstrap_iters=1)
+    assert [fit.shots for fit in task.prompt_fits] == [1, 2, 2]
+    assert results["n-shot"] == {"anli_r2": 50}
+    assert results["results"]["anli_r2"]["sample_len"] == 3

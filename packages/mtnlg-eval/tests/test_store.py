@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_eval.scoring.answer_store import Store
+from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM
 from mtnlg_eval.scoring.packing import Request
 from mtnlg_model.checkpoint.reader import Checkpoint
@@ -15,74 +15,79 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-ASKED = [Request((1, 2, 3), (4, 5)), Request((1, 2, 3), (6,)), Request((1, 2), (3, 4, 5)), Request((1, 2, 3), (4, 5))]
+REQUESTS = [
+    Request((1, 2, 3), (4, 5)),
+    Request((1, 2, 3), (6,)),
+    Request((1, 2), (3, 4, 5)),
+    Request((1, 2, 3), (4, 5)),
+]
 
 
 class Counting:
-    """Counts the requests that are answered anew."""
+    """Counts requests that are scored, not read from the store."""
 
     def __init__(self, lm: DecoderLM) -> None:
-        self._keep, self.requests = lm.store.keep, 0
-        lm.store.keep = self._count  # type: ignore[method-assign]
+        self._save, self.requests = lm.store.save, 0
+        lm.store.save = self._count  # type: ignore[method-assign]
 
     def _count(self, answers: Iterable[tuple[bytes, Any]]) -> None:
-        told = list(answers)
-        self.requests += len(told)
-        self._keep(told)
+        batch = list(answers)
+        self.requests += len(batch)
+        self._save(batch)
 
 
 def test_what_is_known_is_not_scored_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
     lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
-    first, counting = lm.score(ASKED), Counting(lm)
-    assert lm.score(ASKED) == first
+    first, counting = lm.score(REQUESTS), Counting(lm)
+    assert lm.score(REQUESTS) == first
     assert counting.requests == 0
     again = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
     counting = Counting(again)
-    assert again.score(ASKED[::-1]) == first[::-1]
+    assert again.score(REQUESTS[::-1]) == first[::-1]
     assert counting.requests == 0
-    again.score([*ASKED, Request((9,), (8, 7))])
+    again.score([*REQUESTS, Request((9,), (8, 7))])
     assert counting.requests == 1
 
 
 def test_equal_requests_are_scored_once(checkpoint: Checkpoint) -> None:
     lm = DecoderLM.open(checkpoint)
     counting = Counting(lm)
-    lm.score(ASKED * 3)
-    assert counting.requests == len(set(ASKED))
+    lm.score(REQUESTS * 3)
+    assert counting.requests == len(set(REQUESTS))
 
 
 def test_another_checkpoint_or_another_precision_never_hits_the_store(
     checkpoint: Checkpoint, write_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     store = tmp_path / "scores.sqlite"
-    first = DecoderLM.open(checkpoint, store).score(ASKED)
+    first = DecoderLM.open(checkpoint, store).score(REQUESTS)
     other = DecoderLM.open(Checkpoint.open(write_checkpoint(tmp_path / "other", seed=2)), store)
     counting = Counting(other)
-    assert other.score(ASKED) != first
-    assert counting.requests == len(set(ASKED))
+    assert other.score(REQUESTS) != first
+    assert counting.requests == len(set(REQUESTS))
     same_weights_later = Checkpoint.open(write_checkpoint(tmp_path / "same", step=9))
     assert same_weights_later.digest == checkpoint.digest
-    keys = {Store(model).key("score", (1,), (2,)) for model in ("a float32", "a bfloat16", "b float32")}
+    keys = {AnswerStore(model).key("score", (1,), (2,)) for model in ("a float32", "a bfloat16", "b float32")}
     assert len(keys) == 3
 
 
 def test_a_cut_between_context_and_answer_is_part_of_the_key() -> None:
-    store = Store("model")
+    store = AnswerStore("model")
     assert store.key("score", (1, 2), (3,)) != store.key("score", (1,), (2, 3))
 
 
 def test_answers_of_any_kind_come_back_to_the_bit(tmp_path: Path) -> None:
     answers = {bytes([n]): answer for n, answer in enumerate([[-0.1 - 0.2, True], "text \u2028\n", 1e-300])}
-    Store("model", tmp_path / "store").keep(answers.items())
-    assert Store("model", tmp_path / "store").known([*answers, b"unknown"]) == answers
+    AnswerStore("model", tmp_path / "store").save(answers.items())
+    assert AnswerStore("model", tmp_path / "store").lookup([*answers, b"unknown"]) == answers
     many = [n.to_bytes(4, "big") for n in range(2000)]
-    store = Store("model", tmp_path / "store")
-    store.keep((key, 1) for key in many)
-    assert len(store.known(many)) == 2000
+    store = AnswerStore("model", tmp_path / "store")
+    store.save((key, 1) for key in many)
+    assert len(store.lookup(many)) == 2000
 
 
 def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite"
     path.write_bytes(b"not a database, however long it may be, is ever a store of answers" * 20)
-    with pytest.raises(OSError, match=r"cannot hold the answers \(file is not a database\).*scores\.sqlite"):
-        Store("model", path)
+    with pytest.raises(OSError, match=r"cannot store answers \(file is not a database\).*scores\.sqlite"):
+        AnswerStore("model", path)

@@ -1,4 +1,4 @@
-"""The style lm_eval asks what stock lm-eval asks of the same rows, and scores styles as they say."""
+"""The style lm_eval sends the requests of stock lm-eval for the same rows, and styles set how choices are scored."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Stock(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no types
         return datasets.Dataset.from_list(rows)
 
 
-def asked(task: Any) -> list[tuple[str, str]]:  # noqa: ANN401  (either kind of task)
+def requests_of(task: Any) -> list[tuple[str, str]]:  # noqa: ANN401  (either kind of task)
     task.build_all_requests()
     return [(request.args[0], request.args[1]) for request in task.instances]
 
@@ -84,19 +84,19 @@ def test_the_style_lm_eval_asks_what_stock_lm_eval_asks(name: str, load_task: Lo
     stock = Stock(path, row)
     stock.set_config("num_fewshot", 0)
     ours = load_task(name, data=tmp_path, style="lm_eval")
-    ours.ask(0)
-    assert asked(ours) == asked(stock)
+    ours.set_shots(0)
+    assert requests_of(ours) == requests_of(stock)
 
 
 def test_each_style_compares_choices_as_it_says(load_task: Load) -> None:
-    given = [(-4.0, False), (-3.0, False)]  # the model that counts words: "rub some soap on the hinges." has 6
+    results = [(-4.0, False), (-3.0, False)]  # the model that counts words: "rub some soap on the hinges." has 6
     by_token, by_sum = (load_task("piqa", style=style) for style in ("paper", "lm_eval"))
     for task in (by_token, by_sum):
-        task.ask(0)
+        task.set_shots(0)
         task.build_all_requests()
     doc = by_token.eval_docs[0]
-    assert by_sum.scores(doc, given) == [-4.0, -3.0]
-    assert by_token.scores(doc, given) == [-4.0 / 6, -3.0 / 6]
+    assert by_sum.scores(doc, results) == [-4.0, -3.0]
+    assert by_token.scores(doc, results) == [-4.0 / 6, -3.0 / 6]
     race = load_task("race_h", style="lm_eval")
     assert race.unconditional is None
     assert [doc["id"] for doc in race.eval_docs] == ["high1.txt-3", "high2.txt-1"]

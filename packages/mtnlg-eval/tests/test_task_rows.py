@@ -1,4 +1,4 @@
-"""Rows from folders: every published format, and one line for each thing that can be wrong with them."""
+"""Rows from folders: every published format, and a one-line error for each kind of bad row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mtnlg_eval.tasks.rows import ROWS
-from mtnlg_eval.tasks.sources import read_task, read_texts, row_texts, task_rows
+from mtnlg_eval.tasks.sources import build_task_rows, read_task, read_texts, unique_texts
 from mtnlg_model.console import Failure
 
 OURS = Path(__file__).parent / "rows"
@@ -68,8 +68,8 @@ def test_race_rows_of_the_hub_and_of_its_files_are_the_same_documents() -> None:
     problems = [{"question": "q", "answer": "A", "options": ["1", "2", "3", "4"]}]
     hub = {"example_id": "high1.txt", "article": "a", "problems": repr(problems)}
     file = RACE | {"id": "high1.txt"}
-    (from_hub,) = task_rows("race_h", [("", lambda: hub)], None, "").scored
-    (from_file,) = task_rows("race_h", [("", lambda: file)], None, "").scored
+    (from_hub,) = build_task_rows("race_h", [("", lambda: hub)], None, "").scored
+    (from_file,) = build_task_rows("race_h", [("", lambda: file)], None, "").scored
     assert from_hub == from_file
     assert from_hub["id"] == "high1.txt-1"
 
@@ -99,7 +99,7 @@ def test_ids_are_unique_and_say_what_the_publisher_called_the_row(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("file", "lines", "told"),
+    ("file", "lines", "message"),
     [
         ("boolq/val.jsonl", [BOOLQ, BOOLQ | {"label": "maybe"}], ':2: label = "maybe": unknown label; use one of '),
         ("boolq/val.jsonl", [BOOLQ, "", "{"], ":3: not JSON: "),
@@ -113,10 +113,10 @@ def test_ids_are_unique_and_say_what_the_publisher_called_the_row(tmp_path: Path
         (
             "winogrande/dev.jsonl",
             [WINOGRANDE | {"sentence": "It was _"}],
-            ':1: sentence = "It was _": one blank _ with words',
+            ':1: sentence = "It was _": needs one blank _ with words',
         ),
-        ("wic/val.jsonl", [WIC | {"end1": 2}], ":1: no word of sentence1 lies at 2:2"),
-        ("lambada/test.jsonl", [{"text": "word"}], ':1: text = "word": there is no last word behind others'),
+        ("wic/val.jsonl", [WIC | {"end1": 2}], ":1: sentence1 has no word at 2:2"),
+        ("lambada/test.jsonl", [{"text": "word"}], ':1: text = "word": needs words before the last one'),
         ("race_h/test/1.txt", [RACE | {"answers": ["E"]}], ': problems.0.answer = "E": unknown label; use one of a, b'),
         ("race_h/test/1.txt", [RACE | {"answers": []}], ": questions, options and answers are not lists of one length"),
         ("race_h/test/1.txt", [RACE | {"options": [["1", "2", "", "4"]]}], ": problems.0.options.2 is empty"),
@@ -130,12 +130,12 @@ def test_ids_are_unique_and_say_what_the_publisher_called_the_row(tmp_path: Path
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_with_its_place(
-    tmp_path: Path, file: str, lines: list[Any], told: str
+    tmp_path: Path, file: str, lines: list[Any], message: str
 ) -> None:
     written(tmp_path, file, *lines)
     with pytest.raises(Failure) as failure:
         read_task(tmp_path, file.split("/", maxsplit=1)[0])
-    assert told in str(failure.value)
+    assert message in str(failure.value)
     assert "\n" not in str(failure.value)
 
 
@@ -143,7 +143,7 @@ def test_a_missing_folder_and_missing_labels_are_told(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="wic: no such folder"):
         read_task(tmp_path, "wic")
     written(tmp_path, "wic/dev.data.txt", "w\tN\t0-0\tw\tw")
-    with pytest.raises(Failure, match=r"no dev\.gold\.txt with its labels beside it"):
+    with pytest.raises(Failure, match=r"its label file dev\.gold\.txt is missing"):
         read_task(tmp_path, "wic")
     written(tmp_path, "wic/dev.gold.txt", "T", "F")
     with pytest.raises(Failure, match="2 labels for the 1 rows"):
@@ -165,18 +165,18 @@ def test_a_malformed_row_of_the_pool_is_left_out_and_named(tmp_path: Path) -> No
 
 
 def test_texts_hold_every_passage_question_and_option() -> None:
-    told = {name: [text for _, text in read_texts(OURS, name)] for name in ROWS}
-    assert told["boolq"][:2] == [
+    texts_by_task = {name: [text for _, text in read_texts(OURS, name)] for name in ROWS}
+    assert texts_by_task["boolq"][:2] == [
         "Ask -- The church of Ask was built in 1460. The town hall beside it was added in 1712.",
         "is the town hall of Ask older than its church",
     ]
-    assert len(told["race_h"]) == 2 + 4 + 16
-    assert "Ida asked Ruth the way because Ida's map had got wet." in told["winogrande"]
-    assert len(told["hellaswag"]) == 8
-    assert told["piqa"][1] == "rub some soap on the hinges."
-    assert all(len(texts) == len(set(texts)) for texts in told.values())
+    assert len(texts_by_task["race_h"]) == 2 + 4 + 16
+    assert "Ida asked Ruth the way because Ida's map had got wet." in texts_by_task["winogrande"]
+    assert len(texts_by_task["hellaswag"]) == 8
+    assert texts_by_task["piqa"][1] == "rub some soap on the hinges."
+    assert all(len(texts) == len(set(texts)) for texts in texts_by_task.values())
 
 
 def test_a_text_that_comes_again_is_told_once() -> None:
     rows = [("", lambda: PIQA), ("", lambda: PIQA | {"sol2": "c"})]
-    assert [text for _, text in row_texts("piqa", rows)] == ["g", "a", "b", "c"]
+    assert [text for _, text in unique_texts("piqa", rows)] == ["g", "a", "b", "c"]

@@ -1,4 +1,4 @@
-"""A run's folder as the packages leave it, in figures made up here; and a page taken apart."""
+"""A run folder with invented figures, in the formats of the packages, and a parser of the report's page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_eval.report import report
+from mtnlg_eval.report import write_report
 from mtnlg_eval.tasks.published import SHOTS, TASKS
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def write(path: Path, value: Any) -> None:  # noqa: ANN401
 
 
 def stages() -> list[dict[str, Any]]:
-    """The funnel: what a stage leaves is what the next one gets; only the snapshot is judged for quality."""
+    """The stages of a curation, each fed by the one before; only the snapshot has drops for quality."""
     left = {source: (n, 2900 * n) for source, n in SOURCES.items()}
-    told = []
+    result = []
     for number, (name, reasons) in enumerate(DROPPED.items()):
         flows: dict[str, dict[str, Any]] = {}
         for source, (documents, characters) in left.items():
@@ -49,8 +49,8 @@ def stages() -> list[dict[str, Any]]:
         keys = ("documents_in", "documents_out", "characters_in", "characters_out")
         totals = {key: sum(flow[key] for flow in flows.values()) for key in keys}
         stage = {"name": name, "seconds": 3.7 + number, **totals, "sources": flows, "errors": []}
-        told.append(stage)
-    return told
+        result.append(stage)
+    return result
 
 
 def curation() -> dict[str, Any]:
@@ -91,7 +91,7 @@ def blend() -> dict[str, Any]:
 
 def metrics(steps: int = STEPS) -> list[dict[str, Any]]:
     draw = random.Random(2)
-    told, samples = [], 0
+    rows, samples = [], 0
     for step in range(1, steps + 1):
         batch = min(32, 8 * (1 + step // 20))
         samples += batch
@@ -102,8 +102,8 @@ def metrics(steps: int = STEPS) -> list[dict[str, Any]]:
         row |= {"tokens_per_second": batch * 256 / 0.9 * (0.9 + 0.2 * draw.random())}
         if step % 40 == 0:
             row["validation_loss"] = loss + 0.11
-        told.append(row)
-    return told
+        rows.append(row)
+    return rows
 
 
 def training(tp: int = 2, pp: int = 2, dp: int = 2, layers: int = 4) -> dict[str, Any]:
@@ -113,16 +113,16 @@ def training(tp: int = 2, pp: int = 2, dp: int = 2, layers: int = 4) -> dict[str
         for d in range(dp)
         for t in range(tp)
     ]
-    each = layers // pp
-    held = [[f"layers.{n}" for n in range(p * each, (p + 1) * each)] for p in range(pp)]
-    held[0].insert(0, "embedding")
-    held[-1] += ["final_norm", "head"]
+    per_stage = layers // pp
+    names = [[f"layers.{n}" for n in range(p * per_stage, (p + 1) * per_stage)] for p in range(pp)]
+    names[0].insert(0, "embedding")
+    names[-1] += ["final_norm", "head"]
     last = metrics()[-1]
     return {
         "version": 1,
         "layout": {"tp": tp, "pp": pp, "dp": dp},
         "ranks": ranks,
-        "stages": [{"stage": p, "layers": names, "parameters": 1_700_000 + p} for p, names in enumerate(held)],
+        "stages": [{"stage": p, "layers": names[p], "parameters": 1_700_000 + p} for p in range(pp)],
         "parameters": 3_412_992,
         "model": {"layers": layers, "hidden": 256, "heads": 8, "sequence": 256, "vocabulary": 4096, "init_std": 0.036},
         "recompute": True,
@@ -140,7 +140,7 @@ def training(tp: int = 2, pp: int = 2, dp: int = 2, layers: int = 4) -> dict[str
 
 
 def evaluation(rows_from: str = ROWS_FROM, *names: str) -> dict[str, Any]:
-    """Scores of the tasks of these names, of all nine where none is given: each is a picture that takes its time."""
+    """Scores of the named tasks, or of all nine; a test names few, since every task is a chart to draw."""
     draw = random.Random(3)
     tasks: dict[str, Any] = {}
     for task in (task for task in TASKS if task.name in names or not names):
@@ -163,7 +163,7 @@ def evaluation(rows_from: str = ROWS_FROM, *names: str) -> dict[str, Any]:
 
 
 def make_run(run: Path, *names: str) -> Path:
-    """A whole run folder as the packages leave it, these tasks scored."""
+    """A complete run folder with scores of these tasks, or of all nine."""
     write(run / "data/summary.json", curation())
     write(run / "data/tokens/blend.json", blend())
     (run / "data/report.html").touch()
@@ -180,7 +180,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 class Page(HTMLParser):
-    """A page taken apart: its elements, what they refer to, the rows of its tables as text."""
+    """A parsed page: its elements with their attributes, its text, and its table rows as text."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
@@ -222,5 +222,5 @@ def change(path: Path, **values: Any) -> None:  # noqa: ANN401
 
 
 def read(run: Path) -> Page:
-    """The page that the report of this run is."""
-    return Page(report(run, show=False).read_text(encoding="utf-8"))
+    """Write the report of this run and parse its page."""
+    return Page(write_report(run, show=False).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What several tests need: a decoder beside the same GPT-2 of transformers, a tokenizer, a checkpoint."""
+"""Shared fixtures: a decoder beside the same GPT-2 of transformers, a tokenizer, a checkpoint."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def twin(decoder: Decoder) -> GPT2LMHeadModel:
 
 @pytest.fixture
 def no_gigabytes() -> Iterator[None]:
-    """Memory for one more gigabyte of addresses: a lie that would have more allocated is a MemoryError, which fails."""
+    """Limit memory to one more gigabyte of addresses, so an allocation of a forged size raises MemoryError."""
     statistics = Path("/proc/self/statm")
     if not statistics.exists():
         pytest.skip("needs /proc to know how much memory is in use")
@@ -92,7 +92,7 @@ def no_gigabytes() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level BPE of 300 tokens whose last is <|endoftext|>."""
+    """A byte-level BPE of 300 tokens, the last of them <|endoftext|>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -108,7 +108,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint_path(tmp_path: Path, tokenizer_path: Path) -> Path:
-    """A whole checkpoint of a small decoder whose vocabulary is padded beyond the tokenizer's."""
+    """A checkpoint of a small decoder with a vocabulary padded beyond the tokenizer's."""
     config = ModelConfig(layers=2, hidden=32, heads=4, sequence=48, vocabulary=320, init_std=0.1)
     progress = Progress(step=5, samples=10, tokens=480, loss=3.25, stream="f00d", layout=Layout(tp=2))
     return save(Decoder(config), tmp_path / "checkpoints", 5, progress, tokenizer_path)

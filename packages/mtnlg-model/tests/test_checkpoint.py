@@ -1,4 +1,4 @@
-"""Round trips: whatever is written in pieces is read back whole, in any other pieces."""
+"""Round trips: a model written in any pieces is read back in any other pieces."""
 
 import math
 from pathlib import Path
@@ -96,11 +96,11 @@ def test_any_box_is_read_back_however_a_tensor_was_cut_among_writers(data: st.Da
 
 
 @given(data=st.data())
-def test_a_fragment_is_boxes_that_lie_one_after_the_other(data: st.DataObject) -> None:
+def test_a_flat_range_splits_into_consecutive_boxes(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     first, last = sorted((data.draw(st.integers(0, math.prod(shape))), data.draw(st.integers(0, math.prod(shape)))))
     numbers = torch.arange(math.prod(shape)).reshape(shape)
-    parts = list(boxes.fragment(tuple((0, size) for size in shape), first, last))
+    parts = list(boxes.split_flat_range(tuple((0, size) for size in shape), first, last))
     for box, offset in parts:
         start = first + offset
         assert torch.equal(numbers[index(box)].flatten(), torch.arange(start, start + boxes.volume(box)))
@@ -129,7 +129,7 @@ def test_a_whole_model_with_its_optimizer_comes_back(tmp_path: Path) -> None:
     assert checkpoint.optimizer_steps == 2
 
 
-def test_latest_and_retain_see_only_whole_checkpoints(tmp_path: Path) -> None:
+def test_latest_and_retain_see_only_complete_checkpoints(tmp_path: Path) -> None:
     decoder = Decoder(SMALL)
     assert latest(tmp_path) is None
     for step in (1, 2, 10):

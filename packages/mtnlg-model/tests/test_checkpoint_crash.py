@@ -1,4 +1,4 @@
-"""A writer killed before any change to the disk: the newest whole checkpoint is found, and the same save goes on."""
+"""A writer killed before any change to the disk: the newest complete checkpoint is found, the save can be repeated."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.
 KILLED = 77
 
 
-def whole_save(decoder: Decoder, directory: Path, step: int, tokenizer: Path) -> None:
+def save_complete(decoder: Decoder, directory: Path, step: int, tokenizer: Path) -> None:
     """As two ranks would: one writes the weights, one the optimizer's state; one publishes and removes what is old."""
     for name, slots in (("rank-0", ("weight",)), ("rank-1", ("exp_avg", "exp_avg_sq"))):
         writer = CheckpointWriter(directory, step, name)
@@ -46,7 +46,7 @@ def killed_before(change: int, work: Callable[[], None]) -> bool:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert status in {0, KILLED}
         return status == KILLED
-    left, put = change, tensor_file._put
+    left, write_hashed = change, tensor_file._write_hashed
 
     def step() -> None:
         nonlocal left
@@ -57,14 +57,14 @@ def killed_before(change: int, work: Callable[[], None]) -> bool:
     def torn(file: Any, checksum: Any, block: memoryview) -> None:  # noqa: ANN401  (those of the function it replaces)
         # In the middle of the header and of the largest tensors; of the small ones nothing else would be seen.
         middle = len(block) // 2 if len(block) > 1000 else len(block)
-        put(file, checksum, block[:middle])
+        write_hashed(file, checksum, block[:middle])
         if middle < len(block):
             step()
-            put(file, checksum, block[middle:])
+            write_hashed(file, checksum, block[middle:])
 
     status = 1
     try:
-        tensor_file._put = torn
+        tensor_file._write_hashed = torn
         sys.addaudithook(lambda event, arguments: step() if changes_the_disk(event, arguments) else None)
         work()
         status = 0
@@ -73,41 +73,41 @@ def killed_before(change: int, work: Callable[[], None]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_killed_before_any_change_the_newest_whole_checkpoint_is_found_and_the_same_save_goes_on(
+def test_after_a_kill_the_newest_complete_checkpoint_is_found_and_the_save_can_be_repeated(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A killed process loses nothing that it has written; only a power cut needs the disk to be waited for.
     monkeypatch.setattr(os, "fsync", lambda _: None)
     decoders = {"step-1": Decoder(CONFIG, seed=1), "step-2": Decoder(CONFIG, seed=2)}
-    whole_save(decoders["step-1"], tmp_path / "before", 1, tokenizer_path)
-    found: list[str] = []
+    save_complete(decoders["step-1"], tmp_path / "before", 1, tokenizer_path)
+    newest: list[str] = []
     killed = True
     while killed:
-        directory = tmp_path / f"killed-{len(found)}"
+        directory = tmp_path / f"killed-{len(newest)}"
         shutil.copytree(tmp_path / "before", directory)
 
         def save(directory: Path = directory) -> None:
-            whole_save(decoders["step-2"], directory, 2, tokenizer_path)
+            save_complete(decoders["step-2"], directory, 2, tokenizer_path)
 
-        killed = killed_before(len(found), save)
+        killed = killed_before(len(newest), save)
         path = latest(directory)
         assert path is not None
-        found.append(path.name)
-        assert_whole(path, decoders[path.name])
+        newest.append(path.name)
+        assert_complete(path, decoders[path.name])
         if path.name == "step-1":
             save()
         retain(directory, keep=1)
         assert [path.name for path in directory.iterdir()] == ["step-2"]
-        assert_whole(directory / "step-2", decoders["step-2"])
+        assert_complete(directory / "step-2", decoders["step-2"])
         assert {path.suffix for path in (directory / "step-2").iterdir()} == {".json", ".safetensors"}
         shutil.rmtree(directory)
-    # The old one is the newest until the one rename; the new one is it ever after.
-    assert found == sorted(found)
-    assert found.count("step-1") > 25
-    assert found.count("step-2") > 5
+    # The old checkpoint is the newest until the rename, the new one from then on.
+    assert newest == sorted(newest)
+    assert newest.count("step-1") > 25
+    assert newest.count("step-2") > 5
 
 
-def assert_whole(path: Path, decoder: Decoder) -> None:
+def assert_complete(path: Path, decoder: Decoder) -> None:
     checkpoint = Checkpoint.open(path)
     checkpoint.verify()
     for name, parameter in decoder.named_parameters():
@@ -122,8 +122,8 @@ def test_a_checkpoint_is_on_the_disk_before_it_exists(
     synced: list[tuple[int, int]] = []
     order = []
 
-    def identity(found: os.stat_result) -> tuple[int, int]:
-        return found.st_ino, found.st_size
+    def identity(status: os.stat_result) -> tuple[int, int]:
+        return status.st_ino, status.st_size
 
     def rename(path: Path, target: Path) -> Path:
         assert {identity(file.stat()) for file in path.iterdir()} <= set(synced)
@@ -135,6 +135,6 @@ def test_a_checkpoint_is_on_the_disk_before_it_exists(
 
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(identity(os.fstat(handle))))
     monkeypatch.setattr(Path, "rename", rename)
-    whole_save(Decoder(CONFIG), tmp_path, 1, tokenizer_path)
+    save_complete(Decoder(CONFIG), tmp_path, 1, tokenizer_path)
     assert order == ["rename"]
     assert synced[-1][0] == tmp_path.stat().st_ino

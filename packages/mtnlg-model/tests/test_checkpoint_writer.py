@@ -32,13 +32,13 @@ def write_all(folder: Path, name: str = "a", *, skip: str = "") -> CheckpointWri
 def test_training_goes_on_while_a_slow_disk_is_written_to(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, put = Event(), tensor_file._put
+    disk, write_hashed = Event(), tensor_file._write_hashed
 
     def slow(*arguments: Any) -> None:  # noqa: ANN401  (any arguments)
         disk.wait()
-        put(*arguments)
+        write_hashed(*arguments)
 
-    monkeypatch.setattr(tensor_file, "_put", slow)
+    monkeypatch.setattr(tensor_file, "_write_hashed", slow)
     decoder = Decoder(CONFIG)
     before = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     new = CheckpointWriter(tmp_path, 1, "a")
@@ -107,7 +107,7 @@ def test_a_full_disk_reaches_whoever_closes(tmp_path: Path, monkeypatch: pytest.
     def full(*_: Any) -> None:  # noqa: ANN401  (any arguments)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tensor_file, "_put", full)
+    monkeypatch.setattr(tensor_file, "_write_hashed", full)
     failing = write_all(tmp_path)
     failing.finish()
     with pytest.raises(OSError, match=r"No space left on device: '.*step-1\.tmp/a\.weights-0\.safetensors'"):
@@ -147,9 +147,9 @@ def test_a_slice_reads_its_bytes_and_the_header_only(
     read = []
 
     def pread(descriptor: int, length: int, offset: int) -> bytes:
-        found = real_pread(descriptor, length, offset)
-        read.append(len(found))
-        return found
+        data = real_pread(descriptor, length, offset)
+        read.append(len(data))
+        return data
 
     def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         read.append(real_preadv(descriptor, buffers, offset))
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_not_published(tmp_path: Path, tokenizer_path: Path
     with pytest.raises(CheckpointError, match=r"a\.part\.json: missing: writer a has not closed"):
         publish_as("a")
     write_all(tmp_path, "a", skip=DOWN).close()
-    with pytest.raises(CheckpointError, match=r"tensors: 27 where config has 28; look at .*mlp.down.weight"):
+    with pytest.raises(CheckpointError, match=r"tensors: 27 where config has 28; see .*mlp.down.weight"):
         publish_as("a")
     half = CheckpointWriter(tmp_path, 1, "b")
     half.add(DOWN, (32, 128), "weight", (slice(0, 16),), torch.ones(16, 128))
@@ -199,7 +199,7 @@ def test_wrong_pieces_and_names_are_refused_at_once(tmp_path: Path) -> None:
     new = CheckpointWriter(tmp_path, 1, "a")
     with pytest.raises(CheckpointError, match=r"12 elements given for .*\[0:16,0:128\], which has 2048"):
         new.add(DOWN, (32, 128), "weight", (slice(0, 16),), torch.ones(3, 4))
-    with pytest.raises(CheckpointError, match="axis 0: 0:33:1 is no range with step 1 within 32"):
+    with pytest.raises(CheckpointError, match="axis 0: 0:33:1 is not a range of step 1 within 32"):
         new.add(DOWN, (32, 128), "weight", (slice(0, 33),), torch.ones(33, 128))
     with pytest.raises(CheckpointError, match=r"torch\.int64 cannot be stored; use torch\.float64"):
         new.add(DOWN, (32, 128), "weight", None, torch.ones(32, 128, dtype=torch.int64))
@@ -209,7 +209,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, tokenizer_path: Path) -> Non
     checkpoint = Checkpoint.open(save(Decoder(CONFIG), tmp_path, 1, PROGRESS, tokenizer_path))
     with pytest.raises(CheckpointError, match=r"step-1: layers\.9\.x: no such tensor"):
         checkpoint.tensor("layers.9.x")
-    with pytest.raises(CheckpointError, match=f"{DOWN}: no exp_avg; there are weight"):
+    with pytest.raises(CheckpointError, match=f"{DOWN}: no exp_avg, only weight"):
         checkpoint.optimizer(DOWN, "exp_avg")
     for index in ((slice(0, 33),), (slice(-1, 3),), (slice(0, 8, 2),), (slice(3, 1),), (slice(0, 1),) * 3):
         with pytest.raises(CheckpointError, match=DOWN):

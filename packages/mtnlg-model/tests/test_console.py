@@ -43,7 +43,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         ("disk", 1, "out/tokens.bin: No space left on device"),
         ("steer", 1, r"x.pt: \x1b[2J\u202e: a tensor that this decoder does not have"),
         ("bug", 1, "internal error: KeyError: 'absent' (--debug shows where)"),
-        ("interrupt", 130, "interrupted; the same command goes on from here"),
+        ("interrupt", 130, "interrupted; run the same command again to continue"),
         ("well", 0, ""),
     ],
 )

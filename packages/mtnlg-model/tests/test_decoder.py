@@ -75,12 +75,12 @@ def test_query_key_layer_scaling_changes_no_logit(pair: Pairs, config: ModelConf
 
 @dataclass
 class Masked:
-    """Attention by a mask, at some places alone."""
+    """Attention under a mask, limited to ``places`` if given."""
 
     mask: Tensor
     places: Tensor | None = None
 
-    def __call__(  # noqa: PLR0917  (the figures of attention)
+    def __call__(  # noqa: PLR0917  (the signature of Attend)
         self, attention: AttentionOp, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float
     ) -> Tensor:
         x_BNSD = attention(q, k, v, self.mask, scale, rate)
@@ -116,7 +116,7 @@ def test_a_layer_with_half_the_rows_is_half_the_heads() -> None:
     """What tensor parallelism relies on: widths come from the tensors."""
     config, x_SBH = model(), torch.randn(6, 2, 32)
     whole = Attention(config, 0)
-    initialization.fill(whole, config, 0, "layers.0.attention.")
+    initialization.initialize(whole, config, 0, "layers.0.attention.")
     whole_SBH = whole(x_SBH)
     halves = []
     for rows, columns in ((slice(0, 48), slice(0, 16)), (slice(48, 96), slice(16, 32))):
@@ -135,9 +135,9 @@ def test_dropout_leaves_no_trace_at_rate_zero_and_acts_at_any_other() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert "dropout" not in _operations(first)
     for field in ("dropout", "attention_dropout"):
-        wet = Decoder(config.model_copy(update={field: 0.5})).train()
-        assert not torch.equal(wet(tokens_of(config)), wet(tokens_of(config)))
-        assert torch.equal(wet.eval()(tokens_of(config)), first)
+        dropping = Decoder(config.model_copy(update={field: 0.5})).train()
+        assert not torch.equal(dropping(tokens_of(config)), dropping(tokens_of(config)))
+        assert torch.equal(dropping.eval()(tokens_of(config)), first)
 
 
 def test_kernels_come_in_by_the_ops_table() -> None:

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mtnlg_model.files import aside, replacing, sha256, write_json, write_text
+from mtnlg_model.files import atomic_open, atomic_path, sha256, write_json, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def write_half(path: Path) -> None:
-    with replacing(path) as file:
+    with atomic_open(path) as file:
         file.write(b"half")
         raise RuntimeError
 
@@ -27,7 +27,7 @@ def test_a_failure_in_mid_write_leaves_the_old_file_and_nothing_else(tmp_path: P
 
 def test_what_is_written_aside_appears_whole_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    with aside(path) as partial:
+    with atomic_path(path) as partial:
         partial.write_text("{}", encoding="utf-8")
         assert not path.exists()
     assert path.read_text(encoding="utf-8") == "{}"

@@ -18,7 +18,8 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.generation import generate as generation
-from mtnlg_model.generation.generate import Sampling, complete, generate, lay_out_for_one_row, probabilities
+from mtnlg_model.generation.generate import complete, generate, use_column_major_weights
+from mtnlg_model.generation.sampling import Sampling, probabilities
 from mtnlg_model.tokenizer import Tokenizer
 
 Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]
@@ -26,14 +27,14 @@ CONFIG = ModelConfig(layers=2, hidden=32, heads=4, sequence=40, vocabulary=101, 
 
 
 def reference(gpt2: GPT2LMHeadModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-    """Greedy, left-padded, never ended early, by transformers."""
+    """Greedy tokens by transformers, left-padded, without an end token."""
     longest = max(map(len, prompts))
     rows = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
     seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    found = gpt2.generate(
+    output = gpt2.generate(
         rows, attention_mask=seen, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    new: list[list[int]] = found[:, longest:].tolist()
+    new: list[list[int]] = output[:, longest:].tolist()
     return new
 
 
@@ -47,11 +48,11 @@ def test_greedy_equals_transformers_token_for_token(pair: Pairs, prompts: list[l
     assert generate(decoder, prompts, 25) == reference(gpt2, prompts, 25)
 
 
-def test_weights_laid_out_for_one_row_are_the_same_weights(pair: Pairs) -> None:
+def test_column_major_weights_are_the_same_weights(pair: Pairs) -> None:
     decoder, _ = pair(CONFIG)
     before = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     expected = generate(decoder, [[5, 17, 3]], 25)
-    lay_out_for_one_row(decoder)
+    use_column_major_weights(decoder)
     assert not decoder.embedding.token.weight.is_contiguous()
     assert all(torch.equal(tensor, before[name]) for name, tensor in decoder.state_dict().items())
     assert generate(decoder, [[5, 17, 3]], 25) == expected
@@ -109,7 +110,7 @@ def test_rows_end_apart_and_leave_the_others_as_they_were(pair: Pairs) -> None:
     decoder, _ = pair(CONFIG)
     prompts = [[7], [8, 9, 10, 11, 12], [15, 16, 17]]
     whole = generate(decoder, prompts, 20)
-    ended = generate(decoder, prompts, 20, ended=lambda new: new[-1] in {whole[0][3], whole[2][9]})
+    ended = generate(decoder, prompts, 20, stop_condition=lambda new: new[-1] in {whole[0][3], whole[2][9]})
     for before, after in zip(whole, ended, strict=True):
         ends = [n for n, token in enumerate(before) if token in {whole[0][3], whole[2][9]}]
         assert after == before[: ends[0] + 1 if ends else 20]
@@ -159,14 +160,14 @@ def test_a_tokenizer_gives_back_any_text(tokenizer_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.eod == tokenizer.vocabulary - 1
     fox = tokenizer.encode("a🦊")
-    assert [tokenizer.whole(fox[:n]) for n in range(1, len(fox) + 1)] == ["a"] * (len(fox) - 1) + ["a🦊"]
+    assert [tokenizer.decode_complete(fox[:n]) for n in range(1, len(fox) + 1)] == ["a"] * (len(fox) - 1) + ["a🦊"]
 
 
 def test_what_is_no_tokenizer_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="No such file"):
         Tokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(Failure, match=r"tokenizer.json: no tokenizer.json: "):
+    with pytest.raises(Failure, match=r"tokenizer.json: not a tokenizer.json: "):
         Tokenizer(tmp_path / "tokenizer.json")
 
 
@@ -175,15 +176,17 @@ def test_a_stream_of_text_never_shows_what_the_stop_text_takes_back(
 ) -> None:
     tokenizer, (decoder, _) = Tokenizer(tokenizer_path), pair(CONFIG)
 
-    def scripted(*_: object, ended: Callable[[Sequence[int]], bool], **__: object) -> Iterator[tuple[int, int]]:
+    def scripted(
+        *_: object, stop_condition: Callable[[Sequence[int]], bool], **__: object
+    ) -> Iterator[tuple[int, int]]:
         new = []
         for token in tokenizer.encode("one 🦊 T THE END of it"):
             new.append(token)
             yield 0, token
-            if ended(new):
+            if stop_condition(new):
                 return
 
-    monkeypatch.setattr(generation, "stream", scripted)
-    shown = list(generation.pieces(decoder, tokenizer, "", 99, stop=["THE END", "never"]))
+    monkeypatch.setattr(generation, "stream_tokens", scripted)
+    shown = list(generation.stream_text(decoder, tokenizer, "", 99, stop=["THE END", "never"]))
     assert "".join(shown) == "one 🦊 T "
     assert "one" in "".join(shown[:5])

@@ -1,4 +1,4 @@
-"""The command as a person runs it."""
+"""The command line, as a user runs it."""
 
 import json
 import subprocess
@@ -10,7 +10,8 @@ import pytest
 
 from mtnlg_model import cli
 from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.generation.generate import Sampling, complete
+from mtnlg_model.generation.generate import complete
+from mtnlg_model.generation.sampling import Sampling
 from mtnlg_model.tokenizer import Tokenizer
 
 Command = Callable[..., tuple[int, str, str]]
@@ -37,14 +38,14 @@ def mtnlg_model(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
 def test_info_gives_the_papers_three_runs(mtnlg_model: Command, seconds: float, gpus: int, published: float) -> None:
     run = ("--batch", "1920", "--iteration-seconds", str(seconds), "--gpus", str(gpus))
     status, out, _ = mtnlg_model("info", "mt-nlg-530b", *run, "--json")
-    told = json.loads(out)
+    result = json.loads(out)
     assert status == 0
-    assert round(told["tflops_per_gpu"]["hardware_96"], 1) == published
-    assert told["parameters"] == 529_600_819_200
-    assert told["state_bytes"]["per_parameter"] == 20
-    assert told["state_bytes"]["total"] == 20 * 529_600_819_200
-    assert told["kv_bytes_per_token"] == 2 * 105 * 20480 * 2
-    assert told["flops"]["iteration"]["model_72"] == pytest.approx(1.27010e19, rel=1e-5)
+    assert round(result["tflops_per_gpu"]["hardware_96"], 1) == published
+    assert result["parameters"] == 529_600_819_200
+    assert result["state_bytes"]["per_parameter"] == 20
+    assert result["state_bytes"]["total"] == 20 * 529_600_819_200
+    assert result["kv_bytes_per_token"] == 2 * 105 * 20480 * 2
+    assert result["flops"]["iteration"]["model_72"] == pytest.approx(1.27010e19, rel=1e-5)
     assert f"{published:.1f}" in mtnlg_model("info", "mt-nlg-530b", *run)[1]
 
 
@@ -67,13 +68,13 @@ def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command,
 @pytest.mark.parametrize(
     ("arguments", "status", "line"),
     [
-        (["info", "gpt5"], 2, "gpt5: neither a preset nor a folder; presets are mt-nlg-530b, dense-350m"),
-        (["info", "tiny", "--gpus", "8"], 2, "info: TFLOP/s a GPU needs both --iteration-seconds and --gpus"),
-        (["info", "."], 1, ".: no checkpoint: it has no manifest.json"),
+        (["info", "gpt5"], 2, "gpt5: not a preset or a folder; presets are mt-nlg-530b, dense-350m"),
+        (["info", "tiny", "--gpus", "8"], 2, "info: TFLOP/s per GPU needs both --iteration-seconds and --gpus"),
+        (["info", "."], 1, ".: not a checkpoint: no manifest.json in it"),
         (["generate", "CHECKPOINT", "--prompt", "a", "--temperature", "-1"], 2, "generate: temperature = -1.0: "),
         (["generate", "CHECKPOINT", "--prompt", "a", "--device", "abacus"], 2, "--device abacus: unknown"),
         (["generate", "CHECKPOINT", "--prompt", "a" * 200], 1, "prompt 0 has 200 tokens; the model reads 48"),
-        (["verify", "nowhere"], 1, "nowhere: no checkpoint: it has no manifest.json"),
+        (["verify", "nowhere"], 1, "nowhere: not a checkpoint: no manifest.json in it"),
         (["export", "CHECKPOINT", "."], 1, ".: exists already; remove it or name another"),
         (["import", ".", "there"], 1, "config.json: No such file or directory; is it a Hugging Face folder?"),
     ],
@@ -81,8 +82,8 @@ def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command,
 def test_every_mistake_is_one_line(
     mtnlg_model: Command, checkpoint_path: Path, arguments: list[str], status: int, line: str
 ) -> None:
-    found, _, err = mtnlg_model(*(str(checkpoint_path) if a == "CHECKPOINT" else a for a in arguments))
-    assert found == status
+    exit_status, _, err = mtnlg_model(*(str(checkpoint_path) if a == "CHECKPOINT" else a for a in arguments))
+    assert exit_status == status
     assert line in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
@@ -100,31 +101,31 @@ def test_generate_streams_what_complete_gives(mtnlg_model: Command, checkpoint_p
 
 
 def test_generate_takes_several_prompts_at_once(mtnlg_model: Command, checkpoint_path: Path) -> None:
-    told = json.loads(
+    result = json.loads(
         mtnlg_model("generate", checkpoint_path, "--prompt", "the", "--prompt", "", "--tokens", "5", "--json")[1]
     )
-    assert [row["prompt"] for row in told] == ["the", ""]
+    assert [row["prompt"] for row in result] == ["the", ""]
     alone = mtnlg_model("generate", checkpoint_path, "--prompt", "the", "--tokens", "5")[1]
-    assert alone == "the" + told[0]["completion"] + "\n"
+    assert alone == "the" + result[0]["completion"] + "\n"
 
 
 def test_verify_finds_one_flipped_bit(mtnlg_model: Command, checkpoint_path: Path) -> None:
     status, _, err = mtnlg_model("verify", checkpoint_path)
-    assert (status, "whole" in err) == (0, True)
+    assert (status, "all checksums match" in err) == (0, True)
     file = next(checkpoint_path.glob("*.safetensors"))
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
     status, _, err = mtnlg_model("verify", checkpoint_path)
-    assert (status, f"{file}: its checksum is not the one in manifest.json" in err) == (1, True)
+    assert (status, f"{file}: checksum differs from manifest.json" in err) == (1, True)
 
 
 def test_inspect_lists_what_there_is(mtnlg_model: Command, checkpoint_path: Path) -> None:
-    told = json.loads(mtnlg_model("inspect", checkpoint_path, "--json")[1])
-    assert told["progress"]["samples"] == 10
-    assert told["digest"] == Checkpoint.open(checkpoint_path).digest
+    result = json.loads(mtnlg_model("inspect", checkpoint_path, "--json")[1])
+    assert result["progress"]["samples"] == 10
+    assert result["digest"] == Checkpoint.open(checkpoint_path).digest
     slots = {"weight": {"dtype": "F32", "pieces": 1}}
-    assert told["tensors"]["layers.1.mlp.up.weight"] == {"shape": [128, 32], "slots": slots}
+    assert result["tensors"]["layers.1.mlp.up.weight"] == {"shape": [128, 32], "slots": slots}
     out = mtnlg_model("inspect", checkpoint_path, "--tensors")[1]
     assert "layers.1.mlp.up.weight [128, 32]: weight F32 in 1\n" in out
 
@@ -140,12 +141,12 @@ def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path:
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / ".metadata").touch()
     status, _, err = mtnlg_model("import", "dist", "out")
-    assert (status, "dist: a Megatron-LM checkpoint holds no tokenizer; give --tokenizer FILE" in err) == (2, True)
+    assert (status, "dist: a Megatron-LM checkpoint has no tokenizer; give --tokenizer FILE" in err) == (2, True)
     status, _, err = mtnlg_model("import", "dist", "out", "--tokenizer", tokenizer_path)
-    assert (status, "dist/.metadata: no pickle that can be read as data: it ends too early" in err) == (1, True)
+    assert (status, "dist/.metadata: not a pickle that can be read as data: it ends too early" in err) == (1, True)
     (tmp_path / "pipe").mkdir()
     (tmp_path / "pipe" / "layer_01-model_00-model_states.pt").touch()
     status, _, err = mtnlg_model("import", "pipe", "out")
-    assert (status, "give --tokenizer FILE and --heads N" in err) == (2, True)
+    assert (status, "needs --tokenizer FILE and --heads N" in err) == (2, True)
     status, _, err = mtnlg_model("import", "pipe", "out", "--tokenizer", tokenizer_path, "--heads", "4")
-    assert (status, "no file of torch.save, or damaged" in err) == (1, True)
+    assert (status, "not a torch.save file, or damaged" in err) == (1, True)

@@ -1,7 +1,7 @@
-"""How hypothesis runs here."""
+"""Settings of hypothesis for all tests."""
 
 from hypothesis import settings
 
-# Without a clock: machines differ, and the first example pays for what is imported.
+# No deadline: machines differ, and the first example includes imports.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")

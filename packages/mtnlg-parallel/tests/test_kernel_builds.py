@@ -1,4 +1,4 @@
-"""Kernels are built ahead or it is said why not; what spills is refused; training says what is not built."""
+"""Building kernels ahead of time: refusals, the record of what is built, the warning before training."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_parallel.cli import _announce, app
-from mtnlg_parallel.kernels import build, build_record
-from mtnlg_parallel.kernels.build import Built
-from mtnlg_parallel.kernels.build_record import Kernel
+from mtnlg_parallel.cli import app
+from mtnlg_parallel.kernels import build
+from mtnlg_parallel.kernels.build import Built, Kernel
+from mtnlg_parallel.launch.run import announce
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training.run_dir import Start
+from mtnlg_parallel.training.run_dir import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,67 +36,67 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_triton_the_command_has_its_help_and_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_the_command_prints_its_help_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_spec", lambda _: None)
-    assert "no GPU is needed" in CliRunner().invoke(app, ["build-kernels", "--help"]).output
+    assert "needs no GPU" in CliRunner().invoke(app, ["build-kernels", "--help"]).output
     with pytest.raises(Failure, match=r"pip install 'mtnlg-parallel\[kernels\]'") as refused:
-        build.build(None, ["sm_80"])
+        build.build_kernels(None, ["sm_80"])
     assert refused.value.exit_status == 1
 
 
 def test_a_target_must_be_named_where_there_is_no_gpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del cache
     monkeypatch.setattr(build, "this_gpu", lambda: None)
-    with pytest.raises(UsageFailure, match="no GPU here; name what to build for, such as --target sm_80"):
-        build.build(None, [])
-    with pytest.raises(UsageFailure, match=r"--target sm_70: there is sm_80, .*sm_100"):
-        build.build(None, ["sm_70"])
+    with pytest.raises(UsageFailure, match="no GPU here; name a target, such as --target sm_80"):
+        build.build_kernels(None, [])
+    with pytest.raises(UsageFailure, match=r"--target sm_70: use sm_80, .*sm_100"):
+        build.build_kernels(None, ["sm_70"])
 
 
 def test_nothing_is_built_for_an_interpreter(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del cache
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(UsageFailure, match="unset it"):
-        build.build(None, ["sm_80"])
+        build.build_kernels(None, ["sm_80"])
 
 
-def test_spilled_registers_and_too_much_shared_memory_are_refused_with_their_figures() -> None:
-    build.check("sm_80", {KERNEL})
+def test_spilled_registers_and_too_much_shared_memory_are_refused() -> None:
+    build.check_limits("sm_80", {KERNEL})
     spilling = KERNEL._replace(registers=255, local=56, spills=20)
     with pytest.raises(
         Failure, match=r"^sm_80: norm_forward \(bf16 warps=8\) spills: 255 registers, 56 bytes .* 20 loads"
     ):
-        build.check("sm_80", {KERNEL, spilling})
+        build.check_limits("sm_80", {KERNEL, spilling})
     large = KERNEL._replace(shared=200 * 1024)
-    build.check("sm_90", {large})
+    build.check_limits("sm_90", {large})
     with pytest.raises(Failure, match=r"norm_forward .* needs 204,800 bytes of shared memory a block, of 166,912"):
-        build.check("sm_80", {large})
+        build.check_limits("sm_80", {large})
 
 
-def test_training_says_what_is_not_built_until_it_is(cache: Path, recipe: Recipe) -> None:
-    said = str(build.missing(recipe, "sm_80"))
-    assert "kernels for sm_80 are not built" in said
-    assert "mtnlg-parallel build-kernels RECIPE --target sm_80" in said
-    build_record.write("sm_80", recipe, [KERNEL])
-    assert build.missing(recipe, "sm_80")  # Triton's cache does not have it
+def test_training_warns_until_its_kernels_are_built(cache: Path, recipe: Recipe) -> None:
+    warning = str(build.not_built_warning(recipe, "sm_80"))
+    assert "kernels for sm_80 are not built" in warning
+    assert "mtnlg-parallel build-kernels RECIPE --target sm_80" in warning
+    build.write_record("sm_80", recipe, [KERNEL])
+    assert build.not_built_warning(recipe, "sm_80")  # recorded, but not in Triton's cache
     (cache / KERNEL.folder).mkdir()
-    assert build.missing(recipe, "sm_80") is None
-    assert build.missing(recipe, "sm_90")
+    assert build.not_built_warning(recipe, "sm_80") is None
+    assert build.not_built_warning(recipe, "sm_90")
     longer = recipe.model.model_copy(update={"layers": 99})
-    assert build.missing(recipe.model_copy(update={"model": longer}), "sm_80") is None
+    assert build.not_built_warning(recipe.model_copy(update={"model": longer}), "sm_80") is None
     wider = recipe.model.model_copy(update={"hidden": 4096})
-    assert build.missing(recipe.model_copy(update={"model": wider}), "sm_80")
+    assert build.not_built_warning(recipe.model_copy(update={"model": wider}), "sm_80")
 
 
-def test_the_launcher_says_so_before_it_starts_on_a_gpu(
+def test_the_launcher_warns_before_it_starts_on_a_gpu(
     cache: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del cache
     eager = recipe.model_copy(update={"train": recipe.train.model_copy(update={"kernels": False})})
-    for gpu, chosen, said in (("sm_80", recipe, True), ("sm_80", eager, False), (None, recipe, False)):
+    for gpu, chosen, warned in (("sm_80", recipe, True), ("sm_80", eager, False), (None, recipe, False)):
         monkeypatch.setattr(build, "this_gpu", lambda gpu=gpu: gpu)
-        _announce(chosen, Start(step=0, samples=0, steps=1, complete=False), None)
-        assert ("kernels for sm_80 are not built" in capsys.readouterr().err) is said
+        announce(chosen, RunState(step=0, samples=0, steps=1, complete=False), None)
+        assert ("kernels for sm_80 are not built" in capsys.readouterr().err) is warned
 
 
 def test_kernels_whose_source_changed_are_not_built(
@@ -104,24 +104,24 @@ def test_kernels_whose_source_changed_are_not_built(
 ) -> None:
     (sources := tmp_path / "kernels").mkdir()
     (sources / "norm.py").write_text("a = 1")
-    monkeypatch.setattr(build_record, "SOURCES", sources)
+    monkeypatch.setattr(build, "SOURCES", sources)
     (cache / KERNEL.folder).mkdir()
-    build_record.write("sm_80", recipe, [KERNEL])
-    assert build.missing(recipe, "sm_80") is None
+    build.write_record("sm_80", recipe, [KERNEL])
+    assert build.not_built_warning(recipe, "sm_80") is None
     (sources / "norm.py").write_text("a = 2")
-    assert build.missing(recipe, "sm_80")
+    assert build.not_built_warning(recipe, "sm_80")
 
 
-def test_the_cards_without_a_known_limit_are_left_to_triton(recipe: Recipe) -> None:
-    assert build.missing(recipe, "sm_70") is None
+def test_a_gpu_without_a_known_limit_gets_no_warning(recipe: Recipe) -> None:
+    assert build.not_built_warning(recipe, "sm_70") is None
 
 
-def test_what_was_built_is_read_back_and_tabled(cache: Path, recipe: Recipe, tmp_path: Path) -> None:
+def test_a_build_is_read_back_and_written_as_a_table(cache: Path, recipe: Recipe, tmp_path: Path) -> None:
     (cache / KERNEL.folder).mkdir()
-    build_record.write("sm_80", recipe, [KERNEL])
-    built = build.build(recipe, ["sm_80"])
-    assert built == {"sm_80": Built([KERNEL], already=True)}
-    assert str(built["sm_80"]).startswith("1 kernels are there already: at most 46 registers a thread and 32 bytes")
+    build.write_record("sm_80", recipe, [KERNEL])
+    built = build.build_kernels(recipe, ["sm_80"])
+    assert built == {"sm_80": Built([KERNEL], cached=True)}
+    assert str(built["sm_80"]).startswith("1 kernels already built: at most 46 registers a thread and 32 bytes")
     build.write_table(tmp_path, built)
     assert (tmp_path / "sm_80.csv").read_text() == (
         "name,variant,registers,shared,local,spills,instructions\nnorm_forward,bf16 warps=8,46,32,0,0,464\n"

@@ -1,4 +1,4 @@
-"""Dropout of the kernels: its bits are Philox's, the same in every kernel, forward, backward and again."""
+"""Dropout masks of the kernels: Philox's bits, the same in every kernel, in backward and in recomputation."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int
 
 
 def kept(drawn: dropout_mask.Dropout, rows: int, columns: int) -> torch.Tensor:
-    """Which elements stay, number by number."""
-    found = np.empty((rows, columns), dtype=bool)
+    """Mask of the elements that are kept, computed one number at a time."""
+    mask = np.empty((rows, columns), dtype=bool)
     key = drawn.seed & 0xFFFFFFFF, drawn.seed >> 32
     for row in range(rows):
         for group in range(-(-columns // 8)):
             words = philox((group, row, 0, 0), key, 7)
             halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
             stays = np.array(halves) >= drawn.threshold
-            found[row, group * 8 : group * 8 + 8] = stays[: columns - group * 8]
-    return torch.from_numpy(found)
+            mask[row, group * 8 : group * 8 + 8] = stays[: columns - group * 8]
+    return torch.from_numpy(mask)
 
 
 def test_the_reference_is_philox() -> None:
-    # The known answers of Random123 for zeros.
+    # Known answers of Random123 for zero counter and key.
     assert philox((0, 0, 0, 0), (0, 0), 10) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
     assert philox((0, 0, 0, 0), (0, 0), 7) == (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(6, 40), (5, 21), (2, 530)])
-def test_every_kernel_drops_what_philox_says(rows: int, columns: int) -> None:
+def test_every_kernel_drops_the_elements_that_philox_selects(rows: int, columns: int) -> None:
     x_H, row = torch.randn(rows, columns) + 5, torch.zeros(columns)
-    drawn, expected = _drawn(11)
-    expected_H = torch.where(kept(drawn, rows, columns), x_H * expected, 0)
+    drawn, scale = _drawn(11)
+    expected_H = torch.where(kept(drawn, rows, columns), x_H * scale, 0)
     torch.manual_seed(11)
     torch.testing.assert_close(dropout.bias_dropout_add(x_H, row, torch.zeros_like(x_H), RATE, True), expected_H)
     torch.manual_seed(11)
@@ -70,7 +70,7 @@ def test_dropped_elements_have_no_gradient_and_the_others_are_scaled() -> None:
     torch.testing.assert_close(residual_H.grad, upstream_H)
 
 
-def test_a_norm_behind_dropout_sends_gradients_through_the_same_mask() -> None:
+def test_a_norm_after_dropout_sends_gradients_through_the_same_mask() -> None:
     shapes = [(5, 24), (24,), (5, 24), (24,), (24,)]
     ours = [torch.randn(shape, requires_grad=True) for shape in shapes]
     exact = [tensor.detach().double().requires_grad_() for tensor in ours]
@@ -85,12 +85,12 @@ def test_a_norm_behind_dropout_sends_gradients_through_the_same_mask() -> None:
     total_H = residual_H + (x_H + bias_H) * torch.where(kept(drawn, 5, 24), scale, 0.0)
     outputs = (total_H, functional.layer_norm(total_H, weight_H, shift_H, EPS))
     torch.autograd.backward(outputs, [tensor.double() for tensor in upstream])
-    for found, wanted in zip(ours, exact, strict=True):
-        assert found.grad is not None
-        torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-5, atol=1e-5)
+    for tensor, reference in zip(ours, exact, strict=True):
+        assert tensor.grad is not None
+        torch.testing.assert_close(tensor.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_attention_drops_probabilities_forward_and_backward_alike() -> None:
+def test_attention_drops_the_same_probabilities_in_forward_and_backward() -> None:
     shape = (1, 2, 9, 8)
     ours = [torch.randn(shape, requires_grad=True) for _ in range(3)]
     exact = [tensor.detach().double().requires_grad_() for tensor in ours]
@@ -102,37 +102,37 @@ def test_attention_drops_probabilities_forward_and_backward_alike() -> None:
     scores_BNSS = (q_BNSD @ k_BNSD.mT * 0.4).masked_fill(~functional.causal_mask(9, 9), -torch.inf)
     mask_BNSS = torch.where(kept(drawn, 18, 9), scale, 0.0).view(1, 2, 9, 9)
     torch.autograd.backward(scores_BNSS.softmax(-1) * mask_BNSS @ v_BNSD, upstream.double())
-    for found, wanted in zip(ours, exact, strict=True):
-        assert found.grad is not None
-        torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-5, atol=1e-5)
+    for tensor, reference in zip(ours, exact, strict=True):
+        assert tensor.grad is not None
+        torch.testing.assert_close(tensor.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_recomputation_draws_the_same_mask() -> None:
     inputs = torch.randn(8, 24), torch.randn(24), torch.randn(8, 24)
 
-    def gradient(again: bool) -> torch.Tensor:
+    def gradient(recompute: bool) -> torch.Tensor:
         torch.manual_seed(2)
         x_H = inputs[0].clone().requires_grad_()
-        given = (x_H, *inputs[1:], RATE, True)
-        if again:
-            out_H = checkpoint(dropout.bias_dropout_add, *given, use_reentrant=False)
+        arguments = (x_H, *inputs[1:], RATE, True)
+        if recompute:
+            out_H = checkpoint(dropout.bias_dropout_add, *arguments, use_reentrant=False)
         else:
-            out_H = dropout.bias_dropout_add(*given)
-        torch.rand(3)  # numbers drawn since
+            out_H = dropout.bias_dropout_add(*arguments)
+        torch.rand(3)  # advance the generator before backward
         torch.autograd.backward(out_H.square().sum())
         assert x_H.grad is not None
         return x_H.grad
 
-    assert torch.equal(gradient(again=True), gradient(again=False))
+    assert torch.equal(gradient(recompute=True), gradient(recompute=False))
 
 
-def test_a_rate_is_rounded_to_a_65536th_and_keeps_the_mean() -> None:
+def test_a_rate_is_rounded_to_1_in_65536_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
     ones_H = dropout.bias_dropout_add(torch.ones(64, 4096), torch.zeros(4096), torch.zeros(64, 4096), 0.1, True)
     drawn = dropout_mask.draw(0.1)
     assert drawn.threshold == round(0.1 * 65536)
     assert drawn.scale * (1 - drawn.threshold / 65536) == pytest.approx(1)
-    # 262,144 draws: a standard deviation of the share kept is 5.9e-4.
+    # Standard deviation of the kept fraction over 262,144 draws: 5.9e-4.
     assert float((ones_H > 0).float().mean()) == pytest.approx(0.9, abs=5 * 5.9e-4)
 
 
@@ -144,7 +144,7 @@ def test_without_dropout_no_number_is_drawn() -> None:
 
 
 def _drawn(seed: int) -> tuple[dropout_mask.Dropout, float]:
-    """What the next call draws after this seed, and by what it scales."""
+    """Dropout of the next call after this seed, and its scale."""
     torch.manual_seed(seed)
     drawn = dropout_mask.draw(RATE)
     return drawn, drawn.scale

@@ -1,6 +1,6 @@
-"""Kernels reach what lies past 2^31 elements: of a matrix as large their last program alone is run.
+"""Kernels address elements past 2^31: only their last program runs, on a matrix of that size.
 
-Memory that nobody touches is never taken, so that only the last rows of these gigabytes exist.
+Untouched memory is never allocated, so only the last rows of these gigabytes exist.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ROWS = 2**31 // WIDTH + 3
 LAST = slice(ROWS - 2, ROWS)
 EPS = 1e-5
 BLOCK = slice(WIDTH - 256, WIDTH)
-"""Columns that the last program of a slab or tile kernel has at least."""
+"""Columns that the last program covers in every slab and tile kernel."""
 
 
 @pytest.fixture(autouse=True)
-def _last_program_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _run_only_the_last_program(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = interpreter.interpreter_builder
 
     def launch(kernel: Any, grid: tuple[int], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401
@@ -41,70 +41,70 @@ def _last_program_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "launch", launch)
 
 
-def endless() -> Tensor:
-    """A matrix of more than 2^31 elements whose last two rows are set, the last of all with them."""
+def huge_matrix() -> Tensor:
+    """A matrix of more than 2^31 elements, of which only the last two rows are set."""
     x_RH = torch.empty(ROWS, WIDTH, dtype=torch.bfloat16)
     x_RH[LAST] = torch.randn(2, WIDTH).bfloat16()
     return x_RH.requires_grad_()
 
 
 def row() -> Tensor:
-    """A bias, or a norm's weights."""
+    """A bias or a norm's weight."""
     return torch.randn(WIDTH).bfloat16().requires_grad_()
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    """Of the last row and block, within rounding to bf16 of numbers up to 8."""
-    torch.testing.assert_close(found[-1, BLOCK].float(), wanted[-1, BLOCK].float(), rtol=2**-7, atol=2**-6)
+def assert_end_close(actual: Tensor, expected: Tensor) -> None:
+    """Compare the last row and block, within rounding to bf16 of numbers up to 8."""
+    torch.testing.assert_close(actual[-1, BLOCK].float(), expected[-1, BLOCK].float(), rtol=2**-7, atol=2**-6)
 
 
-def end(tensor: Tensor) -> Tensor:
-    """The last two rows by themselves."""
+def last_rows(tensor: Tensor) -> Tensor:
+    """A copy of the last two rows."""
     return tensor.detach()[LAST].clone().requires_grad_()
 
 
 def test_gelu() -> None:
-    x_RH, bias_H = endless(), row()
-    agree(gelu.bias_gelu(x_RH, bias_H), functional.bias_gelu(few := end(x_RH), bias_H), {x_RH: few})
+    x_RH, bias_H = huge_matrix(), row()
+    assert_agree(gelu.bias_gelu(x_RH, bias_H), functional.bias_gelu(few := last_rows(x_RH), bias_H), {x_RH: few})
 
 
 def test_dropout() -> None:
-    x_RH, residual_RH, bias_H = endless(), endless(), row()
-    few_RH = end(x_RH)
-    expected_RH = functional.bias_dropout_add(few_RH, bias_H, end(residual_RH), 0.0, True)
-    agree(dropout.bias_dropout_add(x_RH, bias_H, residual_RH, 0.0, True), expected_RH, {x_RH: few_RH})
+    x_RH, residual_RH, bias_H = huge_matrix(), huge_matrix(), row()
+    few_RH = last_rows(x_RH)
+    expected_RH = functional.bias_dropout_add(few_RH, bias_H, last_rows(residual_RH), 0.0, True)
+    assert_agree(dropout.bias_dropout_add(x_RH, bias_H, residual_RH, 0.0, True), expected_RH, {x_RH: few_RH})
 
 
 def test_norm() -> None:
-    x_RH, weight_H, shift_H = endless(), row(), row()
-    few_RH = end(x_RH)
+    x_RH, weight_H, shift_H = huge_matrix(), row(), row()
+    few_RH = last_rows(x_RH)
     expected_RH = functional.layer_norm(few_RH, weight_H, shift_H, EPS)
-    agree(norm.layer_norm(x_RH, weight_H, shift_H, EPS), expected_RH, {x_RH: few_RH})
+    assert_agree(norm.layer_norm(x_RH, weight_H, shift_H, EPS), expected_RH, {x_RH: few_RH})
 
 
 def test_softmax() -> None:
-    p_RT = endless().detach()
+    p_RT = huge_matrix().detach()
     expected_RT = (p_RT[LAST].float() * 0.5).softmax(-1)
-    inside = vars(softmax)  # its products would fill the matrix
+    inside = vars(softmax)  # core_attention's products would fill the matrix
     inside["launch"](inside["_softmax_forward"], (ROWS,), p_RT, WIDTH, 1, 0.5, True, COLUMNS=2048, num_warps=8)
-    close(p_RT, expected_RT)
+    assert_end_close(p_RT, expected_RT)
 
 
 def test_loss() -> None:
-    logits_RV, targets_R, logsumexp_R = endless().detach(), torch.full((ROWS,), WIDTH - 1), torch.full((ROWS,), 9.0)
+    logits_RV, targets_R, logsumexp_R = huge_matrix().detach(), torch.full((ROWS,), WIDTH - 1), torch.full((ROWS,), 9.0)
     few_RV = logits_RV[LAST].clone()
-    wanted_3R = head.statistics(few_RV, targets_R[LAST], 0)
-    torch.testing.assert_close(loss.statistics(logits_RV, targets_R, 0)[:, -1], wanted_3R[:, -1])
+    expected_3R = head.statistics(few_RV, targets_R[LAST], 0)
+    torch.testing.assert_close(loss.statistics(logits_RV, targets_R, 0)[:, -1], expected_3R[:, -1])
     head.gradient(few_RV, targets_R[LAST], 0, logsumexp_R[LAST], 1.0)
     loss.gradient(logits_RV, targets_R, 0, logsumexp_R, 1.0)
-    close(logits_RV, few_RV)
+    assert_end_close(logits_RV, few_RV)
 
 
-def agree(out_RH: Tensor, expected_RH: Tensor, inputs: dict[Tensor, Tensor]) -> None:
-    """Output and gradients of the endless ``inputs`` are at their end those of the few rows that stand for it."""
-    close(out_RH, expected_RH)
-    upstream_RH = endless().detach()
-    found = torch.autograd.grad(out_RH, list(inputs), upstream_RH)
-    wanted = torch.autograd.grad(expected_RH, list(inputs.values()), end(upstream_RH))
-    for ours, theirs in zip(found, wanted, strict=True):
-        close(ours, theirs)
+def assert_agree(out_RH: Tensor, expected_RH: Tensor, inputs: dict[Tensor, Tensor]) -> None:
+    """Compare output and gradients at the end of huge ``inputs`` with those of copies of their last rows."""
+    assert_end_close(out_RH, expected_RH)
+    upstream_RH = huge_matrix().detach()
+    actual = torch.autograd.grad(out_RH, list(inputs), upstream_RH)
+    expected = torch.autograd.grad(expected_RH, list(inputs.values()), last_rows(upstream_RH))
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_end_close(ours, theirs)

@@ -1,6 +1,7 @@
-"""The guard's judgement, and what a thread is taken to be doing."""
+"""The guard's decisions, the optimizer that obeys them, and the watchdog's phases."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.launch.watchdog import phase_of
+from mtnlg_parallel.engine.deepspeed_engine import GuardedAdamW
 from mtnlg_parallel.recipe import GuardSettings
-from mtnlg_parallel.training.guard import AdamW, Guard
+from mtnlg_parallel.training.guard import Guard
 from mtnlg_parallel.training.metrics import Step
+from mtnlg_parallel.training.watchdog import PHASES, phase_of
 
 FOUR = GuardSettings(deviations=3.0, window=4, most_skips=2)
 
@@ -37,51 +39,55 @@ def after(*losses: float, settings: GuardSettings = FOUR) -> Guard:
         (-100.0, 0.0, None),  # only what leaps up
     ],
 )
-def test_a_step_is_judged_by_the_last_ones(loss: float, norm: float, reason: str | None) -> None:
-    assert after(1.0, 2.0, 3.0, 4.0).reason(loss, norm) == reason
+def test_a_step_is_judged_by_the_window_before_it(loss: float, norm: float, reason: str | None) -> None:
+    assert after(1.0, 2.0, 3.0, 4.0).skip_reason(loss, norm) == reason
 
 
-def test_nothing_but_what_is_not_finite_is_skipped_before_the_window_is_full_or_with_no_deviations() -> None:
-    assert after(1.0, 2.0, 3.0).reason(1e9, 1e9) is None
-    assert after(1.0, 2.0, 3.0, 4.0, settings=GuardSettings(deviations=0.0, window=4)).reason(1e9, 1e9) is None
+def test_only_non_finite_steps_are_skipped_before_the_window_is_full_or_with_deviations_0() -> None:
+    assert after(1.0, 2.0, 3.0).skip_reason(1e9, 1e9) is None
+    assert after(1.0, 2.0, 3.0, 4.0, settings=GuardSettings(deviations=0.0, window=4)).skip_reason(1e9, 1e9) is None
 
 
 @given(st.floats(0.1, 10), st.integers(2, 300))
-def test_a_level_run_allows_what_is_no_higher(level: float, window: int) -> None:
+def test_a_flat_loss_allows_steps_that_are_no_higher(level: float, window: int) -> None:
     settings = GuardSettings(deviations=1.0, window=window)
     guard = after(*[level] * window, settings=settings)
-    assert guard.reason(level, level) is None
-    assert guard.reason(level / 2, level / 2) is None
+    assert guard.skip_reason(level, level) is None
+    assert guard.skip_reason(level / 2, level / 2) is None
 
 
-def test_skipped_steps_leave_no_trace_in_the_window_and_are_counted_in_a_row() -> None:
+def test_skipped_steps_stay_out_of_the_window_and_are_counted_in_a_row() -> None:
     guard = after(1.0, 2.0, 3.0, 4.0)
-    guard.saw({"step": 5, "loss": 100.0, "grad_norm": 1.0, "skipped": "loss 100 leapt"})
-    assert guard.reason(5.9, 1.0)
+    guard.record({"step": 5, "loss": 100.0, "grad_norm": 1.0, "skipped": "loss 100 leapt"})
+    assert guard.skip_reason(5.9, 1.0)
     assert not guard.exhausted
-    guard.saw({"step": 6, "loss": None, "grad_norm": None, "skipped": "loss is not finite"})
+    guard.record({"step": 6, "loss": None, "grad_norm": None, "skipped": "loss is not finite"})
     assert guard.exhausted
     line = str(guard.failure({"step": 6}, Path("out/checkpoints/step-4")))
     assert line.startswith(
         "step 6: 2 steps in a row were skipped, the last because its loss is not finite; the last good"
     )
     assert "out/checkpoints/step-4" in line
-    guard.saw(taken(7, 2.0))
+    guard.record(taken(7, 2.0))
     assert not guard.exhausted
 
 
 @pytest.mark.parametrize(
     ("files", "phase"),
     [
-        (["mtnlg_parallel/training.py", "deepspeed/runtime/pipe/engine.py", "mtnlg_model/decoder.py"], "forward"),
+        (["mtnlg_parallel/training/loop.py", "deepspeed/runtime/pipe/engine.py", "mtnlg_model/decoder.py"], "forward"),
+        (["mtnlg_parallel/model/pipeline.py", "mtnlg_parallel/model/stage_modules.py"], "forward"),
         (["deepspeed/runtime/pipe/engine.py", "torch/autograd/graph.py"], "backward"),
         (
-            ["torch/autograd/graph.py", "mtnlg_parallel/regions.py", "torch/distributed/distributed_c10d.py"],
+            ["torch/autograd/graph.py", "mtnlg_parallel/model/sequence_parallel.py", "torch/distributed/rpc.py"],
             "communication",
         ),
-        (["deepspeed/runtime/pipe/engine.py", "mtnlg_parallel/samples.py", "queue.py"], "data"),
-        (["mtnlg_parallel/saving.py", "mtnlg_model/writer.py"], "checkpoint"),
-        (["mtnlg_parallel/saving.py", "torch/distributed/distributed_c10d.py"], "communication"),
+        (["deepspeed/runtime/pipe/engine.py", "mtnlg_parallel/training/samples.py", "queue.py"], "data"),
+        (["mtnlg_parallel/training/samples.py", "mtnlg_data/tokens/store.py"], "data"),
+        (["mtnlg_parallel/training/checkpointing.py", "mtnlg_parallel/training/guard.py"], "checkpoint"),
+        (["mtnlg_parallel/engine/zero.py", "mtnlg_parallel/model/slicing.py"], "checkpoint"),
+        (["mtnlg_parallel/training/run_dir.py", "mtnlg_model/checkpoint/writer.py"], "checkpoint"),
+        (["mtnlg_parallel/training/checkpointing.py", "torch/distributed/distributed_c10d.py"], "communication"),
     ],
 )
 def test_the_innermost_known_file_of_a_stack_names_the_phase(files: list[str], phase: str) -> None:
@@ -98,19 +104,36 @@ def test_the_innermost_known_file_of_a_stack_names_the_phase(files: list[str], p
     assert phase_of(frames[0]) == phase
 
 
-def test_the_fused_update_is_that_of_adamw_in_fp64_and_waits_for_permission() -> None:
-    """As CUDA takes it, here by the CPU's own; steps are 1e-2, of which fp32 rounds the weights by 2**-24."""
+@pytest.mark.parametrize("file", [file for _, files in PHASES for file in files])
+def test_every_file_of_a_phase_exists_so_that_a_moved_module_is_noticed(file: str) -> None:
+    package, _, path = file.partition("/")
+    spec = find_spec(package)
+    assert spec
+    assert [*Path(next(iter(spec.submodule_search_locations or ()))).glob(f"{path}*")] or not path
+
+
+def test_the_verdict_measures_once_for_all_parameter_groups_and_else_judges_the_finished_step() -> None:
+    measured = [(100.0, 1.0)]
+    verdict = after(1.0, 2.0, 3.0, 4.0).verdict(measured.pop)
+    assert [verdict.permits_update(), verdict.permits_update()] == [False, False]
+    assert str(verdict.skip_reason(2.0, 2.0)).startswith("loss 100 is")
+    dropped_by_deepspeed = after(1.0).verdict(measured.pop)
+    assert dropped_by_deepspeed.skip_reason(2.0, float("inf")) == "grad_norm is not finite"
+    assert dropped_by_deepspeed.skip_reason(2.0, 2.0) == "grad_norm is not finite"
+
+
+def test_the_fused_update_equals_adamw_in_fp64_and_obeys_the_verdict() -> None:
+    """The fused form that CUDA uses, here on the CPU. Steps are 1e-2; fp32 rounds the weights by 2**-24 of that."""
     numbers = torch.Generator().manual_seed(1)
     weights = torch.randn(1000, generator=numbers)
     ours, exact = weights.clone().requires_grad_(), weights.double().requires_grad_()
-    fused = AdamW([ours], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    fused = GuardedAdamW([ours], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     reference = torch.optim.AdamW([exact], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
-    permitted: list[bool] = []
-    fused.permits = permitted.pop
     for step in range(30):
         gradient = torch.randn(1000, generator=numbers) * 10.0 ** (step % 5 - 3)
         ours.grad, exact.grad = gradient, gradient.double()
-        permitted.append(step != 7)
+        norm = float("inf") if step == 7 else 1.0
+        fused.permits_update = Guard(FOUR).verdict([(1.0, norm)].pop).permits_update
         before = ours.detach().clone()
         fused.step()
         if step != 7:

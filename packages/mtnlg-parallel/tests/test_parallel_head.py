@@ -1,4 +1,4 @@
-"""The chunked loss of the head on one rank: as eager PyTorch's, over any number of tokens, in logits that are few."""
+"""The head's chunked loss on one rank: equal to eager PyTorch's for any number of tokens, with few logits at once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtnlg_parallel.layout import CHUNK, LEAST_CHUNK, head_chunk
+from mtnlg_parallel.layout import CHUNK_MULTIPLE, MIN_CHUNK, head_chunk
 from mtnlg_parallel.model import head
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ def case(sequence: int, batch: int = 1, dtype: torch.dtype = torch.float64) -> C
 
 
 def eager(x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor) -> Tensor:
-    """The same in one piece."""
+    """The loss over all tokens at once."""
     return F.cross_entropy((x_SBH @ weight_VH.t()).transpose(0, 1).flatten(0, 1), targets_BS.flatten())
 
 
 def chunked(x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor) -> Tensor:
-    """In chunks."""
+    """The loss by `head.mean_loss`."""
     return head.mean_loss(x_SBH, weight_VH, targets_BS, ALONE, head.EAGER)
 
 
-def found(loss: Callable[..., Tensor], x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor) -> list[Tensor]:
-    """A third of the loss, and its gradients."""
+def differentiate(loss: Callable[..., Tensor], x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor) -> list[Tensor]:
+    """A third of the loss, and the gradients of that."""
     third = loss(x_SBH, weight_VH, targets_BS) / 3
     return [third.detach(), *torch.autograd.grad(third, (x_SBH, weight_VH))]
 
@@ -53,48 +53,50 @@ def found(loss: Callable[..., Tensor], x_SBH: Tensor, weight_VH: Tensor, targets
 @settings(max_examples=20)
 @given(st.sampled_from([1, 7, 128, 129, 300, 1100]), st.integers(1, 2))
 def test_loss_and_gradients_are_those_of_eager_pytorch(sequence: int, batch: int) -> None:
-    given_ = case(sequence, batch)
-    expected = found(eager, *given_)
-    torch.testing.assert_close(found(chunked, *given_), expected)
+    inputs = case(sequence, batch)
+    expected = differentiate(eager, *inputs)
+    torch.testing.assert_close(differentiate(chunked, *inputs), expected)
     with torch.no_grad():
-        validated = chunked(*given_)
+        validated = chunked(*inputs)
     torch.testing.assert_close(validated / 3, expected[0])
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-6)])
-def test_the_models_dtype_rounds_and_no_more(dtype: torch.dtype, bound: float) -> None:
-    given_ = case(1100, 4, dtype)
-    exact = [tensor.detach().double().requires_grad_() for tensor in given_[:2]]
-    for result, expected in zip(found(chunked, *given_), found(eager, exact[0], exact[1], given_[2]), strict=True):
+def test_the_loss_is_exact_up_to_rounding_in_the_models_dtype(dtype: torch.dtype, bound: float) -> None:
+    inputs = case(1100, 4, dtype)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs[:2]]
+    for result, expected in zip(
+        differentiate(chunked, *inputs), differentiate(eager, exact[0], exact[1], inputs[2]), strict=True
+    ):
         torch.testing.assert_close(result.double(), expected, rtol=bound, atol=bound * float(expected.abs().max()))
 
 
 @given(st.integers(1, 1 << 17), st.sampled_from([64, 1024, 20480]), st.sampled_from([32, 6400, 51200]))
-def test_logits_of_a_micro_batch_never_exist_whole(tokens: int, hidden: int, width: int) -> None:
+def test_a_chunk_holds_at_most_half_of_a_micro_batchs_tokens(tokens: int, hidden: int, width: int) -> None:
     rows = head_chunk(tokens, hidden, width)
-    assert rows % CHUNK == 0
-    assert rows <= max(tokens * hidden / width, LEAST_CHUNK) + CHUNK
-    assert -(-tokens // rows) >= 2 or tokens <= CHUNK
+    assert rows % CHUNK_MULTIPLE == 0
+    assert rows <= max(tokens * hidden / width, MIN_CHUNK) + CHUNK_MULTIPLE
+    assert -(-tokens // rows) >= 2 or tokens <= CHUNK_MULTIPLE
 
 
 def test_one_buffer_holds_all_logits() -> None:
-    held = []
+    buffers = []
 
-    def noted(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
-        held.append((logits_NV.data_ptr(), len(logits_NV)))
+    def recorded_statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
+        buffers.append((logits_NV.data_ptr(), len(logits_NV)))
         return head.statistics(logits_NV, targets_N, first)
 
-    head.mean_loss(*case(500), ALONE, replace(head.EAGER, statistics=noted))
-    assert [rows for _, rows in held] == [256, 244]
-    assert held[0][0] == held[1][0]
+    head.mean_loss(*case(500), ALONE, replace(head.EAGER, statistics=recorded_statistics))
+    assert [rows for _, rows in buffers] == [256, 244]
+    assert buffers[0][0] == buffers[1][0]
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_not_finite_travels_as_in_eager_code(value: float) -> None:
+def test_nan_and_inf_propagate_as_in_eager_code(value: float) -> None:
     x_SBH, weight_VH, targets_BS = case(300)
     with torch.no_grad():
         x_SBH[200, 0, 3] = value
-    expected, results = (found(loss, x_SBH, weight_VH, targets_BS) for loss in (eager, chunked))
+    expected, results = (differentiate(loss, x_SBH, weight_VH, targets_BS) for loss in (eager, chunked))
     torch.testing.assert_close(results, expected, equal_nan=True)
 
 

@@ -1,4 +1,4 @@
-"""Ranks, groups, stage cuts: what every layout owes, and the paper's own."""
+"""Ranks, groups and stage bounds of any layout, and of the paper's."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.layout import CUTS, Axis, Layout, balanced_cuts, parse_layout, refusal, stages
+from mtnlg_parallel.layout import SLICED_AXES, Axis, Layout, balanced_cuts, layout_error, parse_layout, stages
 
 MT_NLG = Layout(tp=8, pp=35, dp=8)
 AXES: tuple[Axis, ...] = ("tp", "pp", "dp")
@@ -40,7 +40,7 @@ def test_groups_hold_every_rank_once_and_differ_on_their_own_axis_alone(layout: 
             assert len(group) == getattr(layout, axis)
 
 
-def test_tensor_parallel_lies_inside_a_node_and_stages_outermost() -> None:
+def test_tensor_parallel_ranks_are_innermost_and_stages_outermost() -> None:
     assert MT_NLG.world == 2240
     assert MT_NLG.groups("tp")[0] == list(range(8))
     assert MT_NLG.groups("dp")[0] == list(range(0, 64, 8))
@@ -67,49 +67,49 @@ def test_stages_hold_the_whole_decoder(tp: int, pp: int) -> None:
         assert sum(stage.parameters for stage in cut) == config.parameters + copies
 
 
-def test_a_dear_head_takes_layers_off_the_last_stage() -> None:
+def test_a_costly_head_takes_layers_off_the_last_stage() -> None:
     small = ModelConfig(layers=8, hidden=64, heads=4, sequence=128, vocabulary=8192)
     cut = stages(small, Layout(pp=2), recompute="none")
     assert len(cut[0].layers) > len(cut[1].layers)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.data())
-def test_no_other_cut_has_a_cheaper_dearest_stage(costs: list[int], data: st.DataObject) -> None:
+def test_no_other_cut_has_a_cheaper_slowest_stage(costs: list[int], data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, len(costs)))
 
-    def dearest(inner: tuple[int, ...]) -> float:
+    def costliest(inner: tuple[int, ...]) -> float:
         return max(sum(costs[a:b]) for a, b in pairwise((0, *inner, len(costs))))
 
     bounds = balanced_cuts(tuple(map(float, costs)), parts)
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(costs), parts + 1)
     assert all(a < b for a, b in pairwise(bounds))
-    assert dearest(bounds[1:-1]) == min(map(dearest, combinations(range(1, len(costs)), parts - 1)))
+    assert costliest(bounds[1:-1]) == min(map(costliest, combinations(range(1, len(costs)), parts - 1)))
 
 
 @pytest.mark.parametrize(
-    ("layout", "words"),
+    ("layout", "message"),
     [
         (Layout(tp=3), "layout.tp = 3 does not divide model.heads = 16; use 1, 2, 4, 8 or 16"),
         (Layout(pp=25), "layout.pp = 25 stages for model.layers = 24; use 1 to 24"),
         (Layout(tp=16, pp=24), None),
     ],
 )
-def test_an_impossible_layout_is_refused_with_the_valid_choices(layout: Layout, words: str | None) -> None:
-    assert refusal(layout, PRESETS["dense-350m"]) == words
+def test_an_impossible_layout_is_refused_with_the_valid_choices(layout: Layout, message: str | None) -> None:
+    assert layout_error(layout, PRESETS["dense-350m"]) == message
 
 
 def test_a_vocabulary_that_was_not_padded_is_refused() -> None:
     config = ModelConfig(layers=2, hidden=64, heads=4, sequence=32, vocabulary=50257)
-    assert refusal(Layout(tp=2), config) == "layout.tp = 2 does not divide model.vocabulary = 50257; use 1"
+    assert layout_error(Layout(tp=2), config) == "layout.tp = 2 does not divide model.vocabulary = 50257; use 1"
 
 
-def test_every_cut_parameter_is_one_of_the_decoders() -> None:
+def test_every_sliced_parameter_is_one_of_the_decoders() -> None:
     config = PRESETS["tiny"]
     names = {name.removeprefix("embedding.") for name in config.outer_shapes()} | set(config.layer_shapes())
-    assert set(CUTS) <= names
+    assert set(SLICED_AXES) <= names
 
 
-def test_a_layout_is_written_as_it_is_read() -> None:
+def test_a_layout_is_parsed_as_it_is_printed() -> None:
     assert parse_layout(str(MT_NLG)) == MT_NLG.model_dump()
     assert parse_layout("pp=2") == {"pp": 2}
     for wrong in ("tp", "tp=two", "xp=2", ""):

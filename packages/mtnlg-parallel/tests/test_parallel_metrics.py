@@ -1,4 +1,4 @@
-"""What a run says of itself, on disk, on boards, and in a line."""
+"""metrics.jsonl, trackers, progress lines, and throughput."""
 
 import json
 import sys
@@ -16,12 +16,12 @@ from mtnlg_parallel.training.metrics import (
     Follower,
     Recorder,
     Step,
-    cut_back,
-    described,
     last_steps,
-    peak_of,
+    peak_flops,
+    progress_line,
     read_steps,
-    speed,
+    throughput,
+    truncate_after,
 )
 from mtnlg_parallel.training.trackers import WeightsAndBiases, check_wandb
 
@@ -42,42 +42,42 @@ STEP: Step = {
 RECIPE = {"model": PRESETS["tiny"], "train": {"samples": 1, "batch": 1, "lr": 1.0, "decay": 1, "checkpoint_every": 0}}
 
 
-class Shown(list[tuple[int, dict[str, object]]]):
-    """A board that remembers."""
+class MemoryTracker(list[tuple[int, dict[str, object]]]):
+    """A tracker that remembers."""
 
-    def show(self, step: int, figures: Mapping[str, object]) -> None:
-        self.append((step, dict(figures)))
+    def log(self, step: int, metrics: Mapping[str, object]) -> None:
+        self.append((step, dict(metrics)))
 
     def close(self) -> None:
         self.append((0, {}))
 
 
-def test_a_step_is_written_once_followed_and_shown_without_words_and_gaps(tmp_path: Path) -> None:
-    cut_back(tmp_path, 0)
-    follower, board = Follower(tmp_path, 0), Shown()
-    recorder = Recorder.open(tmp_path, [board])
-    recorder.add(STEP)
+def test_a_step_is_written_once_followed_and_logged_without_words_and_nulls(tmp_path: Path) -> None:
+    truncate_after(tmp_path, 0)
+    follower, tracker = Follower(tmp_path, 0), MemoryTracker()
+    recorder = Recorder(tmp_path, [tracker])
+    recorder.record(STEP)
     assert list(follower.steps()) == [STEP]
     recorder.close()
     follower.close()
     assert list(read_steps(tmp_path)) == [STEP]
-    assert board[0] == (1, {k: v for k, v in STEP.items() if k not in {"step", "grad_norm", "skipped"}})
+    assert tracker[0] == (1, {k: v for k, v in STEP.items() if k not in {"step", "grad_norm", "skipped"}})
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["grad_norm"] is None
 
 
 @pytest.mark.parametrize("written", [0, 1, 5, 40])
 @pytest.mark.parametrize("wanted", [1, 3, 100])
-def test_the_last_steps_are_the_last_ones_read(tmp_path: Path, written: int, wanted: int) -> None:
+def test_the_last_steps_are_the_last_of_all_steps(tmp_path: Path, written: int, wanted: int) -> None:
     lines = [json.dumps({"step": n, "note": "x" * (n * 17 % 900)}) + "\n" for n in range(1, written + 1)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "torn')
     assert last_steps(tmp_path, wanted) == list(read_steps(tmp_path))[-wanted:]
 
 
-def test_a_line_names_mfu_and_hfu_apart_and_says_what_was_skipped() -> None:
-    line = described({**STEP, "mfu": 0.302, "hfu": 0.403})
+def test_a_progress_line_shows_mfu_hfu_and_why_a_step_was_skipped() -> None:
+    line = progress_line({**STEP, "mfu": 0.302, "hfu": 0.403})
     assert "126 TFLOP/s  MFU 30.2%  HFU 40.3%" in line
     assert "skipped: grad_norm is not finite" in line
-    assert "MFU" not in described(STEP)
+    assert "MFU" not in progress_line(STEP)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_the_papers_step_has_the_papers_mfu_and_hfu(recompute: str, hfu: float) 
             "train": train | {"recompute": recompute},
         }
     )
-    found = speed(recipe, 1920, 60.1, peak_of("NVIDIA A100-SXM4-80GB"))
-    assert found["mfu"] == pytest.approx(0.302, rel=2e-3)  # paper.md section 1
-    assert found["hfu"] == pytest.approx(hfu, rel=4e-3)
-    assert found["tokens_per_second"] == pytest.approx(65_427, rel=1e-4)
-    assert speed(recipe, 1920, 60.1, peak_of("Some CPU")).keys().isdisjoint({"mfu", "hfu"})
+    figures = throughput(recipe, 1920, 60.1, peak_flops("NVIDIA A100-SXM4-80GB"))
+    assert figures["mfu"] == pytest.approx(0.302, rel=2e-3)  # paper.md section 1
+    assert figures["hfu"] == pytest.approx(hfu, rel=4e-3)
+    assert figures["tokens_per_second"] == pytest.approx(65_427, rel=1e-4)
+    assert throughput(recipe, 1920, 60.1, peak_flops("Some CPU")).keys().isdisjoint({"mfu", "hfu"})
 
 
 @pytest.mark.parametrize(
@@ -110,32 +110,32 @@ def test_the_papers_step_has_the_papers_mfu_and_hfu(recompute: str, hfu: float) 
         ("NVIDIA GeForce GTX 970", None),
     ],
 )
-def test_a_peak_is_known_by_the_name_that_cuda_gives(device: str, peak: float | None) -> None:
-    assert peak_of(device) == (peak and pytest.approx(peak, rel=1e-2))
+def test_peak_flops_are_known_by_the_cuda_name(device: str, peak: float | None) -> None:
+    assert peak_flops(device) == (peak and pytest.approx(peak, rel=1e-2))
 
 
-def test_weights_and_biases_goes_on_with_the_run_of_the_same_folder(
+def test_weights_and_biases_continues_the_run_of_the_same_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[Any] = []
+    inits: list[Any] = []
     logged: list[Any] = []
 
-    def init(**words: object) -> SimpleNamespace:
-        begun.append(words)
+    def init(**arguments: object) -> SimpleNamespace:
+        inits.append(arguments)
         return SimpleNamespace(log=lambda figures, step: logged.append((step, figures)), finish=lambda: None)
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     recipe = Recipe.model_validate(RECIPE)
     for _ in range(2):
-        board = WeightsAndBiases("mt-nlg", tmp_path, recipe)
-        board.show(3, {"loss": 2.0})
-        board.close()
-    assert begun[0] == begun[1]
-    assert (begun[0]["project"], begun[0]["resume"], begun[0]["config"]["model"]["hidden"]) == ("mt-nlg", "allow", 64)
+        tracker = WeightsAndBiases("mt-nlg", tmp_path, recipe)
+        tracker.log(3, {"loss": 2.0})
+        tracker.close()
+    assert inits[0] == inits[1]
+    assert (inits[0]["project"], inits[0]["resume"], inits[0]["config"]["model"]["hidden"]) == ("mt-nlg", "allow", 64)
     assert logged == [(3, {"train/loss": 2.0})] * 2
 
 
-def test_weights_and_biases_where_it_is_missing_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wandb_is_refused_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtnlg_parallel.training.trackers.find_spec", lambda _: None)
     with pytest.raises(UsageFailure, match=r"pip install 'mtnlg-parallel\[wandb\]'"):
         check_wandb()

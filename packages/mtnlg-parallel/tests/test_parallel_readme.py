@@ -1,4 +1,4 @@
-"""The README's blocks are true: Python prints what its comments say, the recipe loads, the commands exist."""
+"""The README's Python blocks print what their comments say, its recipe loads, and its commands and options exist."""
 
 import re
 from contextlib import redirect_stdout
@@ -21,12 +21,12 @@ def blocks(language: str) -> list[str]:
 def test_python_prints_what_the_comments_say() -> None:
     names: dict[str, object] = {}
     for block in blocks("python"):
-        said = StringIO()
-        with redirect_stdout(said):
+        stdout = StringIO()
+        with redirect_stdout(stdout):
             exec(compile(block, "README.md", "exec"), names)  # noqa: S102  (the block is what is tested)
-        promised = [re.split(r"\s{2,}# ", line)[1] for line in block.splitlines() if line.startswith("print")]
-        for line, promise in zip(said.getvalue().splitlines(), promised, strict=True):
-            assert promise.startswith(line)
+        comments = [re.split(r"\s{2,}# ", line)[1] for line in block.splitlines() if line.startswith("print")]
+        for line, comment in zip(stdout.getvalue().splitlines(), comments, strict=True):
+            assert comment.startswith(line)
 
 
 def test_the_recipe_loads(tmp_path: Path) -> None:

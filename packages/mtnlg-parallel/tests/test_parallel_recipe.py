@@ -1,4 +1,4 @@
-"""Recipes: ours are the published runs, and every mistake is one line that says what would be right."""
+"""Our recipes equal the published runs, and every mistake in a recipe is one line with the way out."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_parallel.layout_report import draw_layout, facts
-from mtnlg_parallel.recipe import Recipe, disagreement, load_recipe
+from mtnlg_parallel.layout_report import layout_facts, print_layout
+from mtnlg_parallel.recipe import Recipe, first_difference, load_recipe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 PUBLISHED = ["mt-nlg-530b", "dense-6.7b", "dense-1.3b", "dense-350m"]
@@ -34,16 +34,16 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(not RECIPES.exists(), reason="the package stands alone, without the recipes beside it")
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_holds_the_published_decoder_and_can_be_laid_out(
+def test_a_published_recipe_holds_the_published_model_and_a_valid_layout(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = load_recipe(RECIPES / name)
     assert recipe.model == PRESETS[name]
-    draw_layout(recipe)
+    print_layout(recipe)
     assert f"{recipe.model.parameters:,} parameters over {recipe.layout}" in capsys.readouterr().out
-    told = facts(recipe)
-    assert told["world"] == len(told["ranks"]) == recipe.layout.world
-    assert sum(len(stage["parts"]) for stage in told["stages"]) == recipe.model.layers + 3
+    facts = layout_facts(recipe)
+    assert facts["world"] == len(facts["ranks"]) == recipe.layout.world
+    assert sum(len(stage["parts"]) for stage in facts["stages"]) == recipe.model.layers + 3
 
 
 @pytest.mark.skipif(not RECIPES.exists(), reason="the package stands alone, without the recipes beside it")
@@ -59,7 +59,7 @@ def test_the_530b_recipe_is_the_paper_in_tokens() -> None:
 
 
 @pytest.mark.skipif(not RECIPES.exists(), reason="the package stands alone, without the recipes beside it")
-def test_the_quickstart_shows_every_axis_but_one_and_every_habit_of_the_paper() -> None:
+def test_the_quickstart_uses_tp_pp_and_every_training_technique_of_the_paper() -> None:
     recipe = load_recipe(RECIPES / "quickstart")
     train = recipe.train
     assert (recipe.layout.tp, recipe.layout.pp) == (2, 2)
@@ -94,13 +94,13 @@ def test_a_mistake_is_one_line_with_file_key_value_and_choices(small: Path, over
     assert words in line
 
 
-def test_a_missing_recipe_is_a_failure_not_a_usage(tmp_path: Path) -> None:
+def test_a_missing_recipe_is_a_failure_not_a_usage_failure(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="no such recipe") as caught:
         load_recipe(tmp_path)
     assert caught.value.exit_status == 1
 
 
-def test_a_preset_may_be_changed_and_the_resolved_recipe_reads_back(small: Path, tmp_path: Path) -> None:
+def test_a_preset_may_be_overridden_and_the_resolved_recipe_reads_back(small: Path, tmp_path: Path) -> None:
     from mtnlg_model.settings import dump
 
     recipe = load_recipe(small, ["model.sequence=64"])
@@ -122,8 +122,8 @@ def test_a_preset_may_be_changed_and_the_resolved_recipe_reads_back(small: Path,
         ("train.seed=1", "train.seed was 1234 and is 1 now"),
     ],
 )
-def test_a_run_may_go_on_with_another_layout_but_not_with_another_schedule(
+def test_a_run_may_resume_in_another_layout_but_not_with_another_schedule(
     small: Path, override: str, difference: str | None
 ) -> None:
     before: Recipe = load_recipe(small)
-    assert disagreement(before, load_recipe(small, [override])) == difference
+    assert first_difference(before, load_recipe(small, [override])) == difference

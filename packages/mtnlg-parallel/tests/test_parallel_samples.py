@@ -1,4 +1,4 @@
-"""Samples are dealt out once each, and read ahead in order; what goes wrong there is raised where they are taken."""
+"""Every sample goes to one rank, prefetching keeps the order, and an error of the thread is raised by ``next``."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from mtnlg_parallel.training.schedule import Ramp
 
 
 class Numbers:
-    """A stream whose sample n is n, n + 1, n + 2, and which ends with a failure."""
+    """A stream whose sample n is n, n + 1, n + 2; samples from ``damaged`` on raise."""
 
     seq_length, vocab_size, fingerprint = 2, 10_000, "numbers"
 
@@ -42,33 +42,32 @@ def recipe_of(dp: int, samples: int) -> Recipe:
 @given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
 def test_together_the_ranks_read_every_sample_once(begin: int, micro_batch: int, dp: int, rounds: int) -> None:
     samples = range(begin, begin + micro_batch * dp * rounds)
-    dealt = [micro_batches(Numbers(), samples, micro_batch, dp, rank) for rank in range(dp)]
-    found = [number for rank in dealt for inputs, _ in rank for number in inputs[:, 0].tolist()]
-    assert sorted(found) == list(samples)
+    shares = [micro_batches(Numbers(), samples, micro_batch, dp, rank) for rank in range(dp)]
+    numbers = [number for share in shares for inputs, _ in share for number in inputs[:, 0].tolist()]
+    assert sorted(numbers) == list(samples)
 
 
 @pytest.mark.parametrize("begin", [0, 36])
-def test_reading_ahead_gives_every_step_what_it_would_have_read(begin: int) -> None:
+def test_prefetching_gives_every_step_the_micro_batches_that_it_would_have_read(begin: int) -> None:
     recipe = recipe_of(dp=2, samples=100)
-    ahead = Prefetch(Numbers(), recipe, begin, dp_rank=1)
+    prefetch = Prefetch(Numbers(), recipe, begin, dp_rank=1)
     for before, batch in recipe.batch_size.steps(recipe.train.samples, begin):
-        for inputs, targets in micro_batches(Numbers(), range(before, before + batch), 2, 2, 1):
-            found, expected = next(ahead), (inputs, targets)
-            assert all(bool((one == other).all()) for one, other in zip(found, expected, strict=True))
-    ahead.close()
+        for expected in micro_batches(Numbers(), range(before, before + batch), 2, 2, 1):
+            assert all(bool((one == other).all()) for one, other in zip(next(prefetch), expected, strict=True))
+    prefetch.close()
 
 
-def test_a_damaged_store_is_told_of_when_its_sample_is_due() -> None:
-    ahead = Prefetch(Numbers(damaged=9), recipe_of(dp=1, samples=100), 0, dp_rank=0)
+def test_a_damaged_store_raises_when_its_sample_is_due() -> None:
+    prefetch = Prefetch(Numbers(damaged=9), recipe_of(dp=1, samples=100), 0, dp_rank=0)
     for _ in range(4):
-        next(ahead)
+        next(prefetch)
     with pytest.raises(Failure, match=r"prose.bin: holds no sample 9"):
-        next(ahead)
-    ahead.close()
+        next(prefetch)
+    prefetch.close()
 
 
 def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
-    ahead = Prefetch(Numbers(), recipe_of(dp=1, samples=9000), 0, dp_rank=0)
-    next(ahead)
-    ahead.close()
-    assert not ahead._thread.is_alive()
+    prefetch = Prefetch(Numbers(), recipe_of(dp=1, samples=9000), 0, dp_rank=0)
+    next(prefetch)
+    prefetch.close()
+    assert not prefetch._thread.is_alive()

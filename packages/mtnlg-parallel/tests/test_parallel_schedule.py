@@ -1,4 +1,4 @@
-"""The schedules at points of the paper worked out by hand, and what holds of every schedule."""
+"""The schedules at points of the paper computed by hand, and properties of every schedule."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ MT_NLG_BATCH = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=8)
         (400e9, 5.0e-6),
     ],
 )
-def test_the_learning_rate_is_the_papers(tokens: float, rate: float) -> None:
+def test_the_learning_rate_equals_the_papers(tokens: float, rate: float) -> None:
     assert MT_NLG_RATE.at(round(tokens / SEQUENCE)) == pytest.approx(rate, rel=1.5e-3, abs=1e-12)
 
 
@@ -44,7 +44,7 @@ def test_the_learning_rate_is_the_papers(tokens: float, rate: float) -> None:
         (270e9, 1920),
     ],
 )
-def test_the_batch_is_the_papers(tokens: float, batch: int) -> None:
+def test_the_batch_size_equals_the_papers(tokens: float, batch: int) -> None:
     assert MT_NLG_BATCH.at(round(tokens / SEQUENCE)) == batch
 
 
@@ -59,11 +59,11 @@ def test_the_batch_is_the_papers(tokens: float, batch: int) -> None:
         (270e9, 80_085),  # and 125,976,562 / 1,920
     ],
 )
-def test_the_steps_are_as_many_as_the_papers_batches_need(tokens: float, steps: int) -> None:
+def test_the_number_of_steps_follows_from_the_papers_batches(tokens: float, steps: int) -> None:
     assert MT_NLG_BATCH.number_of_steps(round(tokens / SEQUENCE)) == pytest.approx(steps, abs=40)  # whole steps
 
 
-def test_a_ramp_that_the_ranks_do_not_divide_is_rounded_down_to_what_they_do() -> None:
+def test_a_ramp_is_rounded_down_to_a_multiple_of_dp_x_micro_batch() -> None:
     rounded = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=10)  # dp 10, as on 350 nodes
     assert [rounded.at(n * 99_312) for n in (0, 1, 2, 3, 59)] == [30, 60, 90, 120, 1920]
     assert rounded.rounding == (
@@ -87,18 +87,18 @@ batches = st.builds(
 
 
 @given(batches, st.integers(1, 20_000))
-def test_steps_are_counted_as_they_are_walked(batch: BatchSize, total: int) -> None:
-    walked = list(batch.steps(total))
-    assert batch.number_of_steps(total) == len(walked)
-    assert walked[-1][0] < total <= sum(walked[-1])
+def test_the_number_of_steps_is_that_of_the_steps_yielded(batch: BatchSize, total: int) -> None:
+    steps = list(batch.steps(total))
+    assert batch.number_of_steps(total) == len(steps)
+    assert steps[-1][0] < total <= sum(steps[-1])
 
 
 @given(batches, st.integers(1, 5000), st.integers(0, 50))
-def test_going_on_in_the_middle_walks_the_same_steps(batch: BatchSize, total: int, done: int) -> None:
-    walked = list(batch.steps(total))
-    begin = walked[done][0] if done < len(walked) else total
-    assert list(batch.steps(total, begin)) == walked[done:]
-    assert batch.number_of_steps(total, begin) == len(walked[done:])
+def test_a_run_resumed_in_the_middle_has_the_same_steps(batch: BatchSize, total: int, done: int) -> None:
+    steps = list(batch.steps(total))
+    begin = steps[done][0] if done < len(steps) else total
+    assert list(batch.steps(total, begin)) == steps[done:]
+    assert batch.number_of_steps(total, begin) == len(steps[done:])
 
 
 @given(batches, st.integers(0, 10_000), st.integers(0, 10_000))

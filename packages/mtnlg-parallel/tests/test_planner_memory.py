@@ -5,7 +5,7 @@ import pytest
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_parallel.layout import Layout, head_chunk
 from mtnlg_parallel.planner.cluster import GIB, load_cluster, load_software
-from mtnlg_parallel.planner.memory import Memory, fullest, layer_bytes, memory, misfit
+from mtnlg_parallel.planner.memory import Memory, fullest_stage, layer_bytes, memory, memory_error
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.search import search
 
@@ -68,16 +68,16 @@ def test_mt_nlg_holds_what_the_paper_says() -> None:
     assert layer_bytes(run.shape, LM, "none") == pytest.approx(0.88e9, rel=0.01)
     assert stages[0].activations == pytest.approx(8.81e9, rel=0.01)
     assert stages[0].recomputed == layer_bytes(run.shape, LM, "none")
-    assert fullest(stages) == 0
-    assert misfit(stages, SELENE) is None
+    assert fullest_stage(stages) == 0
+    assert memory_error(stages, SELENE) is None
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_what_ran_on_80_gb_fits_and_what_could_not_does_not(name: str) -> None:
     run = RUNS[name]
-    assert misfit(held(run), SELENE) is None
-    assert misfit(held(run._replace(recompute="selective", sequence_parallel=True)), SELENE) is None
-    assert misfit(held(run._replace(recompute="none")), SELENE)
+    assert memory_error(held(run), SELENE) is None
+    assert memory_error(held(run._replace(recompute="selective", sequence_parallel=True)), SELENE) is None
+    assert memory_error(held(run._replace(recompute="none")), SELENE)
 
 
 def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> None:
@@ -99,13 +99,13 @@ def test_zero_shares_the_optimizer_and_nothing_else() -> None:
 
 def test_a_search_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
     template = Run(shape(8, 16384, 128), Layout(), 16)
-    found = search(template, SELENE, LM, 16, wanted=3)
+    found = search(template, SELENE, LM, 16, count=3)
     times = [one.prediction.seconds for one in found.best]
     assert times == sorted(times)
     assert len(times) == 3
-    assert all(misfit(held(one.run), SELENE) is None for one in found.best)
+    assert all(memory_error(held(one.run), SELENE) is None for one in found.best)
     assert found.rejected
     assert all(one.reason for one in found.rejected)
-    everything = search(template, SELENE, LM, 16, wanted=found.fitting)
+    everything = search(template, SELENE, LM, 16, count=found.fitting)
     assert len(everything.best) == found.fitting
     assert [one.run for one in everything.best[:3]] == [one.run for one in found.best]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.planner.simulation import Event, Pipeline, Timeline, in_flight, order, simulate
+from mtnlg_parallel.planner.simulation import Event, Pipeline, Timeline, forwards_in_flight, simulate, stage_order
 
 seconds = st.floats(0.01, 10.0)
 
@@ -89,8 +89,8 @@ def test_no_more_is_in_flight_than_is_said(stages: int, chunks: int, rounds: int
     micro_batches = rounds * stages
     for stage in range(stages):
         flying = most = 0
-        for _, _, backward in order(stage, stages, chunks, micro_batches):
+        for _, _, backward in stage_order(stage, stages, chunks, micro_batches):
             flying += -1 if backward else 1
             most = max(most, flying)
         assert flying == 0
-        assert most == in_flight(stage, stages, chunks, micro_batches)
+        assert most == forwards_in_flight(stage, stages, chunks, micro_batches)

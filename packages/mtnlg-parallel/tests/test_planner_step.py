@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner import layer_cost
-from mtnlg_parallel.planner.cluster import SOFTWARE, Cluster, Software, load_cluster, load_software, names
-from mtnlg_parallel.planner.measured import PUBLISHED, Rows
-from mtnlg_parallel.planner.report import facts, hardware_flops
+from mtnlg_parallel.planner.cluster import SOFTWARE, Cluster, Software, cluster_names, load_cluster, load_software
+from mtnlg_parallel.planner.measured import PUBLISHED, MeasuredRows
+from mtnlg_parallel.planner.report import hardware_flops, plan
 from mtnlg_parallel.planner.run import Run
-from mtnlg_parallel.planner.step import floor, predict
+from mtnlg_parallel.planner.step import lower_bound, predict
 
 ROWS = Path(__file__).parents[4] / "shared" / "data" / "iteration_times"
 SELENE, DGX = load_cluster("selene"), load_cluster("dgx-a100")
@@ -29,7 +29,7 @@ def changed(cluster: Cluster, part: str, **figures: float) -> Cluster:
 @pytest.mark.parametrize("nodes", PUBLISHED)
 def test_the_papers_steps_are_predicted_within_three_percent(nodes: int) -> None:
     run = Run(MT_NLG, Layout(tp=8, pp=35, dp=nodes * 8 // 280), batch=1920)
-    told = facts(run, SELENE, load_software(SELENE.software))
+    told = plan(run, SELENE, load_software(SELENE.software))
     seconds, rate = PUBLISHED[nodes]
     assert told["step_seconds"] == pytest.approx(seconds, rel=0.03)
     assert told["tflops_per_gpu"] == pytest.approx(rate, rel=0.03)
@@ -39,7 +39,7 @@ def test_the_papers_steps_are_predicted_within_three_percent(nodes: int) -> None
 def test_measured_rows_are_predicted(file: str, bound: float) -> None:
     if not (ROWS / file).exists():
         pytest.skip(f"{file} is not beside the repository")
-    rows = Rows(ROWS / file)
+    rows = MeasuredRows(ROWS / file)
     measured = rows.measured()
     assert measured
     predicted = rows.predicted(DGX, load_software("megatron-deepspeed"))
@@ -105,7 +105,7 @@ def test_the_breakdown_adds_up_and_no_part_is_negative(program: str, recompute: 
     found = predict(run, DGX, load_software(program))
     assert sum(found.breakdown) == pytest.approx(found.seconds)
     assert min(found.breakdown) >= -1e-9
-    assert floor(run, DGX, load_software(program)) <= found.seconds
+    assert lower_bound(run, DGX, load_software(program)) <= found.seconds
 
 
 def test_less_recomputation_saves_time() -> None:
@@ -132,7 +132,7 @@ def test_a_large_product_sustains_what_cublas_does_and_a_thin_one_the_bandwidth(
     assert layer_cost.gemm_seconds(DGX, 16, 8192, 8192) >= 2 * 8192**2 / DGX.gpu.memory_bandwidth
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", cluster_names())
 def test_every_cluster_that_ships_can_be_planned_on(name: str) -> None:
     cluster = load_cluster(name)
     assert 0.01 < predict(Run(SMALL, Layout(tp=8), batch=8), cluster, load_software(cluster.software)).seconds < 10

@@ -1,13 +1,6 @@
-"""The command ``mtnlg-data``.
+"""The command ``mtnlg-data``: whole curations (run, plan, fetch), single stages, and what looks at their output.
 
-The commands that run one stage by itself: extract, score, clean, dedup, decontaminate, tokenize.
-
-They take files and folders of any format, and what another of them has left::
-
-    mtnlg-data extract web=crawl/ --out pages
-    mtnlg-data score pages --positive books.jsonl.gz --out good
-    mtnlg-data dedup books.jsonl.gz good --out unique
-    mtnlg-data tokenize unique --weight documents=0.3 --weight web=0.7 --set vocabulary=50257 --out tokens
+Libraries are imported inside the commands, so that ``--help`` does not wait for them.
 """
 
 from __future__ import annotations
@@ -17,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .console import UsageFailure, application, print_json, run, say
+from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import EngineName
 
 if TYPE_CHECKING:
@@ -25,194 +18,186 @@ if TYPE_CHECKING:
 
     from .engine import Engine, Summary
 
-
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
+
+RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")]
+RecipeOverrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as quality.alpha=9."),
+]
+InputPaths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Files and folders: WARC, JSON lines (.gz, .zst), Parquet, a stage's output; NAME=PATH names a source.",
+    ),
+]
+StageFolder = Annotated[Path, typer.Option("--out", help="Folder for shards, manifests, summary and report.")]
+StageOverrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the stage.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of processes; all cores if not given.")]
+OnEngine = Annotated[EngineName, typer.Option(help="Where to run: processes of this machine, or a Ray cluster.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @app.command("run")
 def run_recipe(
-    recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")],
-    out: Annotated[Path, typer.Option("--out", help="The folder that everything is written to.")],
+    recipe: RecipePath,
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")],
     *,
-    engine: Annotated[
-        EngineName,
-        typer.Option(help="Where it runs: processes of this machine, or a Ray cluster over one shared folder."),
-    ] = "local",
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes to use; all cores of the machine or the cluster if not given.")
-    ] = None,
+    engine: OnEngine = "local",
+    workers: Workers = None,
     shard: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="This is task I (from 0) of N that run this command over one shared folder."),
+        str | None, typer.Option(metavar="I/N", help="Run as task I (from 0) of N that share the folder.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as quality.alpha=9."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    overrides: RecipeOverrides = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Run every stage of a recipe: from raw sources to tokens that training reads.
+    """Run every stage of a recipe: from raw sources to the tokens that training reads.
 
-    The same command again goes on from the last finished part, with any number of workers, and ends with the same
-    bytes. Relative paths in the recipe start from its key "input": [bold]--set input=runs/quickstart[/bold].
-    In a job array of Slurm: [bold]--shard $SLURM_ARRAY_TASK_ID/16[/bold].
+    The same command resumes an interrupted run, with any number of workers, and ends with the same bytes. Relative
+    paths in the recipe start from its key "input": [bold]--set input=runs/quickstart[/bold].
+    In a Slurm job array: [bold]--shard $SLURM_ARRAY_TASK_ID/16[/bold].
     """
-    # Here and not above, so that --help need not wait for the libraries.
-    from .engine import engine_named  # noqa: PLC0415
+    from .engine import open_engine  # noqa: PLC0415
     from .pipeline import curate  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
-    from .report import report  # noqa: PLC0415
+    from .report import write_report  # noqa: PLC0415
 
-    part = None if shard is None else part_of(shard)
+    task = None if shard is None else _parse_shard(shard)
     resolved = load_recipe(recipe, overrides or [])
-    with engine_named(engine, workers) as runs:
-        summary = curate(resolved, out, runs, part)
-    report(out)
+    with open_engine(engine, workers) as opened:
+        summary = curate(resolved, out, opened, task)
+    write_report(out)
     if as_json:
         print_json(summary)
+
+
+def _parse_shard(shard: str) -> tuple[int, int]:
+    """(I, N) of ``I/N``. Raises ``UsageFailure`` unless 0 <= I < N."""
+    task, _, tasks = shard.partition("/")
+    if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
+        raise UsageFailure(f"--shard {shard}: expected I/N with I from 0 to N - 1, such as 0/16")
+    return int(task), int(tasks)
 
 
 @app.command()
 def fetch(
     snapshot: Annotated[str, typer.Argument(help="A snapshot of Common Crawl, such as CC-MAIN-2020-50.")],
     *,
-    out: Annotated[Path, typer.Option("--out", help="The folder that the files land in.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the files.")],
     base: Annotated[
         str | None, typer.Option(metavar="URL|FOLDER", help="Another server, or a folder that mirrors one.")
     ] = None,
-    files: Annotated[int | None, typer.Option(min=1, help="The first so many files, and not all.")] = None,
+    files: Annotated[int | None, typer.Option(min=1, help="Fetch only this many files.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Files to fetch at a time.")] = 4,
-    verify: Annotated[bool, typer.Option("--verify", help="Read what is there already, and check every byte.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was fetched as JSON.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read the files that are here, and check them.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a snapshot of Common Crawl: its listing, then its WARC files, each whole and checked.
 
-    The same command again goes on where it was, in mid-file too. A recipe's source reads the folder by
-    [bold]snapshot = "FOLDER"[/bold], whatever of it has landed.
+    The same command resumes an interrupted one, in mid-file too. A recipe's source with
+    [bold]snapshot = "FOLDER"[/bold] reads the files fetched so far.
     """
-    from mtnlg_data.sources.remotes import base_of  # noqa: PLC0415
-    from mtnlg_data.sources.snapshot import COMMON_CRAWL  # noqa: PLC0415
-    from mtnlg_data.sources.snapshot import fetch as fetch_snapshot  # noqa: PLC0415
+    from .sources.remotes import parse_remote  # noqa: PLC0415
+    from .sources.snapshot import COMMON_CRAWL, fetch_snapshot  # noqa: PLC0415
 
-    from .console import Failure  # noqa: PLC0415
-
-    origin = base_of(base or COMMON_CRAWL)
-    told = fetch_snapshot(snapshot, out, origin, files=files, workers=workers, verify=verify)
-    done = f"{told['fetched']:,} files fetched, {told['kept']:,} there before, of {told['wanted']:,}"
-    say(f"{snapshot}: {done} wanted and {told['listed']:,} listed; {told['bytes'] / 1e9:.2f} GB in {out}")
+    remote = parse_remote(base or COMMON_CRAWL)
+    summary = fetch_snapshot(snapshot, out, remote, files=files, workers=workers, verify=verify)
+    say(
+        f"{snapshot}: {summary['fetched']:,} files fetched, {summary['kept']:,} here before, of {summary['wanted']:,} "
+        f"wanted and {summary['listed']:,} listed; {summary['bytes'] / 1e9:.2f} GB in {out}"
+    )
     if as_json:
-        print_json(told)
-    if failed := told["failed"]:
-        raise Failure(f"{len(failed)} of {told['wanted']} files could not be fetched; the first: {failed[0]['why']}")
+        print_json(summary)
+    if failed := summary["failed"]:
+        raise Failure(f"{len(failed)} of {summary['wanted']} files could not be fetched; the first: {failed[0]['why']}")
 
 
 @app.command("plan")
 def show_plan(
-    recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")],
+    recipe: RecipePath,
     *,
-    documents: Annotated[float, typer.Option(min=1, help="How many documents, such as 320e6.")],
-    characters: Annotated[
-        int, typer.Option("--characters-a-document", min=1, help="How long they are on average.")
-    ] = 4600,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes to use; all cores of this machine if not given.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    documents: Annotated[float, typer.Option(min=1, help="Number of documents, such as 320e6.")],
+    characters: Annotated[int, typer.Option("--characters-a-document", min=1, help="Their mean length.")] = 4600,
+    workers: Workers = None,
+    overrides: RecipeOverrides = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Say what a curation would take of disk, memory and time, stage by stage, before anything runs."""
-    from .engine import Local  # noqa: PLC0415
-    from .plan import plan, show  # noqa: PLC0415
+    """Estimate disk, memory and hours of a curation, stage by stage, before anything runs."""
+    from .engine.local import available_cores  # noqa: PLC0415
+    from .plan import plan, print_plan  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
 
     resolved = load_recipe(recipe, overrides or [])
-    planned = plan(resolved, int(documents), characters, workers or Local(None).workers)
+    planned = plan(resolved, int(documents), characters, workers or available_cores())
     if as_json:
         print_json(planned)
     else:
-        show(planned)
-
-
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="INPUT...",
-        help="Files and folders: WARC, JSON lines (.gz, .zst), Parquet, or what another stage left; NAME=PATH names a "
-        "source.",
-    ),
-]
-Out = Annotated[Path, typer.Option("--out", help="The folder that shards, manifests, summary and page are written to.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the stage.")
-]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes to use; all cores if not given.")]
-OnEngine = Annotated[EngineName, typer.Option(help="Where it runs: processes of this machine, or a Ray cluster.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+        print_plan(planned)
 
 
 @app.command()
 def extract(
-    inputs: Words,
+    inputs: InputPaths,
     *,
-    out: Out,
+    out: StageFolder,
     field: Annotated[str, typer.Option(help="Key or column of the text, in JSON lines and Parquet.")] = "text",
     subset: Annotated[
-        str | None, typer.Option(help="The inputs have the Pile's format: keep this pile_set_name of them.")
+        str | None, typer.Option(help="Read the Pile's format, and keep documents of this pile_set_name.")
     ] = None,
-    overrides: Overrides = None,
+    overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Records to documents: charset, language, and of a page the text without its boilerplate."""
+    """Extract documents from records: charset, language, and the text of a web page without its boilerplate."""
     from . import standalone  # noqa: PLC0415
     from .extract.text import ExtractSettings  # noqa: PLC0415
     from .settings import from_overrides  # noqa: PLC0415
 
+    file_options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
     settings = from_overrides(ExtractSettings, overrides or [])
-    how = {"kind": "pile", "subset": subset} if subset is not None else {"field": field}
-    found = standalone.inputs_of(inputs, raw=True, **how)
-    _run(lambda on: standalone.extract(found, out, settings, on), engine, workers, as_json=as_json)
+    files = standalone.find_inputs(inputs, raw=True, **file_options)
+    _run_stage(lambda on: standalone.extract(files, out, settings, on), engine, workers, as_json=as_json)
 
 
 @app.command()
 def score(
-    inputs: Words,
+    inputs: InputPaths,
     *,
-    out: Out,
+    out: StageFolder,
     positive: Annotated[
-        list[str] | None,
-        typer.Option(metavar="INPUT", help="Good documents: a classifier learns them from the inputs."),
+        list[str] | None, typer.Option(metavar="INPUT", help="Good documents to train the classifier on.")
     ] = None,
-    overrides: Overrides = None,
+    overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
     as_json: AsJson = False,
 ) -> None:
     """Train a quality classifier, score every document, and keep those that the Pareto draw keeps.
 
-    [bold]--set model=FILE[/bold] takes a classifier that is trained already: some score's classifier.npy.
+    [bold]--set model=FILE[/bold] takes a trained classifier instead, such as the classifier.npy of another run.
     """
     from . import standalone  # noqa: PLC0415
     from .quality.stage import QualitySettings  # noqa: PLC0415
     from .settings import from_overrides  # noqa: PLC0415
 
     settings = from_overrides(QualitySettings, overrides or [])
-    found, good = standalone.inputs_of(inputs), standalone.inputs_of(positive or [], unnamed="positives")
-    _run(lambda on: standalone.score(found, out, settings, on, positives=good), engine, workers, as_json=as_json)
+    files, good = standalone.find_inputs(inputs), standalone.find_inputs(positive or [], unnamed="positives")
+    _run_stage(lambda on: standalone.score(files, out, settings, on, positives=good), engine, workers, as_json=as_json)
 
 
 @app.command()
 def clean(
-    inputs: Words,
+    inputs: InputPaths,
     *,
-    out: Out,
+    out: StageFolder,
     rules: Annotated[
-        str, typer.Option(help="Those to apply: unicode, whitespace, language, javascript, short.")
+        str, typer.Option(help="Rules to apply: unicode, whitespace, language, javascript, short.")
     ] = "unicode,language,javascript,short",
-    overrides: Overrides = None,
+    overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
     as_json: AsJson = False,
@@ -223,83 +208,86 @@ def clean(
     from .settings import from_overrides  # noqa: PLC0415
 
     settings = from_overrides(CleanSettings, overrides or [])
-    found, chosen = standalone.inputs_of(inputs), standalone.rules_of(rules)
-    _run(lambda on: standalone.clean(found, out, settings, on, rules=chosen), engine, workers, as_json=as_json)
+    files, chosen = standalone.find_inputs(inputs), standalone.parse_rules(rules)
+    _run_stage(lambda on: standalone.clean(files, out, settings, on, rules=chosen), engine, workers, as_json=as_json)
 
 
 @app.command()
 def dedup(
-    inputs: Words,
+    inputs: InputPaths,
     *,
-    out: Out,
-    overrides: Overrides = None,
+    out: StageFolder,
+    overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Of near duplicates across all inputs keep one, of the source named first; OUT/removed.parquet lists the rest."""
+    """Keep one of near duplicates over all inputs, of the source named first; OUT/removed.parquet lists the others."""
     from . import standalone  # noqa: PLC0415
     from .dedup.stage import DeduplicateSettings  # noqa: PLC0415
     from .settings import from_overrides  # noqa: PLC0415
 
     settings = from_overrides(DeduplicateSettings, overrides or [])
-    found = standalone.inputs_of(inputs)
-    _run(lambda on: standalone.dedup(found, out, settings, on), engine, workers, as_json=as_json)
+    files = standalone.find_inputs(inputs)
+    _run_stage(lambda on: standalone.dedup(files, out, settings, on), engine, workers, as_json=as_json)
 
 
 @app.command()
 def decontaminate(
-    inputs: Words,
+    inputs: InputPaths,
     *,
-    out: Out,
-    texts: Annotated[Path, typer.Option(help="Texts of the tasks, as mtnlg-eval texts writes them.")],
-    overrides: Overrides = None,
+    out: StageFolder,
+    texts: Annotated[Path, typer.Option(help="Texts of the evaluation tasks, written by mtnlg-eval texts.")],
+    overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Cut the tasks' n-grams, and what stands around them, out of the documents."""
+    """Cut the n-grams of the evaluation tasks, and the text around them, out of the documents."""
     from . import standalone  # noqa: PLC0415
     from .decontaminate.cut_planning import DecontaminateSettings  # noqa: PLC0415
     from .settings import from_overrides  # noqa: PLC0415
 
     settings = from_overrides(DecontaminateSettings, overrides or [])
-    found = standalone.inputs_of(inputs)
-    _run(lambda on: standalone.decontaminate(found, out, settings, on, texts=texts), engine, workers, as_json=as_json)
+    files = standalone.find_inputs(inputs)
+    _run_stage(
+        lambda on: standalone.decontaminate(files, out, settings, on, texts=texts), engine, workers, as_json=as_json
+    )
 
 
 @app.command()
 def tokenize(
-    inputs: Words,
+    inputs: InputPaths,
     *,
-    out: Out,
+    out: StageFolder,
     weight: Annotated[
         list[str] | None, typer.Option(metavar="NAME=SHARE", help="A source's share of the training samples.")
     ] = None,
-    overrides: Overrides = None,
+    overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Documents to Megatron's token stores and their blend.
+    """Tokenize documents into Megatron token stores and their blend.
 
     [bold]--set vocabulary=50257[/bold] trains a tokenizer; [bold]--set kind=gpt2 --set path=FOLDER[/bold] reads one.
     """
-    from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: PLC0415
-
     from . import standalone  # noqa: PLC0415
     from .settings import from_overrides  # noqa: PLC0415
+    from .tokens.tokenizer import TokenizeSettings  # noqa: PLC0415
 
     settings = from_overrides(TokenizeSettings, overrides or [])
-    found, weights = standalone.inputs_of(inputs), standalone.weights_of(weight or [])
-    _run(lambda on: standalone.tokenize(found, out, settings, on, weights=weights), engine, workers, as_json=as_json)
+    files, weights = standalone.find_inputs(inputs), standalone.parse_weights(weight or [])
+    _run_stage(
+        lambda on: standalone.tokenize(files, out, settings, on, weights=weights), engine, workers, as_json=as_json
+    )
 
 
-def _run(work: Callable[[Engine], Summary], engine: EngineName, workers: int | None, *, as_json: bool) -> None:
-    from .engine import engine_named  # noqa: PLC0415
+def _run_stage(stage: Callable[[Engine], Summary], engine: EngineName, workers: int | None, *, as_json: bool) -> None:
+    from .engine import open_engine  # noqa: PLC0415
 
-    with engine_named(engine, workers) as runs:
-        summary = work(runs)
+    with open_engine(engine, workers) as opened:
+        summary = stage(opened)
     if as_json:
         print_json(summary)
 
@@ -307,56 +295,45 @@ def _run(work: Callable[[Engine], Summary], engine: EngineName, workers: int | N
 @app.command()
 def inspect(
     path: Annotated[Path, typer.Argument(help="A Parquet file of documents, a token store, or a folder of either.")],
-    documents: Annotated[int, typer.Option(min=0, help="How many documents to show.")] = 3,
-    characters: Annotated[int, typer.Option(min=1, help="How much of each to show.")] = 300,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what is found as JSON.")] = False,
+    documents: Annotated[int, typer.Option(min=0, help="Number of documents to show.")] = 3,
+    characters: Annotated[int, typer.Option(min=1, help="Characters of each to show.")] = 300,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what a folder, a Parquet file or a token store holds: counts by source, and decoded documents."""
-    from mtnlg_data.report.inspection import inspected, show  # noqa: PLC0415
+    """Show what a run, a folder, a Parquet file or a token store holds: counts by source, and a few documents."""
+    from .report.inspection import inspect_path, print_inspection  # noqa: PLC0415
 
-    found = inspected(path, documents, characters)
+    inspection = inspect_path(path, documents, characters)
     if as_json:
-        print_json(found)
+        print_json(inspection)
     else:
-        show(found)
+        print_inspection(inspection)
 
 
 @app.command("merge")
 def merge_stores(
     stores: Annotated[list[Path], typer.Argument(help="Token stores: their prefixes, .bin or .idx files.")],
     *,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="PREFIX", help="The store to write: PREFIX.bin, .idx and .crc.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="PREFIX", help="Store to write: PREFIX.bin, .idx and .crc.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Make one token store of several, without tokenizing again; the documents of each are spread evenly over it."""
-    from mtnlg_data.tokens.merge import merge  # noqa: PLC0415
+    """Merge token stores into one without tokenizing again; the documents of each are spread evenly over it."""
+    from .tokens.merge import merge  # noqa: PLC0415
 
     merged = merge([path.with_suffix("") if path.suffix in {".bin", ".idx"} else path for path in stores], out)
-    told = {"prefix": str(out), "documents": len(merged), "tokens": merged.tokens, "sha256": merged.checksum()}
     say(f"{out}: {len(merged):,} documents, {merged.tokens:,} tokens of {merged.dtype}")
     if as_json:
-        print_json(told)
-
-
-def part_of(shard: str) -> tuple[int, int]:
-    """The numbers of I/N. Raises ``UsageFailure`` where they are none, or I is none of N."""
-    task, _, tasks = shard.partition("/")
-    if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
-        raise UsageFailure(f"--shard {shard}: expected I/N with I from 0 to N - 1, such as 0/16")
-    return int(task), int(tasks)
+        checksum = merged.checksum()
+        print_json({"prefix": str(out), "documents": len(merged), "tokens": merged.tokens, "sha256": checksum})
 
 
 @app.command("report")
 def draw_report(
-    folder: Annotated[Path, typer.Argument(help="What a run, or a stage by itself, has left: it holds summary.json.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a single stage: it holds summary.json.")],
 ) -> None:
-    """Draw the page of a curation again: FOLDER/report.html, from FOLDER/summary.json."""
-    from .console import say  # noqa: PLC0415
-    from .report import report  # noqa: PLC0415
+    """Write FOLDER/report.html again, from FOLDER/summary.json."""
+    from .report import write_report  # noqa: PLC0415
 
-    say(f"{report(folder)}: what was kept, what was dropped, and why")
+    say(f"{write_report(folder)}: what was kept, what was dropped, and why")
 
 
 def main() -> NoReturn:

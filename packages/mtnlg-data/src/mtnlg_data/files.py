@@ -1,6 +1,6 @@
-"""Files that exist whole or not at all: written aside, fsynced, renamed; named by their checksum.
+"""Atomic file writes: a temporary file beside the target, fsync, rename; and SHA-256 of a file.
 
-``mtnlg_data`` and ``mtnlg_model`` must not import one another, so this file stands in both, and a test keeps the two
+``mtnlg_data`` and ``mtnlg_model`` must not import one another, so each has a copy of this file; a test keeps the copies
 byte-equal.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in ``directory`` survive a power loss."""
+    """Fsync a directory, so that its entries survive a power loss."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -29,11 +29,11 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def aside(path: Path) -> Iterator[Path]:
-    """Yield a name beside ``path`` to write; on success sync that file and rename it to ``path``, else remove it.
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path`` to write; on success fsync it and rename it to ``path``, else remove it.
 
-    The name is drawn: on a shared folder the process of another machine may have this one's number. An error of the
-    system that names no file, such as a full disk, leaves naming ``path``.
+    The temporary name is random, since processes of several machines may share the folder and have equal process ids.
+    An ``OSError`` that names no file, such as a full disk, is raised again naming ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -47,8 +47,8 @@ def aside(path: Path) -> Iterator[Path]:
         partial.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        short = str(error).endswith(" written")  # numpy says how much was written, not why no more was
-        number = error.errno or (errno.ENOSPC if short else None)
+        short_write = str(error).endswith(" written")  # numpy reports how much was written, not the cause
+        number = error.errno or (errno.ENOSPC if short_write else None)
         if error.filename is None and number:
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
@@ -57,20 +57,20 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open ``path`` for writing bytes, so that readers see the old file or the whole new one."""
-    with aside(path) as partial, partial.open("wb") as file:
+def atomic_open(path: Path) -> Iterator[BinaryIO]:
+    """Open ``path`` for writing bytes; readers see the old file or the complete new one."""
+    with atomic_path(path) as partial, partial.open("wb") as file:
         yield file
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` by this text, UTF-8."""
-    with replacing(path) as file:
+    """Atomically replace ``path`` by ``text``, UTF-8."""
+    with atomic_open(path) as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:  # noqa: ANN401  (any JSON value)
-    """Replace ``path`` by ``value`` as indented JSON with a final newline."""
+    """Atomically replace ``path`` by ``value`` as indented JSON with a final newline."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

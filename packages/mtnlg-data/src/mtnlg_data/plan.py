@@ -1,12 +1,12 @@
-"""What a curation takes of disk, memory and time, said before it runs.
+"""Disk, memory and hours of a curation, estimated stage by stage before it runs.
 
-    disk     nothing is assumed to be dropped, so every stage is told its most
-    memory   of each process by what it holds at once; so many workers, and the one process that hands out the work
-    hours    characters over the rate that was measured; of pages the bytes of the WARC files that are here already
+    disk     an upper bound: as if no document were dropped
+    memory   what each worker holds at once, times the workers, plus the process that hands out the work
+    hours    characters over the measured rate; for extraction, bytes of the WARC files that are already here
 
-A corpus is known here by two numbers: how many documents are extracted, and how long they are. The paper's had 320
-million behind deduplication (paper.md 4.4), of about 4,600 characters (339 B tokens). Deduplication's own figures are
-those of ``dedup.plan``.
+A corpus is two numbers: how many documents are extracted, and their mean length. The paper's had 320 million after
+deduplication (paper.md 4.4), of about 4,600 characters (339 B tokens). The figures of deduplication come from
+``dedup.plan``.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from mtnlg_data.dedup.plan import state_bytes
+from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.quality.classifier import WINDOW
-from mtnlg_data.tokens.stage import TEXT_AT_ONCE, TOKENS_AT_ONCE
+from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
+from mtnlg_data.tokens.stage import TEXT_BYTES_PER_UNIT, TOKENS_PER_UNIT
 from mtnlg_data.tokens.store import dtype_for
 
 from .console import Failure
-from .document import CHARACTERS_A_GROUP, ROWS_A_GROUP
+from .document import CHARACTERS_PER_GROUP, ROWS_PER_GROUP
 
 if TYPE_CHECKING:
     from .recipe import Recipe
 
-PACKED = 0.40  # bytes on disk a character of English, in Parquet at zstd-3
-ROW = 64  # bytes a document beside its text: id, source, language, score, packed
-CHARACTERS_A_TOKEN = 4.3  # of English by GPT-2's tokenizer
-INDEX_ROW = 20  # bytes a document in an .idx
-ENCODED_ROW = 16  # and in what is encoded: a key and an offset
-SUMMARY = 20_000  # bytes that a shard's account takes in the process that gathers them
+BYTES_PER_CHARACTER = 0.40  # on disk, of English in Parquet at zstd-3
+ROW_BYTES = 64  # on disk, of a document beside its text: id, source, language, score
+CHARACTERS_PER_TOKEN = 4.3  # English, GPT-2's tokenizer
+INDEX_ROW_BYTES = 20  # of a document in an .idx
+ENCODED_ROW_BYTES = 16  # of a document in the encoded files: a key and an offset
+SUMMARY_BYTES = 20_000  # memory of a shard's summary in the process that collects them
 GPT2_VOCABULARY = 50_257
-PROCESS = 420_000_000  # bytes of Python and all libraries that the stages import; MEASURED came before it, and is why
-SCAN = 150_000_000  # of the tasks' n-grams, and of where they stand in the documents at hand
-PAGE = 30  # bytes that a page takes for each of its characters: the parser's tree of it, and texts on the way
-#: Millions of characters a second and worker; of pages, millions of bytes of .warc.gz. Medians, measured on
-#: two busy cores with plain English news, in which every document held sentences of the tasks: the best for cleaning
-#: and the worst for decontamination.
+PROCESS_BYTES = 420_000_000  # memory of Python and all libraries of the stages, raised to this after MEASURED
+SCAN_BYTES = 150_000_000  # memory of the tasks' n-grams, and of their matches in the documents being scanned
+PAGE_BYTES_PER_CHARACTER = 30  # memory of a page while it is parsed: the parser's tree, and texts on the way
+#: Millions of characters per second and worker; for extract, millions of bytes of .warc.gz. Medians on two busy cores
+#: over plain English news in which every document held sentences of the tasks: the best case for cleaning, the worst
+#: for decontamination.
 RATES = {
     "extract": 6.9,
     "quality": 47.0,
@@ -55,7 +55,7 @@ MEASURED = "benchmarks/results/2026-11-21-plan.json"
 
 
 class StagePlan(NamedTuple):
-    """One stage: bytes it leaves on disk, peak bytes of a worker and of all processes, hours where a rate is known."""
+    """One stage: bytes left on disk, peak memory of a worker and of all processes, hours if a rate is known."""
 
     stage: str
     disk: int
@@ -65,30 +65,30 @@ class StagePlan(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """What is to be curated, and by how many processes."""
+    """Size of the corpus, and the number of processes."""
 
     documents: int
-    characters: int  # of each, on average
+    characters: int  # mean length of a document
     workers: int
 
     @property
     def text(self) -> int:
-        """Characters of all."""
+        """Characters of all documents."""
         return self.documents * self.characters
 
 
 def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[str, Any]:
-    """The plan of a curation of so many documents, each of so many characters on average, as JSON.
+    """The plan for so many documents of this mean length, as JSON.
 
-    ``fits`` says whether memory and free disk of this machine are enough; the disk is that of the recipe's ``input``.
-    Raises ``Failure`` where there is no such folder.
+    ``fits`` compares it with the memory of this machine and the free disk at the recipe's ``input``. Raises ``Failure``
+    if that folder does not exist.
     """
     if not recipe.input.is_dir():
-        raise Failure(f"{recipe.input}: no such folder; --set input=FOLDER is where the corpus lies, or will lie")
+        raise Failure(f"{recipe.input}: no such folder; give the folder of the corpus by --set input=FOLDER")
     corpus = Corpus(documents, characters, workers)
-    judged = [_quality(recipe, corpus)] if recipe.filtered else []
-    stages = [_extract(recipe, corpus), *judged, _text("clean", corpus), _deduplicate(recipe, corpus)]
-    stages += [_text("decontaminate", corpus, SCAN), _tokenize(recipe, corpus)]
+    quality = [_quality(recipe, corpus)] if recipe.filtered else []
+    stages = [_extract(recipe, corpus), *quality, _shard_stage("clean", corpus), _deduplicate(recipe, corpus)]
+    stages += [_shard_stage("decontaminate", corpus, SCAN_BYTES), _tokenize(recipe, corpus)]
     disk, memory = sum(stage.disk for stage in stages), max(stage.memory for stage in stages)
     memory_here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     disk_here = shutil.disk_usage(recipe.input).free
@@ -105,40 +105,42 @@ def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[
     }
 
 
-def _stage(name: str, corpus: Corpus, disk: int, held: int, hours: float | None) -> StagePlan:
-    """``held`` is what a worker holds beside its libraries; the process that hands out work holds every summary."""
-    worker = PROCESS + held
+def _stage(name: str, corpus: Corpus, disk: int, working_set: int, hours: float | None) -> StagePlan:
+    """``working_set`` is a worker's memory beside its libraries; the driver holds the summary of every shard."""
+    worker = PROCESS_BYTES + working_set
     shards = 1 + corpus.text // ExtractSettings().shard_characters
-    return StagePlan(name, disk, worker, corpus.workers * worker + PROCESS + SUMMARY * shards, hours)
+    return StagePlan(name, disk, worker, corpus.workers * worker + PROCESS_BYTES + SUMMARY_BYTES * shards, hours)
 
 
 def _hours(rate: str, amount: float, workers: int) -> float | None:
     return amount / (RATES[rate] * 1e6 * workers * 3600) if rate in RATES else None
 
 
-def _packed(corpus: Corpus) -> int:
-    return int(PACKED * corpus.text) + ROW * corpus.documents
+def _text_disk(corpus: Corpus) -> int:
+    return int(BYTES_PER_CHARACTER * corpus.text) + ROW_BYTES * corpus.documents
 
 
-def _group(corpus: Corpus) -> int:
-    """A row group of text: as Arrow read it, as Python's strings, and as it is written again."""
-    return 3 * min(ROWS_A_GROUP * corpus.characters, 2 * CHARACTERS_A_GROUP)
+def _group_memory(corpus: Corpus) -> int:
+    """Memory of a row group of text three times: as read by Arrow, as Python strings, and as written again."""
+    return 3 * min(ROWS_PER_GROUP * corpus.characters, 2 * CHARACTERS_PER_GROUP)
 
 
-def _text(name: str, corpus: Corpus, held: int = 0) -> StagePlan:
-    """A stage that goes through the shards, a row group at a time; ``held`` is what it has beside that."""
-    return _stage(name, corpus, _packed(corpus), _group(corpus) + held, _hours(name, corpus.text, corpus.workers))
+def _shard_stage(name: str, corpus: Corpus, working_set: int = 0) -> StagePlan:
+    """A stage that streams the shards by row groups; ``working_set`` is its memory beside a row group."""
+    hours = _hours(name, corpus.text, corpus.workers)
+    return _stage(name, corpus, _text_disk(corpus), _group_memory(corpus) + working_set, hours)
 
 
 def _extract(recipe: Recipe, corpus: Corpus) -> StagePlan:
-    """The longest page at work, and of every source that one file feeds a row group in the making."""
-    fed = max(1, sum(source.kind == "pile" for source in recipe.sources.values()))
-    held = PAGE * recipe.extract.largest_page + 2 * recipe.extract.largest + fed * _group(corpus)
-    return _stage("extract", corpus, _packed(corpus), held, _hours_of_pages(recipe, corpus))
+    """Memory: the longest page being parsed, and an unfinished row group for every source that one file feeds."""
+    sources_per_file = max(1, sum(source.kind == "pile" for source in recipe.sources.values()))
+    page = PAGE_BYTES_PER_CHARACTER * recipe.extract.largest_page + 2 * recipe.extract.largest
+    working_set = page + sources_per_file * _group_memory(corpus)
+    return _stage("extract", corpus, _text_disk(corpus), working_set, _extract_hours(recipe, corpus))
 
 
-def _hours_of_pages(recipe: Recipe, corpus: Corpus) -> float | None:
-    """Of the WARC files that are here; none where some source has no file yet."""
+def _extract_hours(recipe: Recipe, corpus: Corpus) -> float | None:
+    """Hours for the WARC files that are here; None while some source has no file."""
     try:
         pages = sum(file.path.stat().st_size for file in recipe.files() if file.kind == "warc")
     except Failure:
@@ -147,58 +149,56 @@ def _hours_of_pages(recipe: Recipe, corpus: Corpus) -> float | None:
 
 
 def _quality(recipe: Recipe, corpus: Corpus) -> StagePlan:
-    """One process trains, with the beginnings of all its samples; then the workers score."""
+    """One process trains on the beginnings of all sampled documents; then the workers score."""
     sampled = 2 * min(recipe.quality.sample, corpus.documents)
-    scoring = _text("quality", corpus)
-    training = 2 * PROCESS + 2 * sampled * min(WINDOW, corpus.characters)
+    scoring = _shard_stage("quality", corpus)
+    training = 2 * PROCESS_BYTES + 2 * sampled * min(CLASSIFIED_CHARACTERS, corpus.characters)
     return scoring._replace(memory=max(scoring.memory, training))
 
 
 def _deduplicate(recipe: Recipe, corpus: Corpus) -> StagePlan:
-    """Its own figures, step by step; the documents that are left come on top."""
-    steps = state_bytes(corpus.documents, recipe.deduplicate, characters=corpus.characters)
+    """The figures of ``deduplication_state_bytes``, plus the documents that are written."""
+    steps = deduplication_state_bytes(corpus.documents, recipe.deduplicate, characters=corpus.characters)
     worker = max(step.memory for step in steps)
     memory = max(step.memory * (corpus.workers if step.workers else 1) for step in steps)
-    whole = _stage("deduplicate", corpus, 0, 0, _hours("deduplicate", corpus.text, corpus.workers))
-    beside = whole.memory - corpus.workers * PROCESS
-    return whole._replace(
-        disk=_packed(corpus) + sum(step.disk for step in steps), memory_a_worker=worker, memory=memory + beside
-    )
+    stage = _stage("deduplicate", corpus, 0, 0, _hours("deduplicate", corpus.text, corpus.workers))
+    driver = stage.memory - corpus.workers * PROCESS_BYTES
+    disk = _text_disk(corpus) + sum(step.disk for step in steps)
+    return stage._replace(disk=disk, memory_a_worker=worker, memory=memory + driver)
 
 
 def _tokenize(recipe: Recipe, corpus: Corpus) -> StagePlan:
-    """Tokens lie three times: as encoded, in parts, and in the stores."""
+    """Tokens are on disk three times: as encoded, in parts, and in the stores."""
     width = dtype_for(recipe.tokenize.vocabulary or GPT2_VOCABULARY).itemsize
-    tokens = int(corpus.text / CHARACTERS_A_TOKEN) + corpus.documents
-    disk = 3 * width * tokens + (2 * INDEX_ROW + ENCODED_ROW) * corpus.documents
-    encoding = 3 * min(TEXT_AT_ONCE, corpus.text) + 3 * width * int(TEXT_AT_ONCE / CHARACTERS_A_TOKEN)
-    gathering = 3 * width * min(TOKENS_AT_ONCE, tokens)
-    held = max(encoding, gathering)
-    return _stage("tokenize", corpus, disk, held, _hours("tokenize", corpus.text, corpus.workers))
+    tokens = int(corpus.text / CHARACTERS_PER_TOKEN) + corpus.documents
+    disk = 3 * width * tokens + (2 * INDEX_ROW_BYTES + ENCODED_ROW_BYTES) * corpus.documents
+    encoding = 3 * min(TEXT_BYTES_PER_UNIT, corpus.text) + 3 * width * int(TEXT_BYTES_PER_UNIT / CHARACTERS_PER_TOKEN)
+    gathering = 3 * width * min(TOKENS_PER_UNIT, tokens)
+    return _stage("tokenize", corpus, disk, max(encoding, gathering), _hours("tokenize", corpus.text, corpus.workers))
 
 
-def show(planned: dict[str, Any]) -> None:
+def print_plan(planned: dict[str, Any]) -> None:
     """Print a plan as a table on stdout."""
-    many = f"{planned['documents']:,} documents of {planned['characters_a_document']:,} characters"
-    table = Table("stage", title=f"{many}, {planned['workers']} workers", title_justify="left")
-    for column in ("on disk", "a worker holds", "all hold", "hours"):
+    size = f"{planned['documents']:,} documents of {planned['characters_a_document']:,} characters"
+    table = Table("stage", title=f"{size}, {planned['workers']} workers", title_justify="left")
+    for column in ("disk", "memory per worker", "memory", "hours"):
         table.add_column(column, justify="right")
     for stage in planned["stages"]:
         hours = "" if stage["hours"] is None else f"{stage['hours']:,.1f}"
-        sizes = [_size(stage[of]) for of in ("disk", "memory_a_worker", "memory")]
+        sizes = [_format_size(stage[key]) for key in ("disk", "memory_a_worker", "memory")]
         table.add_row(stage["stage"], *sizes, hours)
     known = [stage["hours"] for stage in planned["stages"] if stage["hours"] is not None]
     hours = f"{sum(known):,.1f}" if len(known) == len(planned["stages"]) else ""
-    table.add_row("all", _size(planned["disk"]), "", _size(planned["memory"]), hours, style="bold")
+    table.add_row("all", _format_size(planned["disk"]), "", _format_size(planned["memory"]), hours, style="bold")
     here, console = planned["here"], Console(highlight=False, soft_wrap=True)
     console.print(table)
-    console.print("At most: nothing is assumed to be dropped, and no file to be removed on the way.")
+    console.print("Upper bounds: as if no document were dropped and no file removed on the way.")
     if known:
-        console.print(f"Hours as measured in {planned['rates']}; of pages, for the files that are here.")
-    for what, of in (("memory", "memory"), ("disk", "free disk")):
-        verdict = "enough" if planned["fits"][what] else "too little"
-        console.print(f"Here are {_size(here[what])} of {of}: {verdict}.")
+        console.print(f"Hours at the rates of {planned['rates']}; for extract, of the WARC files that are here.")
+    for key, name in (("memory", "memory"), ("disk", "free disk")):
+        verdict = "enough" if planned["fits"][key] else "too little"
+        console.print(f"This machine has {_format_size(here[key])} of {name}: {verdict}.")
 
 
-def _size(n: float) -> str:
-    return f"{n / 1e12:.2f} TB" if n >= 1e12 else f"{n / 1e9:.1f} GB"
+def _format_size(size: float) -> str:
+    return f"{size / 1e12:.2f} TB" if size >= 1e12 else f"{size / 1e9:.1f} GB"

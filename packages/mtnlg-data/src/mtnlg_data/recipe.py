@@ -1,9 +1,8 @@
-"""The recipe of a curation, ``data.toml``: where documents come from and what each stage does to them.
+"""The recipe of a curation, ``data.toml``: the sources of documents and the settings of every stage.
 
-A source takes a few lines; the order in which sources stand is their priority, so that of duplicates the copy from the
-first is kept::
+The order of the sources is their priority: of duplicates, the copy from the earliest source is kept::
 
-    [sources.Wikipedia]                  # a dataset of the paper's corpus: its weight, subset and cleaning are known
+    [sources.Wikipedia]                  # a dataset of the paper: its weight, subset and cleaning rules are built in
     kind = "pile"
     paths = ["pile/*.jsonl.zst"]
 
@@ -13,11 +12,11 @@ first is kept::
     weight = 0.1
 
     [sources.crawl]
-    snapshot = "raw/CC-MAIN-2020-50"     # a folder that ``mtnlg-data fetch`` fills: the files that have landed so far
+    snapshot = "raw/CC-MAIN-2020-50"     # a folder filled by ``mtnlg-data fetch``: the files fetched so far are read
     weight = 0.3
-    filtered = true                      # judged by the classifier that learns from sources with ``curated = true``
+    filtered = true                      # by the classifier trained on sources with ``curated = true``
 
-Everything that cannot work is refused here, before anything starts.
+A recipe that cannot work is refused here, before any stage starts.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from mtnlg_data.dedup.stage import DeduplicateSettings
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.quality.stage import QualitySettings
 from mtnlg_data.sources.corpus import DATASETS
-from mtnlg_data.sources.snapshot import landed_files
+from mtnlg_data.sources.snapshot import downloaded_files
 from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
 
 from .console import Failure
@@ -44,8 +43,8 @@ from .sources import Kind, SourceFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FILE = "data.toml"
-TOLERANCE = 1e-3
+RECIPE_FILE = "data.toml"
+WEIGHT_TOLERANCE = 1e-3
 TEXT_RULES: tuple[Rule, ...] = ("unicode", "language", "javascript", "short")
 PAGE_RULES: tuple[Rule, ...] = ("unicode", "whitespace", "language", "javascript", "short")
 
@@ -53,38 +52,40 @@ SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 
 
 class Source(Settings):
-    """One source of documents."""
+    """Files, weight and treatment of one source of documents."""
 
     kind: Kind
     paths: list[str] | None = Field(None, min_length=1)
-    snapshot: str | None = None  # in place of paths: a folder that ``mtnlg-data fetch`` fills
+    snapshot: str | None = None  # instead of paths: a folder filled by ``mtnlg-data fetch``
     weight: float = Field(gt=0, le=1)  # share of the training samples
-    filtered: bool = False  # judged by the quality classifier
-    curated: bool = False  # what the quality classifier takes for good
+    filtered: bool = False  # its documents are kept or dropped by their quality score
+    curated: bool = False  # its documents are the quality classifier's positive examples
     field: str = Field("text", min_length=1)  # key or column of the text (jsonl, parquet)
-    subset: str | None = None  # the meta.pile_set_name that is wanted (pile)
-    rules: list[Rule]  # of ``clean``; where the recipe names none, the usual ones of its kind
+    subset: str | None = None  # meta.pile_set_name of the documents to read (pile)
+    rules: list[Rule]  # of ``clean``; by default those of its kind
 
     @model_validator(mode="after")
-    def _fits_its_kind(self) -> Self:
+    def _check_keys_fit_kind(self) -> Self:
         if (self.paths is None) == (self.snapshot is None):
-            raise ValueError("a source has either paths or a snapshot, the folder of one that was fetched")
+            raise ValueError("a source takes either paths or a snapshot, a folder filled by mtnlg-data fetch")
         if self.snapshot is not None and self.kind != "warc":
-            raise ValueError(f"snapshot = {self.snapshot!r} is of kind 'warc', not of kind {self.kind!r}")
+            raise ValueError(f"snapshot = {self.snapshot!r} needs kind = 'warc', not {self.kind!r}")
         if self.subset is not None and self.kind != "pile":
-            raise ValueError(f"subset = {self.subset!r} is of kind 'pile', not of kind {self.kind!r}")
+            raise ValueError(f"subset = {self.subset!r} needs kind = 'pile', not {self.kind!r}")
         if self.field != "text" and self.kind not in {"jsonl", "parquet"}:
-            raise ValueError(f"field = {self.field!r} is of kinds 'jsonl' and 'parquet', not of kind {self.kind!r}")
+            raise ValueError(f"field = {self.field!r} needs kind = 'jsonl' or 'parquet', not {self.kind!r}")
         if self.filtered and self.curated:
-            raise ValueError("a source cannot be both curated and filtered by what is learnt from the curated")
+            raise ValueError("a source cannot be both curated and filtered: the filter is trained on curated sources")
         return self
 
 
 class Recipe(Settings):
-    """A whole curation."""
+    """Sources and settings of a whole curation."""
 
-    input: Path = Path()  # the folder that relative paths below start from
-    texts: str | None = None  # texts of the tasks, which training must not see (mtnlg-eval texts writes them)
+    input: Path = Path()  # the folder of all relative paths below
+    texts: str | None = (
+        None  # texts of the evaluation tasks, to be cut from the documents (written by mtnlg-eval texts)
+    )
     sources: dict[SourceName, Source] = Field(min_length=1)
     extract: ExtractSettings = ExtractSettings()
     quality: QualitySettings = QualitySettings()
@@ -95,89 +96,96 @@ class Recipe(Settings):
 
     @field_validator("sources", mode="before")
     @classmethod
-    def _as_the_corpus_has_it(cls, sources: Any) -> Any:  # noqa: ANN401  (whatever the TOML holds)
-        """Fill in what the paper says of a source that bears the name of one of its datasets, and the usual rules."""
+    def _fill_defaults(cls, sources: Any) -> Any:  # noqa: ANN401  (whatever the TOML holds)
+        """Fill in the default rules, and weight and subset of a source named like a dataset of the paper."""
         if not isinstance(sources, dict):
             return sources
-        return {name: _filled(name, table) if isinstance(table, dict) else table for name, table in sources.items()}
+        return {
+            name: _with_defaults(name, table) if isinstance(table, dict) else table for name, table in sources.items()
+        }
 
     @model_validator(mode="after")
-    def _adds_up(self) -> Self:
+    def _check_weights_and_classifier(self) -> Self:
         total = sum(self.weights.values())
-        if abs(total - 1) > TOLERANCE:
+        if abs(total - 1) > WEIGHT_TOLERANCE:
             each = " + ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
             raise ValueError(f"the weights of the sources sum to {total:g}, not to 1: {each}")
         if self.filtered and not self.curated and self.quality.model is None:
             raise ValueError(
-                f"{self.filtered[0]} has filtered = true, but no source has curated = true to tell what is good, "
-                "and quality.model names no classifier"
+                f"{self.filtered[0]} has filtered = true, but no source has curated = true to train a classifier on, "
+                "and quality.model names none"
             )
         return self
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of every source."""
+        """Share of the training samples, by source."""
         return {name: source.weight for name, source in self.sources.items()}
 
     @property
     def filtered(self) -> tuple[str, ...]:
-        """Names of the sources that the classifier judges."""
+        """Names of the sources with ``filtered = true``."""
         return tuple(name for name, source in self.sources.items() if source.filtered)
 
     @property
     def curated(self) -> tuple[str, ...]:
-        """Names of the sources that the classifier takes for good."""
+        """Names of the sources with ``curated = true``."""
         return tuple(name for name, source in self.sources.items() if source.curated)
 
     @property
-    def judging(self) -> QualitySettings:
-        """``quality``, with the path of its model from ``input`` on."""
+    def resolved_quality(self) -> QualitySettings:
+        """``quality`` with the path of its model below ``input``."""
         model = self.quality.model
         return self.quality if model is None else self.quality.model_copy(update={"model": self.input / model})
 
     @property
-    def encoding(self) -> TokenizeSettings:
-        """``tokenize``, with the path of its tokenizer from ``input`` on."""
+    def resolved_tokenize(self) -> TokenizeSettings:
+        """``tokenize`` with the path of its tokenizer below ``input``."""
         path = self.tokenize.path
         return self.tokenize if path is None else self.tokenize.model_copy(update={"path": self.input / path})
 
     def files(self) -> list[SourceFile]:
-        """Every file of every source, in order. Raises ``Failure`` where a pattern finds none."""
-        return [file for name, source in self.sources.items() for file in self._files_of(name, source)]
+        """Every file of every source, sources in order. Raises ``Failure`` for a pattern that matches no file."""
+        files = []
+        for name, source in self.sources.items():
+            if source.snapshot is None:
+                paths = sorted(self._matching_files(name, source.paths or ()).items())
+            else:
+                paths = self._fetched_files(name, source.snapshot)
+            files += [SourceFile(name, path, inner, source.kind, source.field, source.subset) for inner, path in paths]
+        return files
 
-    def _files_of(self, name: str, source: Source) -> list[SourceFile]:
-        kept = (source.kind, source.field, source.subset)
-        if source.snapshot is not None:
-            return [SourceFile(name, path, inner, *kept) for inner, path in self._landed(name, source.snapshot)]
-        found = self._found(name, source.paths or ())
-        return [SourceFile(name, found[inner], inner, *kept) for inner in sorted(found)]
-
-    def _landed(self, name: str, snapshot: str) -> list[tuple[str, Path]]:
-        """What has landed of a snapshot, in the order of its listing: what lands later comes behind."""
+    def _fetched_files(self, name: str, snapshot: str) -> list[tuple[str, Path]]:
+        """The files of a snapshot fetched so far, in the order of its listing, so that later ones come last."""
         folder = self.input / snapshot
-        files = landed_files(folder)
+        files = downloaded_files(folder)
         if not files:
             known = DATASETS.get(name)
             which = (known and known.snapshot) or "SNAPSHOT"
-            raise Failure(f"{folder}: no file of source {name} has landed; mtnlg-data fetch {which} --out {folder}")
+            raise Failure(
+                f"{folder}: no file of source {name} is here yet; fetch some by mtnlg-data fetch {which} --out {folder}"
+            )
         return files
 
-    def _found(self, name: str, patterns: Sequence[str]) -> dict[str, Path]:
-        found: dict[str, Path] = {}
+    def _matching_files(self, name: str, patterns: Sequence[str]) -> dict[str, Path]:
+        """The files that match, by their path below the pattern's fixed folder."""
+        files: dict[str, Path] = {}
         for pattern in patterns:
-            whole = self.input / pattern
-            base = _fixed_part(whole)
-            matches = [path for path in base.glob(str(whole.relative_to(base))) if path.is_file()]
+            full_pattern = self.input / pattern
+            base = _fixed_folder(full_pattern)
+            matches = [path for path in base.glob(str(full_pattern.relative_to(base))) if path.is_file()]
             if not matches:
-                raise Failure(f"{whole}: no such file, which source {name} names; paths start at input = {self.input}")
+                raise Failure(
+                    f"{full_pattern}: no such file (source {name}); paths are relative to input = {self.input}"
+                )
             for path in matches:
                 inner = path.relative_to(base).as_posix()
-                if found.setdefault(inner, path) != path:
-                    raise Failure(f"{path}: {found[inner]} of source {name} has the same name; rename one of the two")
-        return found
+                if files.setdefault(inner, path) != path:
+                    raise Failure(f"{path}: {files[inner]} of source {name} has the same name; rename one of the two")
+        return files
 
     def texts_file(self) -> Path | None:
-        """The texts of the tasks. Raises ``Failure`` where the recipe names a file that is none."""
+        """The file of task texts, if the recipe names one. Raises ``Failure`` if it does not exist."""
         path = None if self.texts is None else self.input / self.texts
         if path is not None and not path.is_file():
             raise Failure(f"{path}: no such file of task texts; mtnlg-eval texts --out {path} writes it")
@@ -185,11 +193,14 @@ class Recipe(Settings):
 
 
 def load_recipe(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read ``recipe``, a TOML file or a folder that holds data.toml, with ``key=value`` overrides."""
-    return load(recipe, FILE, Recipe, overrides)
+    """Read a recipe, a TOML file or a folder with data.toml, and apply ``key=value`` overrides.
+
+    Raises ``Failure`` if there is no such file, and ``UsageFailure`` with a line for every mistake in it.
+    """
+    return load(recipe, RECIPE_FILE, Recipe, overrides)
 
 
-def _filled(name: str, table: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(name: str, table: dict[str, Any]) -> dict[str, Any]:
     known = DATASETS.get(name)
     table = {"kind": "warc", **table} if "snapshot" in table else table
     rules = PAGE_RULES if table.get("kind") == "warc" or (known and known.whitespace) else TEXT_RULES
@@ -201,8 +212,8 @@ def _filled(name: str, table: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _fixed_part(pattern: Path) -> Path:
-    """The folder of a pattern below which anything may vary."""
+def _fixed_folder(pattern: Path) -> Path:
+    """The deepest folder of a pattern that holds no wildcard."""
     parts = pattern.parent.parts
     fixed = next((count for count, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     return Path(*parts[:fixed])

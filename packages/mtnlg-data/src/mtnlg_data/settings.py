@@ -1,6 +1,6 @@
-"""TOML recipes read into frozen pydantic models; every mistake is one line: file, key, value, what would be right.
+"""TOML recipes read into frozen pydantic models; each mistake is reported in one line: file, key, value, valid choices.
 
-``mtnlg_data`` and ``mtnlg_model`` must not import one another, so this file stands in both, and a test keeps the two
+``mtnlg_data`` and ``mtnlg_model`` must not import one another, so each has a copy of this file; a test keeps the copies
 byte-equal.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Settings(BaseModel):
-    """Base of every typed recipe section: immutable, strict, and closed to unknown keys."""
+    """Base of all recipe sections: frozen, strict, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=Settings)
 def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()) -> S:
     """Read ``recipe`` (a TOML file, or a folder that holds ``name``) with ``key=value`` overrides into ``schema``.
 
-    Raises ``Failure`` where no such file is, ``UsageFailure`` with one line a mistake where the content is wrong.
+    Raises ``Failure`` if the file does not exist, ``UsageFailure`` with one line per mistake if its content is wrong.
     """
     path = recipe / name if recipe.is_dir() else recipe
     try:
@@ -48,7 +48,7 @@ def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()
 
 
 def from_overrides(schema: type[S], overrides: Sequence[str]) -> S:
-    """``schema`` with its defaults and these ``key=value`` overrides. Raises ``UsageFailure``, one line a mistake."""
+    """The defaults of ``schema`` with ``key=value`` overrides. Raises ``UsageFailure``, one line per mistake."""
     content: dict[str, Any] = {}
     for override in overrides:
         _override(content, override)
@@ -56,22 +56,18 @@ def from_overrides(schema: type[S], overrides: Sequence[str]) -> S:
 
 
 def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
-    """Validate ``content``; raises ``UsageFailure`` with one line a mistake, each beginning with ``place``."""
+    """``content`` as a ``schema``. Raises ``UsageFailure`` with one line per mistake, each beginning with ``place``."""
     try:
-        # Through JSON mode, so that a TOML array may fill a tuple and a TOML string a path or an enumeration.
-        return schema.model_validate_json(_as_json(content))
+        # JSON mode, in which strict pydantic accepts a list for a tuple and a string for a path or an enumeration.
+        return schema.model_validate_json(json.dumps(content, default=str))
     except ValidationError as error:
         lines = [_explain(detail, schema, place) for detail in error.errors(include_url=False)]
         raise UsageFailure("\n".join(lines)) from None
 
 
 def dump(settings: Settings) -> str:
-    """The settings as TOML, every default written out; ``load`` reads it back to an equal object."""
+    """The settings as TOML with every default written out; `load` reads back an equal object."""
     return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True))
-
-
-def _as_json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, default=str)
 
 
 def _override(content: dict[str, Any], override: str) -> None:
@@ -86,16 +82,16 @@ def _override(content: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise UsageFailure(f"--set {override}: {part} is no table")
+            raise UsageFailure(f"--set {override}: {part} is not a table")
     table[parts[-1]] = value
 
 
 def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
-    where = [part for part in detail["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
-    key = ".".join(str(part) for part in where)
+    path = [part for part in detail["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    key = ".".join(str(part) for part in path)
     if detail["type"] == "extra_forbidden":
-        valid = sorted(_fields(schema, where[:-1]))
-        near = get_close_matches(str(where[-1]), valid, n=1)
+        valid = sorted(_valid_keys(schema, path[:-1]))
+        near = get_close_matches(str(path[-1]), valid, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"{place}: {key} = {detail['input']!r}: unknown key; {hint}valid keys: {', '.join(valid)}"
     if detail["type"] == "missing":
@@ -105,10 +101,10 @@ def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: 
     return f"{place}: {key}{shown}: {message}" if key else f"{place}: {message}"
 
 
-def _fields(schema: type[BaseModel], where: Sequence[int | str]) -> set[str]:
-    """Names of the keys that the table at ``where`` may hold."""
+def _valid_keys(schema: type[BaseModel], path: Sequence[int | str]) -> set[str]:
+    """Keys that the table at ``path`` may have."""
     models: list[Any] = [schema]
-    for part in where:
+    for part in path:
         if isinstance(part, int):
             continue
         inner = [m.model_fields[part].annotation for m in models if part in getattr(m, "model_fields", {})]

@@ -1,9 +1,9 @@
-"""Each stage by itself: what the commands ``extract``, ``score``, ``clean``, ``dedup``, … run.
+"""One stage by itself, on paths: what the commands ``extract``, ``score``, ``clean``, ``dedup``, … run.
 
-Inputs are files and folders of any format: WARC, JSON lines (plain, .gz, .zst; the Pile's are such), Parquet, and what
-another stage has left. Documents that lie in no shards yet are brought into them first, by ``extract``, in the folder
-``documents`` of the output. The output is what the stage leaves in a curation: shards with their manifests (or token
-stores), ``summary.json`` and the page. The same call goes on where a killed one was.
+Inputs are files and folders of any format: WARC, JSON lines (plain, .gz, .zst; the Pile is such), Parquet, and the
+shards of another stage. Files that are not shards are extracted first, into the folder ``documents`` of the output. The
+output is what the stage leaves in a curation (shards with their manifests, or token stores), ``summary.json`` and the
+report. The same call resumes an interrupted one.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mtnlg_data.clean.stage import Rule
+from mtnlg_data.clean.stage import Rule, clean_documents
+from mtnlg_data.decontaminate.stage import decontaminate_documents
+from mtnlg_data.dedup.stage import deduplicate_documents
+from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.quality.stage import filter_documents
+from mtnlg_data.tokens.stage import tokenize_documents
 
-from .clean import stage as cleaning
 from .console import Failure, UsageFailure, say
-from .decontaminate import stage as decontamination
-from .dedup import stage as deduplication
-from .document import SCHEMA, read_documents, source_of
-from .engine import at_work_in, manifest_path
-from .extract import stage
+from .document import SCHEMA, read_documents, shard_source
+from .engine import lock_folder, manifest_path
 from .files import write_json
-from .quality import stage as judging
-from .report import report
+from .report import write_report
 from .sources import SourceFile
-from .tally import line, together
-from .tokens import stage as tokenization
+from .tally import merge_summaries, summary_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,8 +47,8 @@ if TYPE_CHECKING:
     from .engine import Engine, Summary
     from .sources import Kind
 
-NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(.+)", re.DOTALL)
-KINDS: tuple[tuple[str, Kind], ...] = (
+NAMED_INPUT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(.+)", re.DOTALL)
+KIND_PATTERNS: tuple[tuple[str, Kind], ...] = (
     (r"\.w?arc(\.gz)?$", "warc"),
     (r"\.(jsonl|ndjson|json)(\.gz|\.zst)?$", "jsonl"),
     (r"\.parquet$", "parquet"),
@@ -58,46 +57,47 @@ KINDS: tuple[tuple[str, Kind], ...] = (
 
 @dataclass
 class Inputs:
-    """What a stage is given: shards that another stage left, and files that are none yet, in the order of the words."""
+    """Inputs of a stage: shards, files still to be extracted, and their sources in the order of the arguments."""
 
     shards: list[Path] = field(default_factory=list)
     files: list[SourceFile] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)  # in the order of their priority
+    sources: list[str] = field(default_factory=list)
 
 
-def inputs_of(
-    words: Iterable[str],
+def find_inputs(
+    arguments: Iterable[str],
     *,
     raw: bool = False,
     unnamed: str = "documents",
-    **how: Any,  # noqa: ANN401  (of SourceFile)
+    **file_options: Any,  # noqa: ANN401  (fields of SourceFile)
 ) -> Inputs:
-    """Find what ``PATH`` and ``NAME=PATH`` stand for: files of the source NAME; a folder stands for all below it.
+    """The files that ``PATH`` and ``NAME=PATH`` stand for: PATH, or everything below it, as files of source NAME.
 
-    With ``raw`` no Parquet file counts as a shard. ``how`` goes to every ``SourceFile``. Raises ``Failure`` where there
-    is no such file, or none of a known format, and ``UsageFailure`` where shards are given another name.
+    ``unnamed`` is the source of a PATH without a name. With ``raw`` every Parquet file is a file to extract.
+    ``file_options`` are passed to each ``SourceFile``. Raises ``Failure`` for a path that does not exist or holds no
+    file of a known format, and ``UsageFailure`` for shards that are given another name.
     """
-    found = Inputs()
-    for word in words:
-        named = None if Path(word).exists() else NAMED.fullmatch(word)
-        source, path = (named[1], Path(named[2])) if named else (unnamed, Path(word))
+    inputs = Inputs()
+    for argument in arguments:
+        named = None if Path(argument).exists() else NAMED_INPUT.fullmatch(argument)
+        source, path = (named[1], Path(named[2])) if named else (unnamed, Path(argument))
         if not path.exists():
             raise Failure(f"{path}: no such file or folder; an input is PATH or NAME=PATH")
-        shards = [] if raw else [file for file in _listed(path) if _is_shard(file)]
+        shards = [] if raw else _shards(path)
         if shards and named:
-            raise UsageFailure(f"{word}: its documents are of {source_of(shards[0])} already; NAME= is for other files")
+            raise UsageFailure(f"{argument}: its documents are of {shard_source(shards[0])} already; give only PATH")
         if shards:
-            found.shards += shards
-            found.sources += map(source_of, shards)
+            inputs.shards += shards
+            inputs.sources += map(shard_source, shards)
         else:
-            found.files += _files(source, path, how)
-            found.sources.append(source)
-    found.sources = list(dict.fromkeys(found.sources))
-    return found
+            inputs.files += _source_files(source, path, file_options)
+            inputs.sources.append(source)
+    inputs.sources = list(dict.fromkeys(inputs.sources))
+    return inputs
 
 
-def _listed(path: Path) -> list[Path]:
-    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+def _shards(path: Path) -> list[Path]:
+    return [file for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path]) if _is_shard(file)]
 
 
 def _is_shard(path: Path) -> bool:
@@ -109,123 +109,120 @@ def _is_shard(path: Path) -> bool:
         return False
 
 
-def _files(source: str, path: Path, how: Mapping[str, Any]) -> list[SourceFile]:
-    """The files that a path stands for; a suffix that is not known is passed over in a folder, and refused alone."""
+def _source_files(source: str, path: Path, file_options: Mapping[str, Any]) -> list[SourceFile]:
+    """The file, or all files of a known format below the folder."""
     base, paths = (path, sorted(path.rglob("*"))) if path.is_dir() else (path.parent, [path])
     files = [
-        SourceFile(source, file, file.relative_to(base).as_posix(), **{"kind": kind, **how})
+        SourceFile(source, file, file.relative_to(base).as_posix(), **{"kind": kind, **file_options})
         for file in paths
         if file.is_file() and (kind := _kind(file)) is not None
     ]
     if not files:
-        raise Failure(f"{path}: nothing that ends in .warc.gz, .jsonl (.gz, .zst) or .parquet")
+        raise Failure(f"{path}: no file that ends in .warc.gz, .jsonl (.gz, .zst) or .parquet")
     return files
 
 
 def _kind(path: Path) -> Kind | None:
-    return next((kind for pattern, kind in KINDS if re.search(pattern, path.name)), None)
+    return next((kind for pattern, kind in KIND_PATTERNS if re.search(pattern, path.name)), None)
 
 
-def rules_of(words: str) -> tuple[Rule, ...]:
-    """The rules of ``clean`` that stand between commas. Raises ``UsageFailure`` naming one that is none."""
+def parse_rules(names: str) -> tuple[Rule, ...]:
+    """The rules of ``clean`` in a comma-separated list. Raises ``UsageFailure`` for one that does not exist."""
     known: dict[str, Rule] = {rule: rule for rule in get_args(Rule)}
-    if unknown := [word for word in words.split(",") if word not in known]:
-        raise UsageFailure(f"--rules {words}: {unknown[0]!r} is none of {', '.join(known)}")
-    return tuple(known[word] for word in words.split(","))
+    if unknown := [name for name in names.split(",") if name not in known]:
+        raise UsageFailure(f"--rules {names}: {unknown[0]!r} is none of {', '.join(known)}")
+    return tuple(known[name] for name in names.split(","))
 
 
-def weights_of(words: Sequence[str]) -> dict[str, float]:
-    """The weights of ``NAME=SHARE``. Raises ``UsageFailure`` where one is no positive number."""
+def parse_weights(arguments: Sequence[str]) -> dict[str, float]:
+    """The weights in ``NAME=SHARE`` arguments. Raises ``UsageFailure`` for one outside (0, 1]."""
     weights = {}
-    for word in words:
-        name, _, share = word.partition("=")
+    for argument in arguments:
+        name, _, share = argument.partition("=")
         try:
             weights[name] = float(share)
         except ValueError:
             weights[name] = 0.0
         if not 0 < weights[name] <= 1:
-            raise UsageFailure(f"--weight {word}: expected NAME=SHARE, a number above 0 up to 1")
+            raise UsageFailure(f"--weight {argument}: expected NAME=SHARE, a number above 0 up to 1")
     return weights
 
 
-class Alone:
-    """A stage at work in a folder: brings its inputs into shards, and in the end tells what became of them."""
+class StandaloneRunner:
+    """A stage running in a folder: extracts its inputs if they are no shards yet, and collects the summaries."""
 
     def __init__(self, out: Path, engine: Engine) -> None:
         self.out = out
         self.engine = engine
-        self.accounts: list[Summary] = []
+        self.summaries: list[Summary] = []
 
     def shards(self, inputs: Inputs, folder: str = "documents") -> list[Path]:
-        """The shards of the inputs, those that were files first made in this folder of the output."""
-        made: list[Path] = []
+        """The shards of the inputs; files are extracted into this folder of the output."""
+        shards = list(inputs.shards)
         if inputs.files:
-            at = self.out / folder
-            account = self.timed(lambda: stage.extract_documents(inputs.files, at, ExtractSettings(), self.engine))
-            made = [at / name for name in account["shards"]]
-        shards = [*inputs.shards, *made]
-        names: dict[str, Path] = {}
+            target = self.out / folder
+            summary = self.run(lambda: extract_documents(inputs.files, target, ExtractSettings(), self.engine))
+            shards += [target / name for name in summary["shards"]]
+        by_name: dict[str, Path] = {}
         for shard in shards:
-            if (other := names.setdefault(shard.name, shard)) != shard:
-                raise UsageFailure(f"{shard}: {other} has the same file name; give one of them another source by NAME=")
+            if (first := by_name.setdefault(shard.name, shard)) != shard:
+                raise UsageFailure(f"{shard}: {first} has the same file name; give one of them another source by NAME=")
         return shards
 
-    def timed(self, work: Callable[[], Summary]) -> Summary:
-        """Do a stage's work and keep its account."""
-        began = time.monotonic()
-        account = {**work(), "seconds": 0.0}
-        account["seconds"] = round(time.monotonic() - began, 3)
-        self.accounts.append(account)
-        say(f"{line(account)} ({account['seconds']:.1f} s)")
-        return account
+    def run(self, stage: Callable[[], Summary]) -> Summary:
+        """Run a stage, time it, and keep its summary."""
+        started = time.monotonic()
+        summary = {**stage(), "seconds": 0.0}
+        summary["seconds"] = round(time.monotonic() - started, 3)
+        self.summaries.append(summary)
+        say(f"{summary_line(summary)} ({summary['seconds']:.1f} s)")
+        return summary
 
     def summary(self) -> Summary:
-        """What ``summary.json`` holds."""
-        return together(self.accounts)
+        """The content of ``summary.json``."""
+        return merge_summaries(self.summaries)
 
 
 @contextmanager
-def alone(out: Path, engine: Engine) -> Iterator[Alone]:
-    """Work in ``out``, where nobody else does; in the end write summary and page."""
-    with at_work_in(out, "a stage by itself", shared=False):
-        work = Alone(out, engine)
-        yield work
-        write_json(out / "summary.json", work.summary())
-        report(out)
+def standalone_runner(out: Path, engine: Engine) -> Iterator[StandaloneRunner]:
+    """Lock ``out`` for one run; write summary and report when the block ends."""
+    with lock_folder(out, "a stage by itself", shared=False):
+        runner = StandaloneRunner(out, engine)
+        yield runner
+        write_json(out / "summary.json", runner.summary())
+        write_report(out)
 
 
 def extract(inputs: Inputs, out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
-    """Records → documents: ``out/<source>-<number>.parquet``."""
-    with alone(out, engine) as work:
-        work.timed(lambda: stage.extract_documents(inputs.files, out, settings, engine))
-    return work.summary()
+    """Records to documents: ``out/<source>-<number>.parquet``."""
+    with standalone_runner(out, engine) as runner:
+        runner.run(lambda: extract_documents(inputs.files, out, settings, engine))
+    return runner.summary()
 
 
 def score(inputs: Inputs, out: Path, settings: QualitySettings, engine: Engine, *, positives: Inputs) -> Summary:
-    """Score the inputs, and keep what the draw keeps.
+    """Score the inputs and keep what the Pareto draw keeps.
 
-    The classifier is ``settings.model``, or else one that learns to tell ``positives`` from the inputs.
+    The classifier is ``settings.model``, or one trained on ``positives`` against the inputs.
     """
-    roles = (inputs.sources, positives.sources)
-    if both := set(roles[0]) & set(roles[1]):
-        raise UsageFailure(f"{both.pop()}: a source of the inputs and of the positives; name one of them by NAME=PATH")
-    if settings.model is None and not positives.sources:
-        raise UsageFailure("score takes --positive INPUT, to learn from it what is good, or --set model=FILE")
+    filtered, curated = inputs.sources, positives.sources
+    if both := set(filtered) & set(curated):
+        raise UsageFailure(f"{both.pop()}: a source of both the inputs and the positives; rename one by NAME=PATH")
+    if settings.model is None and not curated:
+        raise UsageFailure("score needs --positive INPUT, examples of good documents, or --set model=FILE")
     settings.check()
-    with alone(out, engine) as work:
-        judged, good = work.shards(inputs), work.shards(positives, "positives")
-        before = _counted([*judged, *good])
-        work.timed(
-            lambda: judging.filter_documents([*judged, *good], out, settings, *roles, before=before, engine=engine)
-        )
-    return work.summary()
+    with standalone_runner(out, engine) as runner:
+        shards = [*runner.shards(inputs), *runner.shards(positives, "positives")]
+        before = _count_documents(shards)
+        runner.run(lambda: filter_documents(shards, out, settings, filtered, curated, before=before, engine=engine))
+    return runner.summary()
 
 
-def _counted(shards: Sequence[Path]) -> dict[str, Summary]:
-    """What an account would say of these shards."""
+def _count_documents(shards: Sequence[Path]) -> dict[str, Summary]:
+    """Documents and characters by source, under the keys of a stage's summary."""
     counts: dict[str, Summary] = {}
     for shard in shards:
-        count = counts.setdefault(source_of(shard), {"documents_out": 0, "characters_out": 0})
+        count = counts.setdefault(shard_source(shard), {"documents_out": 0, "characters_out": 0})
         for batch in read_documents(shard, ["text"]):
             count["documents_out"] += batch.num_rows
             count["characters_out"] += pc.sum(pc.utf8_length(batch["text"])).as_py()
@@ -234,42 +231,42 @@ def _counted(shards: Sequence[Path]) -> dict[str, Summary]:
 
 def clean(inputs: Inputs, out: Path, settings: CleanSettings, engine: Engine, *, rules: Sequence[Rule]) -> Summary:
     """Apply these rules to every document."""
-    with alone(out, engine) as work:
-        shards = work.shards(inputs)
-        of = dict.fromkeys(inputs.sources, tuple(rules))
-        work.timed(lambda: cleaning.clean_documents(shards, out, settings, of, engine))
-    return work.summary()
+    rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
+    with standalone_runner(out, engine) as runner:
+        shards = runner.shards(inputs)
+        runner.run(lambda: clean_documents(shards, out, settings, rules_by_source, engine))
+    return runner.summary()
 
 
 def dedup(inputs: Inputs, out: Path, settings: DeduplicateSettings, engine: Engine) -> Summary:
-    """Of near duplicates keep one, from the source that the inputs name first."""
-    with alone(out, engine) as work:
-        shards = work.shards(inputs)
-        work.timed(lambda: deduplication.deduplicate_documents(shards, out, settings, inputs.sources, engine))
-    return work.summary()
+    """Keep one of near duplicates, the copy from the source that the inputs name first."""
+    with standalone_runner(out, engine) as runner:
+        shards = runner.shards(inputs)
+        runner.run(lambda: deduplicate_documents(shards, out, settings, inputs.sources, engine))
+    return runner.summary()
 
 
 def decontaminate(
     inputs: Inputs, out: Path, settings: DecontaminateSettings, engine: Engine, *, texts: Path
 ) -> Summary:
-    """Take the texts of the tasks out of the documents."""
+    """Cut the n-grams of the task texts out of the documents."""
     if not texts.is_file():
         raise Failure(f"{texts}: no such file of task texts; mtnlg-eval texts --out {texts} writes it")
-    with alone(out, engine) as work:
-        shards = work.shards(inputs)
-        work.timed(lambda: decontamination.decontaminate_documents(shards, out, settings, texts, engine))
-    return work.summary()
+    with standalone_runner(out, engine) as runner:
+        shards = runner.shards(inputs)
+        runner.run(lambda: decontaminate_documents(shards, out, settings, texts, engine))
+    return runner.summary()
 
 
 def tokenize(
     inputs: Inputs, out: Path, settings: TokenizeSettings, engine: Engine, *, weights: Mapping[str, float]
 ) -> Summary:
-    """Documents → token stores, ``tokenizer.json`` and ``blend.json``; ``weights`` by source, one alone needs none."""
+    """Documents to token stores, ``tokenizer.json`` and ``blend.json``; a single source needs no weight."""
     weights = weights or (dict.fromkeys(inputs.sources, 1.0) if len(inputs.sources) == 1 else {})
     if set(weights) != set(inputs.sources):
-        raise UsageFailure(f"--weight takes a NAME=SHARE for each of {', '.join(inputs.sources)}")
-    with alone(out, engine) as work:
-        shards = work.shards(inputs)
-        by_source = {source: [s for s in shards if source_of(s) == source] for source in inputs.sources}
-        work.timed(lambda: tokenization.tokenize_documents(by_source, out, settings, weights, engine))
-    return work.summary()
+        raise UsageFailure(f"--weight needs NAME=SHARE for each of {', '.join(inputs.sources)}")
+    with standalone_runner(out, engine) as runner:
+        shards = runner.shards(inputs)
+        by_source = {source: [s for s in shards if shard_source(s) == source] for source in inputs.sources}
+        runner.run(lambda: tokenize_documents(by_source, out, settings, weights, engine))
+    return runner.summary()

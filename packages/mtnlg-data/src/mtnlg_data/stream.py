@@ -1,16 +1,16 @@
-"""TokenStream: training samples by number, blended and shuffled with nothing to build (contract 1).
+"""TokenStream: training samples by number, blended and shuffled without building an index (contract 1).
 
 Sample n is a pure function of (stores, weights, seed, sequence length, n): no iterator, no state, no index file. With S
 the sequence length, for each source k of integer weight u_k, sum u = U = 2**32:
 
     windows     a split's T tokens hold W = (T - 1) // S windows; window i is tokens [i S, i S + S + 1)
-    epochs      draw d of a source reads window permutation(seed, source, d // W)(d mod W), so every window of an
-                epoch comes once before any comes twice
-    quotas      after n samples, n a multiple of the block B, source k has given A_k(n) of them: the largest-remainder
-                apportionment of n u_k / U. A block's quota is q_k = A_k(n + B) - A_k(n): what one block gave too much
-                or too little, the following ones correct (paper.md 4.4); B u_k >= U makes every q_k >= 0
-    inside      the j-th sample (from 0) of source k in a block stands at (j + 1/2) / q_k of it; ties go to the earlier
-                source. This is the order of Webster's (Sainte-Lague's) rule, and any place in it is found directly
+    epochs      draw d of a source reads window permutation(seed, source, d // W)(d mod W), so an epoch reads every
+                window once before the next epoch reads any
+    quotas      A_k(n) of the first n samples, n a multiple of the block B, come from source k: the largest-remainder
+                apportionment of n u_k / U. A block's quota is q_k = A_k(n + B) - A_k(n), so later blocks correct the
+                rounding of earlier ones (paper.md 4.4); B u_k >= U makes every q_k >= 0
+    inside      within a block, sample j (from 0) of source k is at position (j + 1/2) / q_k; ties go to the earlier
+                source. This is the order of Webster's (Sainte-Lague's) rule; any position is computed directly
 
 With K sources of shares w_k = u_k / U and c_k(n) the samples of source k among the first n: |c_k(n) - n w_k| < 1 at
 every block's end, < 3/2 + (K/2) (w_k + 2/B) after any sample, so at most twice that in any run of consecutive samples.
@@ -24,15 +24,14 @@ import json
 import math
 import operator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, SupportsIndex
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
 
+from mtnlg_data.tokens.blend import UNITS, Blend, BlendSource, held_out, read_blend
 from mtnlg_data.tokens.store import TokenStore
 
 from .console import Failure
-from .settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,98 +42,53 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation"]
 
 ORDER_VERSION = 1
-UNITS = 1 << 32
-SMALLEST_BLOCK = 1024
+MIN_BLOCK = 1024
 
 
 class TokenStream(Protocol):
-    """Training samples by number. The same number gives the same sample on every machine and in every layout."""
+    """Training samples by number: the same number gives the same sample on every machine and in every layout."""
 
     @property
     def seq_length(self) -> int:
-        """Inputs of a sample; it holds one token more, the last target."""
+        """Input tokens of a sample; the sample has one token more, the last target."""
 
     @property
     def vocab_size(self) -> int:
-        """Every token is in [0, vocab_size)."""
+        """Size of the vocabulary: every token is in [0, vocab_size)."""
 
     @property
     def fingerprint(self) -> str:
-        """Of data, weights, seed and order: a checkpoint refuses to resume on another."""
+        """Digest of data, weights, seed and order; a checkpoint resumes only on a stream with the same one."""
 
     def __len__(self) -> int:
-        """Samples that may be asked for."""
+        """Number of samples."""
 
     def __getitem__(self, sample: int) -> NDArray[np.int32]:
         """Sample ``sample``, shape [seq_length + 1]. Raises ``IndexError`` outside [0, len)."""
 
 
-class BlendSource(Settings):
-    """One store of a blend, as in blend.json."""
-
-    name: str
-    prefix: str = Field(description="of the .bin/.idx pair, from blend.json's folder")
-    weight: float = Field(gt=0)
-    documents: int = Field(ge=0)
-    tokens: int = Field(ge=0)
-    sha256: str = Field(description="TokenStore.checksum")
-
-
-class Blend(Settings):
-    """What blend.json holds: the stores, how they are mixed, and what is held out."""
-
-    seed: int
-    vocabulary: int = Field(gt=0)
-    eod: int = Field(ge=0)
-    validation: float = Field(ge=0, lt=1, description="share of each source's documents, from its end")
-    sources: tuple[BlendSource, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _can_be_blended(self) -> Self:
-        names = [source.name for source in self.sources]
-        if len(set(names)) < len(names):
-            raise ValueError(f"sources share a name: {', '.join(names)}")
-        least = min(self.sources, key=lambda source: source.weight)
-        if least.weight * UNITS < sum(source.weight for source in self.sources):
-            raise ValueError(f"weight {least.weight} of {least.name} is under 2**-32 of all; leave it out")
-        return self
-
-
-def read_blend(tokens: Path) -> Blend:
-    """The blend of a folder of stores. Raises ``Failure`` naming the file."""
-    path = tokens / "blend.json"
-    try:
-        return Blend.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; it is written by the tokenize stage of mtnlg-data") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise Failure(f"{path}: {where}{first['msg'].removeprefix('Value error, ')}") from None
-
-
 def open_stream(tokens: Path, seq_length: int, split: Split = "train", samples: int | None = None) -> BlendedStream:
-    """The samples of a folder that holds blend.json and its stores; ``samples`` of them, or one nominal pass.
+    """The samples of a folder with blend.json and its stores: ``samples`` of them, or one nominal pass.
 
-    A source whose validation documents fill no window is left out of the validation stream; in the training stream
-    that is a ``Failure``, as is any missing or truncated file.
+    A source whose validation documents fill no window is left out of the validation stream. Raises ``Failure`` for a
+    source without a window in the training stream, and for a missing or truncated file.
     """
     if seq_length < 1 or (samples is not None and samples < 0):
         raise ValueError(f"seq_length = {seq_length} must be positive and samples = {samples} not negative")
     blend = read_blend(tokens)
-    runs = [_Run.open(tokens, blend, source, seq_length, split) for source in blend.sources]
-    full = [run for run in runs if run.windows]
-    if not full or (split == "train" and len(full) < len(runs)):
-        short = next(run for run in runs if not run.windows)
+    ranges = [_SourceRange.open(tokens, blend, source, seq_length, split) for source in blend.sources]
+    sources = [source for source in ranges if source.windows]
+    if not sources or (split == "train" and len(sources) < len(ranges)):
+        short = next(source for source in ranges if not source.windows)
         raise Failure(
             f"{short.store.prefix}.bin: {short.tokens} {split} tokens are fewer than one sample of {seq_length} + 1; "
             f"lower the sequence length, or give {short.name} more documents"
         )
-    return BlendedStream(blend, full, seq_length, split, samples)
+    return BlendedStream(blend, sources, seq_length, split, samples)
 
 
-class _Run(NamedTuple):
-    """One source's part of a split: a run of its store's tokens."""
+class _SourceRange(NamedTuple):
+    """The tokens of one source that belong to a split: ``tokens`` of its store, from ``start``."""
 
     name: str
     weight: float
@@ -144,7 +98,7 @@ class _Run(NamedTuple):
     windows: int
 
     @classmethod
-    def open(cls, tokens: Path, blend: Blend, source: BlendSource, seq_length: int, split: Split) -> _Run:
+    def open(cls, tokens: Path, blend: Blend, source: BlendSource, seq_length: int, split: Split) -> _SourceRange:
         store = TokenStore(tokens / source.prefix)
         if (store.documents, store.tokens) != (source.documents, source.tokens):
             raise Failure(
@@ -157,67 +111,58 @@ class _Run(NamedTuple):
         return cls(source.name, source.weight, store, start, stop - start, windows)
 
 
-def held_out(documents: int, validation: float) -> int:
-    """How many of a source's documents, the last ones, are for validation: the share, rounded.
-
-    With two documents or more and a share above zero, each side gets at least one.
-    """
-    if documents < 2 or validation == 0:
-        return 0
-    parts, whole = validation.as_integer_ratio()
-    return min(max((2 * parts * documents + whole) // (2 * whole), 1), documents - 1)
-
-
 class BlendedStream:
-    """The ``TokenStream`` of a blend; made by ``open_stream``. Memory grows with the number of sources alone."""
+    """The ``TokenStream`` of a blend, made by ``open_stream``; its memory grows only with the number of sources."""
 
-    def __init__(self, blend: Blend, runs: Sequence[_Run], seq_length: int, split: Split, samples: int | None) -> None:
+    def __init__(
+        self, blend: Blend, sources: Sequence[_SourceRange], seq_length: int, split: Split, samples: int | None
+    ) -> None:
         self.seq_length = seq_length
         self.vocab_size = blend.vocabulary
         self.seed = blend.seed
-        self.runs = tuple(runs)
-        self.blender = Blender([run.weight for run in runs])
+        self.sources = tuple(sources)
+        self.blender = Blender([source.weight for source in sources])
         self.fingerprint = _fingerprint(blend, seq_length, split)
-        self._samples = sum(run.windows for run in runs) if samples is None else samples
+        self._samples = sum(source.windows for source in sources) if samples is None else samples
         self._permutations: dict[int, tuple[int, Permutation]] = {}
 
     def __len__(self) -> int:
-        """Samples that may be asked for."""
+        """Number of samples."""
         return self._samples
 
     def __getitem__(self, sample: SupportsIndex) -> NDArray[np.int32]:
-        """Sample ``sample``, shape [seq_length + 1], the caller's own.
+        """Sample ``sample``, shape [seq_length + 1], in an array of the caller's own.
 
-        Raises ``IndexError`` outside [0, len), and ``Failure`` where a store is no longer what it was.
+        Raises ``IndexError`` outside [0, len), and ``Failure`` if a store has been changed or damaged since.
         """
-        source, window = self.locate(sample)
-        run = self.runs[source]
-        start = run.start + window * self.seq_length
-        tokens = run.store.read(start, start + self.seq_length + 1).astype(np.int32)
+        number, window = self.locate(sample)
+        source = self.sources[number]
+        start = source.start + window * self.seq_length
+        tokens = source.store.read(start, start + self.seq_length + 1).astype(np.int32)
         if not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
             raise Failure(
-                f"{run.store.prefix}.bin: token {start + wrong}, {tokens[wrong]}, is outside the vocabulary of "
+                f"{source.store.prefix}.bin: token {start + wrong}, {tokens[wrong]}, is outside the vocabulary of "
                 f"{self.vocab_size}; tokenize it again with this tokenizer"
             )
         return tokens
 
     def locate(self, sample: SupportsIndex) -> tuple[int, int]:
-        """Which of ``runs`` sample ``sample`` comes from, and which of its windows."""
+        """(source, window) of a sample: its place in ``sources``, and the window of that source it reads."""
         number = operator.index(sample)
         if not 0 <= number < self._samples:
             raise IndexError(f"sample {number} of {self._samples}")
         source, draw = self.blender.draw(number)
-        epoch, position = divmod(draw, self.runs[source].windows)
+        epoch, position = divmod(draw, self.sources[source].windows)
         return source, self._permutation(source, epoch)(position)
 
-    def _permutation(self, source: int, epoch: int) -> Permutation:
-        """Of the epoch that this source was last asked for: neighbours in a batch share it."""
-        known = self._permutations.get(source)
-        if known is None or known[0] != epoch:
-            run = self.runs[source]
-            known = self._permutations[source] = (epoch, Permutation(run.windows, self.seed, run.name, epoch))
-        return known[1]
+    def _permutation(self, number: int, epoch: int) -> Permutation:
+        """The permutation of a source's epoch; the last one of each source is cached, for its neighbours in a batch."""
+        cached = self._permutations.get(number)
+        if cached is None or cached[0] != epoch:
+            source = self.sources[number]
+            cached = self._permutations[number] = (epoch, Permutation(source.windows, self.seed, source.name, epoch))
+        return cached[1]
 
 
 def _fingerprint(blend: Blend, seq_length: int, split: Split) -> str:
@@ -228,36 +173,37 @@ def _fingerprint(blend: Blend, seq_length: int, split: Split) -> str:
 
 
 class Blender:
-    """Which source sample n comes from, and the how-manieth of that source it is."""
+    """Maps a sample's number to its source and to its number within that source."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.units = apportion(UNITS, _integers(weights))
-        self.block = max(SMALLEST_BLOCK, 1 << (-(-UNITS // min(self.units)) - 1).bit_length())
-        self._last = (-1, [0], [0])
+        self.block = max(MIN_BLOCK, 1 << (-(-UNITS // min(self.units)) - 1).bit_length())
+        self._cached = (-1, [0], [0])
 
     def draw(self, sample: int) -> tuple[int, int]:
-        """The source of ``sample`` and how many samples that source gave before it."""
+        """(source, draw) of a sample; ``draw`` counts the earlier samples of that source."""
         block, position = divmod(sample, self.block)
         _, before, quotas = self._quotas(block)
         source, rank = position_in_block(quotas, position)
         return source, before[source] + rank
 
     def _quotas(self, block: int) -> tuple[int, list[int], list[int]]:
-        last = self._last  # one tuple, read and replaced whole: threads may share a stream
-        if last[0] != block:
+        """(block, samples of each source before it, quotas in it)."""
+        cached = self._cached  # one tuple, read and replaced as a whole: threads may share a stream
+        if cached[0] != block:
             before = apportion(block * self.block, self.units)
             after = apportion((block + 1) * self.block, self.units)
-            last = self._last = (block, before, [b - a for a, b in zip(before, after, strict=True)])
-        return last
+            cached = self._cached = (block, before, [b - a for a, b in zip(before, after, strict=True)])
+        return cached
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """``total`` in whole parts by integer weights, each within one of its exact share: largest remainder first.
+    """Split ``total`` into integers in proportion to integer weights, by the largest remainder.
 
-    Of equal remainders the earlier wins. Exact for integers of any size.
+    Each part is within one of its exact share; of equal remainders the earlier wins. Exact for integers of any size.
     """
-    whole = sum(weights)
-    parts, remainders = zip(*(divmod(total * weight, whole) for weight in weights), strict=True)
+    weight_sum = sum(weights)
+    parts, remainders = zip(*(divmod(total * weight, weight_sum) for weight in weights), strict=True)
     shares = list(parts)
     for k in sorted(range(len(shares)), key=lambda k: -remainders[k])[: total - sum(parts)]:
         shares[k] += 1
@@ -274,26 +220,26 @@ def _integers(weights: Sequence[float]) -> list[int]:
 def position_in_block(quotas: Sequence[int], position: int) -> tuple[int, int]:
     """(source, rank in that source) of the sample at ``position`` of a block, ordered by (rank + 1/2) / quota.
 
-    ``position`` counts from 0 and is below sum(quotas). The samples that stand before the point x of the block are, for
-    each source, its x q_k rounded: they number at most x B + K/2. So begin K/2 early and take the few left one by one.
+    ``position`` is in [0, sum(quotas)). Before the point x of the block, source k has x q_k samples, rounded, so all
+    sources have at most x B + K/2: start K/2 early, and take the few remaining samples one by one.
     """
     block = sum(quotas)
     early = max(0, position - (len(quotas) + 1) // 2)
     ranks = [(2 * early * quota + block - 1) // (2 * block) for quota in quotas]
-    ahead = [(_midpoint(ranks[k], quota), k) for k, quota in enumerate(quotas) if quota]
-    heapq.heapify(ahead)
+    heap = [(_midpoint(ranks[k], quota), k) for k, quota in enumerate(quotas) if quota]
+    heapq.heapify(heap)
     for _ in range(position - sum(ranks)):
-        k = ahead[0][1]
+        k = heap[0][1]
         ranks[k] += 1
-        heapq.heapreplace(ahead, (_midpoint(ranks[k], quotas[k]), k))
-    source = ahead[0][1]
+        heapq.heapreplace(heap, (_midpoint(ranks[k], quotas[k]), k))
+    source = heap[0][1]
     return source, ranks[source]
 
 
 def _midpoint(rank: int, quota: int) -> int:
-    """(rank + 1/2) / quota times 2**65, cut to an integer: exact for comparing where quotas are at most 2**32.
+    """(rank + 1/2) / quota times 2**65, truncated to an integer; comparisons are exact for quotas up to 2**32.
 
-    Two midpoints that differ do so by 1 / (2 q q') or more.
+    Two different midpoints differ by at least 1 / (2 q q').
     """
     return ((2 * rank + 1) << 64) // quota
 
@@ -301,8 +247,8 @@ def _midpoint(rank: int, quota: int) -> int:
 class Permutation:
     """A bijection of [0, size) fixed by (seed, source, epoch), computed pointwise in O(1) memory.
 
-    A Feistel network over the 2h bits that hold ``size``, walked along its cycle until it falls below ``size``: in the
-    mean fewer than four steps (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    A Feistel network over the 2h bits that hold ``size``, applied again until its value is below ``size``: fewer than
+    four times on average (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
 
     ROUNDS = 6
@@ -315,7 +261,7 @@ class Permutation:
         self._keys = [int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(self.ROUNDS)]
 
     def __call__(self, position: int) -> int:
-        """Where ``position`` goes."""
+        """The image of ``position``."""
         half, mask, value = self._half, self._mask, position
         while True:
             left, right = value >> half, value & mask

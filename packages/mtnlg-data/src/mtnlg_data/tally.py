@@ -1,9 +1,9 @@
-"""The account of a stage: documents and characters in and out, and what was dropped for which reason, by source.
+"""Counts of a stage by source: documents and characters in and out, drops by reason, lengths, and example documents.
 
-A unit keeps a ``Tally`` and returns its ``summary``; ``stage`` adds those of all units up to the object that
-``summary.json`` holds for the stage. Beside the counts it has the lengths of the documents that the stage leaves, in
-octaves, and a few documents of each fate for a person to judge: those whose names have the lowest checksums, so that
-neither the order of the documents nor the cut into shards decides which.
+A unit keeps a ``Tally`` per source and returns its summary; ``stage_summary`` adds these up to the stage's object in
+``summary.json``. Lengths of the documents that leave the stage are counted in octaves. The few example documents of
+each fate (kept, or dropped for a reason) are those whose ids have the lowest CRC-32, so neither the order of the
+documents nor the cut into shards decides which are shown.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
 ERRORS_SHOWN = 20
-SHOWN = 2  # documents of each fate, by source
-EXCERPT = 400  # characters of each
+SHOWN_PER_FATE = 2  # example documents of each fate, by source
+EXCERPT_CHARACTERS = 400  # of each example
 KEPT = "kept"
-#: What an account has beside its funnel: told once in ``summary.json``, not by stage.
-EXTRAS = ("quality", "languages", "duplicates", "decontamination", "tokens", "vocabulary", "unigram_entropy_nats")
-NOT_TOLD = ("shards",)
+#: Keys of a stage's summary that stand once at the top of ``summary.json``, not in the list of stages.
+TOP_LEVEL = ("quality", "languages", "duplicates", "decontamination", "tokens", "vocabulary", "unigram_entropy_nats")
+#: Keys for the next stage only, left out of ``summary.json``.
+INTERNAL = ("shards",)
 
 
 class Tally:
-    """What became of the documents of one source in one unit."""
+    """Counts the documents of one source in one unit."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -37,15 +38,16 @@ class Tally:
         self.reasons: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
         self.errors: list[dict[str, str]] = []
-        self._shown: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
+        self._examples: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
 
-    def keep(self, characters: int, left: int | None = None) -> None:
-        """Count a document of so many characters as kept; ``left`` of them, where the stage changed its length."""
+    def keep(self, characters: int, characters_out: int | None = None) -> None:
+        """Count a document as kept; ``characters_out`` is its length after the stage, if the stage changed it."""
+        length = characters if characters_out is None else characters_out
         self.counts["documents_in"] += 1
         self.counts["documents_out"] += 1
         self.counts["characters_in"] += characters
-        self.counts["characters_out"] += characters if left is None else left
-        self.lengths[(characters if left is None else left).bit_length()] += 1
+        self.counts["characters_out"] += length
+        self.lengths[length.bit_length()] += 1
 
     def drop(self, characters: int, reason: str) -> None:
         """Count a document as dropped for this reason."""
@@ -54,30 +56,61 @@ class Tally:
         self.reasons[reason] += 1
 
     def fail(self, reason: str, where: str, what: str) -> None:
-        """Count a document that could not be read, and name it."""
+        """Count a document that could not be read, and keep its place and error among the first ``ERRORS_SHOWN``."""
         self.drop(0, reason)
         if len(self.errors) < ERRORS_SHOWN:
             self.errors.append({"where": where, "what": what})
 
     def show(self, fate: str, name: str, text: str, score: float | None = None) -> None:
-        """Remember the beginning of a document that was ``KEPT`` or dropped for a reason, if it is one to be shown."""
+        """Offer a document as an example of its fate: ``KEPT``, or the reason it was dropped for."""
         rank = crc32(name.encode())
-        shown = self._shown.setdefault(fate, [])
-        if len(shown) < SHOWN or (rank, name) < shown[-1][:2]:
-            told: dict[str, Any] = {"source": self.source, "fate": fate, "id": name, "text": text[:EXCERPT]}
-            insort(shown, (rank, name, told if score is None else {**told, "score": round(score, 4)}), key=_rank)
-            del shown[SHOWN:]
+        examples = self._examples.setdefault(fate, [])
+        if len(examples) < SHOWN_PER_FATE or (rank, name) < examples[-1][:2]:
+            excerpt = text[:EXCERPT_CHARACTERS]
+            example: dict[str, Any] = {"source": self.source, "fate": fate, "id": name, "text": excerpt}
+            if score is not None:
+                example["score"] = round(score, 4)
+            insort(examples, (rank, name, example), key=lambda entry: entry[:2])
+            del examples[SHOWN_PER_FATE:]
 
     def summary(self) -> Summary:
-        """The tally as JSON, for a unit's manifest; the key of a length is the shortest of its octave."""
+        """The tally as JSON, for a unit's manifest; an octave's key is its shortest length."""
         lengths = {str(1 << bits >> 1): self.lengths[bits] for bits in sorted(self.lengths)}
-        told = {**self.counts, "dropped": _sorted(self.reasons), "lengths": lengths}
-        shown = [document for fate in sorted(self._shown) for *_, document in self._shown[fate]]
-        return {"sources": {self.source: told}, "errors": self.errors, "shown": shown}
+        counts = {**self.counts, "dropped": dict(sorted(self.reasons.items())), "lengths": lengths}
+        shown = [example for fate in sorted(self._examples) for *_, example in self._examples[fate]]
+        return {"sources": {self.source: counts}, "errors": self.errors, "shown": shown}
 
 
-def stage(name: str, summaries: Iterable[Summary], order: Sequence[str]) -> Summary:
-    """Add up the tallies of a stage's units, sources in this order; who runs the stage sets ``seconds``."""
+class Tallies:
+    """One ``Tally`` per source, for units whose shard may hold several sources."""
+
+    def __init__(self) -> None:
+        self._by_source: dict[str, Tally] = {}
+
+    def __getitem__(self, source: str) -> Tally:
+        """The tally of this source, created at its first use."""
+        if source not in self._by_source:
+            self._by_source[source] = Tally(source)
+        return self._by_source[source]
+
+    def summary(self) -> Summary:
+        """All tallies as JSON, sources by name, for a unit's manifest."""
+        parts = [self._by_source[source].summary() for source in sorted(self._by_source)]
+        return {
+            "sources": {source: counts for part in parts for source, counts in part["sources"].items()},
+            "errors": [error for part in parts for error in part["errors"]],
+            "shown": [example for part in parts for example in part["shown"]],
+        }
+
+
+def order_sources(summaries: Iterable[Summary], order: Sequence[str]) -> list[str]:
+    """The sources in ``order``, then all others of these units' summaries by name."""
+    sources = {source for summary in summaries for source in summary["sources"]}
+    return [*order, *sorted(sources.difference(order))]
+
+
+def stage_summary(name: str, summaries: Iterable[Summary], order: Sequence[str]) -> Summary:
+    """Add up the summaries of a stage's units, sources in this order; ``seconds`` is left for the caller to set."""
     sources: dict[str, Any] = {
         source: {**dict.fromkeys(COUNTS, 0), "dropped": Counter(), "lengths": Counter()} for source in order
     }
@@ -92,59 +125,51 @@ def stage(name: str, summaries: Iterable[Summary], order: Sequence[str]) -> Summ
             sources[source]["dropped"].update(tally["dropped"])
             sources[source]["lengths"].update(tally["lengths"])
     for total in sources.values():
-        total["dropped"] = _sorted(total["dropped"])
+        total["dropped"] = dict(sorted(total["dropped"].items()))
         total["lengths"] = dict(sorted(total["lengths"].items(), key=lambda item: int(item[0])))
     totals: dict[str, Any] = {count: sum(total[count] for total in sources.values()) for count in COUNTS}
-    told = {"name": name, "seconds": 0.0, **totals, "sources": sources}
-    return {**told, "errors": errors[:ERRORS_SHOWN], "shown": _fewest(shown, order)}
+    head = {"name": name, "seconds": 0.0, **totals, "sources": sources}
+    return {**head, "errors": errors[:ERRORS_SHOWN], "shown": _choose_examples(shown, order)}
 
 
-def _fewest(shown: list[dict[str, Any]], order: Sequence[str]) -> list[dict[str, Any]]:
-    """Of the documents that all units would show, those to be shown: sources in this order, then fates by name."""
-    places = {source: place for place, source in enumerate(order)}
+def _choose_examples(shown: list[dict[str, Any]], order: Sequence[str]) -> list[dict[str, Any]]:
+    """The examples of lowest CRC-32 of each source and fate: sources in this order, fates by name."""
+    positions = {source: position for position, source in enumerate(order)}
     taken: Counter[tuple[str, str]] = Counter()
-    kept = []
-    for document in sorted(shown, key=lambda told: (crc32(told["id"].encode()), told["id"])):
-        group = (document["source"], document["fate"])
+    examples = []
+    for example in sorted(shown, key=lambda example: (crc32(example["id"].encode()), example["id"])):
+        group = (example["source"], example["fate"])
         taken[group] += 1
-        if taken[group] <= SHOWN:
-            kept.append(document)
-    return sorted(kept, key=lambda told: (places[told["source"]], told["fate"]))
+        if taken[group] <= SHOWN_PER_FATE:
+            examples.append(example)
+    return sorted(examples, key=lambda example: (positions[example["source"]], example["fate"]))
 
 
-def passed(source: str, account: Summary) -> Summary:
-    """The summary of a source that a stage does not concern, given its account by the stage before."""
-    counts = {count: account[count.replace("_in", "_out")] for count in COUNTS}
-    return {"sources": {source: {**counts, "dropped": {}, "lengths": account.get("lengths", {})}}}
+def passthrough_summary(source: str, before: Summary) -> Summary:
+    """The summary of a source that skips a stage; ``before`` are its counts after the stage before."""
+    counts = {count: before[count.replace("_in", "_out")] for count in COUNTS}
+    return {"sources": {source: {**counts, "dropped": {}, "lengths": before.get("lengths", {})}}}
 
 
-def together(accounts: Sequence[Summary]) -> Summary:
-    """The accounts of stages, in their order, as the one object that ``summary.json`` holds."""
-    seconds = round(sum(account["seconds"] for account in accounts), 3)
-    apart = {*EXTRAS, *NOT_TOLD}
-    stages = [{name: value for name, value in account.items() if name not in apart} for account in accounts]
-    extras = {name: account[name] for account in accounts for name in EXTRAS if name in account}
-    return {"version": 1, "seconds": seconds, "stages": stages, **extras}
+def merge_summaries(summaries: Sequence[Summary]) -> Summary:
+    """The summaries of all stages, in their order, as the object of ``summary.json``."""
+    seconds = round(sum(summary["seconds"] for summary in summaries), 3)
+    apart = {*TOP_LEVEL, *INTERNAL}
+    stages = [{key: value for key, value in summary.items() if key not in apart} for summary in summaries]
+    top_level = {key: summary[key] for summary in summaries for key in TOP_LEVEL if key in summary}
+    return {"version": 1, "seconds": seconds, "stages": stages, **top_level}
 
 
-def line(account: Summary) -> str:
+def summary_line(summary: Summary) -> str:
     """One line for a person: what a stage kept, what it dropped and why."""
-    kept, all_ = account["documents_out"], account["documents_in"]
-    # Decontamination may leave more documents than came: a cut makes two of one.
-    documents = f"kept {kept:,} of {all_:,} documents" if kept <= all_ else f"made {kept:,} of {all_:,} documents"
-    share = f" ({kept / all_:.1%})" if 0 < kept <= all_ else ""
+    kept, total = summary["documents_out"], summary["documents_in"]
+    # Decontamination may write more documents than it reads: a cut makes two of one.
+    documents = f"kept {kept:,} of {total:,} documents" if kept <= total else f"made {kept:,} of {total:,} documents"
+    share = f" ({kept / total:.1%})" if 0 < kept <= total else ""
     reasons: Counter[str] = Counter()
-    for total in account["sources"].values():
-        reasons.update(total["dropped"])
+    for source in summary["sources"].values():
+        reasons.update(source["dropped"])
     why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-    millions = f"{account['characters_in'] / 1e6:.1f} → {account['characters_out'] / 1e6:.1f} M characters"
+    millions = f"{summary['characters_in'] / 1e6:.1f} → {summary['characters_out'] / 1e6:.1f} M characters"
     dropped = f"; dropped: {why}" if why else ""
-    return f"{account['name']}: {documents}{share}, {millions}{dropped}"
-
-
-def _rank(entry: tuple[int, str, dict[str, Any]]) -> tuple[int, str]:
-    return entry[:2]
-
-
-def _sorted(reasons: Counter[str]) -> dict[str, int]:
-    return dict(sorted(reasons.items()))
+    return f"{summary['name']}: {documents}{share}, {millions}{dropped}"

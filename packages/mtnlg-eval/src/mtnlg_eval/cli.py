@@ -3,62 +3,63 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from mtnlg_eval.tasks.published import TASKS
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
-from mtnlg_model.files import replacing
+from mtnlg_model.files import atomic_open
+
+from .evaluation import TASK_NAMES, check_data, check_shots, check_tasks, evaluate, silence_lm_eval
+from .table import print_rows, print_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
+
+# Commands import what is slow to import when they run: --help shall be fast.
 
 app = application("mtnlg-eval", "Score an MT-NLG checkpoint on the paper's nine tasks, and draw the report of a run.")
 
-NAMES = tuple(task.name for task in TASKS)
-NINE = ",".join(NAMES)
-Model = Annotated[
-    Path,
-    typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a folder of them (its newest), or Hugging Face's GPT-2."),
+NINE = ",".join(TASK_NAMES)
+CheckpointArgument = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a folder of them (newest), or a Hugging Face GPT-2.")
 ]
-Data = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Rows as published, one folder a task; without it they come from the hub."),
+DataOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Published rows, one folder per task. Default: the Hugging Face hub.")
 ]
-Slices = Annotated[
-    str | None, typer.Option(metavar="tp=2,pp=2,dp=1", help="Cut the model over so many processes (GPUs).")
+LayoutOption = Annotated[
+    str | None, typer.Option(metavar="tp=2,pp=2,dp=1", help="Shard the model over so many processes (GPUs).")
 ]
-Tasks = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(NAMES)}.", show_default="all nine")]
+TasksOption = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(TASK_NAMES)}.", show_default="all")]
+StudyOut = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the answers; the same command resumes.")]
 
 
 @app.command("run")
-def score(  # noqa: PLR0917  (typer names them)
-    checkpoint: Model,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where scores go; the same command again goes on there.")],
-    tasks: Tasks = NINE,
+def run_tasks(  # noqa: PLR0917  (typer names them)
+    checkpoint: CheckpointArgument,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the scores; the same command resumes.")],
+    tasks: TasksOption = NINE,
     shots: Annotated[
         str, typer.Option(metavar="0,1,few", help="Examples in the prompt; few is GPT-3's K.")
     ] = "0,1,few",
-    data: Data = None,
+    data: DataOption = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rows of a task.")] = None,
-    layout: Slices = None,
+    layout: LayoutOption = None,
     batch_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Tokens that go through the model at once; no score depends on it.")
+        int, typer.Option(min=1, metavar="N", help="Tokens per batch; scores do not depend on it.")
     ] = 8192,
     style: Annotated[
         Literal["paper", "gpt3", "lm_eval"],
         typer.Option(help="Prompts and scores of MT-NLG, GPT-3 or lm-eval."),
     ] = "paper",
-    each: Annotated[bool, typer.Option("--each", help="Every step-N of the folder, into --out/step-N.")] = False,
+    each: Annotated[bool, typer.Option("--each", help="Score every step-N of the folder into --out/step-N.")] = False,
     shot_source: Annotated[
-        Literal["any", "other_subcases"], typer.Option(help="HANS: whether shots may be of the row's own subcase.")
+        Literal["any", "other_subcases"], typer.Option(help="HANS: shots of any subcase, or not of the row's own.")
     ] = "any",
     shot_labels: Annotated[
         Literal["drawn", "interleaved", "negative"],
-        typer.Option(help="HANS: labels of the shots as drawn, by turns, or non-entailment alone."),
+        typer.Option(help="HANS: labels of the shots as drawn, alternating, or non-entailment only."),
     ] = "drawn",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
 ) -> None:
@@ -66,69 +67,68 @@ def score(  # noqa: PLR0917  (typer names them)
 
     Writes results.json (lm-eval's schema), summary.json and samples/ into --out.
 
-    A task that cannot run is named, the others go on, and the exit status is 1.
+    If a task cannot run, the others go on and the exit status is 1.
     """
-    names, asked = _names(tasks), _numbers(shots)
-    _refuse_missing(data)
-    if (shot_source, shot_labels) != ("any", "drawn") and names != ["hans"]:
-        raise UsageFailure("--shot-source and --shot-labels are modes of the HANS study: --tasks hans goes with them")
+    names, counts = _parse_tasks(tasks), _parse_shots(shots)
+    check_data(data)
+    silence_lm_eval()
 
-    from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
-
-    quiet()
-    from mtnlg_eval.scoring.harness import Evaluation  # noqa: PLC0415  (as above)
-    from mtnlg_eval.scoring.open_model import model, opened, steps  # noqa: PLC0415  (as above)
-    from mtnlg_eval.tasks.shots import Choice  # noqa: PLC0415  (as above)
-
-    from .table import show  # noqa: PLC0415  (as above)
-
-    gaps: list[dict[str, str]] = []
-    for step, folder in steps(checkpoint, out) if each else [(checkpoint, out)]:
-        started, found = time.monotonic(), opened(step, folder)
-        with model(found, folder, layout) as lm:
-            if lm is None:
-                continue
-            lm.batch_tokens = batch_tokens
-            evaluation = Evaluation(names, asked, data, limit, choice=Choice(shot_source, shot_labels), style=style)
-            evaluation.run(lm, folder)
-            summary = evaluation.write(lm, found, folder, time.monotonic() - started)
-        gaps += evaluation.not_run
+    gaps: dict[str, None] = {}
+    for path in _list_steps(checkpoint) if each else [checkpoint]:
+        summary = evaluate(
+            path,
+            out / path.name if each else out,
+            tasks=names,
+            shots=counts,
+            data=data,
+            limit=limit,
+            style=style,
+            layout=layout,
+            batch_tokens=batch_tokens,
+            shot_source=shot_source,
+            shot_labels=shot_labels,
+        )
+        if not summary:  # a rank of torchrun other than 0
+            continue
+        gaps |= dict.fromkeys(gap["task"] for gap in summary["not_run"])
         if each:
-            say(f"{step.name}: {summary['tokens']:,} tokens read")
+            say(f"{path.name}: {summary['tokens']:,} tokens read")
         if as_json:
             print_json(summary)
         else:
-            show(summary, asked)
-    _end(list({gap["task"]: gap for gap in gaps}.values()), names)
+            print_scores(summary, counts)
+    _fail_if_missing(gaps, names)
 
 
 @app.command()
 def texts(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The JSON lines to write.")],
-    data: Data = None,
-    tasks: Tasks = NINE,
+    data: DataOption = None,
+    tasks: TasksOption = NINE,
 ) -> None:
-    """Write what must not be trained on, for the decontamination of mtnlg-data.
+    """Write the texts that must not be trained on, for the decontamination of mtnlg-data.
 
-    Passages, questions and options of the rows that are scored, one object a line: task, id, text.
+    Passages, questions and options of the scored rows, one object per line: task, id, text.
     """
-    names = _names(tasks)
-    _refuse_missing(data)
-    written, gaps = 0, []
-    with replacing(out) as file:
+    names = _parse_tasks(tasks)
+    check_data(data)
+    silence_lm_eval()
+    written = 0
+    gaps: dict[str, str] = {}
+    with atomic_open(out) as file:
         for name in names:
             try:
-                for row, text in _texts(name, data):
+                for row, text in _read_texts(name, data):
                     file.write(json.dumps({"task": name, "id": row, "text": text}, ensure_ascii=False).encode() + b"\n")
                     written += 1
             except Failure as failure:
-                gaps.append({"task": name, "why": str(failure)})
+                gaps[name] = str(failure)
         if len(gaps) == len(names):
-            raise Failure(f"no task can be read; {gaps[0]['task']}: {gaps[0]['why']}")
-    for gap in gaps:
-        say(f"{gap['task']}: not read: {gap['why']}")
+            raise Failure(f"no task can be read; {names[0]}: {gaps[names[0]]}")
+    for name, reason in gaps.items():
+        say(f"{name}: not read: {reason}")
     say(f"{written} texts of {len(names) - len(gaps)} tasks in {out}")
-    _end(gaps, names)
+    _fail_if_missing(gaps, names)
 
 
 @app.command()
@@ -141,102 +141,91 @@ def hans(
     Accuracy → accuracy with the threshold shifted to the mean of P(True), in percent, at each number of shots:
     [bold]run --tasks hans --shots 0,1,2,4,8,16,32[/bold] gives the paper's figure 5.
     """
-    from mtnlg_eval.report.study_charts import draw  # noqa: PLC0415  (as above)
-    from mtnlg_eval.studies.hans import lines, study  # noqa: PLC0415  (--help shall be fast)
+    from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415
+    from mtnlg_eval.studies.hans import run_hans_study, table_rows  # noqa: PLC0415
 
-    told = study(folder)
-    draw(folder / "hans.json")
+    results = run_hans_study(folder)
+    write_svg(folder / "hans.json")
     if as_json:
-        print_json(told)
-        return
-    from .table import show_rows  # noqa: PLC0415  (as above)
-
-    show_rows("HANS", [f"{asked} shots" for asked in told["shots"]], lines(told))
+        print_json(results)
+    else:
+        print_rows("HANS", [f"{count} shots" for count in results["shots"]], table_rows(results))
 
 
 @app.command()
-def operators(  # noqa: PLR0917  (as above)
-    checkpoint: Model,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers go; the same command again goes on there.")],
+def operators(  # noqa: PLR0917  (typer names them)
+    checkpoint: CheckpointArgument,
+    out: StudyOut,
     shots: Annotated[str, typer.Option(metavar="1,2,4", help="Examples before the question.")] = "1,2,4,8",
-    layout: Slices = None,
-    problems: Annotated[int, typer.Option(min=1, help="Problems of each operator, disguise and number of shots.")] = 25,
+    layout: LayoutOption = None,
+    problems: Annotated[int, typer.Option(min=1, help="Problems per operator, disguise and number of shots.")] = 25,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON instead of a table.")] = False,
 ) -> None:
-    """Ask what arithmetic stands behind a strange sign: 17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ?
+    """Test whether the model infers the arithmetic behind a strange sign: 17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ?
 
-    Writes operators.json (counts with 95 % intervals), operators.jsonl (a problem a line) and a picture into --out.
+    Writes operators.json (counts with 95 % intervals), operators.jsonl (one problem per line) and a picture into --out.
     """
-    asked = _numbers(shots)
-    if "few" in asked:
+    counts = _parse_shots(shots)
+    if "few" in counts:
         raise UsageFailure(f"--shots {shots}: operators take numbers of examples, such as 1,2,4,8")
+    silence_lm_eval()
+    from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415
+    from mtnlg_eval.scoring.open_model import checkpoint_identity, open_checkpoint, open_lm  # noqa: PLC0415
+    from mtnlg_eval.studies.operators import run_operators_study, table_rows  # noqa: PLC0415
 
-    from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
-
-    quiet()
-    from mtnlg_eval.report.study_charts import draw  # noqa: PLC0415  (as above)
-    from mtnlg_eval.scoring.open_model import model, opened, subject  # noqa: PLC0415  (as above)
-    from mtnlg_eval.studies.operators import measure, rows  # noqa: PLC0415  (as above)
-
-    found = opened(checkpoint, out)
-    with model(found, out, layout) as lm:
+    opened = open_checkpoint(checkpoint, out)
+    with open_lm(opened, out, layout) as lm:
         if lm is None:
             return
-        cells = measure(lm, subject(found), out, [int(number) for number in asked], problems)
-    draw(out / "operators.json")
+        cells = run_operators_study(lm, checkpoint_identity(opened), out, [int(count) for count in counts], problems)
+    write_svg(out / "operators.json")
     if as_json:
         print_json([cell._asdict() for cell in cells])
     else:
-        from .table import show_rows  # noqa: PLC0415  (as above)
-
-        show_rows("operator, disguise", [f"{number} shots" for number in asked], rows(cells))
+        print_rows("operator, disguise", [f"{count} shots" for count in counts], table_rows(cells))
 
 
 @app.command()
-def bias(  # noqa: PLR0917  (as above)
-    checkpoint: Model,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers go; the same command again goes on there.")],
+def bias(  # noqa: PLR0917  (typer names them)
+    checkpoint: CheckpointArgument,
+    out: StudyOut,
     kinds: Annotated[
         str, typer.Option(metavar="A,B", help="Some of occupation, gender, ethnicity, religion.")
     ] = "occupation,gender,ethnicity,religion",
-    layout: Slices = None,
-    samples: Annotated[int, typer.Option(min=1, help="Texts drawn for each prompt; the paper drew 800.")] = 800,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON instead of tables.")] = False,
+    layout: LayoutOption = None,
+    samples: Annotated[int, typer.Option(min=1, help="Texts sampled per prompt; the paper sampled 800.")] = 800,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of tables.")] = False,
 ) -> None:
-    """Ask what the model takes people for: the gender of occupations' holders, adjectives by group, their sentiment.
+    """Measure social bias: gender by occupation, and adjectives and their sentiment by group.
 
     Writes bias.json and bias.svg into --out.
     """
-    from .quiet import quiet  # noqa: PLC0415  (slow to import, and --help shall be fast)
+    silence_lm_eval()
+    from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415
+    from mtnlg_eval.scoring.open_model import checkpoint_identity, open_checkpoint, open_lm  # noqa: PLC0415
+    from mtnlg_eval.studies.bias import parse_kinds, print_tables, run_bias_study  # noqa: PLC0415
 
-    quiet()
-    from mtnlg_eval.report.study_charts import draw  # noqa: PLC0415  (as above)
-    from mtnlg_eval.scoring.open_model import model, opened, subject  # noqa: PLC0415  (as above)
-    from mtnlg_eval.studies.bias import kinds_of, measure  # noqa: PLC0415  (as above)
-
-    asked = kinds_of(kinds)
-    found = opened(checkpoint, out)
-    with model(found, out, layout) as lm:
+    chosen = parse_kinds(kinds)
+    opened = open_checkpoint(checkpoint, out)
+    with open_lm(opened, out, layout) as lm:
         if lm is None:
             return
-        told = measure(lm, subject(found), out, asked, samples)
-    draw(out / "bias.json")
+        results = run_bias_study(lm, checkpoint_identity(opened), out, chosen, samples)
+    write_svg(out / "bias.json")
     if as_json:
-        print_json(told)
+        print_json(results)
     else:
-        from mtnlg_eval.studies.bias import show  # noqa: PLC0415  (as above)
-
-        show(told)
+        print_tables(results)
 
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run: data/, train/, eval/ in it.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, with data/, train/ and eval/.")],
 ) -> None:
-    """Draw the report of a run: one page that needs nothing but itself, scores beside the published ones."""
-    from .report import report as draw  # noqa: PLC0415  (--help shall be fast)
+    """Draw the report of a run: one self-contained page, scores beside the published ones."""
+    from .report import write_report  # noqa: PLC0415
 
-    say(f"report in {draw(folder)}")
+    say(f"report in {write_report(folder)}")
 
 
 def main() -> NoReturn:
@@ -244,42 +233,42 @@ def main() -> NoReturn:
     run(app)
 
 
-def _names(tasks: str) -> list[str]:
-    names = list(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
-    if unknown := [name for name in names if name not in NAMES]:
-        raise UsageFailure(f"--tasks {tasks}: no task {', '.join(unknown)}; choose from {', '.join(NAMES)}")
-    if not names:
-        raise UsageFailure(f"--tasks {tasks!r}: names no task; choose from {', '.join(NAMES)}")
+def _split(text: str) -> list[str]:
+    """The parts of a comma-separated list, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _parse_tasks(text: str) -> list[str]:
+    names = [name for name in _split(text) if name]
+    check_tasks(names)
     return names
 
 
-def _numbers(shots: str) -> list[str]:
-    numbers = list(dict.fromkeys(number.strip() for number in shots.split(",")))
-    for number in numbers:
-        if number != "few" and not (number.isascii() and number.isdigit() and str(int(number)) == number):
-            raise UsageFailure(f"--shots {shots}: {number!r} is neither a number of examples nor few; such as 0,1,few")
-    return numbers
+def _parse_shots(text: str) -> list[str]:
+    counts = _split(text)
+    check_shots(counts)
+    return counts
 
 
-def _refuse_missing(data: Path | None) -> None:
-    if data is not None and not data.is_dir():
-        raise Failure(f"{data}: no such folder")
+def _list_steps(folder: Path) -> list[Path]:
+    """Every checkpoint of a folder, oldest first."""
+    from mtnlg_model.checkpoint.manifest import list_checkpoints  # noqa: PLC0415
+
+    if steps := [path for _, path in list_checkpoints(folder)]:
+        return steps
+    raise Failure(f"{folder}: no checkpoints in it: no step-N/manifest.json")
 
 
-def _texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:
+def _read_texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:
     if data is not None:
-        from mtnlg_eval.tasks.sources import read_texts  # noqa: PLC0415  (--help shall be fast)
+        from mtnlg_eval.tasks.sources import read_texts  # noqa: PLC0415
 
         return read_texts(data, task)
-    from .quiet import quiet  # noqa: PLC0415  (as above)
+    from mtnlg_eval.scoring.harness import read_hub_texts  # noqa: PLC0415
 
-    quiet()
-    from mtnlg_eval.scoring.harness import texts_from_hub  # noqa: PLC0415  (as above)
-
-    return texts_from_hub(task)
+    return read_hub_texts(task)
 
 
-def _end(gaps: list[dict[str, str]], names: list[str]) -> None:
-    if gaps:
-        told = ", ".join(gap["task"] for gap in gaps)
-        raise Failure(f"{len(gaps)} of {len(names)} tasks are missing: {told}")
+def _fail_if_missing(missing: Collection[str], names: Collection[str]) -> None:
+    if missing:
+        raise Failure(f"{len(missing)} of {len(names)} tasks are missing: {', '.join(missing)}")

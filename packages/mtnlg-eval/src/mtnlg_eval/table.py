@@ -1,7 +1,4 @@
-"""The scores of one evaluation as a console table.
-
-Wilson's interval for a share, which holds near 0 and 1 and for few rows, where 1.96 standard errors do not.
-"""
+"""Console tables of scores, and the confidence interval of a proportion."""
 
 from __future__ import annotations
 
@@ -18,57 +15,60 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-SHOTS_IN_FULL = 3
-"""Columns that a terminal of 80 has room for with all that is told of a score."""
+MAX_WIDE_COLUMNS = 3
+"""Columns with standard error and shots that fit a terminal of 80 characters."""
 
 TITLES = {task.name: task.title for task in TASKS}
 
 
-def show(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
-    """Print the scores; in brackets the mean number of shots that fitted, where fewer did than were asked for."""
-    brief = len(shots) > SHOTS_IN_FULL
-    told = "by shots" if brief else "± its standard error (shots that fitted)"
-    drawn = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    drawn.add_column("task", no_wrap=True)
-    for asked in shots:
-        drawn.add_column(asked if brief else f"{asked}-shot", justify="right", no_wrap=True)
-    drawn.add_column("rows", justify="right")
+def print_scores(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
+    """Print the scores; the mean number of shots is in brackets if fewer fitted the context than requested."""
+    brief = len(shots) > MAX_WIDE_COLUMNS
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("task", no_wrap=True)
+    for count in shots:
+        table.add_column(count if brief else f"{count}-shot", justify="right", no_wrap=True)
+    table.add_column("rows", justify="right")
     for task, scores in summary["tasks"].items():
         rows = max(score["documents"] for score in scores.values())
-        drawn.add_row(TITLES[task], *(_cell(scores[asked], asked, brief) for asked in shots), str(rows))
+        table.add_row(TITLES[task], *(_cell(scores[count], count, brief) for count in shots), str(rows))
     for gap in summary["not_run"]:
-        drawn.add_row(TITLES[gap["task"]], *("not run" for _ in shots), "")
+        table.add_row(TITLES[gap["task"]], *("not run" for _ in shots), "")
     console = Console(highlight=False)
-    console.print(drawn)
-    console.print(f"  accuracy in percent {told}", style="dim")
+    console.print(table)
+    legend = "by shots" if brief else "± its standard error (shots that fitted)"
+    console.print(f"  accuracy in percent {legend}", style="dim")
 
 
-def show_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, wrap: bool = False) -> None:
-    """Print rows under these columns, the first one headed ``head``; text that may ``wrap`` stands left."""
-    drawn = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    drawn.add_column(head, no_wrap=True)
-    for column in columns:
-        drawn.add_column(column, justify="left" if wrap else "right", no_wrap=not wrap)
-    for row in rows:
-        drawn.add_row(*row)
-    Console(highlight=False).print(drawn)
-
-
-def _cell(score: Mapping[str, Any], asked: str, brief: bool) -> str:
+def _cell(score: Mapping[str, Any], shots: str, brief: bool) -> str:
     if brief:
         return f"{100 * score['value']:.1f}"
-    error = "" if score["stderr"] is None else f" ± {100 * score['stderr']:.1f}"
+    stderr = "" if score["stderr"] is None else f" ± {100 * score['stderr']:.1f}"
     used = f"{score['shots_used']:.1f}".removesuffix(".0")
-    return f"{100 * score['value']:.1f}{error}" + ("" if asked == used else f" ({used})")
+    return f"{100 * score['value']:.1f}{stderr}" + ("" if shots == used else f" ({used})")
+
+
+def print_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, wrap: bool = False) -> None:
+    """Print a table with ``head`` over the first column; ``wrap`` left-aligns and wraps the others."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column(head, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="left" if wrap else "right", no_wrap=not wrap)
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
 
 
 Z = 1.959963984540054
-"""Quantile of the normal distribution for 95 %, both sides."""
+"""Quantile of the standard normal distribution for 95 %, two-sided."""
 
 
-def wilson(right: float, of: int) -> tuple[float, float]:
-    """Bounds in [0, 1] of the share that ``right`` of ``of`` rows (at least one) come from, 95 %; Wilson 1927."""
-    share, spread = right / of, Z * Z / of
+def wilson_interval(successes: float, total: int) -> tuple[float, float]:
+    """95 % confidence interval of a proportion, in [0, 1]; ``total`` is at least 1.
+
+    Wilson 1927. Unlike ± 1.96 standard errors it holds near 0 and 1 and for few rows.
+    """
+    share, spread = successes / total, Z * Z / total
     middle = share + spread / 2
-    half = Z * sqrt(share * (1 - share) / of + spread / (4 * of))
+    half = Z * sqrt(share * (1 - share) / total + spread / (4 * total))
     return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))

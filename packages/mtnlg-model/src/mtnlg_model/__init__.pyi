@@ -5,7 +5,8 @@ from .config import PRESETS, ModelConfig, preset
 from .convert.huggingface import export_gpt2, import_gpt2
 from .decoder import Decoder
 from .functional import EAGER, Attend, Ops, cross_entropy
-from .generation.generate import Sampling, complete, generate
+from .generation.generate import complete, generate
+from .generation.sampling import Sampling
 from .tokenizer import Tokenizer
 
 __all__ = [

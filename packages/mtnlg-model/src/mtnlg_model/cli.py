@@ -1,4 +1,4 @@
-"""The command ``mtnlg-model``. Torch is imported where a command computes: ``info`` and ``inspect`` need none."""
+"""The command ``mtnlg-model``. Only commands that need torch import it; ``info`` and ``inspect`` do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mtnlg_model.checkpoint.manifest import read_manifest, resolve
+from mtnlg_model.checkpoint.manifest import read_manifest, resolve_checkpoint
 
 from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
 from .console import UsageFailure, application, print_json, progress, run, say
@@ -20,16 +20,14 @@ from .settings import validate
 if TYPE_CHECKING:
     import torch
 
-app = application(
-    "mtnlg-model", "The MT-NLG 530B decoder at any size: its figures, its generation, its checkpoint, in and out."
-)
+app = application("mtnlg-model", "The MT-NLG 530B decoder at any size: figures, generation, checkpoints, conversion.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Folder = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="A step-N folder, or a folder of them: then the newest.")
+    Path, typer.Argument(metavar="CHECKPOINT", help="A step-N folder, or a folder of them (takes the newest).")
 ]
-Prompts = Annotated[list[str], typer.Option(help="Text to continue; may be given again. Empty begins a document.")]
-Seconds = Annotated[float | None, typer.Option(min=1e-9, help="Time of one iteration, for TFLOP/s a GPU.")]
+Prompts = Annotated[list[str], typer.Option(help="Text to continue; repeatable. Empty begins a document.")]
+Seconds = Annotated[float | None, typer.Option(min=1e-9, help="Seconds per iteration, for TFLOP/s per GPU.")]
 
 FORMULAS: Final = {"model_72": "model, 72-coefficient", "hardware_96": "hardware, 96-coefficient"}
 MIB, MB = 1 << 20, 1_000_000
@@ -38,17 +36,17 @@ MIB, MB = 1 << 20, 1_000_000
 @app.command()
 def info(
     target: Annotated[str, typer.Argument(metavar="PRESET|CHECKPOINT", help=f"{', '.join(PRESETS)}, or a folder.")],
-    batch: Annotated[int, typer.Option(min=1, help="Sequences an iteration.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per iteration.")] = 1,
     iteration_seconds: Seconds = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs, for TFLOP/s a GPU.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs, for TFLOP/s per GPU.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model's parameters, floating-point operations and bytes.
+    """Show a model's parameters, FLOPs and memory.
 
     The paper's run on 280 nodes: mtnlg-model info mt-nlg-530b --batch 1920 --iteration-seconds 60.1 --gpus 2240
     """
     if (iteration_seconds is None) != (gpus is None):
-        raise UsageFailure("info: TFLOP/s a GPU needs both --iteration-seconds and --gpus")
+        raise UsageFailure("info: TFLOP/s per GPU needs both --iteration-seconds and --gpus")
     config = _config_of(target)
     figures = _figures(config, batch)
     if iteration_seconds is not None and gpus is not None:
@@ -61,21 +59,26 @@ def info(
 
 
 @app.command()
-def generate(  # noqa: PLR0917  (options, which typer passes by name)
+def generate(  # noqa: PLR0917  (typer passes options by name)
     checkpoint: Folder,
     prompt: Prompts,
-    tokens: Annotated[int, typer.Option(min=1, help="New tokens at most.")] = 100,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.")] = None,
-    top_p: Annotated[float, typer.Option(help="Draw from the fewest whose chances reach p.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU where there is one.")] = "auto",
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens whose probability reaches p.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt, shown as it comes; several prompts run as one batch."""
+    """Continue a prompt and stream the text. Several prompts run as one batch."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
-    from mtnlg_model.generation.generate import Sampling, complete, lay_out_for_one_row, pieces  # noqa: PLC0415  (torch)
+    from mtnlg_model.generation.generate import (  # noqa: PLC0415  (torch)
+        complete,
+        stream_text,
+        use_column_major_weights,
+    )
+    from mtnlg_model.generation.sampling import Sampling  # noqa: PLC0415  (torch)
 
     from .tokenizer import Tokenizer  # noqa: PLC0415  (loaded where needed)
 
@@ -83,13 +86,13 @@ def generate(  # noqa: PLR0917  (options, which typer passes by name)
     sampling = validate({key: value for key, value in settings.items() if value is not None}, Sampling, "generate")
     opened = Checkpoint.open(checkpoint)
     tokenizer = Tokenizer(opened.tokenizer_path)
-    dtype, place = _dtype_and_device(device)
-    decoder = opened.decoder(dtype, place)
-    if len(prompt) == 1 and place.type == "cpu":
-        lay_out_for_one_row(decoder)
+    dtype, torch_device = _dtype_and_device(device)
+    decoder = opened.decoder(dtype, torch_device)
+    if len(prompt) == 1 and torch_device.type == "cpu":
+        use_column_major_weights(decoder)
     if len(prompt) == 1 and not as_json:
         sys.stdout.write(prompt[0])
-        for piece in pieces(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
+        for piece in stream_text(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
@@ -103,14 +106,14 @@ def generate(  # noqa: PLR0917  (options, which typer passes by name)
 
 @app.command()
 def verify(checkpoint: Folder) -> None:
-    """Compare every file of a checkpoint with its checksum."""
+    """Verify the checksum of every file of a checkpoint."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
 
     opened = Checkpoint.open(checkpoint)
     total = sum(file.bytes for file in read_manifest(opened.directory).files.values())
     with progress("verify", -(-total // MIB), "MiB") as advance:
         opened.verify(lambda size: advance(-(-size // MIB)))
-    say(f"{opened.directory}: whole, {total / MB:.1f} MB")
+    say(f"{opened.directory}: all checksums match, {total / MB:.1f} MB")
 
 
 @app.command()
@@ -119,17 +122,17 @@ def inspect(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint holds: configuration, progress, files, tensors."""
-    directory = resolve(checkpoint)
+    """Show a checkpoint's configuration, progress, files and tensors."""
+    directory = resolve_checkpoint(checkpoint)
     manifest = read_manifest(directory)
     listed: dict[str, Any] = {
         name: {
             "shape": list(entry.shape),
-            "slots": {slot: {"dtype": held.dtype, "pieces": len(held.pieces)} for slot, held in entry.slots.items()},
+            "slots": {kind: {"dtype": slot.dtype, "pieces": len(slot.pieces)} for kind, slot in entry.slots.items()},
         }
         for name, entry in manifest.tensors.items()
     }
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "directory": str(directory),
         "config": manifest.config.model_dump(mode="json"),
         "progress": manifest.progress.model_dump(mode="json"),
@@ -138,13 +141,13 @@ def inspect(
         "files": {name: file.model_dump(mode="json") for name, file in manifest.files.items()},
     }
     if as_json:
-        print_json({**told, "tensors": listed})
+        print_json({**summary, "tensors": listed})
         return
     size = sum(file.bytes for file in manifest.files.values())
     rows = {
-        "directory": told["directory"],
-        # As JSON, for a stranger's text may hold what steers a terminal.
-        **{key: json.dumps(value) for part in ("config", "progress") for key, value in told[part].items()},
+        "directory": summary["directory"],
+        # As JSON, which escapes terminal control characters of an untrusted manifest.
+        **{key: json.dumps(value) for part in ("config", "progress") for key, value in summary[part].items()},
         "optimizer steps": str(manifest.optimizer_steps),
         "digest": manifest.digest,
         "files": f"{len(manifest.files)}, {size / MB:.1f} MB",
@@ -153,15 +156,15 @@ def inspect(
     _print_rows(rows)
     for name in listed if tensors else ():
         slots = listed[name]["slots"]
-        kinds = ", ".join(f"{slot} {held['dtype']} in {held['pieces']}" for slot, held in slots.items())
-        sys.stdout.write(f"{name} {listed[name]['shape']}: {kinds}\n")
+        line = ", ".join(f"{slot_name} {slot['dtype']} in {slot['pieces']}" for slot_name, slot in slots.items())
+        sys.stdout.write(f"{name} {listed[name]['shape']}: {line}\n")
 
 
 @app.command()
 def export(
-    checkpoint: Folder, folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; must not exist.")]
+    checkpoint: Folder, folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder; must not exist.")]
 ) -> None:
-    """Write a checkpoint's weights as a Hugging Face GPT-2 folder."""
+    """Export the weights of a checkpoint as a Hugging Face GPT-2 folder."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
     from mtnlg_model.convert.huggingface import export_gpt2  # noqa: PLC0415  (torch)
 
@@ -173,18 +176,18 @@ def export(
 
 @app.command("import")
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of weights of one of the three kinds.")],
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder to make; must not exist.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to import, of one of the three formats.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder; must not exist.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="The tokenizer.json to put beside; Hugging Face's own.")
+        Path | None, typer.Option(help="tokenizer.json to add; Hugging Face folders have their own.")
     ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Number of attention heads; asked of DeepSpeed's.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Number of attention heads; required for DeepSpeed.")] = None,
 ) -> None:
-    """Make a checkpoint, without optimizer state, from other weights.
+    """Import weights, without optimizer state, as a checkpoint.
 
     DIR is a Hugging Face GPT-2 folder with safetensors, a Megatron-LM torch_dist checkpoint (iter_*, with .metadata),
-    or a Megatron-DeepSpeed pipeline checkpoint (global_step*, with layer_*.pt). Pickles in these are read as data;
-    nothing of them runs.
+    or a Megatron-DeepSpeed pipeline checkpoint (global_step*, with layer_*.pt). Pickles are read as data and never
+    executed.
     """
     from mtnlg_model.convert.huggingface import import_gpt2, read_config  # noqa: PLC0415  (torch)
 
@@ -192,17 +195,17 @@ def import_(
 
     if torch_dist.is_torch_dist(folder):
         if tokenizer is None:
-            raise UsageFailure(f"{folder}: a Megatron-LM checkpoint holds no tokenizer; give --tokenizer FILE")
-        with progress("import", torch_dist.count_pieces(folder), "pieces") as advance:
+            raise UsageFailure(f"{folder}: a Megatron-LM checkpoint has no tokenizer; give --tokenizer FILE")
+        with progress("import", torch_dist.count_chunks(folder), "chunks") as advance:
             config = torch_dist.import_torch_dist(folder, checkpoint, tokenizer, heads, advance)
-    elif deepspeed.is_pipeline(folder):
+    elif deepspeed.is_deepspeed(folder):
         if tokenizer is None or heads is None:
-            raise UsageFailure(f"{folder}: a DeepSpeed checkpoint tells neither; give --tokenizer FILE and --heads N")
+            raise UsageFailure(f"{folder}: a DeepSpeed checkpoint needs --tokenizer FILE and --heads N")
         with progress("import", deepspeed.count_files(folder), "files") as advance:
-            config = deepspeed.import_pipeline(folder, checkpoint, tokenizer, heads, advance)
+            config = deepspeed.import_deepspeed(folder, checkpoint, tokenizer, heads, advance)
     else:
         config = read_config(folder)
-        with progress("import", config.tensors, "tensors") as advance:
+        with progress("import", config.tensor_count, "tensors") as advance:
             import_gpt2(folder, checkpoint, advance)
     say(f"{checkpoint}: {config.parameters:,} parameters")
 
@@ -216,8 +219,8 @@ def _config_of(target: str) -> ModelConfig:
     if target in PRESETS:
         return PRESETS[target]
     if not Path(target).is_dir():
-        raise UsageFailure(f"{target}: neither a preset nor a folder; presets are {', '.join(PRESETS)}")
-    return read_manifest(resolve(Path(target))).config
+        raise UsageFailure(f"{target}: not a preset or a folder; presets are {', '.join(PRESETS)}")
+    return read_manifest(resolve_checkpoint(Path(target))).config
 
 
 def _figures(config: ModelConfig, batch: int) -> dict[str, Any]:
@@ -246,13 +249,13 @@ def _print_figures(target: str, config: ModelConfig, figures: dict[str, Any]) ->
     rows |= {f"  {part}": f"{count:,}" for part, count in config.parameters_by_part.items()}
     for name, formula in FORMULAS.items():
         token, iteration = (figures["flops"][per][name] for per in ("token", "iteration"))
-        rows[f"FLOPs, {formula}"] = f"{token:.4e} a token, {iteration:.5e} an iteration of {figures['batch']}"
+        rows[f"FLOPs, {formula}"] = f"{token:.4e} per token, {iteration:.5e} per iteration of {figures['batch']}"
     for name, rate in figures.get("tflops_per_gpu", {}).items():
-        rows[f"TFLOP/s a GPU, {FORMULAS[name]}"] = f"{rate:.1f}"
+        rows[f"TFLOP/s per GPU, {FORMULAS[name]}"] = f"{rate:.1f}"
     state = figures["state_bytes"]
-    rows["model state"] = f"{state['per_parameter']} bytes a parameter, {state['total'] / 1e9:,.1f} GB"
-    rows |= {f"  {part}": f"{size} bytes a parameter" for part, size in STATE_BYTES_PER_PARAMETER.items()}
-    rows["key-value cache (16 bit)"] = f"{config.kv_bytes_per_token:,} bytes a token"
+    rows["model state"] = f"{state['per_parameter']} bytes per parameter, {state['total'] / 1e9:,.1f} GB"
+    rows |= {f"  {part}": f"{size} bytes per parameter" for part, size in STATE_BYTES_PER_PARAMETER.items()}
+    rows["key-value cache (16 bit)"] = f"{config.kv_bytes_per_token:,} bytes per token"
     _print_rows(rows)
 
 
@@ -266,14 +269,14 @@ def _print_rows(rows: dict[str, str]) -> None:
 
 
 def _dtype_and_device(device: str) -> tuple[torch.dtype | None, torch.device]:
-    """The dtype to compute in, None for that of the checkpoint, and the device."""
+    """The dtype to compute in (None: as stored) and the device."""
     import torch  # noqa: PLC0415
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        place = torch.device(device)
+        torch_device = torch.device(device)
     except RuntimeError:
         raise UsageFailure(f"--device {device}: unknown; use cpu, cuda or auto") from None
     # CPUs multiply fp32 many times faster than 16-bit numbers.
-    return (torch.float32 if place.type == "cpu" else None), place
+    return (torch.float32 if torch_device.type == "cpu" else None), torch_device

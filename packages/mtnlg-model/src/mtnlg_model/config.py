@@ -1,13 +1,14 @@
-"""The decoder in figures: its shape, its parameters, its floating-point operations, its bytes. No torch here.
+"""ModelConfig and presets: shapes, parameter counts, floating-point operations and bytes. Imports no torch.
 
-Exact parameters of l layers, hidden h, sequence s, vocabulary V (paper.md section 1; Narayanan et al. 2021, equation 2)
+Exact number of parameters for l layers, hidden h, sequence s, vocabulary V (paper.md section 1; Narayanan et al. 2021,
+equation 2)
 
     P = l (12 h² + 13 h) + V h + s h + 2 h                            529,600,819,200 for MT-NLG
 
-and floating-point operations of one iteration over B sequences, matrix products only (the same, equation 3)
+and floating-point operations of one iteration over B sequences, matrix products only (ibid., equation 3)
 
     model      72 B s l h² (1 + s / 6h + V / 12lh)                    forward and backward
-    hardware   96 B s l h² (1 + s / 6h + V / 16lh)                    the forward pass done twice (full recomputation)
+    hardware   96 B s l h² (1 + s / 6h + V / 16lh)                    forward twice, backward (full recomputation)
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ STATE_BYTES_PER_PARAMETER: Final = {
     "accumulated gradients (fp32)": 4,
     "Adam's two moments (fp32)": 8,
 }
-"""What mixed-precision training holds a parameter: 20 bytes, the paper's budget (paper.md section 3)."""
+"""Memory of mixed-precision training per parameter: 20 bytes, the paper's budget (paper.md section 3)."""
 
 
 class ModelConfig(Settings):
-    """A GPT decoder, pre-LN, learned positions, tied embeddings (paper.md section 1).
+    """Shape of a GPT decoder: pre-layer-norm, learned positions, tied embeddings (paper.md section 1).
 
-    ``vocabulary`` counts the rows of the token embedding, padding included. ``init_std`` None stands for sqrt(1/(3h)).
-    ``scale_attention_by_layer`` divides queries by the layer's number and multiplies it back inside the softmax, which
-    keeps half-precision products small and changes nothing else (paper.md section 1, attention numerics).
+    ``vocabulary`` counts the rows of the token embedding, padding included. ``init_std`` None means sqrt(1/(3h)).
+    ``scale_attention_by_layer`` divides queries by the layer's number (from 1) and multiplies it back inside the
+    softmax: half-precision products stay small, the result is the same (paper.md section 1, attention numerics).
     """
 
     layers: Count
@@ -78,7 +79,7 @@ class ModelConfig(Settings):
 
     @property
     def parameters_by_part(self) -> dict[str, int]:
-        """Exact parameter counts; the head is tied to the token embedding and counted there."""
+        """Exact parameter counts. The head is tied to the token embedding and counted there."""
         h = self.hidden
         return {
             "token embedding": self.vocabulary * h,
@@ -95,23 +96,22 @@ class ModelConfig(Settings):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that the key and value cache takes a token in 16-bit precision."""
+        """Bytes per token of the key-value cache in 16-bit precision."""
         return 2 * self.layers * self.hidden * 2
 
     @property
-    def tensors(self) -> int:
-        """Number of tensors that the parameters lie in, counted without listing them."""
+    def tensor_count(self) -> int:
+        """Number of parameter tensors, computed without listing them."""
         return self.layers * len(self.layer_shapes()) + len(self.outer_shapes())
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of every parameter, in model order."""
-        first, last = dict(list(self.outer_shapes().items())[:2]), dict(list(self.outer_shapes().items())[2:])
-        layer = self.layer_shapes()
+        outer, layer = list(self.outer_shapes().items()), self.layer_shapes()
         layers = {f"layers.{n}.{name}": shape for n in range(self.layers) for name, shape in layer.items()}
-        return first | layers | last
+        return dict(outer[:2]) | layers | dict(outer[2:])
 
     def outer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and global shape of the parameters outside the layers: embeddings, then final norm."""
+        """Name and global shape of the parameters outside the layers: two embeddings, then the final norm."""
         h = self.hidden
         return {
             "embedding.token.weight": (self.vocabulary, h),
@@ -121,30 +121,25 @@ class ModelConfig(Settings):
         }
 
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name within its layer and global shape of one layer's parameters, in model order."""
+        """Name within the layer and global shape of one layer's parameters, in model order."""
         h = self.hidden
-        linears = {
+        weights: dict[str, tuple[int, ...]] = {
+            "attention_norm": (h,),
             "attention.qkv": (3 * h, h),
             "attention.out": (h, h),
+            "mlp_norm": (h,),
             "mlp.up": (self.ffn, h),
             "mlp.down": (h, self.ffn),
         }
-        shapes: dict[str, tuple[int, ...]] = {}
-        for norm, pair in (
-            ("attention_norm", ("attention.qkv", "attention.out")),
-            ("mlp_norm", ("mlp.up", "mlp.down")),
-        ):
-            shapes |= {f"{norm}.weight": (h,), f"{norm}.bias": (h,)}
-            for linear in pair:
-                shapes |= {f"{linear}.weight": linears[linear], f"{linear}.bias": linears[linear][:1]}
-        return shapes
+        pairs = ({f"{name}.weight": shape, f"{name}.bias": shape[:1]} for name, shape in weights.items())
+        return {name: shape for pair in pairs for name, shape in pair.items()}
 
     def model_flops(self, batch: int) -> float:
-        """72-coefficient formula: what ``batch`` sequences need forward and backward. MFU counts these."""
+        """72-coefficient formula: forward and backward of ``batch`` sequences. MFU counts these."""
         return self._flops(72, 12, batch)
 
     def hardware_flops(self, batch: int) -> float:
-        """96-coefficient formula: the same with every layer's forward pass recomputed. HFU counts these."""
+        """96-coefficient formula: with every layer's forward pass recomputed as well. HFU counts these."""
         return self._flops(96, 16, batch)
 
     def _flops(self, coefficient: int, head: int, batch: int) -> float:
@@ -157,7 +152,7 @@ def _gpt2(layers: int, hidden: int, heads: int) -> ModelConfig:
 
 
 def _dense(layers: int, hidden: int, heads: int, init_std: float) -> ModelConfig:
-    """The team's small dense models on the same corpus (paper.md section 6)."""
+    """MT-NLG and the team's smaller dense models on the same corpus (paper.md section 6)."""
     return ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=51200, init_std=init_std)
 
 
@@ -175,7 +170,7 @@ PRESETS: Final[dict[str, ModelConfig]] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """The preset of this name; ``UsageFailure`` with the valid names otherwise."""
+    """Return the preset of this name. Raises ``UsageFailure`` listing the valid names."""
     if name not in PRESETS:
         raise UsageFailure(f"preset {name}: unknown; choose from {', '.join(PRESETS)}")
     return PRESETS[name]

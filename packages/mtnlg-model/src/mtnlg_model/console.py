@@ -1,8 +1,8 @@
-"""What every command of this project does alike: exit status, one-line errors, progress, JSON.
+"""Shared behavior of all commands: exit status, one-line errors, progress, JSON output.
 
-A failure ends a command with one line on stderr: status 1 when the world is at fault (a missing input, a full disk), 2
-when the command line or the recipe is. A traceback appears only under ``--debug``. ``mtnlg_data`` and ``mtnlg_model``
-must not import one another, so this file stands in both, and a test keeps the two byte-equal.
+A failed command prints one line on stderr and exits with status 2 if the command line or the recipe is wrong, else 1
+(a missing input, a full disk). ``--debug`` adds the traceback. ``mtnlg_data`` and ``mtnlg_model`` must not import one
+another, so each has a copy of this file; a test keeps the copies byte-equal.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ INTERRUPTED = 130
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Failure(Exception):  # noqa: N818  (an end of a run that is told to a person, seldom a bug)
-    """Ends the command with this one line and exit status 1: the message names the value, the place and the way out."""
+class Failure(Exception):  # noqa: N818  (a message for a person, seldom a bug)
+    """Ends the command with this one line and exit status 1. The message names the value, the place and the way out."""
 
     exit_status = 1
 
 
 class UsageFailure(Failure):
-    """The command line or a recipe is wrong: nothing was started, exit status 2."""
+    """The command line or a recipe is wrong. Exit status 2; nothing was started."""
 
     exit_status = 2
 
@@ -49,7 +49,7 @@ _flags = _Flags()
 
 
 def application(package: str, summary: str) -> typer.Typer:
-    """A typer application with the options that all commands share: --version, --debug, --quiet."""
+    """A typer application with the shared options: --version, --debug, --quiet."""
     app = typer.Typer(
         name=package,
         help=summary,
@@ -63,9 +63,9 @@ def application(package: str, summary: str) -> typer.Typer:
     @app.callback()
     def _shared(
         _version: Annotated[
-            bool, typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True)
+            bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
         ] = False,
-        _debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+        _debug: Annotated[bool, typer.Option("--debug", help="Show the traceback on failure.")] = False,
         _quiet: Annotated[bool, typer.Option("--quiet", help="Print errors and results only.")] = False,
     ) -> None:
         pass
@@ -73,54 +73,55 @@ def application(package: str, summary: str) -> typer.Typer:
     return app
 
 
-def _show_version(context: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _show_version(context: typer.Context, requested: bool) -> None:
+    if requested:
         package = str(context.find_root().info_name)
         typer.echo(f"{package} {version(package)}")
         raise typer.Exit
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run the application on ``sys.argv`` and leave with its exit status. --debug and --quiet may stand anywhere."""
+    """Run the application on ``sys.argv`` and exit with its status. --debug and --quiet are accepted anywhere."""
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     _flags.debug, _flags.quiet = "--debug" in arguments[:end], "--quiet" in arguments[:end]
-    kept = [a for a in arguments[:end] if a not in {"--debug", "--quiet"}] + arguments[end:]
-    sys.exit(_guarded(lambda: app(args=kept, prog_name=app.info.name)))
+    arguments = [a for a in arguments[:end] if a not in {"--debug", "--quiet"}] + arguments[end:]
+    sys.exit(_exit_status(lambda: app(args=arguments, prog_name=app.info.name)))
 
 
-def _guarded(command: Callable[[], object]) -> int:
+def _exit_status(command: Callable[[], object]) -> int:
+    """Run ``command``, report its failure in one line, and return the exit status."""
     name = sys.argv[0].rsplit("/", 1)[-1]
     try:
         command()
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if status == INTERRUPTED:  # typer's own answer to Ctrl-C
-            sys.stderr.write(f"{name}: interrupted; the same command goes on from here\n")
+        if status == INTERRUPTED:  # typer's status for Ctrl-C
+            sys.stderr.write(f"{name}: interrupted; run the same command again to continue\n")
         return status
-    except Exception as error:  # noqa: BLE001  (the outermost door: a person sees one line)
+    except Exception as error:  # noqa: BLE001  (the outermost level: report one line)
         if _flags.debug:
             traceback.print_exc()
-        sys.stderr.write(f"{name}: {_harmless(_line(error))}\n")
+        sys.stderr.write(f"{name}: {_escape_controls(_error_line(error))}\n")
         return getattr(error, "exit_status", 1)
     return 0
 
 
-def _line(error: Exception) -> str:
-    if hasattr(error, "exit_status"):  # a Failure, of this module or of its twin
+def _error_line(error: Exception) -> str:
+    if hasattr(error, "exit_status"):  # a Failure of either copy of this module
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"internal error: {type(error).__name__}: {error} (--debug shows where)"
 
 
-def _harmless(text: str) -> str:
-    """``text`` with what would steer a terminal, which a stranger's file may have put there, as escapes."""
+def _escape_controls(text: str) -> str:
+    """Escape terminal control characters, which may come from an untrusted file."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(message: str) -> None:
-    """Print one line for a person on stderr, unless --quiet."""
+    """Print one line on stderr, unless --quiet."""
     if not _flags.quiet:
         Console(stderr=True, highlight=False, soft_wrap=True).print(message, markup=False)
 
@@ -131,15 +132,15 @@ def print_json(value: Any) -> None:  # noqa: ANN401  (any JSON value)
 
 
 class Advance(Protocol):
-    """``advance(n, note)``: n more are done; the note, such as a loss, is shown beside the rate."""
+    """Callback of `progress`: ``n`` more units are done; ``note``, such as a loss, is shown beside the rate."""
 
     def __call__(self, n: int, note: str = "") -> None:
-        """Report ``n`` more done."""
+        """Report ``n`` more units done."""
 
 
 @contextmanager
 def progress(label: str, total: int, unit: str = "") -> Iterator[Advance]:
-    """Show ``label``, done, rate and time left: a bar on a terminal, a plain line every ten seconds in a log."""
+    """Show units done, rate and time left: a bar on a terminal, else a plain line every ten seconds."""
     if _flags.quiet:
         yield _silent
     elif sys.stderr.isatty():
@@ -147,10 +148,10 @@ def progress(label: str, total: int, unit: str = "") -> Iterator[Advance]:
         times = (TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
         with Progress(*columns, TextColumn("{task.fields[rate]}"), *times, console=Console(stderr=True)) as bars:
             task = bars.add_task(label, total=total, note="", rate="")
-            began = time.monotonic()
+            started = time.monotonic()
 
             def advance(n: int, note: str = "") -> None:
-                rate = (bars.tasks[task].completed + n) / max(1e-9, time.monotonic() - began)
+                rate = (bars.tasks[task].completed + n) / max(1e-9, time.monotonic() - started)
                 bars.update(task, advance=n, note=note, rate=f"{rate:.1f}/s")
 
             yield advance
@@ -163,18 +164,17 @@ def _silent(n: int, note: str = "") -> None:
 
 
 def _plain_lines(label: str, total: int, unit: str) -> Advance:
-    """A line every ten seconds and one at the end; nothing of what ends before the first line is due."""
-    began = time.monotonic()
-    shown = began
+    """A line every ten seconds and one at the end; none at all if the end comes before the first line is due."""
+    started = last_line = time.monotonic()
     done = 0
 
     def advance(n: int, note: str = "") -> None:
-        nonlocal done, shown
+        nonlocal done, last_line
         done += n
         now = time.monotonic()
-        if now - shown >= SECONDS_BETWEEN_LINES or (done >= total and shown > began):
-            shown = now
-            rate = done / (now - began)
+        if now - last_line >= SECONDS_BETWEEN_LINES or (done >= total and last_line > started):
+            last_line = now
+            rate = done / (now - started)
             left = (total - done) / rate if rate else 0.0
             say(f"{label}: {done}/{total} {unit} {rate:.1f}/s, {left:.0f} s left {note}".rstrip())
 

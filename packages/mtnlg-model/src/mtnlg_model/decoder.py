@@ -1,15 +1,15 @@
-"""The MT-NLG decoder: GPT, pre-LN, learned positions, tied embeddings (paper.md section 1).
+"""The MT-NLG decoder: a GPT with pre-layer-norm, learned positions and tied embeddings (paper.md section 1).
 
-    x₀     = dropout(E[tokens] + P[positions])
-    x'     = x  + dropout(W_o · attention(norm(x) W_qkvᵀ + b_qkv) + b_o)        every layer
-    x''    = x' + dropout(W_d · gelu(W_u · norm(x') + b_u) + b_d)
-    logits = norm(x_l) Eᵀ
+    x      = dropout(E[tokens] + P[positions])                                   embedding
+    x      = x + dropout(W_out attention(W_qkv norm(x) + b_qkv) + b_out)         every layer: attention,
+    x      = x + dropout(W_down gelu(W_up norm(x) + b_up) + b_down)              then feed-forward
+    logits = norm(x) Eᵀ                                                          head, tied to the embedding
 
-S sequence, B batch, H hidden, N heads, D head size, V vocabulary. Inside, the sequence comes first: x_SBH.
+S sequence, B batch, H hidden, N heads, D head size, F features, V vocabulary. Activations are sequence-first: x_SBH.
 
-A `Linear` returns x Wᵀ and carries its bias for the operation that follows, so that a fused kernel or a tensor-parallel
-layer takes its place without an edit here. Heads and widths are read off the tensors: half a layer's rows are half its
-heads. No loss, no optimizer, nothing distributed.
+`Linear` leaves its bias to the operation that follows, so a fused kernel or a tensor-parallel layer can replace it.
+The number of heads is read from the weights: half the rows of ``qkv`` make half the heads. Layers leave their
+parameters uninitialized; `Decoder` sets them by `initialization`. No loss, no optimizer, nothing distributed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Linear(nn.Module):
-    """x Wᵀ. Whoever calls it adds ``bias``. Its parameters are left uninitialised."""
+    """x Wᵀ; the caller adds ``bias``."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -40,24 +40,24 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] → [..., outputs], without the bias."""
+        """[..., inputs] -> [..., outputs], without the bias."""
         return F.linear(x, self.weight)
 
 
-class Table(nn.Module):
-    """An embedding: rows of ``weight`` by number. Its parameter is left uninitialised."""
+class EmbeddingTable(nn.Module):
+    """Rows of ``weight`` by index: one vector a token or position."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, width))
 
-    def forward(self, numbers: Tensor) -> Tensor:
-        """[...] → [..., width]."""
-        return F.embedding(numbers, self.weight)
+    def forward(self, indices: Tensor) -> Tensor:
+        """[...] -> [..., width]."""
+        return F.embedding(indices, self.weight)
 
 
 class LayerNorm(nn.Module):
-    """Layer norm over the hidden axis. Its parameters are left uninitialised."""
+    """Layer norm over the hidden axis."""
 
     def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
         super().__init__()
@@ -66,21 +66,21 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.hidden))
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        """[..., H] → [..., H]."""
+        """[..., H] -> [..., H]."""
         return self.ops.layer_norm(x_SBH, self.weight, self.bias, self.eps)
 
 
 class Embedding(nn.Module):
-    """Token and position embedding, summed, with dropout. Its parameters are left uninitialised."""
+    """Sum of token and position embedding, with dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.rate = config.dropout
-        self.token = Table(config.vocabulary, config.hidden)
-        self.position = Table(config.sequence, config.hidden)
+        self.token = EmbeddingTable(config.vocabulary, config.hidden)
+        self.position = EmbeddingTable(config.sequence, config.hidden)
 
     def forward(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
-        """Integers [B, S] → x_SBH; without ``positions_BS`` every row counts from 0."""
+        """Token ids [B, S] -> x_SBH. Positions count from 0 unless ``positions_BS`` (or [1, S]) is given."""
         if positions_BS is None:
             positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)[None]
         x_SBH: Tensor = self.token(tokens_BS.t()) + self.position(positions_BS.t())
@@ -88,7 +88,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; the bias of ``out`` is left to the caller."""
+    """Causal multi-head self-attention; the caller adds the bias of ``out``."""
 
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
@@ -98,12 +98,12 @@ class Attention(nn.Module):
         self.out = Linear(config.hidden, config.hidden)
 
     def forward(self, x_SBH: Tensor, attend: Attend | None = None) -> Tensor:
-        """x_SBH → x_SBH; rows of ``qkv`` are q, k, v of head 0, then of head 1, as Megatron orders them."""
+        """x_SBH -> x_SBH. The rows of ``qkv`` are q, k, v of head 0, then of head 1 and so on, as in Megatron-LM."""
         qkv_SBF = self.qkv(x_SBH) + self.qkv.bias
-        heads = qkv_SBF.view(*qkv_SBF.shape[:2], -1, 3 * self.head_size).permute(1, 2, 0, 3)
-        q_BNSD, k_BNSD, v_BNSD = heads.split(self.head_size, dim=-1)
+        qkv_BNSD = qkv_SBF.view(*qkv_SBF.shape[:2], -1, 3 * self.head_size).permute(1, 2, 0, 3)
+        q_BNSD, k_BNSD, v_BNSD = qkv_BNSD.split(self.head_size, dim=-1)
         scale = functional.attention_scale(self.head_size)
-        if self.layer_scale != 1:
+        if self.layer_scale != 1:  # smaller products in half precision, the same softmax (paper.md section 1)
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
         rate = self.rate if self.training else 0.0
         if attend is None:
@@ -115,7 +115,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward layer; the bias of ``down`` is left to the caller."""
+    """Feed-forward: H -> 4H -> H with GeLU; the caller adds the bias of ``down``."""
 
     def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
         super().__init__()
@@ -124,13 +124,13 @@ class MLP(nn.Module):
         self.down = Linear(config.ffn, config.hidden)
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        """x_SBH → x_SBH."""
+        """x_SBH -> x_SBH."""
         out: Tensor = self.down(self.ops.bias_gelu(self.up(x_SBH), self.up.bias))
         return out
 
 
 class DecoderLayer(nn.Module):
-    """One layer, the ``number``-th from 0. Its parameters are left uninitialised: `initialization.fill` sets them."""
+    """Attention and feed-forward, each behind a layer norm and inside a residual; ``number`` counts from 0."""
 
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
@@ -141,11 +141,11 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config, ops)
 
     def forward(self, x_SBH: Tensor, attend: Attend | None = None) -> Tensor:
-        """x_SBH → x_SBH, or only the ``places`` of ``attend``. Attention is causal unless ``attend`` replaces it."""
+        """x_SBH -> x_SBH, limited to ``attend.places`` if set. Causal unless ``attend`` replaces attention."""
         y_SBH = self.attention(self.attention_norm(x_SBH), attend)
         if attend is not None and attend.places is not None:
             x_SBH = x_SBH[attend.places]
-        norm, dropout = self.mlp_norm, (self.rate, self.training)
+        dropout, norm = (self.rate, self.training), self.mlp_norm
         x_SBH, y_SBH = self.ops.bias_dropout_add_norm(
             y_SBH, self.attention.out.bias, x_SBH, *dropout, norm.weight, norm.bias, norm.eps
         )
@@ -153,7 +153,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model, initialised from ``seed``; under ``torch.device("meta")`` it allocates nothing."""
+    """The whole model, initialized from ``seed``. Under ``torch.device("meta")`` it allocates nothing."""
 
     def __init__(self, config: ModelConfig, seed: int = 1234, ops: Ops = EAGER) -> None:
         super().__init__()
@@ -162,18 +162,18 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, n, ops) for n in range(config.layers))
         self.final_norm = LayerNorm(config, ops)
         if not self.embedding.token.weight.is_meta:
-            initialization.fill(self, config, seed)
+            initialization.initialize(self, config, seed)
 
     def forward(
         self, tokens_BS: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None
     ) -> Tensor:
-        """Logits [B, S, V] of the next token at every token; arguments as for `hidden`."""
+        """Next-token logits [B, S, V]. Arguments as for `hidden`."""
         return self.logits(self.hidden(tokens_BS, positions_BS, attend).transpose(0, 1))
 
     def hidden(
         self, tokens_BS: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None
     ) -> Tensor:
-        """Hidden states x_SBH after the final norm. ``attend`` holds one replacement of attention a layer."""
+        """Hidden states x_SBH after the final norm. ``attend`` replaces causal attention: one `Attend` per layer."""
         x_SBH = self.embedding(tokens_BS, positions_BS)
         for n, layer in enumerate(self.layers):
             x_SBH = layer(x_SBH, attend[n] if attend else None)
@@ -181,9 +181,9 @@ class Decoder(nn.Module):
         return normed
 
     def cache(self, capacity: int) -> Cache:
-        """An empty cache for so many tokens a row."""
+        """An empty key-value cache for ``capacity`` tokens per row."""
         return Cache(self.config, capacity)
 
     def logits(self, x_H: Tensor) -> Tensor:
-        """[..., H] → [..., V] by the token embedding."""
+        """[..., H] -> [..., V], by the token embedding."""
         return F.linear(x_H, self.embedding.token.weight)

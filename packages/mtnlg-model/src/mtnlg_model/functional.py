@@ -1,13 +1,14 @@
-"""The eager operations that a fused kernel may replace. Shapes: S sequence, B batch, H hidden, N heads, D head size.
+"""The decoder's operations in plain PyTorch, and `Ops`, the table by which fused kernels replace them.
 
     bias_gelu               gelu(x + b),  gelu(x) = x/2 (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))
     bias_dropout_add        r + dropout(x + b)
     layer_norm              (x - mean) / sqrt(variance + eps) · w + b
-    bias_dropout_add_norm   both: the sum, and its layer norm
+    bias_dropout_add_norm   that sum, and its layer norm
     attention               softmax(scale · Q Kᵀ + mask) V
     cross_entropy           logsumexp(z) - z[target]
 
-A dropout rate of 0, like evaluation, leaves no trace: no operation and no random number.
+S sequence (queries), T keys, B batch, H hidden, N heads, D head size, V vocabulary. Dropout at rate 0 or outside
+training adds no operation and draws no random number.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
 
 AttentionOp = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor]
-"""Signature of `attention`: q, k, v, mask, scale, dropout rate."""
+"""Signature of `attention`: q, k, v, mask, scale, dropout rate -> context."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
-    """Normalise the last axis, then scale and shift."""
+    """Normalize the last axis, then scale and shift."""
     return F.layer_norm(x_H, weight_H.shape, weight_H, bias_H, eps)
 
 
@@ -36,7 +37,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout that is ``x`` itself at rate 0 or outside training."""
+    """Dropout; ``x`` itself at rate 0 or outside training."""
     return F.dropout(x, rate) if training and rate else x
 
 
@@ -55,7 +56,7 @@ def bias_dropout_add_norm(  # noqa: PLR0917  (the signature of a kernel)
     shift_H: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """``residual + dropout(x + bias)``, and the layer norm of that with ``weight`` and ``shift``."""
+    """``residual + dropout(x + bias)``, and its layer norm with scale ``weight`` and bias ``shift``."""
     total_H = bias_dropout_add(x_H, bias_H, residual_H, rate, training)
     return total_H, layer_norm(total_H, weight_H, shift_H, eps)
 
@@ -63,10 +64,10 @@ def bias_dropout_add_norm(  # noqa: PLR0917  (the signature of a kernel)
 def attention(  # noqa: PLR0917  (the signature of a kernel)
     q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Tensor | None, scale: float, rate: float
 ) -> Tensor:
-    """Scaled dot-product attention of S queries over T keys, [B, N, S, D]; ``rate`` is that of dropout now.
+    """Scaled dot-product attention of S queries over T keys -> [B, N, S, D]. Dropout is applied whenever ``rate`` > 0.
 
-    ``mask`` is true where a query may look, of any shape that broadcasts to [B, N, S, T], and is the whole rule.
-    Without it attention is causal, the last query standing at the last key.
+    ``mask`` is true where a query may attend and broadcasts to [B, N, S, T]; causality is not added to it. Without a
+    mask attention is causal, with the last query at the last key.
     """
     s, t = q_BNSD.shape[-2], k_BNTD.shape[-2]
     if mask is None and 1 < s < t:
@@ -76,20 +77,25 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     )
 
 
+def attention_scale(head_size: int) -> float:
+    """1 / sqrt(D)."""
+    return 1 / math.sqrt(head_size)
+
+
+def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """Boolean [queries, keys], true where the key is not after the query; the last query is at the last key."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
 def cross_entropy(logits_V: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy in nats of every token, in fp32, with the shape of ``targets``; logits are [..., V]."""
+    """Cross entropy of every token in nats, computed in fp32, in the shape of ``targets``."""
     flat = F.cross_entropy(logits_V.float().flatten(0, -2), targets.flatten(), reduction="none")
     return flat.view(targets.shape)
 
 
-def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """Boolean [queries, keys], true where a key is no later than the query; the last query is at the last key."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-
-
 @dataclass(frozen=True)
 class Ops:
-    """The operations that a decoder uses, each replaceable by a kernel of the same signature."""
+    """The operations of a decoder; a kernel of the same signature may replace each."""
 
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = layer_norm
     bias_gelu: Callable[[Tensor, Tensor], Tensor] = bias_gelu
@@ -104,18 +110,13 @@ EAGER = Ops()
 
 
 class Attend(Protocol):
-    """Replaces causal self-attention in one layer: a key-value cache, or the packed rows of an evaluation."""
+    """Replacement for causal self-attention in one layer, such as a key-value cache or packed rows."""
 
     @property
     def places(self) -> Tensor | None:
-        """Sequence places [N] that the output is limited to; None for all S."""
+        """Indices into the sequence to compute outputs for; None for all S."""
 
     def __call__(  # noqa: PLR0917  (the figures of attention)
         self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
     ) -> Tensor:
-        """Context [B, N, S or number of ``places``, D], computed by any number of calls of ``attention``."""
-
-
-def attention_scale(head_size: int) -> float:
-    """1 / sqrt(D)."""
-    return 1 / math.sqrt(head_size)
+        """Context [B, N, S or len(places), D], computed by any number of calls of ``attention``."""

@@ -1,11 +1,10 @@
-"""The initial weights as a pure function of (seed, name): any layout starts from the same ones.
+"""Initial weights as a pure function of (seed, tensor name), so every parallel layout starts from the same weights.
 
     weights and embeddings                N(0, std²),                std = config.std
     attention.out.weight, mlp.down.weight N(0, std² / 2l)            (Radford et al. 2019; paper.md section 1)
-    norms 1 and 0, biases 0
+    layer norms                           weight 1, bias 0; all other biases 0
 
-A tensor is drawn in blocks of `ROWS` rows, each from a generator of its own, so that a process makes only the blocks
-that hold its rows.
+A tensor is drawn in blocks of `ROWS` rows, each with its own generator, so a process draws only the blocks of its rows.
 """
 
 from __future__ import annotations
@@ -23,13 +22,15 @@ if TYPE_CHECKING:
 ROWS = 64
 
 
-def initial(config: ModelConfig, name: str, seed: int, index: tuple[slice, ...] | None = None) -> Tensor:
-    """Initial value, fp32, of the box ``index`` (half-open, step 1; all of it when None) of the global tensor ``name``.
+def initial_value(config: ModelConfig, name: str, seed: int, index: tuple[slice, ...] | None = None) -> Tensor:
+    """Initial fp32 value of the box ``index`` (slices of step 1; None for all) of the global tensor ``name``.
 
-    The same (seed, name) gives the same whole tensor however it is cut into boxes.
+    (seed, name) determines the global tensor, however it is cut into boxes. Raises ``KeyError`` for an unknown name.
     """
     shape = _shape(config, name)
-    box = [range(*cut.indices(size)) for cut, size in zip(_padded(index, len(shape)), shape, strict=True)]
+    index = index or ()
+    index += (slice(None),) * (len(shape) - len(index))
+    box = [range(*cut.indices(size)) for cut, size in zip(index, shape, strict=True)]
     if name.endswith(".bias"):
         return torch.zeros([len(axis) for axis in box], device="cpu")
     if len(shape) == 1:
@@ -40,11 +41,11 @@ def initial(config: ModelConfig, name: str, seed: int, index: tuple[slice, ...] 
     return _normal(shape, (box[0], box[1]), f"{seed}/{name}") * std
 
 
-def fill(module: nn.Module, config: ModelConfig, seed: int, prefix: str = "") -> None:
-    """Set every parameter of ``module`` to its initial value; ``prefix`` such as ``layers.3.`` completes the names."""
+def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = "") -> None:
+    """Set every parameter of ``module`` to its initial value, named ``prefix`` (such as ``layers.3.``) + its name."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.copy_(initial(config, prefix + name, seed))
+            parameter.copy_(initial_value(config, prefix + name, seed))
 
 
 def _shape(config: ModelConfig, name: str) -> tuple[int, ...]:
@@ -54,11 +55,6 @@ def _shape(config: ModelConfig, name: str) -> tuple[int, ...]:
     if key not in shapes:
         raise KeyError(f"{name}: the decoder has no such tensor")
     return shapes[key]
-
-
-def _padded(index: tuple[slice, ...] | None, axes: int) -> tuple[slice, ...]:
-    index = index or ()
-    return index + (slice(None),) * (axes - len(index))
 
 
 def _normal(shape: tuple[int, ...], box: tuple[range, range], key: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Text to tokens and back, by a tokenizer.json of the `tokenizers` library; its ``<|endoftext|>`` ends a document."""
+"""Text to tokens and back, with a tokenizer.json of the `tokenizers` library; ``<|endoftext|>`` ends a document."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EOD = "<|endoftext|>"
-_INCOMPLETE = "\ufffd"
+_REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
-    """A tokenizer.json opened; ``Failure`` where it is none, or has no ``<|endoftext|>``."""
+    """A loaded tokenizer.json. Raises ``Failure`` if the file is unreadable or has no ``<|endoftext|>`` token."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -25,41 +25,41 @@ class Tokenizer:
         except OSError as error:
             raise Failure(f"{path}: {error.strerror}") from None
         except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
-            raise Failure(f"{path}: no tokenizer.json: {error}") from None
+            raise Failure(f"{path}: not a tokenizer.json: {error}") from None
         eod = self._tokenizer.token_to_id(EOD)
         if eod is None:
-            raise Failure(f"{path}: has no {EOD} token")
+            raise Failure(f"{path}: no {EOD} token; add it as a special token")
         self.eod: int = eod
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens; a model's own may be padded to more."""
+        """Number of tokens; a model may pad its vocabulary beyond this."""
         size: int = self._tokenizer.get_vocab_size()
         return size
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of ``text``, with nothing added at either end."""
+        """Tokens of ``text``, without added special tokens."""
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, ends of documents shown; bytes that are no character become U+FFFD."""
+        """Text of ``tokens``, special tokens included; invalid UTF-8 becomes U+FFFD."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
-    def whole(self, tokens: Sequence[int]) -> str:
-        """As `decode`, less a last character of which only some bytes are there yet."""
+    def decode_complete(self, tokens: Sequence[int]) -> str:
+        """Like `decode`, without a final character whose bytes are not all there yet."""
         text = self.decode(tokens)
-        return text.rstrip(_INCOMPLETE) if len(text) - len(text.rstrip(_INCOMPLETE)) < 4 else text
+        return text.rstrip(_REPLACEMENT) if len(text) - len(text.rstrip(_REPLACEMENT)) < 4 else text
 
-    def ends(self, texts: Iterable[str]) -> Callable[[Sequence[int]], bool]:
-        """A claim about new tokens, for `generate`: they hold one of ``texts``, or the last ends the document."""
-        wanted = [text for text in texts if text]
+    def stop_condition(self, texts: Iterable[str]) -> Callable[[Sequence[int]], bool]:
+        """Predicate on a row's new tokens: true at the end of the document or once they contain one of ``texts``."""
+        stops = [text for text in texts if text]
 
-        def ended(tokens: Sequence[int]) -> bool:
+        def reached(tokens: Sequence[int]) -> bool:
             if tokens[-1] == self.eod:
                 return True
-            text = self.decode(tokens) if wanted else ""
-            return any(end in text for end in wanted)
+            text = self.decode(tokens) if stops else ""
+            return any(stop in text for stop in stops)
 
-        return ended
+        return reached

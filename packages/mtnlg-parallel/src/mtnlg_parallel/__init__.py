@@ -1,1 +1,8 @@
-"""Trains the MT-NLG decoder over tensor, pipeline and data parallelism with megatron-core and DeepSpeed."""
+"""Trains the MT-NLG decoder with tensor, pipeline and data parallelism, and plans a run before it is paid for.
+
+The public names are those of ``__init__.pyi``. Each is loaded at first use, so importing the package costs no torch.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

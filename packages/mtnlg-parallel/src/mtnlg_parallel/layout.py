@@ -1,18 +1,18 @@
-"""Where everything lies: ranks in three dimensions, and the decoder's layers over pipeline stages. No torch here.
+"""The 3D parallel layout: which rank is where, and which layers each pipeline stage holds. Imports no torch.
 
-Ranks count tensor-parallel first, then data-parallel, pipeline stage outermost (paper.md section 3)
+Ranks are ordered tensor parallel innermost, then data parallel, then pipeline stage (paper.md section 3)
 
     rank = (pipeline stage * dp + data-parallel rank) * tp + tensor-parallel rank
 
-so that a node's fast links carry the largest volume and the network between nodes the smallest. DeepSpeed's
-``PipeModelDataParallelTopology`` (axes pipe, data, model) and megatron-core's default order count alike.
+so that the largest volume stays on a node's fast links and the smallest crosses the network. DeepSpeed's
+``PipeModelDataParallelTopology`` (axes pipe, data, model) and megatron-core's default use the same order.
 
-Stages are cut where the slowest is fastest. Cost of a token forward, in operations (Narayanan et al. 2021)
+Stage bounds minimise the cost of the slowest stage. Forward cost of a token, in FLOP (Narayanan et al. 2021):
 
     layer  24 h² + 4 h s        head  2 h V        embedding  2 h (two rows read and added)
 
-and twice that backward. Full recomputation does a layer's forward once more, selective its attention core, 4 h s; the
-head is never done again. The head takes its tokens a chunk at a time.
+Backward costs twice as much. Full recomputation repeats a layer's forward, selective its attention core, 4 h s; the
+head is never recomputed. The head processes its tokens in chunks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from mtnlg_model.checkpoint import manifest
 from mtnlg_model.console import UsageFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mtnlg_model.config import ModelConfig
 
 Axis = Literal["tp", "pp", "dp"]
 Recompute = Literal["none", "selective", "full"]
-"""What of a layer is run again backward: nothing, the attention core (Korthikanti et al. 2022), or all of it."""
+"""Part of a layer recomputed in backward: nothing, its attention core (Korthikanti et al. 2022), or all of it."""
 
-CUTS: Final[dict[str, int]] = {
+SLICED_AXES: Final[dict[str, int]] = {
     "token.weight": 0,
     "attention.qkv.weight": 0,
     "attention.qkv.bias": 0,
@@ -43,14 +41,14 @@ CUTS: Final[dict[str, int]] = {
     "mlp.up.bias": 0,
     "mlp.down.weight": 1,
 }
-"""The axis along which tensor parallelism cuts a parameter, by its name within its part; all others are whole."""
+"""Axis that tensor parallelism slices, by a parameter's name within its module; all others are replicated."""
 
-CHUNK: Final = 128
-"""Tokens of a chunk of the head are a multiple of it, which no matrix product likes to see cut."""
+CHUNK_MULTIPLE: Final = 128
+"""The head's chunks are a multiple of this many tokens, a tile of matrix products."""
 
-LEAST_CHUNK: Final = 1024
-"""Tokens of a chunk at least, where there are more: its weight gradient takes N / 2 FLOP a byte that it reads and
-writes, and an H100 that does fewer than 300 waits for its memory."""
+MIN_CHUNK: Final = 1024
+"""Fewest tokens in a chunk of the head, if there are more. Its weight gradient does N / 2 FLOP per byte of traffic, and
+an H100 is memory bound below 300."""
 
 
 class Coordinates(NamedTuple):
@@ -61,15 +59,15 @@ class Coordinates(NamedTuple):
     dp: int
 
     def __str__(self) -> str:
-        """In words."""
+        """Text such as ``tp 0, pp 1, dp 3``."""
         return f"tp {self.tp}, pp {self.pp}, dp {self.dp}"
 
 
 class Layout(manifest.Layout):
-    """Degrees of tensor, pipeline and data parallelism; checkpoints record them as they are."""
+    """Degrees of tensor, pipeline and data parallelism, as checkpoints record them."""
 
     def __str__(self) -> str:
-        """As ``--layout`` takes it."""
+        """Text in the format of ``--layout``."""
         return f"tp={self.tp},pp={self.pp},dp={self.dp}"
 
     @property
@@ -82,7 +80,7 @@ class Layout(manifest.Layout):
         return (pp * self.dp + dp) * self.tp + tp
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a rank stands. Raises ``ValueError`` outside [0, world)."""
+        """Coordinates of a rank. Raises ``ValueError`` outside [0, world)."""
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside the {self.world} ranks of {self}")
         rest, tp = divmod(rank, self.tp)
@@ -90,7 +88,7 @@ class Layout(manifest.Layout):
         return Coordinates(tp=tp, pp=pp, dp=dp)
 
     def groups(self, axis: Axis) -> list[list[int]]:
-        """The ranks that differ on this axis alone, group by group; together they hold every rank once."""
+        """Groups of ranks that differ only on this axis; each rank is in exactly one."""
         members: dict[Coordinates, list[int]] = {}
         for rank in range(self.world):
             members.setdefault(self.coordinates(rank)._replace(**{axis: 0}), []).append(rank)
@@ -98,7 +96,7 @@ class Layout(manifest.Layout):
 
 
 def parse_layout(text: str) -> dict[str, int]:
-    """The axes that ``--layout tp=2,pp=2,dp=1`` names. Raises ``UsageFailure``."""
+    """Parse ``--layout tp=2,pp=2,dp=1`` into axis and degree; axes may be missing. Raises ``UsageFailure``."""
     axes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, degree = part.strip().partition("=")
@@ -108,34 +106,26 @@ def parse_layout(text: str) -> dict[str, int]:
     return axes
 
 
-def refusal(layout: Layout, config: ModelConfig, sequence_parallel: bool = False) -> str | None:
-    """Why this decoder cannot be cut so, naming the value and the valid choices; None when it can.
+def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = False) -> str | None:
+    """Why ``layout`` does not fit this decoder, with the valid degrees; None if it does.
 
-    What tp must divide further, hidden h and feed-forward width 4h, heads already divide.
+    tp must also divide the hidden size and the MLP's width, but heads divide both.
     """
     keys = ("heads", "vocabulary", "sequence") if sequence_parallel else ("heads", "vocabulary")
-    wholes: dict[str, int] = {key: getattr(config, key) for key in keys}
-    for key, whole in wholes.items():
-        if whole % layout.tp:
-            valid = [n for n in _divisors(config.heads) if all(other % n == 0 for other in wholes.values())]
+    sizes: dict[str, int] = {key: getattr(config, key) for key in keys}
+    for key, size in sizes.items():
+        if size % layout.tp:
+            valid = [str(n) for n in range(1, config.heads + 1) if all(value % n == 0 for value in sizes.values())]
+            choices = f"{', '.join(valid[:-1])} or {valid[-1]}" if len(valid) > 1 else valid[0]
             way_out = ", or train.sequence_parallel = false" if key == "sequence" else ""
-            return f"layout.tp = {layout.tp} does not divide model.{key} = {whole}; use {_listed(valid)}{way_out}"
+            return f"layout.tp = {layout.tp} does not divide model.{key} = {size}; use {choices}{way_out}"
     if layout.pp > config.layers:
         return f"layout.pp = {layout.pp} stages for model.layers = {config.layers}; use 1 to {config.layers}"
     return None
 
 
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
-
-
 class Stage(NamedTuple):
-    """What one pipeline stage holds: its parts, the parameters of each of its ranks, its share of the whole cost."""
+    """One pipeline stage: its parts of the decoder, parameters on each of its ranks, and fraction of the total cost."""
 
     number: int
     layers: range
@@ -145,64 +135,64 @@ class Stage(NamedTuple):
 
 
 def stages(config: ModelConfig, layout: Layout, recompute: Recompute) -> tuple[Stage, ...]:
-    """The stages into which a decoder is cut."""
+    """Cut a decoder into pipeline stages of balanced cost."""
     h, core = config.hidden, 4 * config.hidden * config.sequence
     layer = 24 * h * h + core
-    again = {"none": 0, "selective": core, "full": layer}[recompute]
-    costs = [float(3 * layer + again)] * config.layers
+    recomputed = {"none": 0, "selective": core, "full": layer}[recompute]
+    costs = [float(3 * layer + recomputed)] * config.layers
     costs[0] += 3 * 2 * h
     costs[-1] += 3 * 2 * h * config.vocabulary
     bounds = balanced_cuts(tuple(costs), layout.pp)
-    found = []
+    cut = []
     for number, (start, stop) in enumerate(pairwise(bounds)):
         parts = [f"layers.{n}" for n in range(start, stop)]
         parts = ["embedding", *parts] if number == 0 else parts
         parts = [*parts, "final_norm", "head"] if number == layout.pp - 1 else parts
-        parameters = sum(held_of_part(config, layout, part) for part in parts if part != "head" or number)
+        parameters = sum(part_parameters(config, layout, part) for part in parts if part != "head" or number)
         cost = sum(costs[start:stop]) / sum(costs)
-        found.append(Stage(number, range(start, stop), tuple(parts), parameters, cost))
-    return tuple(found)
+        cut.append(Stage(number, range(start, stop), tuple(parts), parameters, cost))
+    return tuple(cut)
 
 
-def held_of_part(config: ModelConfig, layout: Layout, part: str) -> int:
-    """Parameters of a part (embedding, layers.3, final_norm, head) on each of its ranks."""
+def part_parameters(config: ModelConfig, layout: Layout, part: str) -> int:
+    """Parameters of a part of the decoder (embedding, layers.3, final_norm, head) on each of its ranks."""
     if part.startswith("layers."):
         shapes = config.layer_shapes()
     else:
         prefix = "embedding.token." if part == "head" else f"{part}."
         outer = config.outer_shapes().items()
         shapes = {name.removeprefix("embedding."): shape for name, shape in outer if name.startswith(prefix)}
-    return sum(prod(shape) // (layout.tp if name in CUTS else 1) for name, shape in shapes.items())
+    return sum(prod(shape) // (layout.tp if name in SLICED_AXES else 1) for name, shape in shapes.items())
 
 
 @cache
 def balanced_cuts(costs: tuple[float, ...], parts: int) -> tuple[int, ...]:
-    """Bounds of ``parts`` non-empty runs of ``costs`` whose dearest run is cheapest; of equals, the most even.
+    """Bounds of ``parts`` contiguous runs of ``costs`` that minimise the costliest run; of ties, the most even.
 
-    ``parts + 1`` numbers from 0 to ``len(costs)``. Needs 1 <= parts <= len(costs).
+    Returns ``parts + 1`` indices from 0 to ``len(costs)``. Needs 1 <= parts <= len(costs).
     """
-    before = [0.0, *accumulate(costs)]
-    # best[n]: of the first n items in the runs so far, (dearest run, sum of squares), then the bounds.
+    prefix = [0.0, *accumulate(costs)]
+    # best[n]: for the first n costs, (costliest run, sum of squared runs) and the bounds.
     best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {0: ((0.0, 0.0), (0,))}
     for _ in range(parts):
-        reached = best
+        shorter = best
         best = {}
         for end in range(1, len(costs) + 1):
-            found = [
-                ((max(dearest, run), squares + run * run), (*bounds, end))
-                for start, ((dearest, squares), bounds) in reached.items()
+            candidates = [
+                ((max(costliest, run), squares + run * run), (*bounds, end))
+                for start, ((costliest, squares), bounds) in shorter.items()
                 if start < end
-                for run in (before[end] - before[start],)
+                for run in (prefix[end] - prefix[start],)
             ]
-            if found:
-                best[end] = min(found)
+            if candidates:
+                best[end] = min(candidates)
     return best[len(costs)][1]
 
 
 def head_chunk(tokens: int, hidden: int, width: int) -> int:
-    """Tokens that the head takes at once, for ``width`` tokens of the vocabulary on a rank: two chunks at least.
+    """Tokens in a chunk of the head, with ``width`` tokens of the vocabulary on a rank; at least two chunks.
 
-    Their logits take about the room of all of x at most, or are of `LEAST_CHUNK` tokens.
+    A chunk's logits take about as much memory as x at most, or are those of `MIN_CHUNK` tokens.
     """
-    most = min(max(tokens * hidden // width, LEAST_CHUNK), ceil(tokens / 2))
-    return ceil(ceil(tokens / ceil(tokens / most)) / CHUNK) * CHUNK
+    most = min(max(tokens * hidden // width, MIN_CHUNK), ceil(tokens / 2))
+    return ceil(ceil(tokens / ceil(tokens / most)) / CHUNK_MULTIPLE) * CHUNK_MULTIPLE

@@ -1,1 +1,1 @@
-"""Clean: repair Unicode and white space, drop what is too short, not English or a JavaScript stub (paper.md 4.4)."""
+"""Clean: repair Unicode and whitespace, drop what is too short, not English or a JavaScript stub (paper.md 4.4)."""

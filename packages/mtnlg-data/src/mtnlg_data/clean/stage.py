@@ -1,35 +1,34 @@
-"""The rules of paper.md 4.4 on the text of a document: what they change, and the reason for which they drop it.
+"""Clean: apply the rules of paper.md 4.4, which repair a document's text or drop the document for a reason.
 
-``unicode``      repairs text that was decoded wrongly and makes quotes, ligatures and control characters plain (ftfy)
-``whitespace``   two or more spaces, and line ends behind a letter or digit, become one space
-``blank_lines``  several blank lines become one (Gutenberg)
-``paragraphs``   every line is a paragraph: a blank line goes between them (RealNews)
-``detokenize``   the spaces before ' ! . ? and around - and @ go (CC-Stories)
-``language``     drops documents whose first language is not English: ``not_english``
-``javascript``   drops documents under 256 characters that mention JavaScript: "please turn it on" and the like
+``unicode``      repairs mojibake and normalises quotes, ligatures and control characters (ftfy)
+``whitespace``   replaces two or more spaces, and line ends after a letter or digit, by one space
+``blank_lines``  replaces several blank lines by one (Gutenberg)
+``paragraphs``   puts a blank line between lines, as each is a paragraph (RealNews)
+``detokenize``   removes the spaces before ' ! . ? and around - and @ (CC-Stories)
+``language``     drops documents whose main language is not English: ``not_english``
+``javascript``   drops documents under 256 characters that mention JavaScript, such as "please turn on JavaScript"
 ``short``        drops documents under 512 characters
 
-They apply in this order. Which of them a source gets is its recipe's choice: code, say, lives by its white space. Under
-``unicode`` a document also goes that was made to keep ftfy busy for hours (``fixing.trap``), for that reason.
+They apply in this order. The recipe chooses the rules of each source: code, for one, depends on its whitespace.
+``unicode`` also drops documents crafted to keep ftfy busy for hours (``mojibake.unbounded_cost_reason``).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 from pydantic import Field
 
-from mtnlg_data.document import read_documents, source_of, write_documents
-from mtnlg_data.engine import checksum, key_of, run_units
+from mtnlg_data.document import read_documents, shard_source, write_documents
+from mtnlg_data.engine import Unit, checksum, run_units
 from mtnlg_data.extract.text import ENGLISH
 from mtnlg_data.settings import Settings
-from mtnlg_data.tally import Tally, stage
+from mtnlg_data.tally import Tally, stage_summary
 
-from .mojibake import repaired, trap
+from .mojibake import fix_text, unbounded_cost_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Engine, Summary
 
 Rule = Literal["unicode", "whitespace", "blank_lines", "paragraphs", "detokenize", "language", "javascript", "short"]
-#: What three of the corpus's datasets had done to them beside the usual; the paper's tool has a variant for each.
+#: Extra rules of three datasets of the paper's corpus; the paper's tool has a variant for each.
 VARIANTS: dict[str, tuple[Rule, ...]] = {
     "Gutenberg": ("blank_lines",),
     "RealNews": ("paragraphs",),
@@ -51,23 +50,25 @@ JAVASCRIPT = re.compile("javascript", re.IGNORECASE)
 
 
 class CleanSettings(Settings):
-    """Where the rules draw their lines."""
+    """Thresholds of the rules, in characters."""
 
-    shortest: int = Field(512, ge=0)  # characters of the shortest document that ``short`` keeps
-    javascript_under: int = Field(256, ge=0)  # characters under which ``javascript`` drops a document
+    shortest: int = Field(512, ge=0)  # ``short`` drops documents under this length
+    javascript_under: int = Field(256, ge=0)  # ``javascript`` drops only documents under this length
 
 
 def clean_documents(
     shards: Sequence[Path], out: Path, settings: CleanSettings, rules: Mapping[str, Sequence[Rule]], engine: Engine
 ) -> Summary:
-    """Write ``out/<shard>`` for every shard, by the rules of its source; returns the stage's account."""
-    how = {source: tuple(of) for source, of in rules.items()}
-    units = [Cleaning(shard, checksum(shard), settings, how[source_of(shard)], out / shard.name) for shard in shards]
-    return stage("clean", run_units(engine, clean_shard, units, "clean"), list(rules))
+    """Write ``out/<shard>`` for every shard, by the rules of its source; returns the stage's summary."""
+    units = [
+        Cleaning(shard, checksum(shard), settings, tuple(rules[shard_source(shard)]), out / shard.name)
+        for shard in shards
+    ]
+    return stage_summary("clean", run_units(engine, clean_shard, units, "clean"), list(rules))
 
 
 @dataclass(frozen=True)
-class Cleaning:
+class Cleaning(Unit):
     """Unit: one shard → its clean documents."""
 
     shard: Path
@@ -76,44 +77,42 @@ class Cleaning:
     rules: tuple[Rule, ...]
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("clean", self.shard.name, self.checksum, self.settings.model_dump(), sorted(self.rules))
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("clean", self.shard.name, self.checksum, self.settings.model_dump(), sorted(self.rules))
 
 
 def clean_shard(unit: Cleaning) -> Summary:
-    """Run one unit."""
-    tally = Tally(source_of(unit.shard))
+    """Clean one shard."""
+    tally = Tally(shard_source(unit.shard))
 
-    def kept() -> Iterator[pa.RecordBatch]:
+    def clean_batches() -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
             texts, rows = [], []
             columns = (batch.column(name).to_pylist() for name in ("id", "text", "language"))
-            for row, (name, text, language) in enumerate(zip(*columns, strict=True)):
+            for row, (document_id, text, language) in enumerate(zip(*columns, strict=True)):
                 cleaned, reason = clean_text(text, language, unit.rules, unit.settings)
                 if reason is not None:
                     tally.drop(len(text), reason)
-                    tally.show(reason, name, text)
+                    tally.show(reason, document_id, text)
                     continue
                 tally.keep(len(text), len(cleaned))
                 texts.append(cleaned)
                 rows.append(row)
-            chosen = batch.take(pa.array(rows, pa.int64()))
-            yield chosen.set_column(2, batch.schema.field("text"), pa.array(texts, pa.large_string()))
+            kept = batch.take(pa.array(rows, pa.int64()))
+            yield kept.set_column(2, batch.schema.field("text"), pa.array(texts, pa.large_string()))
 
-    write_documents(unit.output, kept())
+    write_documents(unit.output, clean_batches())
     return tally.summary()
 
 
 def clean_text(
     text: str, language: str | None, rules: Sequence[Rule], settings: CleanSettings
 ) -> tuple[str, str | None]:
-    """The text as the rules leave it, and the reason to drop it, if there is one."""
+    """Apply the rules to a text; returns the cleaned text, and the reason to drop the document or None."""
     if "unicode" in rules:
-        if reason := trap(text):
+        if reason := unbounded_cost_reason(text):
             return text, reason
-        text = repaired(text)
+        text = fix_text(text)
     if "whitespace" in rules:
         text = BROKEN_SPACE.sub(" ", text)
     if "blank_lines" in rules:

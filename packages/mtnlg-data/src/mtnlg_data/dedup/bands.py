@@ -1,30 +1,27 @@
-"""Runs → links: documents that share the key of a band are candidates for being duplicates.
+"""Runs → links: documents that share a band key are duplicate candidates.
 
-With 20 bands of 13 rows a pair of Jaccard J shares a key with probability 1 - (1 - J**13)**20 (paper.md 4.3). The keys
-of a band are sorted a part at a time, a part being a range of keys: ``KEYS_A_PART`` of them on average, however many
-documents there are. Of documents of one run and one key only the first is sorted, so that a page that stands in the
-corpus a million times costs no more memory.
-
-A run: what deduplication keeps of the documents of one shard, in arrays of fixed width, read through a memory map.
+With 20 bands of 13 rows, a pair of Jaccard similarity J shares a key with probability 1 - (1 - J**13)**20 (paper.md
+4.3). A run holds what deduplication keeps of one shard, in arrays of fixed width, read through a memory map:
 
     uint64[bands, documents]  the keys of each band, ascending
-    uint32[bands, documents]  whose they are: rows of the shard; equal keys by row
-    uint32[documents]         shingles of each document, repeats included
+    uint32[bands, documents]  the shard row that each key belongs to; equal keys by row
+    uint32[documents]         number of shingles of each document, repeats included
 
-12 bytes a document and band, and 4. The keys of all shards that fall into a range lie in one piece of every run, so any
-part of a band is read without the rest: an external sort whose second half nobody has to write.
+That is 12 bytes per document and band, plus 4. Keys are ascending, so a range of a band's keys is contiguous in every
+run and is read without the rest: an external sort without its merge pass. A unit sorts one range of about
+``KEYS_PER_RANGE`` keys, however many documents there are. Only the first document of each key and run enters that sort,
+so a page that the corpus holds a million times takes no more memory than any other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mtnlg_data.engine import key_of
-from mtnlg_data.files import replacing
+from mtnlg_data.engine import Unit
+from mtnlg_data.files import atomic_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,94 +31,13 @@ if TYPE_CHECKING:
 
     from mtnlg_data.engine import Summary
 
-
-KEYS_A_PART = 1 << 23
-KEYS_A_UNIT = 1 << 20  # at least: of a small corpus a unit does several bands
-
-
-@dataclass(frozen=True)
-class BandPart:
-    """Unit: one range of the keys of some bands, of all runs → int64[links, 2]: pairs of documents that share a key.
-
-    The documents of a bucket are linked in a chain, or one chain a run and one between the runs.
-    """
-
-    bands: range
-    part: int
-    parts: int
-    runs: Sequence[Run]
-    signed: str  # a digest of the keys of all runs' units
-    output: Path
-
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("band", list(self.bands), self.part, self.parts, self.signed)
-
-
-def parts_of(documents: int) -> int:
-    """Into how many ranges the keys of a band of so many documents are cut."""
-    return -(-documents // KEYS_A_PART) or 1
-
-
-def bands_at_once(documents: int, bands: int) -> list[range]:
-    """The bands in turn, as many at once as make a unit worth its while."""
-    step = max(1, KEYS_A_UNIT // max(1, documents))
-    return [range(first, min(first + step, bands)) for first in range(0, bands, step)]
-
-
-def link(unit: BandPart) -> Summary:
-    """Run one unit."""
-    count = 0
-    with replacing(unit.output) as file:
-        for band in unit.bands:
-            for pairs in _links(unit, band):
-                file.write(pairs.tobytes())
-                count += len(pairs)
-    return {"links": count}
-
-
-def _links(unit: BandPart, band: int) -> Iterator[NDArray[np.int64]]:
-    heads = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
-    for keys, numbers in _pieces(unit, band):
-        pairs, is_head = chained(keys, numbers)
-        yield pairs
-        heads.append((keys[is_head], numbers[is_head]))
-    keys, numbers = (np.concatenate(parts) for parts in zip(*heads, strict=True))
-    del heads
-    order = np.argsort(keys, kind="stable")
-    yield chained(keys[order], numbers[order])[0]
-
-
-def _pieces(unit: BandPart, band: int) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
-    """Of every run the band's keys in the unit's range, ascending, and whose they are."""
-    first = max(1, (unit.part << 64) // unit.parts)  # above NO_KEY
-    last = (unit.part + 1 << 64) // unit.parts - 1
-    for run in unit.runs:
-        keys = run.keys[band]
-        here = slice(np.searchsorted(keys, np.uint64(first)), np.searchsorted(keys, np.uint64(last), side="right"))
-        yield np.array(keys[here]), run.first + run.order[band, here].astype(np.int64)
-
-
-def chained(keys: NDArray[np.uint64], numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """[links, 2], every document with the one before it of the same key, and who has no such; keys ascend."""
-    same = keys[1:] == keys[:-1]
-    is_head = np.concatenate([np.ones(min(1, len(keys)), np.bool_), ~same])
-    return np.stack([numbers[:-1][same], numbers[1:][same]], axis=1), is_head
-
-
-def links_in(path: Path) -> Iterator[NDArray[np.int64]]:
-    """The links of one part, a million at a time."""
-    with path.open("rb") as file:
-        while len(pairs := np.fromfile(file, np.int64, 2 << 20)):
-            yield pairs.reshape(-1, 2)
-
-
 NO_KEY = np.uint64(0)  # of a document without shingles
+KEYS_PER_RANGE = 1 << 23
+MIN_KEYS_PER_UNIT = 1 << 20  # a unit of a small corpus takes several bands
 
 
-class Run(NamedTuple):
-    """One run; its row r is document ``first + r`` of all."""
+class SignatureRun(NamedTuple):
+    """A shard's run on disk; its row r is document ``first + r`` of the corpus."""
 
     path: Path
     first: int
@@ -130,31 +46,104 @@ class Run(NamedTuple):
 
     @property
     def keys(self) -> NDArray[np.uint64]:
-        """[bands, documents], ascending within a band."""
+        """Band keys [bands, documents], ascending within a band."""
         return np.memmap(self.path, np.uint64, "r", 0, (self.bands, self.rows))
 
     @property
     def order(self) -> NDArray[np.uint32]:
-        """[bands, documents], the row that each of ``keys`` belongs to."""
+        """Shard row of each key [bands, documents]."""
         return np.memmap(self.path, np.uint32, "r", 8 * self.bands * self.rows, (self.bands, self.rows))
 
     @property
     def counts(self) -> NDArray[np.uint32]:
-        """[documents], shingles of each."""
+        """Number of shingles of each document."""
         return np.memmap(self.path, np.uint32, "r", 12 * self.bands * self.rows, (self.rows,))
 
 
 def write_run(path: Path, keys: NDArray[np.uint64], counts: NDArray[np.uint32]) -> None:
-    """Write the run of these keys, uint64[bands, documents] in the order of the documents; sorts them in place."""
+    """Write a run of keys uint64[bands, documents] in document order; sorts them in place."""
     order = np.empty(keys.shape, np.uint32)
-    for band, whose in zip(keys, order, strict=True):
-        whose[:] = np.argsort(band, kind="stable")
-        band[:] = band[whose]
-    with replacing(path) as file:
-        for part in (keys, order, counts):
-            file.write(part.data)
+    for band, rows in zip(keys, order, strict=True):
+        rows[:] = np.argsort(band, kind="stable")
+        band[:] = band[rows]
+    with atomic_open(path) as file:
+        for array in (keys, order, counts):
+            file.write(array.data)
 
 
-def run_bytes(documents: int, bands: int) -> int:
-    """What the runs of so many documents take on disk."""
+def run_file_bytes(documents: int, bands: int) -> int:
+    """Bytes on disk of the runs of this many documents."""
     return documents * (12 * bands + 4)
+
+
+@dataclass(frozen=True)
+class BandUnit(Unit):
+    """Unit: one key range of some bands, over all runs → int64[links, 2], pairs of documents that share a key.
+
+    The documents of a bucket form a chain: one chain per run, and one between the runs.
+    """
+
+    bands: range
+    part: int  # the key range, of ``parts``
+    parts: int
+    runs: Sequence[SignatureRun]
+    signatures: str  # digest of the keys of all signature units
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("band", list(self.bands), self.part, self.parts, self.signatures)
+
+
+def count_key_ranges(documents: int) -> int:
+    """Number of ranges that a band's keys are split into, for this many documents."""
+    return -(-documents // KEYS_PER_RANGE) or 1
+
+
+def group_bands(documents: int, bands: int) -> list[range]:
+    """Consecutive bands by unit: enough of them for ``MIN_KEYS_PER_UNIT`` keys."""
+    step = max(1, MIN_KEYS_PER_UNIT // max(1, documents))
+    return [range(first, min(first + step, bands)) for first in range(0, bands, step)]
+
+
+def link_bands(unit: BandUnit) -> Summary:
+    """Write the links of one key range."""
+    count = 0
+    with atomic_open(unit.output) as file:
+        for band in unit.bands:
+            for links in _band_links(unit, band):
+                file.write(links.tobytes())
+                count += len(links)
+    return {"links": count}
+
+
+def _band_links(unit: BandUnit, band: int) -> Iterator[NDArray[np.int64]]:
+    """Links within each run, then links between the first documents of each run and key."""
+    first = max(1, (unit.part << 64) // unit.parts)  # above NO_KEY
+    last = (unit.part + 1 << 64) // unit.parts - 1
+    heads = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
+    for run in unit.runs:
+        band_keys = run.keys[band]
+        begin = np.searchsorted(band_keys, np.uint64(first))
+        end = np.searchsorted(band_keys, np.uint64(last), side="right")
+        keys, documents = np.array(band_keys[begin:end]), run.first + run.order[band, begin:end].astype(np.int64)
+        links, is_head = chain_links(keys, documents)
+        yield links
+        heads.append((keys[is_head], documents[is_head]))
+    keys, documents = (np.concatenate(columns) for columns in zip(*heads, strict=True))
+    del heads
+    order = np.argsort(keys, kind="stable")
+    yield chain_links(keys[order], documents[order])[0]
+
+
+def chain_links(keys: NDArray[np.uint64], documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Links [links, 2] from each document to the next of the same key, and which is its key's first; keys ascend."""
+    same = keys[1:] == keys[:-1]
+    is_head = np.concatenate([np.ones(min(1, len(keys)), np.bool_), ~same])
+    return np.stack([documents[:-1][same], documents[1:][same]], axis=1), is_head
+
+
+def read_links(path: Path) -> Iterator[NDArray[np.int64]]:
+    """Read one unit's links, a million at a time."""
+    with path.open("rb") as file:
+        while len(links := np.fromfile(file, np.int64, 2 << 20)):
+            yield links.reshape(-1, 2)

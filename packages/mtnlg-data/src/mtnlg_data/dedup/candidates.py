@@ -1,25 +1,24 @@
-"""Candidates with all that verification asks of them: names, band keys, and the exact set of shingle hashes.
+"""Candidates with everything that verification needs: names, band keys and exact sets of shingle hashes.
 
-They are written group by group, so that a group reads what is its own, and nothing else, out of every shard's file.
+A record batch holds candidates of one group, so that a group reads its own batches of every shard's file, nothing else.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from mtnlg_data.document import rows_of
-from mtnlg_data.engine import key_of
-from mtnlg_data.files import aside
-from mtnlg_data.words import portions
+from mtnlg_data.document import read_rows
+from mtnlg_data.engine import Unit
+from mtnlg_data.files import atomic_path
+from mtnlg_data.words import text_batches
 
-from .clusters import placed
-from .minhash import shingles
+from .clusters import read_places
+from .minhash import hash_shingles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,40 +26,39 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.document import Made, Shard
+    from mtnlg_data.document import Shard, UnitOutput
     from mtnlg_data.engine import Summary
 
-    from .bands import Run
+    from .bands import SignatureRun
     from .minhash import ShingleKind
 
-BYTES_AT_ONCE = 1 << 27
+TABLE_BYTES = 1 << 27  # of shingle sets in memory at once
 
 
 @dataclass(frozen=True)
-class CandidatesOf:
-    """Unit: the candidates of one shard → an Arrow file of them, a record batch for every group."""
+class CandidateUnit(Unit):
+    """Unit: the candidates of one shard → an Arrow file with record batches by group."""
 
     shard: Shard
-    run: Run
-    clusters: Made
-    groups: Sequence[int]  # the place at which each ends
+    run: SignatureRun
+    clusters: UnitOutput
+    groups: Sequence[int]  # the place where each group ends
     kind: ShingleKind
     length: int
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("candidates", self.shard.first, self.clusters.key, self.kind, self.length)
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("candidates", self.shard.first, self.clusters.key, self.kind, self.length)
 
 
-def collect(unit: CandidatesOf) -> Summary:
-    """Run one unit; ``groups`` of the summary has the group of every record batch.
+def collect_candidates(unit: CandidateUnit) -> Summary:
+    """Write one shard's candidates; ``groups`` of the summary is the group of every record batch.
 
-    A shard with more than ``BYTES_AT_ONCE`` of candidates has more than one batch for a group.
+    A shard with more than ``TABLE_BYTES`` of candidates has several batches for a group.
     """
-    numbers, places = placed(unit.clusters.path, unit.shard.first, unit.shard.first + unit.shard.rows)
-    keys = keys_of(unit.run, numbers - unit.shard.first)
+    documents, places = read_places(unit.clusters.path, unit.shard.first, unit.shard.first + unit.shard.rows)
+    rows = documents - unit.shard.first
+    keys = keys_of_rows(unit.run, rows)
     schema = pa.schema(
         {
             "place": pa.int64(),
@@ -72,16 +70,15 @@ def collect(unit: CandidatesOf) -> Summary:
         }
     )
     groups: list[int] = []
-    done = 0
-    with aside(unit.output) as partial, pa.ipc.new_file(str(partial), schema) as writer:
-        for some in _at_once(unit, numbers - unit.shard.first):
-            here = slice(done, done := done + some.num_rows)
-            flat = pa.array(keys[here].reshape(-1))
-            columns = [places[here], numbers[here], some["id"], some["source"]]
-            lists = [pa.FixedSizeListArray.from_arrays(flat, unit.run.bands), some["shingles"]]
-            order = np.argsort(places[here])
-            table = pa.table([*columns, *lists], schema).take(pa.array(order)).combine_chunks()
-            group = np.searchsorted(unit.groups, places[here][order], side="right")
+    first = 0
+    with atomic_path(unit.output) as partial, pa.ipc.new_file(str(partial), schema) as writer:
+        for texts in _shingle_tables(unit, rows):
+            part = slice(first, first := first + texts.num_rows)
+            band_keys = pa.FixedSizeListArray.from_arrays(pa.array(keys[part].reshape(-1)), unit.run.bands)
+            columns = [places[part], documents[part], texts["id"], texts["source"], band_keys, texts["shingles"]]
+            order = np.argsort(places[part])
+            table = pa.table(columns, schema).take(pa.array(order)).combine_chunks()
+            group = np.searchsorted(unit.groups, places[part][order], side="right")
             cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
             for begin, end in pairwise(cuts):
                 writer.write_batch(table.slice(begin, end - begin).to_batches()[0])
@@ -89,41 +86,43 @@ def collect(unit: CandidatesOf) -> Summary:
     return {"groups": groups}
 
 
-def keys_of(run: Run, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The band keys of these rows, [rows, bands]."""
-    found = np.empty((len(rows), run.bands), np.uint64)
-    by_row = np.empty(run.rows, np.uint64)
+def keys_of_rows(run: SignatureRun, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Band keys [rows, bands] of these rows of a shard."""
+    selected = np.empty((len(rows), run.bands), np.uint64)
+    keys_by_row = np.empty(run.rows, np.uint64)
     for band, (keys, order) in enumerate(zip(run.keys, run.order, strict=True)):
-        by_row[order] = keys
-        found[:, band] = by_row[rows]
-    return found
+        keys_by_row[order] = keys
+        selected[:, band] = keys_by_row[rows]
+    return selected
 
 
-def _at_once(unit: CandidatesOf, rows: NDArray[np.int64]) -> Iterator[pa.Table]:
-    """Names and shingle sets of these rows in order, in tables of about ``BYTES_AT_ONCE``."""
+def _shingle_tables(unit: CandidateUnit, rows: NDArray[np.int64]) -> Iterator[pa.Table]:
+    """Yield ids, sources and shingle sets of these rows in order, in tables of about ``TABLE_BYTES``."""
     tables: list[pa.Table] = []
     size = 0
-    for _, table in rows_of(unit.shard.path, rows, ["id", "source", "text"]):
-        done = 0
-        for texts in portions(table["text"].to_pylist()):
-            values, bounds = sets(*shingles(texts, unit.kind, unit.length))
-            names = {column: table[column].slice(done, len(texts)) for column in ("id", "source")}
-            lists = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values))
-            tables.append(pa.table({**names, "shingles": lists}))
-            done += len(texts)
+    for _, batch in read_rows(unit.shard.path, rows, ["id", "source", "text"]):
+        first = 0
+        for texts in text_batches(batch["text"].to_pylist()):
+            values, bounds = shingle_sets(*hash_shingles(texts, unit.kind, unit.length))
+            names = {column: batch[column].slice(first, len(texts)) for column in ("id", "source")}
+            sets = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values))
+            tables.append(pa.table({**names, "shingles": sets}))
+            first += len(texts)
             size += values.nbytes
-            if size >= BYTES_AT_ONCE:
+            if size >= TABLE_BYTES:
                 yield pa.concat_tables(tables)
                 tables, size = [], 0
     if tables:
         yield pa.concat_tables(tables)
 
 
-def sets(values: NDArray[np.uint64], bounds: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Shingles, text by text, made ascending sets; sorts ``values`` in place."""
+def shingle_sets(
+    shingles: NDArray[np.uint64], bounds: NDArray[np.int64]
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The distinct shingles of each text, ascending, and their bounds; sorts ``shingles`` in place."""
     for begin, end in pairwise(bounds.tolist()):
-        values[begin:end].sort()
-    is_new = np.ones(len(values), np.bool_)
-    is_new[1:] = values[1:] != values[:-1]
+        shingles[begin:end].sort()
+    is_new = np.ones(len(shingles), np.bool_)
+    is_new[1:] = shingles[1:] != shingles[:-1]
     is_new[bounds[:-1][np.diff(bounds) > 0]] = True
-    return values[is_new], np.concatenate([[0], np.cumsum(is_new)])[bounds]
+    return shingles[is_new], np.concatenate([[0], np.cumsum(is_new)])[bounds]

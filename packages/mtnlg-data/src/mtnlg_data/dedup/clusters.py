@@ -1,22 +1,21 @@
 """Links → clusters of candidates, in groups that fit into memory.
 
-Documents that are joined by a chain of shared keys form a cluster; a duplicate's twin is always in its own. So clusters
-are verified apart from one another, by groups of about ``GROUP_BYTES``, each group in one place and one process.
+Documents that are connected by shared band keys form a cluster, and a duplicate is always in the same cluster as its
+twin. So clusters are verified independently, in groups of about ``GROUP_BYTES``, one process per group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.engine import key_of
-from mtnlg_data.files import replacing
+from mtnlg_data.engine import Unit
+from mtnlg_data.files import atomic_open
 
-from .bands import links_in
-from .union_find import forest, linked, roots, unite
+from .bands import read_links
+from .union_find import find_roots, linked_nodes, new_forest, unite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,79 +25,73 @@ if TYPE_CHECKING:
 
     from mtnlg_data.engine import Summary
 
-    from .bands import Run
+    from .bands import SignatureRun
 
 GROUP_BYTES = 1 << 29
-OBJECTS_BYTES = 512  # what a candidate's names and numbers take in memory, about
+CANDIDATE_OVERHEAD_BYTES = 512  # a candidate's names and numbers in memory, approximately
 
 
 @dataclass(frozen=True)
-class Clusters:
-    """Unit: the links of all parts → int64[2, candidates]: documents, ascending, and the place of each.
+class ClusterUnit(Unit):
+    """Unit: all links → int64[2, candidates]: document numbers, ascending, and the place of each.
 
-    Places count the candidates cluster by cluster, the clusters by their first documents.
+    Places number the candidates cluster by cluster, clusters by their first document.
     """
 
     links: Sequence[Path]
-    linked: str  # a digest of the keys of the links' units
-    runs: Sequence[Run]
+    bands: str  # digest of what the links depend on
+    runs: Sequence[SignatureRun]
     documents: int
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("clusters", self.linked, GROUP_BYTES)
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("clusters", self.bands, GROUP_BYTES)
 
 
-class Placed(NamedTuple):
-    """What ``cluster`` wrote."""
-
-    numbers: NDArray[np.int64]
-    places: NDArray[np.int64]
-
-
-def cluster(unit: Clusters) -> Summary:
-    """Run one unit; ``groups`` of the summary has the place at which each group ends."""
-    parent = forest(unit.documents)
+def cluster_documents(unit: ClusterUnit) -> Summary:
+    """Write all candidates' places; ``groups`` of the summary is the place where each group ends."""
+    parent = new_forest(unit.documents)
     for path in unit.links:
-        for pairs in links_in(path):
-            unite(parent, pairs)
-    numbers = linked(parent)
-    heads = roots(parent, numbers)
+        for links in read_links(path):
+            unite(parent, links)
+    documents = linked_nodes(parent)
+    roots = find_roots(parent, documents)
     del parent
-    order = np.argsort(heads, kind="stable")
-    heads = heads[order]
-    is_first = np.ones(len(heads), np.bool_)
-    is_first[1:] = heads[1:] != heads[:-1]
-    del heads
+    order = np.argsort(roots, kind="stable")
+    roots = roots[order]
+    is_first = np.ones(len(roots), np.bool_)
+    is_first[1:] = roots[1:] != roots[:-1]
+    del roots
     begins = np.flatnonzero(is_first)
-    ends = group_ends(begins, _weights(unit.runs, numbers)[order])
+    ends = group_ends(begins, _candidate_bytes(unit.runs, documents)[order])
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
-    with replacing(unit.output) as file:
-        for column in (numbers, places):
+    with atomic_open(unit.output) as file:
+        for column in (documents, places):
             file.write(column.data)
-    return {"candidates": len(numbers), "clusters": len(begins), "groups": ends.tolist()}
+    return {"candidates": len(documents), "clusters": len(begins), "groups": ends.tolist()}
 
 
-def group_ends(begins: NDArray[np.int64], weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Cut clusters that begin at these places into groups: a group is full with the cluster that takes it there."""
-    before = np.concatenate([[0], np.cumsum(weights)])[begins] // GROUP_BYTES
-    return np.append(begins[1:][before[1:] != before[:-1]], len(weights))[: len(weights)]
+def group_ends(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where groups end, for clusters that begin at these places: a group ends with the cluster that fills it.
+
+    ``sizes`` is the bytes of each candidate, by place.
+    """
+    groups_before = np.concatenate([[0], np.cumsum(sizes)])[begins] // GROUP_BYTES
+    return np.append(begins[1:][groups_before[1:] != groups_before[:-1]], len(sizes))[: len(sizes)]
 
 
-def _weights(runs: Sequence[Run], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes that each of these documents takes in its group, at most."""
-    weights = np.empty(len(numbers), np.int64)
-    cuts = np.searchsorted(numbers, [run.first for run in runs] + [np.iinfo(np.int64).max])
+def _candidate_bytes(runs: Sequence[SignatureRun], documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Upper bound of each candidate's memory in its group."""
+    sizes = np.empty(len(documents), np.int64)
+    cuts = np.searchsorted(documents, [run.first for run in runs] + [np.iinfo(np.int64).max])
     for run, begin, end in zip(runs, cuts[:-1], cuts[1:], strict=True):
-        weights[begin:end] = run.counts[numbers[begin:end] - run.first].astype(np.int64) * 8
-    return weights + 8 * runs[0].bands + OBJECTS_BYTES if runs else weights
+        sizes[begin:end] = run.counts[documents[begin:end] - run.first].astype(np.int64) * 8
+    return sizes + 8 * runs[0].bands + CANDIDATE_OVERHEAD_BYTES if runs else sizes
 
 
-def placed(path: Path, first: int, last: int) -> Placed:
-    """The candidates among the documents ``first`` to ``last``."""
-    numbers, places = np.memmap(path, np.int64, "r").reshape(2, -1)
-    here = slice(*np.searchsorted(numbers, [first, last]))
-    return Placed(np.array(numbers[here]), np.array(places[here]))
+def read_places(path: Path, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Candidates among documents ``first`` up to ``last``, exclusive: document numbers, ascending, and places."""
+    documents, places = np.memmap(path, np.int64, "r").reshape(2, -1)
+    part = slice(*np.searchsorted(documents, [first, last]))
+    return np.array(documents[part]), np.array(places[part])

@@ -1,15 +1,14 @@
-"""The ledger of deduplication, ``removed.parquet``: each document that goes, its kept twin, how alike, which component.
+"""The ledger ``removed.parquet``, and the shards without what it removes.
 
-Components stand together and are numbered over all groups. Beside it a byte a document, for the writing of the shards.
-
-Shards without what the ledger removes.
+A ledger row is one removed document, its kept twin, their Jaccard similarity and their component. The rows of a
+component are consecutive, and components are numbered over all groups. The ledger becomes a mask of one byte per
+document, by which the surviving documents are written.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mtnlg_data.document import Tallies, read_documents, rows_of, write_documents
-from mtnlg_data.engine import key_of
-from mtnlg_data.files import aside, replacing
-from mtnlg_data.words import mix
+from mtnlg_data.document import read_documents, read_rows, write_documents
+from mtnlg_data.engine import Unit
+from mtnlg_data.files import atomic_open, atomic_path
+from mtnlg_data.tally import Tallies
+from mtnlg_data.words import fmix64
 
-from .representatives import LEDGER
+from .representatives import LEDGER_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,80 +30,80 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.document import Made, Shard
+    from mtnlg_data.document import Shard, UnitOutput
     from mtnlg_data.engine import Summary
 
 
-ROWS_AT_ONCE = 65_536
+REASON = "duplicate"
+BATCH_ROWS = 65_536
 SAMPLES = 12
 SAMPLE_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Unit: the parts of all groups → one table, the groups in their order."""
+class LedgerUnit(Unit):
+    """Unit: the groups' parts of the ledger → one table, in the order of the groups."""
 
-    verified: str  # a digest of all that the ledger depends on
+    ledger: str  # digest of everything that the ledger depends on
     shards: Sequence[Shard]
-    documents: Sequence[tuple[str, int]]  # how many each source has
+    documents: Sequence[tuple[str, int]]  # per source
     parts: Sequence[Path]
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("ledger", self.verified)
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("ledger", self.ledger)
 
 
-def enter(unit: Ledger) -> Summary:
-    """Run one unit; the summary has clusters by size, documents and removed by source, and pairs for a person's eye."""
-    sizes: Counter[int] = Counter()
+def write_ledger(unit: LedgerUnit) -> Summary:
+    """Join the parts; the summary has cluster sizes, documents and removed per source, and sample pairs to review."""
+    cluster_sizes: Counter[int] = Counter()
     removed: Counter[str] = Counter()
     samples: list[tuple[int, dict[str, Any]]] = []
     firsts = {shard.path.name: shard.first for shard in unit.shards}
-    done = 0
-    with aside(unit.output) as partial, pq.ParquetWriter(partial, LEDGER, compression="zstd") as writer:
+    components = 0
+    with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer:
         for path in unit.parts:
             table = pq.read_table(path)
             component = table["component"].to_numpy()
-            sizes.update((np.bincount(component) + 1).tolist())
+            cluster_sizes.update((np.bincount(component) + 1).tolist())
             for source in table["source"].value_counts().to_pylist():
                 removed[source["values"]] += source["counts"]
-            samples = sorted([*samples, *_drawn(table, firsts)], key=lambda drawn: drawn[0])[:SAMPLES]
-            column = pa.array(component + done)
-            writer.write(table.set_column(LEDGER.get_field_index("component"), LEDGER.field("component"), column))
-            done += int(component.max(initial=-1)) + 1
+            samples = sorted([*samples, *_sample_rows(table, firsts)], key=lambda sample: sample[0])[:SAMPLES]
+            index = LEDGER_SCHEMA.get_field_index("component")
+            numbered = table.set_column(index, LEDGER_SCHEMA.field(index), pa.array(component + components))
+            writer.write(numbered)
+            components += int(component.max(initial=-1)) + 1
     return {
-        "components": done,
-        "cluster_sizes": {str(size): sizes[size] for size in sorted(sizes)},
+        "components": components,
+        "cluster_sizes": {str(size): cluster_sizes[size] for size in sorted(cluster_sizes)},
         "documents": dict(unit.documents),
         "removed": dict(sorted(removed.items())),
-        "samples": _with_texts(unit.shards, [entry for _, entry in samples]),
+        "samples": _sample_pairs(unit.shards, [row for _, row in samples]),
     }
 
 
-def _drawn(table: pa.Table, firsts: dict[str, int]) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of a part that could be among the samples: a document is drawn by the hash of its number."""
-    hashes = mix(_numbers(table, firsts).astype(np.uint64))
+def _sample_rows(table: pa.Table, firsts: dict[str, int]) -> list[tuple[int, dict[str, Any]]]:
+    """The rows of a part with the lowest hashes of their document numbers, each with its hash."""
+    hashes = fmix64(_document_numbers(table, firsts).astype(np.uint64))
     order = np.argsort(hashes, kind="stable")[:SAMPLES]
     return list(zip(hashes[order].tolist(), table.take(pa.array(order)).to_pylist(), strict=True))
 
 
-def _numbers(table: pa.Table, firsts: dict[str, int]) -> NDArray[np.int64]:
-    """The number among all documents of every removed one."""
+def _document_numbers(table: pa.Table, firsts: dict[str, int]) -> NDArray[np.int64]:
+    """Corpus-wide number of each removed document, given the first number of each shard."""
     shard = pc.index_in(table["shard"], pa.array(firsts, pa.string())).to_numpy()
     numbers: NDArray[np.int64] = np.array(list(firsts.values()), np.int64)[shard] + table["row"].to_numpy()
     return numbers
 
 
-def _with_texts(shards: Sequence[Shard], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pairs for a person to judge, the least alike first."""
-    places = {(entry[f"{end}shard"], entry[f"{end}row"]) for entry in entries for end in ("", "kept_")}
+def _sample_pairs(shards: Sequence[Shard], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Both texts of these ledger rows, the least similar pair first."""
+    places = {(entry[f"{side}shard"], entry[f"{side}row"]) for entry in entries for side in ("", "kept_")}
     texts: dict[tuple[str, int], str] = {}
     for shard in shards:
         rows = sorted(row for name, row in places if name == shard.path.name)
-        for done, table in rows_of(shard.path, np.array(rows, np.int64), ["text"]) if rows else ():
-            for row, text in zip(rows[done:], table["text"].to_pylist(), strict=False):
+        for first, batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]) if rows else ():
+            for row, text in zip(rows[first:], batch["text"].to_pylist(), strict=False):
                 texts[shard.path.name, row] = text[:SAMPLE_CHARACTERS]
     return [
         {
@@ -118,63 +118,56 @@ def _with_texts(shards: Sequence[Shard], entries: list[dict[str, Any]]) -> list[
 
 
 @dataclass(frozen=True)
-class Removed:
-    """Unit: the ledger → bool[documents], whether each is removed."""
+class RemovalMaskUnit(Unit):
+    """Unit: the ledger → bool[documents], True where a document is removed."""
 
-    ledger: Made
+    ledger: UnitOutput
     shards: Sequence[Shard]
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("removed", self.ledger.key)
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("removed", self.ledger.key)
 
 
-def mark(unit: Removed) -> Summary:
-    """Run one unit."""
+def write_removal_mask(unit: RemovalMaskUnit) -> Summary:
+    """Write the mask as one .npy file."""
     firsts = {shard.path.name: shard.first for shard in unit.shards}
     is_removed = np.zeros(sum(shard.rows for shard in unit.shards), np.bool_)
     with pq.ParquetFile(unit.ledger.path) as file:
-        for batch in file.iter_batches(ROWS_AT_ONCE, columns=["shard", "row"]):
-            is_removed[_numbers(pa.table(batch), firsts)] = True
-    with replacing(unit.output) as handle:
-        np.save(handle, is_removed)
+        for batch in file.iter_batches(BATCH_ROWS, columns=["shard", "row"]):
+            is_removed[_document_numbers(pa.table(batch), firsts)] = True
+    with atomic_open(unit.output) as mask:
+        np.save(mask, is_removed)
     return {"removed": int(is_removed.sum())}
 
 
-REASON = "duplicate"
-
-
 @dataclass(frozen=True)
-class Survivors:
+class SurvivorUnit(Unit):
     """Unit: one shard → its documents that stay."""
 
     shard: Shard
-    removed: Made
+    removed: UnitOutput
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("survivors", self.shard.checksum, self.shard.path.name, self.removed.key)
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("survivors", self.shard.checksum, self.shard.path.name, self.removed.key)
 
 
-def survive(unit: Survivors) -> Summary:
-    """Run one unit."""
+def write_survivors(unit: SurvivorUnit) -> Summary:
+    """Write one shard without its removed documents; the summary has the tallies of its sources."""
     tallies = Tallies()
-    write_documents(unit.output, _kept(unit, tallies))
+    write_documents(unit.output, _surviving_batches(unit, tallies))
     return tallies.summary()
 
 
-def _kept(unit: Survivors, tallies: Tallies) -> Iterator[pa.RecordBatch]:
+def _surviving_batches(unit: SurvivorUnit, tallies: Tallies) -> Iterator[pa.RecordBatch]:
     is_removed = np.load(unit.removed.path, mmap_mode="r")[unit.shard.first :]
     first = 0
     for batch in read_documents(unit.shard.path):
         stays = ~is_removed[first : first + batch.num_rows]
         lengths = pc.utf8_length(batch["text"]).to_pylist()
-        for source, length, kept in zip(batch["source"].to_pylist(), lengths, stays.tolist(), strict=True):
-            if kept:
+        for source, length, is_kept in zip(batch["source"].to_pylist(), lengths, stays.tolist(), strict=True):
+            if is_kept:
                 tallies[source].keep(length)
             else:
                 tallies[source].drop(length, REASON)

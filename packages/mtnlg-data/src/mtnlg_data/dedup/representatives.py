@@ -1,25 +1,24 @@
-"""Pairs → components → the ledger of what is removed, and for the sake of which document.
+"""Verified pairs → components → the removed documents, and the one kept for each.
 
-Of each component the document from the best source stays (paper.md 4.3); among several of that source the one whose
-id hashes lowest, so that neither shards nor order decide.
+In each component the document from the best source stays (paper.md 4.3); of several from that source, the one with the
+lowest hash of its id, so that the result does not depend on shards or order.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mtnlg_data.engine import key_of
-from mtnlg_data.files import aside
+from mtnlg_data.engine import Unit
+from mtnlg_data.files import atomic_path
 
-from .union_find import components, forest, unite
-from .verify import duplicates, gather, jaccard
+from .union_find import components, new_forest, unite
+from .verify import gather_candidates, jaccard, verify_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
 
-#: ``jaccard`` is between the document and its kept twin: below the threshold where a chain of others joins the two.
-LEDGER = pa.schema(
+#: ``jaccard`` is between the document and its kept twin, below the threshold where other documents connect the two.
+LEDGER_SCHEMA = pa.schema(
     [
         pa.field("document", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
@@ -48,13 +47,13 @@ LEDGER = pa.schema(
 
 
 @dataclass(frozen=True)
-class Group:
-    """Unit: one group of clusters → what of it is removed, a part of the ledger, component by component."""
+class GroupUnit(Unit):
+    """Unit: one group of clusters → the removed documents, its part of the ledger, component by component."""
 
     number: int
-    files: Sequence[Path]  # of the candidates of all shards
-    batches: bytes  # int32[n, 2]: the file and the number in it of each record batch of this group
-    verified: str  # a digest of all that the ledger depends on
+    files: Sequence[Path]  # the candidates of every shard
+    batches: bytes  # int32[n, 2]: file, and batch in the file, of each record batch of this group
+    ledger: str  # digest of everything that the ledger depends on
     threshold: float
     rounds: int
     seed: int
@@ -62,56 +61,54 @@ class Group:
     shards: Sequence[Shard]
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("group", self.number, self.verified)
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("group", self.number, self.ledger)
 
 
-def judge(unit: Group) -> Summary:
-    """Run one unit."""
-    by_file: dict[int, list[int]] = {}
+def deduplicate_group(unit: GroupUnit) -> Summary:
+    """Verify one group's pairs, choose each component's representative and write what is removed."""
+    batches_by_file: dict[int, list[int]] = {}
     for file, batch in np.frombuffer(unit.batches, np.int32).reshape(-1, 2).tolist():
-        by_file.setdefault(file, []).append(batch)
-    found = gather([(unit.files[file], numbers) for file, numbers in by_file.items()], unit.output.parent)
-    parent = forest(len(found.numbers))
-    unite(parent, duplicates(found, unit.threshold, unit.rounds, unit.seed))
+        batches_by_file.setdefault(file, []).append(batch)
+    batches = [(unit.files[file], numbers) for file, numbers in batches_by_file.items()]
+    candidates = gather_candidates(batches, unit.output.parent)
+    parent = new_forest(len(candidates.documents))
+    unite(parent, verify_pairs(candidates, unit.threshold, unit.rounds, unit.seed))
     places, component = components(parent)
-    names, sources = (column.take(pa.array(places)) for column in (found.ids, found.sources))
-    kept = representatives(names.to_pylist(), sources.to_pylist(), component, unit.priority)
+    ids, sources = (column.take(pa.array(places)) for column in (candidates.ids, candidates.sources))
+    kept = choose_representatives(ids.to_pylist(), sources.to_pylist(), component, unit.priority)
     removed = np.flatnonzero(kept[component] != np.arange(len(places)))
     twins = kept[component[removed]]
     pairs = np.stack([places[removed], places[twins]], axis=1)
-    similarities = jaccard(pairs, found.sets)
     columns = [
-        *(column.take(pa.array(which)) for which in (removed, twins) for column in (names, sources)),
-        pa.array(similarities, pa.float32()),
+        *(column.take(pa.array(rows)) for rows in (removed, twins) for column in (ids, sources)),
+        pa.array(jaccard(pairs, candidates.sets), pa.float32()),
         component[removed],
-        *(column for end in pairs.T for column in _places(unit.shards, found.numbers[end])),
+        *(column for side in pairs.T for column in _shards_and_rows(unit.shards, candidates.documents[side])),
     ]
-    with aside(unit.output) as partial:
-        pq.write_table(pa.table(columns, LEDGER), partial, compression="zstd", compression_level=3)
+    with atomic_path(unit.output) as partial:
+        pq.write_table(pa.table(columns, LEDGER_SCHEMA), partial, compression="zstd", compression_level=3)
     return {"components": len(kept), "removed": len(removed)}
 
 
-def representatives(
+def choose_representatives(
     ids: Sequence[str], sources: Sequence[str], component: NDArray[np.int64], priority: Sequence[str]
 ) -> NDArray[np.int64]:
-    """Of each component which of the documents stays; sources without a priority come last, all alike."""
+    """Index of the document that each component keeps; sources outside ``priority`` share the last rank."""
     rank = {source: place for place, source in enumerate(priority)}
-    kept: dict[int, tuple[tuple[int, bytes, str], int]] = {}
-    for place, (name, source, number) in enumerate(zip(ids, sources, component.tolist(), strict=True)):
-        claim = ((rank.get(source, len(rank)), _hash(name), name), place)
-        kept[number] = min(kept.get(number, claim), claim)
-    return np.array([kept[number][1] for number in range(len(kept))], np.int64)
+    best: dict[int, tuple[tuple[int, bytes, str], int]] = {}
+    for index, (name, source, number) in enumerate(zip(ids, sources, component.tolist(), strict=True)):
+        entry = ((rank.get(source, len(rank)), _id_hash(name), name), index)
+        best[number] = min(best.get(number, entry), entry)
+    return np.array([best[number][1] for number in range(len(best))], np.int64)
 
 
-def _hash(name: str) -> bytes:
+def _id_hash(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def _places(shards: Sequence[Shard], documents: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
-    """Shard (its file's name) and row of every document."""
+def _shards_and_rows(shards: Sequence[Shard], documents: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
+    """Shard file name and row of each document."""
     firsts = np.array([shard.first for shard in shards], np.int64)
     shard = np.searchsorted(firsts, documents, side="right") - 1
     names = pa.array([shard.path.name for shard in shards])

@@ -1,16 +1,15 @@
 """Fuzzy deduplication across all sources (paper.md 4.3).
 
-    signature.py       every document, a shard at a time → band keys, in sorted runs (runs.py)
-    bands.py           runs → links between documents that share a key
-    clusters.py        links → clusters of candidates (graph.py), in groups that fit into memory
-    candidates.py      their names, keys and exact shingle sets, laid down group by group
-    verify.py          buckets of a group → pairs that are duplicates
-    representative.py  pairs → components, and who of each stays
-    ledger.py          the ledger of all that goes, and for whose sake
-    survivors.py       the shards of what stays
+    minhash.py          documents, one shard per unit → signatures → sorted band keys (a run per shard)
+    bands.py            runs → links between documents that share a band key
+    clusters.py         links → clusters of candidates (union_find.py), in groups that fit into memory
+    candidates.py       the candidates' names, keys and exact shingle sets, by group
+    verify.py           candidates of a group → pairs that are duplicates
+    representatives.py  pairs → components, and the document that each keeps
+    ledger.py           the ledger of removed documents, and the shards without them
 
-Each step is a set of units, so a killed run goes on from there. No step holds all documents; ``plan.py`` says what
-every step takes of disk and memory, before it runs.
+Each step is a set of units, so a killed run resumes. No step holds all documents; ``plan.py`` predicts the disk and
+memory of every step.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import Made, in_order, numbered
+from mtnlg_data.document import UnitOutput, number_shards
 from mtnlg_data.engine import key_of, run_units
-from mtnlg_data.engine.units import finished
+from mtnlg_data.engine.units import verified_summary
 from mtnlg_data.settings import Settings
-from mtnlg_data.tally import stage
+from mtnlg_data.tally import order_sources, stage_summary
 
-from .bands import BandPart, Run, bands_at_once, link, parts_of
-from .candidates import CandidatesOf, collect
-from .clusters import Clusters, cluster
-from .ledger import Ledger, Removed, Survivors, enter, mark, survive
-from .minhash import ShingleKind, Signatures, sign
-from .representatives import Group, judge
+from .bands import BandUnit, SignatureRun, count_key_ranges, group_bands, link_bands
+from .candidates import CandidateUnit, collect_candidates
+from .clusters import ClusterUnit, cluster_documents
+from .ledger import LedgerUnit, RemovalMaskUnit, SurvivorUnit, write_ledger, write_removal_mask, write_survivors
+from .minhash import ShingleKind, SignatureUnit, write_signatures
+from .representatives import GroupUnit, deduplicate_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,120 +44,126 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Engine, Summary
 
 
-BULK = "verification"  # the part of the state that no other threshold could use
+VERIFICATION_FOLDER = "verification"  # the state that a run with another threshold cannot reuse
 
 
 class DeduplicateSettings(Settings):
-    """How near is a duplicate, and how it is looked for; the defaults are the paper's (4.3)."""
+    """What counts as a duplicate and how duplicates are searched; the defaults are the paper's (4.3)."""
 
     bands: PositiveInt = 20
-    rows: PositiveInt = 13  # values a band: bands * rows MinHash values in all
-    threshold: float = Field(0.8, gt=0, le=1)  # Jaccard similarity from which a pair is one document
+    rows: PositiveInt = 13  # MinHash values per band; bands * rows in all
+    threshold: float = Field(0.8, gt=0, le=1)  # lowest Jaccard similarity of a duplicate pair
     shingle: ShingleKind = "word"
     shingle_length: PositiveInt = 5
-    rounds: PositiveInt = 11  # pivots a bucket
+    rounds: PositiveInt = 11  # pivots per bucket
     seed: int = Field(1, ge=0, lt=1 << 32)
-    alarm_share: float = Field(0.5, ge=0, le=1)  # a source that would lose more than this stops the run; 1: none does
+    alarm_share: float = Field(0.5, ge=0, le=1)  # stop if a source would lose a larger share; 1 never stops
 
 
 def deduplicate_documents(
     shards: Sequence[Path], out: Path, settings: DeduplicateSettings, priority: Sequence[str], engine: Engine
 ) -> Summary:
-    """Write ``out/<shard name>`` with what stays and ``out/removed.parquet``, the ledger; returns the stage's account.
+    """Write the surviving documents to ``out/<shard name>`` and the ledger ``out/removed.parquet``.
 
-    ``priority`` names the sources, the best first: of a component the document from the best source stays. Those that
-    it does not name come after, all alike. The account's ``duplicates`` has components, cluster sizes, sample pairs,
-    and each source's removed share. Where a source would lose more than ``alarm_share`` of its documents it raises
-    ``Failure`` before any is removed; called again with a higher share, it goes on from there.
+    ``priority`` names the sources, best first: each component keeps its document from the best source; unnamed sources
+    share the last rank. Returns the stage's summary; its ``duplicates`` has components, cluster sizes, sample pairs and
+    the removed share of each source. Raises ``Failure``, before anything is removed, where a source would lose more
+    than ``alarm_share`` of its documents; a second call with a higher share continues from there.
     """
     if not shards:
         raise Failure("nothing to deduplicate: no shards were given")
-    all_shards = numbered(shards)
-    ledger, found = _search(all_shards, out, settings, tuple(priority), engine)
-    found["removed_share"] = _shares(found.pop("documents"), found.pop("removed"), settings.alarm_share, ledger.path)
-    if engine.part[1] == 1:  # tasks that share the folder may still be looking at it
-        rmtree(out / "state" / BULK, ignore_errors=True)
-    removed = Removed(ledger, all_shards, out / "state" / "removed.npy")
-    run_units(engine, mark, [removed], "deduplicate: mark")
-    survivors = [Survivors(shard, Made.by(removed), out / shard.path.name) for shard in all_shards]
-    summaries = run_units(engine, survive, survivors, "deduplicate: write")
-    return {**stage("deduplicate", summaries, in_order(summaries, priority)), "duplicates": found}
+    numbered = number_shards(shards)
+    ledger, duplicates = _find_duplicates(numbered, out, settings, tuple(priority), engine)
+    documents, removed = duplicates.pop("documents"), duplicates.pop("removed")
+    duplicates["removed_share"] = _removed_shares(documents, removed, settings.alarm_share, ledger.path)
+    if engine.task[1] == 1:  # other tasks on the same folder may still read it
+        rmtree(out / "state" / VERIFICATION_FOLDER, ignore_errors=True)
+    mask = RemovalMaskUnit(ledger, numbered, out / "state" / "removed.npy")
+    run_units(engine, write_removal_mask, [mask], "deduplicate: mark")
+    survivors = [SurvivorUnit(shard, UnitOutput.of(mask), out / shard.path.name) for shard in numbered]
+    summaries = run_units(engine, write_survivors, survivors, "deduplicate: write")
+    summary = stage_summary("deduplicate", summaries, order_sources(summaries, priority))
+    return {**summary, "duplicates": duplicates}
 
 
-def _shares(documents: dict[str, int], removed: dict[str, int], alarm_share: float, ledger: Path) -> dict[str, float]:
-    """The share of its documents that each source would lose. Raises ``Failure`` where that is alarming."""
-    shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
-    alarming = {source: share for source, share in shares.items() if share > alarm_share}
-    if alarming:
-        what = ", ".join(f"{source} {share:.1%}" for source, share in alarming.items())
-        right = f"{np.ceil(max(alarming.values()) * 100) / 100:g}"
-        raise Failure(
-            f"of {what} would go as duplicates, more than alarm_share = {alarm_share:g}; nothing is removed yet: "
-            f"look at the pairs in {ledger}; if they are right, the same command goes on with "
-            f"--set deduplicate.alarm_share={right} (mtnlg-data dedup: --set alarm_share={right})"
-        )
-    return {source: round(share, 6) for source, share in shares.items()}
-
-
-def _search(
+def _find_duplicates(
     shards: list[Shard], out: Path, settings: DeduplicateSettings, priority: tuple[str, ...], engine: Engine
-) -> tuple[Made, Summary]:
-    """Run all units up to the ledger, unless that is done; returns it and its summary."""
+) -> tuple[UnitOutput, Summary]:
+    """Run all units up to the ledger, unless it is done; returns the ledger and its summary."""
     state = out / "state"
+    folder = state / VERIFICATION_FOLDER
     shingle = (settings.shingle, settings.shingle_length)
-    how = (settings.threshold, settings.rounds, settings.seed)
+    verification = (settings.threshold, settings.rounds, settings.seed)
     signatures = tuple(
-        Signatures(s, *shingle, settings.bands, settings.rows, settings.seed, state / f"{s.path.stem}.run")
+        SignatureUnit(s, *shingle, settings.bands, settings.rows, settings.seed, state / f"{s.path.stem}.run")
         for s in shards
     )
-    signed = key_of([(unit.shard.path.name, unit.key) for unit in signatures])
-    ledger = Ledger(key_of(signed, how, priority), shards, (), (), out / "removed.parquet")
-    found = finished(ledger)
-    if found is None:
-        documents = run_units(engine, sign, signatures, "deduplicate: signatures")
-        bulk = state / BULK
-        runs = [Run(unit.output, unit.shard.first, unit.shard.rows, settings.bands) for unit in signatures]
-        clusters, groups = _cluster([run for run in runs if run.rows], signed, state, engine)
-        candidates = [
-            CandidatesOf(shard, run, clusters, groups, *shingle, bulk / f"{shard.path.stem}.arrow")
-            for shard, run in zip(shards, runs, strict=True)
-            if groups and run.rows
-        ]
-        files = [unit.output for unit in candidates]
-        where = run_units(engine, collect, candidates, "deduplicate: candidates")
-        parts = [
-            Group(number, files, batches, ledger.verified, *how, priority, shards, bulk / f"group-{number:06d}.parquet")
-            for number, batches in enumerate(_batches_of([found["groups"] for found in where], len(groups)))
-        ]
-        run_units(engine, judge, parts, "deduplicate: verify")
-        sources: Counter[str] = Counter()
-        for summary in documents:
-            sources.update(summary["documents"])
-        ledger = replace(ledger, documents=tuple(sorted(sources.items())), parts=[part.output for part in parts])
-        found = run_units(engine, enter, [ledger], "deduplicate: ledger")[0]
-    return Made.by(ledger), found
+    signature_digest = key_of([(unit.shard.path.name, unit.key) for unit in signatures])
+    digest = key_of(signature_digest, verification, priority)
+    ledger = LedgerUnit(digest, shards, (), (), out / "removed.parquet")
+    if (summary := verified_summary(ledger)) is not None:
+        return UnitOutput.of(ledger), summary
+    signature_summaries = run_units(engine, write_signatures, signatures, "deduplicate: signatures")
+    runs = [SignatureRun(unit.output, unit.shard.first, unit.shard.rows, settings.bands) for unit in signatures]
+    clusters, groups = _find_clusters([run for run in runs if run.rows], signature_digest, state, engine)
+    candidates = [
+        CandidateUnit(shard, run, clusters, groups, *shingle, folder / f"{shard.path.stem}.arrow")
+        for shard, run in zip(shards, runs, strict=True)
+        if groups and run.rows
+    ]
+    candidate_summaries = run_units(engine, collect_candidates, candidates, "deduplicate: candidates")
+    files = [unit.output for unit in candidates]
+    batches_by_group = _batches_by_group([summary["groups"] for summary in candidate_summaries], len(groups))
+    parts = [
+        GroupUnit(n, files, batches, digest, *verification, priority, shards, folder / f"group-{n:06d}.parquet")
+        for n, batches in enumerate(batches_by_group)
+    ]
+    run_units(engine, deduplicate_group, parts, "deduplicate: verify")
+    documents: Counter[str] = Counter()
+    for summary in signature_summaries:
+        documents.update(summary["documents"])
+    ledger = replace(ledger, documents=tuple(sorted(documents.items())), parts=[part.output for part in parts])
+    (summary,) = run_units(engine, write_ledger, [ledger], "deduplicate: ledger")
+    return UnitOutput.of(ledger), summary
 
 
-def _cluster(runs: list[Run], signed: str, state: Path, engine: Engine) -> tuple[Made, list[int]]:
-    """Run the units from the runs to the clusters; returns these and the ends of their groups."""
+def _find_clusters(runs: list[SignatureRun], digest: str, state: Path, engine: Engine) -> tuple[UnitOutput, list[int]]:
+    """Run the units from the runs to the clusters; returns the clusters and the ends of their groups."""
     documents = sum(run.rows for run in runs)
-    parts = parts_of(documents)
+    parts = count_key_ranges(documents)
     links = [
-        BandPart(bands, part, parts, runs, signed, state / f"bands-{bands[0]:03d}-{part:05d}.links")
-        for bands in (bands_at_once(documents, runs[0].bands) if runs else ())
+        BandUnit(bands, part, parts, runs, digest, state / f"bands-{bands[0]:03d}-{part:05d}.links")
+        for bands in (group_bands(documents, runs[0].bands) if runs else ())
         for part in range(parts)
     ]
-    clusters = Clusters([unit.output for unit in links], key_of(signed, parts), runs, documents, state / "clusters")
-    run_units(engine, link, links, "deduplicate: bands")
-    summary = run_units(engine, cluster, [clusters], "deduplicate: clusters")[0]
-    return Made.by(clusters), summary["groups"]
+    clusters = ClusterUnit([unit.output for unit in links], key_of(digest, parts), runs, documents, state / "clusters")
+    run_units(engine, link_bands, links, "deduplicate: bands")
+    (summary,) = run_units(engine, cluster_documents, [clusters], "deduplicate: clusters")
+    return UnitOutput.of(clusters), summary["groups"]
 
 
-def _batches_of(files: list[list[int]], groups: int) -> list[bytes]:
-    """Of every group its record batches as int32[n, 2], file and number; given the group of each batch of each file."""
-    file = np.repeat(np.arange(len(files), dtype=np.int32), [len(of_file) for of_file in files])
-    batch = np.concatenate([np.arange(len(of_file), dtype=np.int32) for of_file in [*files, []]])
-    group = np.concatenate([np.array(of_file, np.int32) for of_file in [*files, []]])
+def _batches_by_group(files: list[list[int]], groups: int) -> list[bytes]:
+    """Record batches of each group as int32[n, 2], (file, batch in file), given the group of each file's batches."""
+    file = np.repeat(np.arange(len(files), dtype=np.int32), [len(batches) for batches in files])
+    batch = np.concatenate([np.arange(len(batches), dtype=np.int32) for batches in [*files, []]])
+    group = np.concatenate([np.array(batches, np.int32) for batches in [*files, []]])
     order = np.argsort(group, kind="stable")
     pairs = np.stack([file, batch], axis=1)[order]
     return [part.tobytes() for part in np.split(pairs, np.searchsorted(group[order], np.arange(1, groups)))][:groups]
+
+
+def _removed_shares(
+    documents: dict[str, int], removed: dict[str, int], alarm_share: float, ledger: Path
+) -> dict[str, float]:
+    """The share of its documents that each source loses. Raises ``Failure`` where one exceeds ``alarm_share``."""
+    shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
+    alarming = {source: share for source, share in shares.items() if share > alarm_share}
+    if alarming:
+        losses = ", ".join(f"{share:.1%} of {source}" for source, share in alarming.items())
+        sufficient = f"{np.ceil(max(alarming.values()) * 100) / 100:g}"
+        raise Failure(
+            f"deduplication would remove {losses}, more than alarm_share = {alarm_share:g}; nothing is removed yet. "
+            f"Review the pairs in {ledger}; if they are right, run the same command with "
+            f"--set deduplicate.alarm_share={sufficient} (mtnlg-data dedup: --set alarm_share={sufficient})"
+        )
+    return {source: round(share, 6) for source, share in shares.items()}

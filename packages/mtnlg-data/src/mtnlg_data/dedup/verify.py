@@ -1,8 +1,9 @@
 """Candidates → pairs whose Jaccard similarity of exact shingle sets reaches the threshold (paper.md 4.3).
 
-A bucket, the candidates of one key, holds false ones as well. In each of at most 11 rounds a pivot is drawn from what
-is left of the bucket; what reaches the threshold with it is its duplicate and leaves with it. A bucket of up to 12 is
-so compared in full. The draw is a hash of (seed, band, key, round): neither order, groups nor restarts can move it.
+A bucket, the candidates of one band key, also contains false positives. In each of at most 11 rounds a pivot is drawn
+from the rest of the bucket; every candidate that reaches the threshold with it is its duplicate and leaves the bucket
+together with it. Buckets of up to 12 candidates are thus compared in full. The draw is a hash of (seed, band, key,
+round), so it is independent of order, groups and restarts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
-from mtnlg_data.words import compiled, compiled_if_possible, mix
+from mtnlg_data.words import fmix64, jit, jit_or_python
 
 from .clusters import GROUP_BYTES
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-SPILL_BYTES = 2 * GROUP_BYTES  # a cluster that is larger than this lies on disk
+SPILL_BYTES = 2 * GROUP_BYTES  # the sets of a cluster larger than this go to disk
 
 
-class Sets(NamedTuple):
-    """The i-th of these sets is ``values[starts[i]:ends[i]]``, ascending."""
+class ShingleSets(NamedTuple):
+    """Set i is ``values[starts[i]:ends[i]]``, ascending."""
 
     values: NDArray[np.uint64]
     starts: NDArray[np.int64]
@@ -37,73 +38,74 @@ class Sets(NamedTuple):
 class Candidates(NamedTuple):
     """The candidates of one group, by place."""
 
-    numbers: NDArray[np.int64]
+    documents: NDArray[np.int64]
     ids: pa.Array
     sources: pa.Array
     keys: NDArray[np.uint64]  # [candidates, bands]
-    sets: Sets
+    sets: ShingleSets
 
 
-def gather(files: Sequence[tuple[Path, Sequence[int]]], scratch: Path) -> Candidates:
-    """The candidates of a group out of these record batches of these files; ``scratch`` is for what memory cannot hold.
+def gather_candidates(files: Sequence[tuple[Path, Sequence[int]]], scratch: Path) -> Candidates:
+    """Read a group's candidates from these record batches of these files; ``scratch`` is a folder to spill sets to.
 
-    One file is open at a time, there may be thousands; sets stay in the order of the files, so they are copied once.
+    Opens one of possibly thousands of files at a time; the sets stay in file order and are copied only once.
     """
     tables: list[pa.RecordBatch] = []
     counts: list[NDArray[np.int64]] = []
-    for batch in _batches(files):
-        tables.append(batch.drop_columns(["shingles"]).take(pa.array(np.arange(batch.num_rows))))  # out of the map
+    for batch in _read_batches(files):
+        in_memory = batch.drop_columns(["shingles"]).take(pa.array(np.arange(batch.num_rows)))  # not the mapped file
+        tables.append(in_memory)
         counts.append(np.diff(batch["shingles"].offsets.to_numpy()))
-    names = pa.Table.from_batches(tables)
+    table = pa.Table.from_batches(tables)
     del tables
-    order = np.argsort(names["place"].to_numpy())
-    names = names.take(pa.array(order)).combine_chunks()
+    order = np.argsort(table["place"].to_numpy())
+    table = table.take(pa.array(order)).combine_chunks()
     sizes = np.concatenate(counts)
     starts = np.cumsum(sizes) - sizes
-    values = _room(int(sizes.sum()), scratch)
-    done = 0
-    for batch in _batches(files):
-        part = batch["shingles"].flatten().to_numpy()
-        values[done : done + len(part)] = part
-        done += len(part)
-    numbers, ids, sources, keys = (names[column].chunk(0) for column in ("number", "id", "source", "keys"))
-    sets = Sets(values, starts[order], (starts + sizes)[order])
-    return Candidates(numbers.to_numpy(), ids, sources, keys.flatten().to_numpy().reshape(len(names), -1), sets)
+    values = _allocate(int(sizes.sum()), scratch)
+    begin = 0
+    for batch in _read_batches(files):
+        shingles = batch["shingles"].flatten().to_numpy()
+        values[begin : begin + len(shingles)] = shingles
+        begin += len(shingles)
+    documents, ids, sources, keys = (table[column].chunk(0) for column in ("number", "id", "source", "keys"))
+    sets = ShingleSets(values, starts[order], (starts + sizes)[order])
+    return Candidates(documents.to_numpy(), ids, sources, keys.flatten().to_numpy().reshape(len(table), -1), sets)
 
 
-def _batches(files: Sequence[tuple[Path, Sequence[int]]]) -> Iterator[pa.RecordBatch]:
-    for path, numbers in files:
+def _read_batches(files: Sequence[tuple[Path, Sequence[int]]]) -> Iterator[pa.RecordBatch]:
+    for path, batches in files:
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-            for number in numbers:
-                yield reader.get_batch(number)
+            for batch in batches:
+                yield reader.get_batch(batch)
 
 
-def _room(size: int, scratch: Path) -> NDArray[np.uint64]:
+def _allocate(size: int, scratch: Path) -> NDArray[np.uint64]:
     if 8 * size <= SPILL_BYTES:
         return np.empty(size, np.uint64)
     with tempfile.TemporaryFile(dir=scratch) as file:
-        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would be a signal at the map
+        if hasattr(os, "posix_fallocate"):  # raises on a full disk, where writing to the map would end in SIGBUS
             os.posix_fallocate(file.fileno(), 0, 8 * size)
         return np.memmap(file, np.uint64, "w+", shape=(size,))
 
 
-def duplicates(found: Candidates, threshold: float, rounds: int, seed: int) -> NDArray[np.int64]:
-    """[pairs, 2]: (pivot, duplicate) by their places in the group."""
-    twos: list[NDArray[np.int64]] = []
+def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> NDArray[np.int64]:
+    """Verified pairs [pairs, 2]: (pivot, duplicate), as places in the group."""
+    pairs_of_two: list[NDArray[np.int64]] = []
     pairs: list[NDArray[np.int64]] = []
-    for band in range(found.keys.shape[1]):
-        members, sizes = buckets(found.keys[:, band])
-        twos.append(members[np.repeat(sizes == 2, sizes)].reshape(-1, 2))
+    for band in range(candidates.keys.shape[1]):
+        members, sizes = buckets(candidates.keys[:, band])
+        pairs_of_two.append(members[np.repeat(sizes == 2, sizes)].reshape(-1, 2))
         large = members[np.repeat(sizes > 2, sizes)]
         bounds = np.concatenate([[0], np.cumsum(sizes[sizes > 2])])
-        pivots = draws(found.keys[large[bounds[:-1]], band], band, rounds, seed)
-        pairs.append(verified(large, bounds, pivots, found.sets, threshold))
-    once = np.unique(np.concatenate(twos), axis=0)  # the same two share the keys of many bands
-    return np.concatenate([once[jaccard(once, found.sets) >= threshold], *pairs])
+        draws = draw_pivots(candidates.keys[large[bounds[:-1]], band], band, rounds, seed)
+        pairs.append(verify_buckets(large, bounds, draws, candidates.sets, threshold))
+    once = np.unique(np.concatenate(pairs_of_two), axis=0)  # one pair often shares the keys of many bands
+    return np.concatenate([once[jaccard(once, candidates.sets) >= threshold], *pairs])
 
 
 def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the keys that two or more candidates share: the candidates, key by key, and how many have each."""
+    """The candidates that share a key with another, key by key, and the number of candidates of each such key."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))[: len(ordered)]
@@ -112,71 +114,74 @@ def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int
     return order[np.repeat(shared, sizes)], sizes[shared]
 
 
-def draws(keys: NDArray[np.uint64], band: int, rounds: int, seed: int) -> NDArray[np.int64]:
-    """[buckets, rounds]: numbers from 0 to 2**63 - 1, from which a bucket's pivots follow."""
-    turns = mix(np.arange(rounds, dtype=np.uint64) + np.uint64(seed << 32) + np.uint64(band << 16))
-    return (mix(keys[:, None] + turns) >> np.uint64(1)).astype(np.int64)
+def draw_pivots(keys: NDArray[np.uint64], band: int, rounds: int, seed: int) -> NDArray[np.int64]:
+    """Random numbers [buckets, rounds] from 0 to 2**63 - 1 that select the pivots of buckets with these keys."""
+    turns = fmix64(np.arange(rounds, dtype=np.uint64) + np.uint64(seed << 32) + np.uint64(band << 16))
+    return (fmix64(keys[:, None] + turns) >> np.uint64(1)).astype(np.int64)
 
 
-def _common_by_arrays(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
-    return len(np.intersect1d(one, other, assume_unique=True))
-
-
-@compiled(instead=_common_by_arrays)
-def common(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
-    """How many values two ascending sets share."""
-    i = j = count = 0
-    while i < len(one) and j < len(other):
-        a, b = one[i], other[j]
-        count += a == b
-        i += a <= b
-        j += b <= a
-    return count
-
-
-@compiled_if_possible
-def jaccard(pairs: NDArray[np.int64], sets: Sets) -> NDArray[np.float64]:
-    """The Jaccard similarity of the sets of each pair [pairs, 2]; no set is empty."""
-    values, starts, ends = sets
-    found = np.empty(len(pairs), np.float64)
-    for pair in range(len(pairs)):
-        one, other = pairs[pair, 0], pairs[pair, 1]
-        both = common(values[starts[one] : ends[one]], values[starts[other] : ends[other]])
-        found[pair] = both / (ends[one] - starts[one] + ends[other] - starts[other] - both)
-    return found
-
-
-@compiled_if_possible
-def verified(
+@jit_or_python
+def verify_buckets(
     members: NDArray[np.int64],
     bounds: NDArray[np.int64],
     draws: NDArray[np.int64],
-    sets: Sets,
+    sets: ShingleSets,
     threshold: float,
 ) -> NDArray[np.int64]:
-    """[pairs, 2]: (pivot, duplicate) of the buckets ``members[bounds[b]:bounds[b + 1]]``, one round a draw."""
+    """Verified pairs [pairs, 2], (pivot, duplicate), of the buckets ``members[bounds[b]:bounds[b + 1]]``.
+
+    ``draws`` [buckets, rounds] selects the pivots.
+    """
     values, starts, ends = sets
     pairs = np.empty((len(members), 2), np.int64)
-    left = members.copy()
+    rest = members.copy()
     count = 0
     for bucket in range(len(bounds) - 1):
         begin, end = bounds[bucket], bounds[bucket + 1]
         for turn in range(draws.shape[1]):
             if end - begin < 2:
                 break
-            place = begin + draws[bucket, turn] % (end - begin)
+            drawn = begin + draws[bucket, turn] % (end - begin)
             end -= 1
-            pivot, left[place] = left[place], left[end]
+            pivot, rest[drawn] = rest[drawn], rest[end]
             size = ends[pivot] - starts[pivot]
             kept = begin
-            for here in range(begin, end):
-                other = left[here]
-                both = common(values[starts[pivot] : ends[pivot]], values[starts[other] : ends[other]])
+            for position in range(begin, end):
+                other = rest[position]
+                both = intersection_size(values[starts[pivot] : ends[pivot]], values[starts[other] : ends[other]])
                 if both / (size + ends[other] - starts[other] - both) >= threshold:
                     pairs[count, 0], pairs[count, 1] = pivot, other
                     count += 1
                 else:
-                    left[kept] = other
+                    rest[kept] = other
                     kept += 1
             end = kept
     return pairs[:count]
+
+
+@jit_or_python
+def jaccard(pairs: NDArray[np.int64], sets: ShingleSets) -> NDArray[np.float64]:
+    """Jaccard similarity of each pair [pairs, 2] of sets; no set is empty."""
+    values, starts, ends = sets
+    similarities = np.empty(len(pairs), np.float64)
+    for pair in range(len(pairs)):
+        a, b = pairs[pair, 0], pairs[pair, 1]
+        both = intersection_size(values[starts[a] : ends[a]], values[starts[b] : ends[b]])
+        similarities[pair] = both / (ends[a] - starts[a] + ends[b] - starts[b] - both)
+    return similarities
+
+
+def _intersection_size_numpy(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:
+    return len(np.intersect1d(a, b, assume_unique=True))
+
+
+@jit(fallback=_intersection_size_numpy)
+def intersection_size(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:
+    """Number of values that two ascending sets share."""
+    i = j = count = 0
+    while i < len(a) and j < len(b):
+        x, y = a[i], b[j]
+        count += x == y
+        i += x <= y
+        j += y <= x
+    return count

@@ -1,64 +1,53 @@
-"""Where units of work run: the processes of this machine, the machines of a Ray cluster, the tasks of a job array.
+"""Engines run units of work: on this machine's processes, on a Ray cluster, or split over the tasks of a job array.
 
-A stage hands its units to ``run_units`` with an engine and neither knows nor cares which it is. What a unit writes is
-a function of its key alone, so engines, workers and tasks may change in the middle of a run and move no byte.
+A stage passes its units to ``run_units`` together with an engine. What a unit writes depends on its key alone, so the
+engine, the number of workers and the number of tasks may change in the middle of a run without changing a byte.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from mtnlg_data.console import Failure
 
-from .job_array import Claims, Sharded, at_work_in
+from .job_array import Claims, JobArray, lock_folder
 from .local import Local
-from .units import Engine, Summary, U, Unit, checksum, finished, key_of, manifest_path, noted, run_units
+from .units import Engine, Summary, U, Unit, checksum, key_of, manifest_path, run_units
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .ray_cluster import Ray
+    from contextlib import AbstractContextManager
 
 __all__ = [
     "Claims",
     "Engine",
     "EngineName",
+    "JobArray",
     "Local",
-    "Sharded",
     "Summary",
     "U",
     "Unit",
-    "at_work_in",
     "checksum",
-    "engine_named",
-    "finished",
     "key_of",
+    "lock_folder",
     "manifest_path",
-    "noted",
+    "open_engine",
     "run_units",
 ]
 
 EngineName = Literal["local", "ray"]
 
 
-@contextmanager
-def engine_named(name: EngineName, workers: int | None = None) -> Iterator[Engine]:
-    """The engine of this name, up until the end of the block; ``None`` workers are all the cores that there are.
+def open_engine(name: EngineName, workers: int | None = None) -> AbstractContextManager[Engine]:
+    """An engine as a context manager, which closes it; ``workers`` None means one for each core.
 
-    Raises ``Failure`` where Ray is wanted and not installed.
+    Raises ``Failure`` where Ray is asked for and not installed.
     """
-    match name:
-        case "local":
-            engine: Local | Ray = Local(workers)
-        case "ray":
-            if find_spec("ray") is None:
-                raise Failure("--engine ray needs Ray: pip install 'mtnlg-data[ray]', or take --engine local")
-            from .ray_cluster import Ray  # noqa: PLC0415  (an extra: only where it is asked for)
+    if name == "local":
+        return closing(Local(workers))
+    if find_spec("ray") is None:
+        raise Failure("--engine ray needs Ray: pip install 'mtnlg-data[ray]', or take --engine local")
+    from .ray_cluster import Ray  # noqa: PLC0415  (an optional extra)
 
-            engine = Ray(workers)
-    try:
-        yield engine
-    finally:
-        engine.close()
+    return closing(Ray(workers))

@@ -1,13 +1,13 @@
-"""One folder, several tasks: who may work in it, and who works at what.
+"""Several tasks over one folder: who may work in it, and which task runs which unit.
 
-The tasks of a job array run the same command over one shared folder, each with its ``--shard i/n``. All go through
-the same stages. Of a stage's units a task takes its own part first (i, i + n, ...), then whatever the others have not
-begun; a stage's joining steps are units as well, done by the task that comes first while the others wait for their
-manifests. Nobody leads: a task that dies holds up nobody, and may come back at any time.
+The tasks of a job array run the same command over one shared folder, each with its own ``--shard i/n``, and all go
+through the same stages. In each stage a task first takes its own units (i, i + n, ...), then any that no other task has
+begun. Steps that need the whole stage are units too: the first task to arrive runs them, and the others wait for their
+manifests. There is no leader: a task that dies blocks nobody, and may return at any time.
 
-A claim is a POSIX lock on one byte of ``.lock``, so it ends with its owner, however that ends. It saves double work and
-no more: were a file system without locks to let two tasks do one unit, both would write the same bytes aside and rename
-them.
+A claim is a POSIX lock on one byte of ``.lock``, so it ends when its owner ends, however that happens. It only saves
+double work: on a file system without locks two tasks may run the same unit, and both write the same bytes aside and
+rename them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING
 
 from mtnlg_data.console import Failure, say
 
-from .units import noted
+from .units import recorded_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
     from .units import Engine, Summary, U
 
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-PRESENCE = 0  # the byte by which one keeps others out, or all show that they are here
+LOCKS_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+FOLDER_BYTE = 0  # of .lock: held exclusively by a run that works alone, shared by the tasks of a job array
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds
 SECONDS_BETWEEN_LINES = 60.0
-SECONDS_A_DAY = 86_400.0
+SECONDS_PER_DAY = 86_400.0
 
 
 class Claims:
-    """What this process has in hand, of all that is done in a folder."""
+    """The outputs in a folder that this process has claimed: other processes leave them alone."""
 
     def __init__(self, lock: IO[bytes], folder: Path) -> None:
         self._lock = lock
         self._folder = folder
 
     def take(self, path: Path) -> bool:
-        """Claim the making of this file; False where another process has it in hand."""
-        return _locked(self._lock, fcntl.LOCK_EX, self._byte(path))
+        """Claim an output; False where another process has claimed it."""
+        return _try_lock(self._lock, fcntl.LOCK_EX, self._byte(path))
 
     def release(self, path: Path) -> None:
-        """Let go of it."""
+        """Give a claim back."""
         with suppress(OSError):
             fcntl.lockf(self._lock, fcntl.LOCK_UN, 1, self._byte(path))
 
@@ -58,104 +58,105 @@ class Claims:
         return 1 + (int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 2)
 
 
-def _locked(lock: IO[bytes], how: int, byte: int) -> bool:
-    """Lock one byte, now or not at all; False where another process holds it."""
+def _try_lock(lock: IO[bytes], mode: int, byte: int) -> bool:
+    """Lock one byte without waiting; False where another process holds it, True where locks are not supported."""
     try:
-        fcntl.lockf(lock, how | fcntl.LOCK_NB, 1, byte)  # not flock: a child of a killed run would hold on to it
+        fcntl.lockf(lock, mode | fcntl.LOCK_NB, 1, byte)  # not flock: a child of a killed run would keep that lock
     except OSError as error:
-        if error.errno not in NO_LOCKS and not isinstance(error, BlockingIOError | PermissionError):
+        if error.errno not in LOCKS_UNSUPPORTED and not isinstance(error, BlockingIOError | PermissionError):
             raise
-        return error.errno in NO_LOCKS
+        return error.errno in LOCKS_UNSUPPORTED
     return True
 
 
 @contextmanager
-def at_work_in(out: Path, key: str, *, shared: bool) -> Iterator[Claims]:
-    """Keep other runs out of ``out``, but for tasks that share it and do the same, which is what ``key`` stands for.
+def lock_folder(out: Path, key: str, *, shared: bool) -> Iterator[Claims]:
+    """Lock ``out`` against other runs; with ``shared``, tasks of the same ``key`` may work in it at the same time.
 
-    Whoever comes into an empty house clears what killed runs left half written; one of several tasks leaves what is
-    of today, since a file system may lock for each machine by itself and not know of the others.
+    Raises ``Failure`` where another run, or with ``shared`` a task of another key, holds it. The first to enter
+    removes the partial files of killed runs. One of several tasks keeps those of the last day: the locks of some file
+    systems do not reach other machines, so their owners may still be writing them.
     """
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("a+b") as lock:
-        if _locked(lock, fcntl.LOCK_EX, PRESENCE):
-            _sweep(out, time.time() - SECONDS_A_DAY if shared else math.inf)
+        if _try_lock(lock, fcntl.LOCK_EX, FOLDER_BYTE):
+            _remove_partial_files(out, time.time() - SECONDS_PER_DAY if shared else math.inf)
             lock.truncate(0)
             lock.write(key.encode())
             lock.flush()
         elif not shared:
-            raise Failure(f"{out}: another run is at work here; wait for it, or give another --out")
+            raise Failure(f"{out}: another run is working here; wait for it, or give another --out")
         if shared:
-            _join(lock, out, key)
+            _share(lock, out, key)
         yield Claims(lock, out)
 
 
-def _sweep(out: Path, before: float) -> None:
-    for leftover in out.rglob(".*.tmp"):
+def _remove_partial_files(out: Path, before: float) -> None:
+    for partial in out.rglob(".*.tmp"):
         with suppress(FileNotFoundError):
-            if leftover.stat().st_mtime <= before:
-                leftover.unlink()
+            if partial.stat().st_mtime <= before:
+                partial.unlink()
 
 
-def _join(lock: IO[bytes], out: Path, key: str) -> None:
-    if not _locked(lock, fcntl.LOCK_SH, PRESENCE):
-        say(f"{out}: another run is at work here; this one begins when it has ended")
-        fcntl.lockf(lock, fcntl.LOCK_SH, 1, PRESENCE)
+def _share(lock: IO[bytes], out: Path, key: str) -> None:
+    if not _try_lock(lock, fcntl.LOCK_SH, FOLDER_BYTE):
+        say(f"{out}: another run is working here; this one begins when it has ended")
+        fcntl.lockf(lock, fcntl.LOCK_SH, 1, FOLDER_BYTE)
     lock.seek(0)
     if lock.read() != key.encode():
         raise Failure(
-            f"{out}: the tasks at work here have another recipe, other input files or another version of mtnlg-data; "
+            f"{out}: the tasks working here have another recipe, other input files or another version of mtnlg-data; "
             "start all of them with the same, or give another --out"
         )
 
 
-class Sharded:
-    """An engine that shares its units with other tasks at work in the same folder, each unit done by one of them."""
+class JobArray:
+    """An engine that shares its units with the other tasks in the same folder; each unit is run by one of them."""
 
-    def __init__(self, engine: Engine, part: tuple[int, int], claims: Claims) -> None:
-        self.part = part
+    def __init__(self, engine: Engine, task: tuple[int, int], claims: Claims) -> None:
+        self.task = task
         self._engine = engine
         self._claims = claims
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        """See ``Engine``: runs what nobody has in hand, waits for the rest, and takes over what a dead task had."""
-        left = list(units)
-        pause, said = SHORTEST_PAUSE, time.monotonic()
-        while left:
-            ended = set()
-            for unit, summary in self._unclaimed(function, left):
-                ended.add(unit.output)
+        """Run the units that nobody has claimed, wait for the others, and take over those of a dead task."""
+        remaining = list(units)
+        pause, last_line = SHORTEST_PAUSE, time.monotonic()
+        while remaining:
+            done = set()
+            for unit, summary in self._run_unclaimed(function, remaining):
+                done.add(unit.output)
                 yield unit, summary
-            for unit in left:
-                if unit.output not in ended and (summary_of := noted(unit)) is not None:
-                    ended.add(unit.output)
-                    yield unit, summary_of
-            left = [unit for unit in left if unit.output not in ended]
-            pause = SHORTEST_PAUSE if ended else min(2 * pause, LONGEST_PAUSE)
-            if left and time.monotonic() - said > SECONDS_BETWEEN_LINES:
-                said = time.monotonic()
-                say(f"waiting for {len(left)} that other tasks have in hand, first {left[0].output}")
-            if left:
+            for unit in remaining:
+                if unit.output not in done and (recorded := recorded_summary(unit)) is not None:
+                    done.add(unit.output)
+                    yield unit, recorded
+            remaining = [unit for unit in remaining if unit.output not in done]
+            pause = SHORTEST_PAUSE if done else min(2 * pause, LONGEST_PAUSE)
+            if remaining and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                last_line = time.monotonic()
+                say(f"waiting for {len(remaining)} units that other tasks run, first {remaining[0].output}")
+            if remaining:
                 time.sleep(pause)
 
-    def _unclaimed(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        """Run those that nobody has in hand or has done meanwhile."""
-        held = []
+    def _run_unclaimed(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
+        """Run the units that no other task has claimed or finished meanwhile."""
+        claimed = []
 
-        def claimed() -> Iterator[U]:
+        def claim() -> Iterator[U]:
             for unit in units:
                 if self._claims.take(unit.output):
-                    held.append(unit.output)
-                    if noted(unit) is None:
+                    claimed.append(unit.output)
+                    if recorded_summary(unit) is None:
                         yield unit
                     else:
-                        self._claims.release(held.pop())
+                        self._claims.release(claimed.pop())
 
         try:
-            for unit, summary in self._engine.imap(function, claimed()):
-                held.remove(unit.output)
+            for unit, summary in self._engine.imap(function, claim()):
+                claimed.remove(unit.output)
                 self._claims.release(unit.output)
                 yield unit, summary
         finally:
-            for output in held:
+            for output in claimed:
                 self._claims.release(output)

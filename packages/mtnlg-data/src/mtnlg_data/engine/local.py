@@ -1,4 +1,4 @@
-"""The processes of this machine."""
+"""The local engine: worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ if TYPE_CHECKING:
 
     from .units import Summary, U
 
-#: A worker is one core: libraries that start threads of their own are told so before they are imported.
+#: A worker is one core. Set before the libraries that start threads of their own are imported.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-#: Units a worker that are handed out at once: enough that none waits for the next, few enough that others find some.
-AHEAD = 2
+#: Units submitted for each worker: enough that none waits for its next, few enough to leave some to other tasks.
+UNITS_PER_WORKER = 2
 
 
-def cores() -> int:
-    """The cores that this process may run on."""
+def available_cores() -> int:
+    """How many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Local:
-    """The processes of this machine; one worker runs in this process, for debuggers and small jobs.
+    """An engine over worker processes; with one worker, units run in this process, for debuggers and small jobs.
 
-    The workers live from the first units to ``close``: importing the libraries costs each of them seconds, so a run
-    has one set of workers, not one a stage (``with engine_named("local", 8) as engine``).
+    The workers start with the first units and live until ``close``, so that a run pays once, not once a stage, for the
+    seconds that each takes to import the libraries (``with open_engine("local", 8) as engine``).
     """
 
-    part = (0, 1)
+    task = (0, 1)
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or cores()
+        self.workers = workers or available_cores()
         self._pool: ProcessPoolExecutor | None = None
-        self._leash: tuple[Connection, Connection] | None = None
+        self._lifeline: tuple[Connection, Connection] | None = None
 
     def close(self) -> None:
-        """Let the workers end what they do, and end them."""
-        self._end(wait=True)
+        """Let the workers finish their units, and end them."""
+        self._stop_workers(wait=True)
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        """See ``Engine``. A worker killed by the kernel ends the run with one line; the next run goes on."""
+        """Yield units as they finish. Raises ``Failure`` where a worker is killed; the next run resumes."""
         if self.workers == 1:
             for unit in units:
                 yield unit, function(unit)
             return
         waiting = iter(units)
-        first = list(islice(waiting, AHEAD * self.workers))
+        first = list(islice(waiting, UNITS_PER_WORKER * self.workers))
         if not first:
             return
-        pool = self._pool or self._begin()
+        pool = self._pool or self._start_workers()
         futures = {}
         try:
             futures = {pool.submit(function, unit): unit for unit in first}
@@ -70,44 +70,42 @@ class Local:
                     futures.update({pool.submit(function, following): following for following in islice(waiting, 1)})
                     yield unit, summary
         except BrokenProcessPool:
-            self._end(wait=False)
-            raise _death_at(futures.values()) from None
+            self._stop_workers(wait=False)
+            names = ", ".join(sorted(unit.output.name for unit in futures.values()))
+            raise Failure(
+                f"a worker died (out of memory?) at one of {names}; the same command goes on with what is left"
+            ) from None
         except BaseException:
-            self._end(wait=False)
+            self._stop_workers(wait=False)
             raise
 
-    def _begin(self) -> ProcessPoolExecutor:
+    def _start_workers(self) -> ProcessPoolExecutor:
         spawn = multiprocessing.get_context("spawn")
-        self._leash = spawn.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(self.workers, spawn, initializer=_begin_worker, initargs=self._leash[:1])
+        self._lifeline = spawn.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(self.workers, spawn, initializer=_set_up_worker, initargs=self._lifeline[:1])
         return self._pool
 
-    def _end(self, *, wait: bool) -> None:
-        """End the workers; not to wait cuts them off in mid-work, which leaves no file half written."""
+    def _stop_workers(self, *, wait: bool) -> None:
+        """End the workers; without ``wait`` they are cut off in mid-unit, which leaves no partial output."""
         pool, self._pool = self._pool, None
-        leash, self._leash = self._leash, None
+        lifeline, self._lifeline = self._lifeline, None
         if pool is not None and wait:
             pool.shutdown()
-        for end in reversed(leash or ()):
+        for end in reversed(lifeline or ()):
             end.close()
         if pool is not None:
             pool.shutdown(cancel_futures=True)
 
 
-def _death_at(units: Iterable[U]) -> Failure:
-    names = ", ".join(sorted(unit.output.name for unit in units))
-    return Failure(f"a worker died (out of memory?) at one of {names}; the same command goes on with what is left")
-
-
-def _begin_worker(leash: Connection) -> None:
-    """Set up a worker: Ctrl-C is the parent's business, and no worker outlives its parent, however that ends."""
+def _set_up_worker(lifeline: Connection) -> None:
+    """Limit a worker to one thread, leave Ctrl-C to its parent, and end it when its parent ends or is killed."""
     os.environ.update(ONE_THREAD)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
 
 
-def _end_with(leash: Connection) -> None:
-    """Wait for the parent's end of the pipe to close: by the parent, or by the kernel once the parent is dead."""
+def _exit_with_parent(lifeline: Connection) -> None:
+    """Exit when the parent's end of the pipe closes: by the parent, or by the kernel once the parent is dead."""
     with suppress(EOFError, OSError):
-        leash.recv_bytes()
+        lifeline.recv_bytes()
     os._exit(1)

@@ -1,9 +1,9 @@
-"""Units of work, and how a killed run goes on: a unit is done when its manifest says so and its bytes agree.
+"""Units of work and their manifests, by which a killed run resumes.
 
-A unit is a picklable object that names its output file and a key: a digest of everything that its bytes depend on
-(settings, this package's code, checksums of what it reads). Its manifest, ``<output>.json``, is written after the
-output; the same command again finds it, checks it and skips the unit. Neither the number of workers nor the engine
-enters a key, so neither changes a byte.
+A unit is a picklable object that names its output file and a key: the digest of everything that the output depends on
+(settings, this package's code, checksums of its inputs). Its manifest, ``<output>.json``, is written after the output.
+When the same command runs again, a unit whose manifest has its key and whose files match their checksums is skipped.
+Neither the number of workers nor the engine enters a key, so neither changes a byte.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -24,71 +25,77 @@ if TYPE_CHECKING:
 
 Summary = dict[str, Any]
 
-#: Threads that look at what is there already: each reads a file and hashes it, which needs no lock of Python's.
-READERS = min(8, os.cpu_count() or 1)
+#: Threads that verify existing outputs: reading and hashing a file releases the GIL.
+VERIFY_THREADS = min(8, os.cpu_count() or 1)
 
 
-class Unit(Protocol):
-    """A piece of work with one output file, or with several of which one stands for all."""
+class Unit(ABC):
+    """A piece of work with one output file, or with several, of which ``output`` stands for all.
 
-    @property
-    def output(self) -> Path:
-        """The file that this unit writes (through ``files.aside`` or ``files.replacing``)."""
+    Subclasses are frozen dataclasses. ``output`` is written through ``files.atomic_path`` or ``files.atomic_open``.
+    """
 
-    @property
+    output: Path
+
+    @abstractmethod
+    def _key_parts(self) -> tuple[object, ...]:
+        """What the output depends on, JSON-able: a name for the work, settings, keys and checksums of inputs."""
+
+    @cached_property
     def key(self) -> str:
-        """Digest of all that the output depends on; see ``key_of``."""
+        """Digest of all that the output depends on."""
+        return key_of(*self._key_parts())
 
 
 U = TypeVar("U", bound=Unit)
 
 
 class Engine(Protocol):
-    """Runs a function over units, in any order and place."""
+    """Runs a function over units, in any order and on any worker."""
 
-    #: Which of how many tasks this is: it answers for every so-manieth unit, and helps with the others.
-    part: tuple[int, int]
+    #: (i, n): this is task i of n. It runs every n-th unit first, then helps with the others.
+    task: tuple[int, int]
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        """Yield each unit with what the function returned for it, as they end; takes units as it has room for them."""
+        """Yield each unit with the function's result as it finishes; units are consumed as workers become free."""
 
 
 def key_of(*parts: object) -> str:
-    """A digest of JSON-able parts and of this package's code, for ``Unit.key``."""
+    """Digest of JSON-able parts and of this package's code, for ``Unit.key``."""
     return hashlib.sha256(json.dumps([code_digest(), *parts], sort_keys=True, default=str).encode()).hexdigest()
 
 
 @cache
 def code_digest() -> str:
-    """Digest of every module of this package: work done by other code is never taken for this code's."""
+    """Digest of every module of this package: outputs of other code are never reused."""
     package = Path(__file__).parents[1]
-    names = sorted(package.rglob("*.py"))
-    return hashlib.sha256(b"".join(name.read_bytes() for name in names)).hexdigest()
+    modules = sorted(package.rglob("*.py"))
+    return hashlib.sha256(b"".join(module.read_bytes() for module in modules)).hexdigest()
 
 
 def run_units(engine: Engine, function: Callable[[U], Summary], units: Sequence[U], label: str) -> list[Summary]:
     """Run every unit that is not done; returns the summaries of all, in the order of ``units``.
 
-    A function that writes more files than ``unit.output`` names them, without their folder, under ``files`` of its
-    summary; they are checked and made again as one with it.
+    A function that writes more files than ``unit.output`` lists their names, without the folder, under ``files`` in its
+    summary. These files are verified together with the output, and made again with it.
     """
-    task, tasks = engine.part
+    task, tasks = engine.task
     own = units[task::tasks]
-    others = [unit for turn in range(1, tasks) for unit in units[(task + turn) % tasks :: tasks]]
-    with ThreadPoolExecutor(READERS) as readers:
-        done = [*readers.map(finished, own), *readers.map(noted, others)]
-    summaries = {unit.output: found for unit, found in zip([*own, *others], done, strict=True) if found is not None}
-    open_units = [unit for unit in [*own, *others] if unit.output not in summaries]
-    if open_units:
-        with progress(label, len(open_units), "shards") as advance:
-            for unit, summary in engine.imap(partial(complete, function), open_units):
+    others = [unit for offset in range(1, tasks) for unit in units[(task + offset) % tasks :: tasks]]
+    with ThreadPoolExecutor(VERIFY_THREADS) as threads:
+        known = [*threads.map(verified_summary, own), *threads.map(recorded_summary, others)]
+    summaries = {unit.output: done for unit, done in zip([*own, *others], known, strict=True) if done is not None}
+    to_run = [unit for unit in [*own, *others] if unit.output not in summaries]
+    if to_run:
+        with progress(label, len(to_run), "shards") as advance:
+            for unit, summary in engine.imap(partial(run_unit, function), to_run):
                 summaries[unit.output] = summary
                 advance(1)
     return [summaries[unit.output] for unit in units]
 
 
-def complete(function: Callable[[U], Summary], unit: U) -> Summary:
-    """Run a unit and write its manifest, last of all; this is what a worker does."""
+def run_unit(function: Callable[[U], Summary], unit: U) -> Summary:
+    """Run a unit on a worker, then write its manifest."""
     summary = function(unit)
     names = summary.pop("files", [])
     files = {name: sha256(unit.output.with_name(name)) for name in names}
@@ -100,40 +107,40 @@ def complete(function: Callable[[U], Summary], unit: U) -> Summary:
 
 
 def manifest_path(output: Path) -> Path:
-    """Where the manifest of a unit's output lies."""
+    """The manifest beside an output."""
     return output.with_name(f"{output.name}.json")
 
 
 def checksum(output: Path) -> str:
-    """The SHA-256 of a finished unit's output, out of its manifest: what the next stage's keys are made of."""
+    """SHA-256 of a finished output, read from its manifest; the keys of the next stage are made of these."""
     return str(json.loads(manifest_path(output).read_text(encoding="utf-8"))["sha256"])
 
 
-def noted(unit: Unit) -> Summary | None:
-    """The summary of a unit whose manifest says that it is done, its bytes unread; None where there is none."""
-    manifest = _manifest(unit)
+def recorded_summary(unit: Unit) -> Summary | None:
+    """The summary in a unit's manifest, without verifying its files; None where there is no manifest of its key."""
+    manifest = _read_manifest(unit)
     return None if manifest is None else dict(manifest["summary"])
 
 
-def finished(unit: Unit) -> Summary | None:
-    """The summary of a unit that is done and whole; None where it must run (again).
+def verified_summary(unit: Unit) -> Summary | None:
+    """The summary of a unit whose files are all there and match their checksums; None where it must run (again).
 
-    A file whose bytes are no longer those of its manifest is named, and its manifest taken away.
+    Prints which file is damaged or missing, and removes the unit's manifest then.
     """
-    manifest = _manifest(unit)
+    manifest = _read_manifest(unit)
     if manifest is None:
         return None
     for name, digest in {unit.output.name: manifest["sha256"], **manifest.get("files", {})}.items():
         path = unit.output.with_name(name)
-        is_there = path.exists() and manifest_path(path).exists()
-        if not is_there or sha256(path) != digest:
-            say(f"{path}: {'damaged, by its SHA-256' if is_there else 'missing'}; it is made again")
+        exists = path.exists() and manifest_path(path).exists()
+        if not exists or sha256(path) != digest:
+            say(f"{path}: {'damaged, by its SHA-256' if exists else 'missing'}; it is made again")
             manifest_path(unit.output).unlink(missing_ok=True)
             return None
     return dict(manifest["summary"])
 
 
-def _manifest(unit: Unit) -> Summary | None:
+def _read_manifest(unit: Unit) -> Summary | None:
     try:
         manifest = json.loads(manifest_path(unit.output).read_text(encoding="utf-8"))
         current = manifest["key"] == unit.key and {"sha256", "summary"} <= set(manifest)

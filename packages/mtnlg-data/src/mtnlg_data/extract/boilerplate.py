@@ -1,17 +1,18 @@
-"""Which paragraphs of a page are its text: jusText's classes, the same as the package's on every page.
+"""Boilerplate removal: jusText's paragraph classes, the same as the package's on every page.
 
-Pomikálek, "Removing Boilerplate and Duplicate Content from Web Corpora" (2011). Each paragraph gets a class by itself:
+Pomikálek, "Removing Boilerplate and Duplicate Content from Web Corpora" (2011). Each paragraph is first classified by
+itself:
 
-    bad        more than a fifth in links, a copyright sign, a list to choose from; or long with few stop words
+    bad        more than a fifth in links, a copyright sign, inside a <select>; or long with few stop words
     short      under ``length_low`` characters, none of them in a link
-    good       over ``length_high`` characters, of its words a share from ``stop_high`` on stop words
-    neargood   what lies between
+    good       over ``length_high`` characters, with a share of stop words of at least ``stop_high``
+    neargood   in between
 
-and then a final one by its neighbours: a short one becomes what stands on both sides of it, or good beside near-good; a
-near-good one bad only between bad ones; a heading a little before a good one good.
+and then by its neighbours: a short paragraph becomes what both its neighbours are, or good beside near-good; near-good
+becomes bad only between bad ones; a heading shortly before a good paragraph becomes good.
 
-The package looks for neighbours from every paragraph anew and joins a paragraph's text for every question asked of it,
-quadratic in pages of many short paragraphs. Here one sweep each way finds them all.
+The package searches for neighbours from each paragraph anew and joins its text at every access, which is quadratic in
+pages of many short paragraphs. Here one sweep in each direction finds all neighbours.
 """
 
 from __future__ import annotations
@@ -31,50 +32,49 @@ if TYPE_CHECKING:
 
     from .paragraphs import Paragraph
 
-Class = Literal["good", "neargood", "short", "bad"]
-FINAL: frozenset[Class] = frozenset({"good", "bad"})
-FINAL_OR_NEAR: frozenset[Class] = frozenset({"good", "bad", "neargood"})
+ParagraphClass = Literal["good", "neargood", "short", "bad"]
+FINAL: frozenset[ParagraphClass] = frozenset({"good", "bad"})
+FINAL_OR_NEAR: frozenset[ParagraphClass] = frozenset({"good", "bad", "neargood"})
 COPYRIGHT = re.compile("\N{COPYRIGHT SIGN}|&copy")
 
 
 class BoilerplateSettings(Settings):
-    """Where jusText draws its lines: the package's defaults, with which the paper used it (paper.md 4.2)."""
+    """jusText's thresholds; the defaults are the package's, which the paper uses (paper.md 4.2)."""
 
     length_low: int = Field(70, ge=0)  # characters
     length_high: int = Field(200, ge=0)  # characters
     stop_low: float = Field(0.30, ge=0, le=1)
     stop_high: float = Field(0.32, ge=0, le=1)
-    most_linked: float = Field(0.2, ge=0, le=1)  # share of a paragraph's characters that stand in links
-    heading_distance: int = Field(200, ge=0)  # characters between a heading and the good paragraph that it heads
-    headings_first: bool = False  # raise short headings before all else, as the package means to but never does
+    most_linked: float = Field(0.2, ge=0, le=1)  # largest share of a paragraph's characters inside links
+    heading_distance: int = Field(200, ge=0)  # characters between a heading and its good paragraph
+    headings_first: bool = False  # raise short headings first, which the package intends but never does
 
 
 def main_text(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings) -> str:
-    """The good ones of a page's paragraphs, parted by blank lines."""
-    classes = revised(paragraphs, classes_of(paragraphs, settings), settings)
-    kept = (paragraph.text for paragraph, found in zip(paragraphs, classes, strict=True) if found == "good")
-    return "\n\n".join(kept)
+    """The good paragraphs of a page, separated by blank lines."""
+    classes = revise_classes(paragraphs, classify(paragraphs, settings), settings)
+    return "\n\n".join(paragraph.text for paragraph, kind in zip(paragraphs, classes, strict=True) if kind == "good")
 
 
 @cache
 def stop_words() -> frozenset[str]:
-    """The frequent words of English, out of the package's list: data under its own licence, read from where it is."""
+    """JusText's English stop list, read from the package since it is data under its own licence."""
     return frozenset(justext.get_stoplist("English"))
 
 
-def classes_of(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings) -> list[Class]:
-    """The class of each paragraph by itself."""
+def classify(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings) -> list[ParagraphClass]:
+    """Classify each paragraph by itself (jusText's context-free step)."""
     stop = stop_words()
-    return [_class_of(paragraph, stop, settings) for paragraph in paragraphs]
+    return [_classify_paragraph(paragraph, stop, settings) for paragraph in paragraphs]
 
 
-def _class_of(paragraph: Paragraph, stop: frozenset[str], settings: BoilerplateSettings) -> Class:
-    text, linked = paragraph.text, paragraph.linked
+def _classify_paragraph(paragraph: Paragraph, stop: frozenset[str], settings: BoilerplateSettings) -> ParagraphClass:
+    text, link_length = paragraph.text, paragraph.link_length
     length = len(text)
-    if linked / length > settings.most_linked or paragraph.choice or COPYRIGHT.search(text):
+    if link_length / length > settings.most_linked or paragraph.in_select or COPYRIGHT.search(text):
         return "bad"
     if length < settings.length_low:
-        return "bad" if linked else "short"
+        return "bad" if link_length else "short"
     words = text.lower().split()
     density = sum(map(stop.__contains__, words)) / len(words)
     if density >= settings.stop_high:
@@ -82,61 +82,63 @@ def _class_of(paragraph: Paragraph, stop: frozenset[str], settings: BoilerplateS
     return "neargood" if density >= settings.stop_low else "bad"
 
 
-def revised(paragraphs: Sequence[Paragraph], alone: Sequence[Class], settings: BoilerplateSettings) -> list[Class]:
-    """The final class of each paragraph, good or bad, given the class of each by itself."""
-    classes = list(alone)
+def revise_classes(
+    paragraphs: Sequence[Paragraph], context_free: Sequence[ParagraphClass], settings: BoilerplateSettings
+) -> list[ParagraphClass]:
+    """The final class of each paragraph, good or bad, by its neighbours (jusText's context-sensitive step)."""
+    classes = list(context_free)
     if settings.headings_first:
-        for place in _headings(paragraphs, classes, settings.heading_distance):
-            classes[place] = "neargood" if classes[place] == "short" else classes[place]
-    classes = _without_short(classes)
-    after = _behind(classes, FINAL)
-    for place, found in enumerate(classes):
-        if found == "neargood":
-            before = classes[place - 1] if place else "bad"
-            classes[place] = "bad" if before == after[place] == "bad" else "good"
-    for place in _headings(paragraphs, classes, settings.heading_distance):
-        classes[place] = "good" if alone[place] != "bad" else "bad"
+        for i in _headings(paragraphs, classes, settings.heading_distance):
+            classes[i] = "neargood" if classes[i] == "short" else classes[i]
+    classes = _resolve_short(classes)
+    following = _next_class(classes, FINAL)
+    for i, kind in enumerate(classes):
+        if kind == "neargood":
+            previous = classes[i - 1] if i else "bad"
+            classes[i] = "bad" if previous == following[i] == "bad" else "good"
+    for i in _headings(paragraphs, classes, settings.heading_distance):
+        classes[i] = "good" if context_free[i] != "bad" else "bad"
     return classes
 
 
-def _headings(paragraphs: Sequence[Paragraph], classes: Sequence[Class], distance: int) -> list[int]:
-    """Where headings stand that are not good, so many characters before a good paragraph."""
+def _headings(paragraphs: Sequence[Paragraph], classes: Sequence[ParagraphClass], distance: int) -> list[int]:
+    """Indices of the headings that are not good, at most ``distance`` characters before a good paragraph."""
     starts = [0, *accumulate(len(paragraph.text) for paragraph in paragraphs)]
-    good, found = None, []
-    for place in reversed(range(len(classes))):
-        if classes[place] == "good":
-            good = place
-        elif good is not None and paragraphs[place].heading and starts[good] - starts[place + 1] <= distance:
-            found.append(place)
-    return found
+    next_good, headings = None, []
+    for i in reversed(range(len(classes))):
+        if classes[i] == "good":
+            next_good = i
+        elif next_good is not None and paragraphs[i].is_heading and starts[next_good] - starts[i + 1] <= distance:
+            headings.append(i)
+    return headings
 
 
-def _without_short(alone: Sequence[Class]) -> list[Class]:
-    before, after = _ahead(alone, FINAL), _behind(alone, FINAL)
-    near_before, near_after = _ahead(alone, FINAL_OR_NEAR), _behind(alone, FINAL_OR_NEAR)
-    classes = list(alone)
-    for place, found in enumerate(alone):
-        if found != "short":
+def _resolve_short(classes: Sequence[ParagraphClass]) -> list[ParagraphClass]:
+    previous, following = _previous_class(classes, FINAL), _next_class(classes, FINAL)
+    previous_or_near, following_or_near = _previous_class(classes, FINAL_OR_NEAR), _next_class(classes, FINAL_OR_NEAR)
+    resolved = list(classes)
+    for i, kind in enumerate(classes):
+        if kind != "short":
             continue
-        if before[place] == after[place]:
-            classes[place] = before[place]
+        if previous[i] == following[i]:
+            resolved[i] = previous[i]
         else:
-            near = near_before if before[place] == "bad" else near_after
-            classes[place] = "good" if near[place] == "neargood" else "bad"
-    return classes
+            nearest = previous_or_near if previous[i] == "bad" else following_or_near
+            resolved[i] = "good" if nearest[i] == "neargood" else "bad"
+    return resolved
 
 
-def _ahead(classes: Iterable[Class], counted: frozenset[Class]) -> list[Class]:
-    """For each place, the last class before it that counts; bad where there is none."""
-    last: Class = "bad"
-    found = []
-    for each in classes:
-        found.append(last)
-        if each in counted:
-            last = each
-    return found
+def _previous_class(classes: Iterable[ParagraphClass], kinds: frozenset[ParagraphClass]) -> list[ParagraphClass]:
+    """For each index, the last class before it that is one of ``kinds``; bad where there is none."""
+    last: ParagraphClass = "bad"
+    previous = []
+    for kind in classes:
+        previous.append(last)
+        if kind in kinds:
+            last = kind
+    return previous
 
 
-def _behind(classes: Sequence[Class], counted: frozenset[Class]) -> list[Class]:
-    """For each place, the next class after it that counts; bad where there is none."""
-    return _ahead(reversed(classes), counted)[::-1]
+def _next_class(classes: Sequence[ParagraphClass], kinds: frozenset[ParagraphClass]) -> list[ParagraphClass]:
+    """For each index, the next class after it that is one of ``kinds``; bad where there is none."""
+    return _previous_class(reversed(classes), kinds)[::-1]

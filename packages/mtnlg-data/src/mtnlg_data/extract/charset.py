@@ -1,8 +1,8 @@
-"""The text of a page out of its bytes: by its mark, its header, its own word, or UTF-8, the first that reads all of it.
+"""Decode an HTML page: by byte order mark, HTTP header, <meta> or XML declaration, or as UTF-8; the first that fits.
 
-Labels mean what browsers take them for (encoding.spec.whatwg.org): Latin-1 is Windows-1252, GB 2312 is GB 18030, UTF-16
-in a <meta> that could be read is none, and what is no label of the web is ignored, so that a page cannot ask for EBCDIC
-or a codec that is slow on purpose-built input.
+Labels mean what browsers take them for (encoding.spec.whatwg.org): Latin-1 is Windows-1252, GB 2312 is GB 18030, and a
+<meta> that declares UTF-16 in ASCII bytes is wrong. Labels that the web does not know are ignored, so that a page
+cannot ask for EBCDIC or for a codec that is slow on crafted input.
 """
 
 from __future__ import annotations
@@ -10,37 +10,26 @@ from __future__ import annotations
 import codecs
 import re
 
-MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 UTF_16 = {"utf-16-le", "utf-16-be"}
-#: The first <meta> that names a charset, of which comments hide any that they hold.
+#: The first <meta> with a charset; comments are matched too, to skip any <meta> inside them.
 META = re.compile(
     rb"<!--.*?(?:-->|\Z)|<meta[^>]{0,256}?charset\s*=\s*[\"']?\s*([\w:.-]{1,40})", re.IGNORECASE | re.DOTALL
 )
-META_WITHIN = 2048
-XML = re.compile(rb"\s*<\?xml[^>]{0,256}?encoding\s*=\s*[\"']([\w:.-]{1,40})", re.IGNORECASE)
+META_SCAN_BYTES = 2048
+XML_ENCODING = re.compile(rb"\s*<\?xml[^>]{0,256}?encoding\s*=\s*[\"']([\w:.-]{1,40})", re.IGNORECASE)
 XML_DECLARATION = re.compile(r"\s*<\?xml[^>]*>", re.IGNORECASE)
 FALLBACK = "cp1252"
 
-#: The codecs of the web, and those that browsers take for a narrower one of the same family.
-CODECS = {
-    name: name for name in ("utf-8", "utf-16-le", "utf-16-be", "cp866", "koi8-r", "koi8-u", "euc_jp", "iso2022_jp")
-}
-CODECS |= {
-    name: name for name in ("cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258")
-}
+#: Codecs of the web by Python's name; some are read as a superset from the same family.
+CODECS = {name: name for name in ("utf-8", "utf-16-le", "utf-16-be", "koi8-r", "koi8-u", "mac-roman", "mac-cyrillic")}
+CODECS |= {name: name for name in ("cp866", "cp874", "cp932", "cp949", "euc_jp", "iso2022_jp", "gb18030", "big5hkscs")}
+CODECS |= {f"cp{page}": f"cp{page}" for page in range(1250, 1259)}
 CODECS |= {f"iso8859-{part}": f"iso8859-{part}" for part in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)}
-CODECS |= {
-    "ascii": "cp1252",
-    "iso8859-1": "cp1252",
-    "iso8859-9": "cp1254",
-    "iso8859-11": "cp874",
-    "cp874": "cp874",
-    "tis-620": "cp874",
-}
-CODECS |= {"gb2312": "gb18030", "gbk": "gb18030", "gb18030": "gb18030", "big5": "big5hkscs", "big5hkscs": "big5hkscs"}
-CODECS |= {"shift_jis": "cp932", "cp932": "cp932", "euc_kr": "cp949", "cp949": "cp949", "utf-16": "utf-16-le"}
-CODECS |= {"mac-roman": "mac-roman", "mac-cyrillic": "mac-cyrillic", "utf-8-sig": "utf-8"}
-#: Labels of the web that Python does not know.
+CODECS |= {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"}
+CODECS |= {"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"}
+CODECS |= {"utf-16": "utf-16-le", "utf-8-sig": "utf-8"}
+#: Labels of the web that Python does not know, and their codecs.
 LABELS = {
     "dos-874": "cp874",
     "iso-8859-6-e": "iso8859-6",
@@ -65,35 +54,35 @@ LABELS = {
 }
 
 
-def decode(page: bytes, declared: str | None) -> str:
-    """A page as text, given the charset that its HTTP header declared.
+def decode_html(page: bytes, declared: str | None) -> str:
+    """Decode a page, given the charset declared in its HTTP header, and remove its XML declaration.
 
-    Windows-1252 reads nearly anything, so a page that declares it is still UTF-8 if it can be. A page that none reads
-    whole is read with replacement characters, as it declared or else as Windows-1252. An XML declaration goes: lxml
-    would take the encoding that it names for that of the text.
+    Windows-1252 decodes nearly anything, so it is tried last: a page that declares it may still be UTF-8. A page that
+    no candidate decodes gets replacement characters, in its declared codec or else Windows-1252. The XML declaration
+    is removed because lxml would apply the encoding in it to the decoded text.
     """
-    for mark, marked in MARKS:
+    for mark, encoding in BOMS:
         if page.startswith(mark):
-            return _undeclared(page[len(mark) :].decode(marked, "replace"))
-    named = [codec for label in (declared, *_own_words(page)) if (codec := _codec(label))]
-    for codec in sorted([*named, "utf-8"], key=lambda codec: codec == FALLBACK):
+            return _strip_xml_declaration(page[len(mark) :].decode(encoding, "replace"))
+    candidates = [codec for label in (declared, *_labels_in_page(page)) if (codec := _codec(label))]
+    for codec in sorted([*candidates, "utf-8"], key=lambda codec: codec == FALLBACK):
         try:
-            return _undeclared(page.decode(codec))
+            return _strip_xml_declaration(page.decode(codec))
         except UnicodeError:
             continue
-    return _undeclared(page.decode(next(iter(named), FALLBACK), "replace"))
+    return _strip_xml_declaration(page.decode(next(iter(candidates), FALLBACK), "replace"))
 
 
-def _own_words(page: bytes) -> list[str | None]:
-    """What the page says of itself; it said so in ASCII, so it is no UTF-16."""
-    metas = META.finditer(page, 0, META_WITHIN)
-    found = [next((meta[1] for meta in metas if meta[1]), None), (xml := XML.match(page)) and xml[1]]
-    labels = [None if label is None else label.decode("ascii", "replace") for label in found]
+def _labels_in_page(page: bytes) -> list[str | None]:
+    """Labels of the page's <meta> and XML declaration; UTF-16 counts as UTF-8, as the label was read in ASCII."""
+    metas = META.finditer(page, 0, META_SCAN_BYTES)
+    declared = [next((meta[1] for meta in metas if meta[1]), None), (xml := XML_ENCODING.match(page)) and xml[1]]
+    labels = [None if label is None else label.decode("ascii", "replace") for label in declared]
     return ["utf-8" if _codec(label) in UTF_16 else label for label in labels]
 
 
 def _codec(label: str | None) -> str | None:
-    """Python's codec for a label; None where the web knows none by that name."""
+    """Python's codec for a label; None for a label that the web does not know."""
     label = (label or "").strip().lower()
     if label in LABELS:
         return LABELS[label]
@@ -103,6 +92,6 @@ def _codec(label: str | None) -> str | None:
         return None
 
 
-def _undeclared(text: str) -> str:
+def _strip_xml_declaration(text: str) -> str:
     declaration = XML_DECLARATION.match(text)
     return text[declaration.end() :] if declaration else text

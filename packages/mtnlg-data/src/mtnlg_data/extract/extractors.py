@@ -1,7 +1,7 @@
-"""The three ways to take the text out of a page: our jusText, and two libraries that a recipe may choose instead.
+"""Extract a page's main text by one of three methods: our jusText, resiliparse or trafilatura.
 
-The libraries build trees and promise no bound on their time, so a page goes to them only if its markup is of a size
-that pages have; our own reader needs no such bound.
+The two libraries build trees and guarantee no bound on their time, so they get only pages whose markup is of ordinary
+size; our own reader needs no such limit.
 """
 
 from __future__ import annotations
@@ -11,79 +11,75 @@ from typing import TYPE_CHECKING, Any, Literal
 from lxml import etree
 
 from .boilerplate import BoilerplateSettings, main_text
-from .fragments import DEEPEST
+from .html_fragments import MAX_DEPTH
 from .paragraphs import read_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Method = Literal["justext", "resiliparse", "trafilatura"]
-MOST_TAGS = 200_000
-MOST_ATTRIBUTES = 1000  # of one tag
+MAX_TAGS = 200_000
+MAX_ATTRIBUTES = 1000  # of one tag
 
 
-def text_by(method: Method, html: str, settings: BoilerplateSettings) -> tuple[str, str | None]:
-    """The text of a page, and the reason to drop it, if there is one."""
+def extract_text(method: Method, html: str, settings: BoilerplateSettings) -> tuple[str, str | None]:
+    """The main text of a page, and the reason to drop the page or None."""
     if method == "justext":
         page = read_page(html)
-        text, reason = ("", "too_deep") if page.cut else (main_text(page.paragraphs, settings), None)
+        text, reason = ("", "too_deep") if page.truncated else (main_text(page.paragraphs, settings), None)
     else:
-        text, reason = _text_by_library(_LIBRARIES[method], html)
+        text, reason = _extract_with_library(_LIBRARIES[method], html)
     return text, reason if reason or text else "empty"
 
 
-def _text_by_library(extract: Callable[[str], str], html: str) -> tuple[str, str | None]:
-    target: Any = _Sizes()
+def _extract_with_library(extract: Callable[[str], str], html: str) -> tuple[str, str | None]:
+    target: Any = _MarkupLimits()
     try:
         etree.fromstring(html, etree.HTMLParser(target=target))
         return extract(html), None
-    except _OversizedError as oversized:
-        return "", str(oversized)
-    except Exception:  # noqa: BLE001  (a library promises nothing, and one bad page must cost one page)
+    except _OversizedError as error:
+        return "", str(error)
+    except Exception:  # noqa: BLE001  (a library may raise anything, and one bad page must cost one page)
         return "", "not_extracted"
 
 
 class _OversizedError(Exception):
-    """Markup that is too large for a tree; its argument is the reason to drop the page."""
+    """Markup too large for a tree; the argument is the drop reason."""
 
 
-class _Sizes:
-    """A target of lxml's parser that raises ``_OversizedError``."""
+class _MarkupLimits:
+    """An lxml parser target that raises ``_OversizedError`` for markup beyond the limits."""
 
     def __init__(self) -> None:
         self._depth = self._tags = 0
 
-    def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        """A tag opens."""
-        del name
+    def start(self, _name: str, attributes: Mapping[str, str]) -> None:
         self._depth += 1
         self._tags += 1
-        if self._depth > DEEPEST:
+        if self._depth > MAX_DEPTH:
             raise _OversizedError("too_deep")
-        if self._tags > MOST_TAGS:
+        if self._tags > MAX_TAGS:
             raise _OversizedError("too_many_tags")
-        if len(attributes) > MOST_ATTRIBUTES:
+        if len(attributes) > MAX_ATTRIBUTES:
             raise _OversizedError("too_many_attributes")
 
-    def end(self, name: str) -> None:
-        """A tag closes."""
-        del name
+    def end(self, _name: str) -> None:
         self._depth -= 1
 
     def close(self) -> None:
-        """The page ends."""
+        """Do nothing; lxml requires it."""
 
 
-def _by_resiliparse(html: str) -> str:
+def _resiliparse(html: str) -> str:
     from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  (an extra)
 
     return str(extract_plain_text(html, main_content=True))
 
 
-def _by_trafilatura(html: str) -> str:
+def _trafilatura(html: str) -> str:
     import trafilatura  # noqa: PLC0415  (an extra)
 
     return trafilatura.extract(html, fast=True) or ""
 
 
-_LIBRARIES: dict[str, Callable[[str], str]] = {"resiliparse": _by_resiliparse, "trafilatura": _by_trafilatura}
+_LIBRARIES: dict[str, Callable[[str], str]] = {"resiliparse": _resiliparse, "trafilatura": _trafilatura}

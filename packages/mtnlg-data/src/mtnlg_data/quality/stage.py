@@ -1,17 +1,17 @@
-"""The quality filter of crawled sources: a classifier trained on the run's own documents, or given; then a Pareto draw.
+"""Quality filter of crawled sources: a classifier scores each document, a Pareto draw decides (paper.md 4.2).
 
-Positives are documents of the curated sources, negatives as many of the raw extracted ones; a tenth is held out and
-measures the classifier (paper.md 4.2); one that is given is measured on all of them.
+The classifier is trained on documents of the run, or given. Positives are documents of the curated sources; negatives
+are as many raw extracted ones of the filtered sources. A tenth is held out to measure the classifier; a given one is
+measured on all of them.
 
-A document of score s is kept if ``pareto(alpha) > 1 - s``, which has probability ``(2 - s) ** -alpha``: most good
-documents and a few of every kind. Every draw here is a hash of the seed and the document's id, so neither the order nor
-the cut into shards, nor a restart, can change it.
+A document of score s is kept if ``pareto(alpha) > 1 - s``, with probability ``(2 - s) ** -alpha``: most good documents
+and a few of every kind. Every draw is a hash of the seed and the document's id, so order, shards and restarts do not
+affect it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
 from typing import TYPE_CHECKING
 
@@ -20,23 +20,23 @@ import pyarrow as pa
 from pydantic import Field
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import SCHEMA, Made, read_documents, source_of, write_documents
-from mtnlg_data.engine import checksum, key_of, run_units
+from mtnlg_data.document import SCHEMA, UnitOutput, read_documents, shard_source, write_documents
+from mtnlg_data.engine import Unit, checksum, run_units
 from mtnlg_data.files import sha256
 from mtnlg_data.settings import Settings
-from mtnlg_data.tally import KEPT, Tally, passed, stage
+from mtnlg_data.tally import KEPT, Tally, passthrough_summary, stage_summary
 
-from .classifier import is_fasttext, judge_from
+from .classifier import is_fasttext, open_scorer
 from .training import (
-    EDGES,
-    Measuring,
-    Sample,
-    Training,
+    HISTOGRAM_EDGES,
+    MeasurementUnit,
+    SampleUnit,
+    TrainingUnit,
     draw_sample,
-    draws,
     histogram,
     measure_classifier,
     train_classifier,
+    uniform_draws,
 )
 
 if TYPE_CHECKING:
@@ -47,30 +47,25 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Engine, Summary
 
 REASON = "low_quality"
-FEWEST = 20  # documents a class, without which nothing is learnt
+MIN_DOCUMENTS = 20  # per class, to train a classifier
 
 
 class QualitySettings(Settings):
-    """How crawled documents are judged."""
+    """How crawled documents are scored and drawn."""
 
     alpha: float = Field(3.0, gt=0)  # of the Pareto draw: 3 for MT-NLG, 9 for GPT-3
-    model: Path | None = None  # a classifier.npy that another run trained, or a .bin of fastText; none is trained then
-    label: str = "__label__hq"  # of good texts, in a model of fastText
-    sample: int = Field(800_000, ge=FEWEST)  # most documents a class to learn from; the trainer holds 4 kB of each
-    positives: dict[str, int] = Field({}, description="of each curated source, such as Books3 = 5000; evenly if none")
+    model: Path | None = None  # a classifier.npy of another run or a fastText .bin, instead of training one
+    label: str = "__label__hq"  # of good texts, in a fastText model
+    sample: int = Field(800_000, ge=MIN_DOCUMENTS)  # most training documents per class; training holds 4 kB of each
+    positives: dict[str, int] = Field({}, description="documents per curated source, as in Books3 = 5000; {}: evenly")
     held_out: float = Field(0.1, gt=0, lt=1)
     epochs: int = Field(5, gt=0)
     seed: int = Field(1, ge=0)
 
     def check(self) -> None:
-        """Open the model, if one is given. Raises ``Failure`` where it cannot be used."""
+        """Open the model, if one is given. Raises ``Failure`` if it cannot be used."""
         if self.model is not None:
             is_fasttext(self.model)
-
-
-def keep_probability(scores: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """Chance that a document of this score survives the draw: P(pareto(alpha) > 1 - score) = (2 - score) ** -alpha."""
-    return (2.0 - scores) ** -alpha
 
 
 def filter_documents(
@@ -83,110 +78,105 @@ def filter_documents(
     before: Mapping[str, Summary],
     engine: Engine,
 ) -> Summary:
-    """Write ``out/<shard>`` with the survivors of every shard of a ``filtered`` source.
+    """Write the surviving documents of every shard of a ``filtered`` source to ``out/<shard>``.
 
-    ``before`` is the account of every source by the stage before; sources that are not filtered pass through unread.
-    Returns the stage's account with ``quality``. Raises ``Failure`` where a class is too small to learn from.
+    ``before`` maps every source, in order, to its counts after the previous stage; sources that are not filtered pass
+    through unread. Returns the stage's summary with ``quality``. Raises ``Failure`` if a class has too few documents.
     """
     settings.check()
-    shares = _shares(settings, filtered, curated, before)
-    samples = [
-        Sample(shard, checksum(shard), source in curated, shares[source], settings.seed, out / "samples" / shard.name)
+    shares = _sample_shares(settings, filtered, curated, before)
+    folder = out / "samples"
+    samples = tuple(
+        SampleUnit(shard, checksum(shard), source in curated, shares[source], settings.seed, folder / shard.name)
         for shard in shards
-        if (source := source_of(shard)) in shares
-    ]
+        if (source := shard_source(shard)) in shares
+    )
     run_units(engine, draw_sample, samples, "quality: sample")
-    if settings.model is None:
-        how = (settings.seed, settings.held_out, settings.epochs)
-        training = Training(tuple(samples), *how, out / "classifier.npy")
-        (measured,) = run_units(engine, train_classifier, [training], "quality: train")
-        made = Made.by(training)
-    else:
-        made = Made(settings.model, sha256(settings.model))
-        measuring = [Measuring(tuple(samples), made, settings.label, out / "measured.json")] if samples else []
-        measured = next(iter(run_units(engine, measure_classifier, measuring, "quality: measure")), {})
-    judged = [shard for shard in shards if source_of(shard) in filtered]
-    passing = [passed(source, account) for source, account in before.items() if source not in filtered]
-    account = keep_good(judged, out, settings, made, engine, order=list(before), passing=passing)
-    return {**account, "quality": {**measured, **account["quality"]}}
-
-
-def keep_good(
-    shards: Sequence[Path],
-    out: Path,
-    settings: QualitySettings,
-    classifier: Made,
-    engine: Engine,
-    *,
-    order: Sequence[str],
-    passing: Sequence[Summary] = (),
-) -> Summary:
-    """Score every shard and write ``out/<shard>`` with what the draw keeps; returns the stage's account.
-
-    ``order`` is that of all sources; ``passing`` are the summaries of those that are not scored.
-    """
-    units = [Filtering(shard, checksum(shard), classifier, settings, out / shard.name) for shard in shards]
+    classifier, measured = _classifier(samples, out, settings, engine)
+    units = [
+        FilterUnit(shard, checksum(shard), classifier, settings, out / shard.name)
+        for shard in shards
+        if shard_source(shard) in filtered
+    ]
     summaries = run_units(engine, filter_shard, units, "quality: score")
-    counted = {name: np.sum([summary[name] for summary in summaries], axis=0) for name in ("candidates", "kept")}
-    histograms = {"edges": EDGES.round(2).tolist(), **{name: counts.tolist() for name, counts in counted.items()}}
-    return {**stage("quality", [*summaries, *passing], order), "quality": histograms}
+    passing = [passthrough_summary(source, counts) for source, counts in before.items() if source not in filtered]
+    counts = {name: np.sum([summary[name] for summary in summaries], axis=0) for name in ("candidates", "kept")}
+    histograms = {name: count.tolist() for name, count in counts.items()}
+    return {
+        **stage_summary("quality", [*summaries, *passing], list(before)),
+        "quality": {**measured, "edges": HISTOGRAM_EDGES.round(2).tolist(), **histograms},
+    }
 
 
-def _shares(
+def _sample_shares(
     settings: QualitySettings, filtered: Sequence[str], curated: Sequence[str], before: Mapping[str, Summary]
 ) -> dict[str, float]:
-    """The share of each source's documents that is sampled: as many good ones in all as of the filtered sources."""
+    """The share of each source's documents to sample, for as many positives as negatives; empty to sample none."""
     if unknown := sorted(set(settings.positives) - set(curated)):
-        raise Failure(f"quality.positives.{unknown[0]}: no curated source; those are {', '.join(curated)}")
+        raise Failure(f"quality.positives.{unknown[0]}: not a curated source; those are {', '.join(curated)}")
     sizes = {source: before[source]["documents_out"] for source in (*filtered, *curated)}
     wanted = {source: min(settings.positives.get(source, 0), sizes[source]) for source in curated}
     if not settings.positives:
         wanted = {source: sizes[source] for source in curated}
-    good, bad = sum(wanted.values()), sum(sizes[source] for source in filtered)
-    most = min(settings.sample, good, bad)
-    if settings.model is not None and not most:
-        return {}  # nothing to measure it on
-    if settings.model is None and most < FEWEST:
+    positives, negatives = sum(wanted.values()), sum(sizes[source] for source in filtered)
+    per_class = min(settings.sample, positives, negatives)
+    if settings.model is not None and not per_class:
+        return {}  # nothing to measure the model on
+    if settings.model is None and per_class < MIN_DOCUMENTS:
         raise Failure(
-            f"quality: {good} documents of {', '.join(curated)} against {bad} of {', '.join(filtered)}"
-            f" are too few to train a classifier; it takes {FEWEST} of each"
+            f"quality: {positives} documents of {', '.join(curated)} and {negatives} of {', '.join(filtered)}"
+            f" are too few to train a classifier; it takes {MIN_DOCUMENTS} of each"
         )
-    shares = {source: wanted[source] / max(1, sizes[source]) * most / good for source in curated}
-    return shares | dict.fromkeys(filtered, most / bad)
+    shares = {source: wanted[source] / max(1, sizes[source]) * per_class / positives for source in curated}
+    return shares | dict.fromkeys(filtered, per_class / negatives)
+
+
+def _classifier(
+    samples: tuple[SampleUnit, ...], out: Path, settings: QualitySettings, engine: Engine
+) -> tuple[UnitOutput, Summary]:
+    """Train the classifier, or take the given one; returns it and its measurement."""
+    if settings.model is None:
+        training = TrainingUnit(samples, settings.seed, settings.held_out, settings.epochs, out / "classifier.npy")
+        (measured,) = run_units(engine, train_classifier, [training], "quality: train")
+        return UnitOutput.of(training), measured
+    model = UnitOutput(settings.model, sha256(settings.model))
+    if not samples:
+        return model, {}
+    measurement = MeasurementUnit(samples, model, settings.label, out / "measured.json")
+    (measured,) = run_units(engine, measure_classifier, [measurement], "quality: measure")
+    return model, measured
 
 
 @dataclass(frozen=True)
-class Filtering:
+class FilterUnit(Unit):
     """Unit: one shard → the documents that the draw keeps, with their scores."""
 
     shard: Path
     checksum: str
-    classifier: Made
+    classifier: UnitOutput
     settings: QualitySettings
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        how = (self.settings.alpha, self.settings.seed, self.settings.label)
-        return key_of("quality filter", self.shard.name, self.checksum, self.classifier.key, how)
+    def _key_parts(self) -> tuple[object, ...]:
+        draw = (self.settings.alpha, self.settings.seed, self.settings.label)
+        return ("quality filter", self.shard.name, self.checksum, self.classifier.key, draw)
 
 
-def filter_shard(unit: Filtering) -> Summary:
-    """Run one unit."""
-    tally = Tally(source_of(unit.shard))
+def filter_shard(unit: FilterUnit) -> Summary:
+    """Score one shard and write what is kept; the summary has its tally and histograms of the scores."""
+    tally = Tally(shard_source(unit.shard))
     settings = unit.settings
-    judge = judge_from(unit.classifier.path, settings.label)
-    candidates, kept = np.zeros(len(EDGES) - 1, np.int64), np.zeros(len(EDGES) - 1, np.int64)
+    scorer = open_scorer(unit.classifier.path, settings.label)
+    candidates, kept = np.zeros(len(HISTOGRAM_EDGES) - 1, np.int64), np.zeros(len(HISTOGRAM_EDGES) - 1, np.int64)
 
     def survivors() -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
-            names, texts = batch.column("id").to_pylist(), batch.column("text").to_pylist()
-            scores = judge.scores(texts)
-            is_kept = draws(settings.seed, "pareto", names) < keep_probability(scores, settings.alpha)
+            ids, texts = batch.column("id").to_pylist(), batch.column("text").to_pylist()
+            scores = scorer.scores(texts)
+            is_kept = uniform_draws(settings.seed, "pareto", ids) < keep_probability(scores, settings.alpha)
             candidates[:] += histogram(scores)
             kept[:] += histogram(scores[is_kept])
-            for name, text, score, keep in zip(names, texts, scores.tolist(), is_kept, strict=True):
+            for name, text, score, keep in zip(ids, texts, scores.tolist(), is_kept, strict=True):
                 if keep:
                     tally.keep(len(text))
                 else:
@@ -197,3 +187,8 @@ def filter_shard(unit: Filtering) -> Summary:
 
     write_documents(unit.output, survivors())
     return {**tally.summary(), "candidates": candidates.tolist(), "kept": kept.tolist()}
+
+
+def keep_probability(scores: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
+    """Chance that a document of this score survives the draw: P(pareto(alpha) > 1 - score) = (2 - score) ** -alpha."""
+    return (2.0 - scores) ** -alpha

@@ -1,9 +1,8 @@
-"""What the quality filter learns from and what it learns: samples, a classifier, how well that tells them apart."""
+"""Training of the quality classifier: samples of documents, the fit, and its accuracy on held-out examples."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,10 @@ import pyarrow.compute as pc
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import SCHEMA, read_documents, write_documents
-from mtnlg_data.engine import key_of
+from mtnlg_data.engine import Unit
 from mtnlg_data.files import write_json
 
-from .classifier import BATCH, WINDOW, area_under_curve, judge_from, train
+from .classifier import BATCH_TEXTS, CLASSIFIED_CHARACTERS, fit_classifier, open_scorer, roc_auc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.document import Made
+    from mtnlg_data.document import UnitOutput
     from mtnlg_data.engine import Summary
 
-    from .classifier import Judge
+    from .classifier import Scorer
 
-EDGES = np.linspace(0.0, 1.0, 21)
+HISTOGRAM_EDGES = np.linspace(0.0, 1.0, 21)
 
 
-def draws(seed: int, purpose: str, ids: Sequence[str]) -> NDArray[np.float64]:
-    """A uniform draw in [0, 1) for every document, by what it is drawn for and by its id alone."""
+def uniform_draws(seed: int, purpose: str, ids: Sequence[str]) -> NDArray[np.float64]:
+    """One uniform draw in [0, 1) per document: a hash of the seed, the purpose and the document's id alone."""
     key = f"{seed} {purpose}".encode()
     digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in ids)
     bits: NDArray[np.uint64] = np.frombuffer(digests, "<u8") >> np.uint64(11)
@@ -41,13 +40,13 @@ def draws(seed: int, purpose: str, ids: Sequence[str]) -> NDArray[np.float64]:
 
 
 def histogram(scores: NDArray[np.float64]) -> list[int]:
-    """How many scores lie between each two of ``EDGES``."""
-    return [int(count) for count in np.histogram(scores, EDGES)[0]]
+    """Number of scores in each bin of ``HISTOGRAM_EDGES``."""
+    return [int(count) for count in np.histogram(scores, HISTOGRAM_EDGES)[0]]
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Unit: one shard → those of its documents that the classifier is trained or measured on."""
+class SampleUnit(Unit):
+    """Unit: one shard → the documents that the classifier is trained or measured on."""
 
     shard: Path
     checksum: str
@@ -56,109 +55,109 @@ class Sample:
     seed: int
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("quality sample", self.shard.name, self.checksum, self.positive, self.share, self.seed)
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("quality sample", self.shard.name, self.checksum, self.positive, self.share, self.seed)
 
 
-def draw_sample(unit: Sample) -> Summary:
-    """Run one unit."""
+def draw_sample(unit: SampleUnit) -> Summary:
+    """Write a random ``share`` of one shard's documents, each cut to the characters that the classifier reads."""
 
-    def chosen() -> Iterator[pa.RecordBatch]:
+    def sampled() -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
-            drawn = batch.filter(pa.array(draws(unit.seed, "sample", batch.column("id").to_pylist()) < unit.share))
-            read = pc.utf8_slice_codeunits(drawn.column("text"), 0, WINDOW)
-            yield drawn.set_column(2, SCHEMA.field("text"), read)
+            draws = uniform_draws(unit.seed, "sample", batch.column("id").to_pylist())
+            sample = batch.filter(pa.array(draws < unit.share))
+            prefixes = pc.utf8_slice_codeunits(sample.column("text"), 0, CLASSIFIED_CHARACTERS)
+            yield sample.set_column(2, SCHEMA.field("text"), prefixes)
 
-    return {"documents": write_documents(unit.output, chosen())}
+    return {"documents": write_documents(unit.output, sampled())}
 
 
-class Examples:
-    """The sampled documents in the order of a hash of their ids, so that neither shards nor their order matter."""
+class TrainingExamples:
+    """The sampled documents in the order of a hash of their ids, so that shards and their order do not matter."""
 
-    def __init__(self, samples: Sequence[Sample], seed: int) -> None:
+    def __init__(self, samples: Sequence[SampleUnit], seed: int) -> None:
         batches = [(sample.positive, batch) for sample in samples for batch in read_documents(sample.output)]
         labels = [np.full(batch.num_rows, positive) for positive, batch in batches]
         table = pa.Table.from_batches([batch for _, batch in batches], SCHEMA)
         ids = table.column("id").to_pylist()
         self._texts = table.column("text")
-        self._order = np.argsort(draws(seed, "order", ids), kind="stable")
-        self.held_out = draws(seed, "held out", ids)[self._order]
+        self._order = np.argsort(uniform_draws(seed, "order", ids), kind="stable")
+        self.held_out = uniform_draws(seed, "held out", ids)[self._order]
         self.labels = np.concatenate([np.empty(0, np.bool_), *labels])[self._order]
 
     def texts(self, rows: NDArray[np.int64]) -> list[str]:
-        """The texts of these examples."""
-        found: list[str] = self._texts.take(pa.array(self._order[rows])).to_pylist()
-        return found
+        """Texts of these examples."""
+        texts: list[str] = self._texts.take(pa.array(self._order[rows])).to_pylist()
+        return texts
 
 
 @dataclass(frozen=True)
-class Training:
-    """Unit: all samples → the classifier, measured on those held out."""
+class TrainingUnit(Unit):
+    """Unit: all samples → the trained classifier."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[SampleUnit, ...]
     seed: int
     held_out: float
     epochs: int
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        how = (self.seed, self.held_out, self.epochs)
-        return key_of("quality train", [sample.key for sample in self.samples], how)
+    def _key_parts(self) -> tuple[object, ...]:
+        hyperparameters = (self.seed, self.held_out, self.epochs)
+        return ("quality train", [sample.key for sample in self.samples], hyperparameters)
 
 
-def train_classifier(unit: Training) -> Summary:
-    """Run one unit."""
-    examples = Examples(unit.samples, unit.seed)
-    held = examples.held_out < unit.held_out
-    training, holding = np.flatnonzero(~held), np.flatnonzero(held)
-    if any(len({*examples.labels[rows]}) < 2 for rows in (training, holding)):
-        few = f"of {len(held)} documents, {len(holding)} of them held out,"
-        raise Failure(f"quality: {few} one class has none on a side; raise quality.sample or give more documents")
-    classifier = train(lambda rows: examples.texts(training[rows]), examples.labels[training], unit.seed, unit.epochs)
+def train_classifier(unit: TrainingUnit) -> Summary:
+    """Train a classifier; the summary has its accuracy on the held-out examples."""
+    examples = TrainingExamples(unit.samples, unit.seed)
+    is_held_out = examples.held_out < unit.held_out
+    training, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    if any(len({*examples.labels[rows]}) < 2 for rows in (training, held_out)):
+        raise Failure(
+            f"quality: of {len(is_held_out)} sampled documents, {len(held_out)} of them held out, one side lacks "
+            "positives or negatives; raise quality.sample or give more documents"
+        )
+    classifier = fit_classifier(
+        lambda rows: examples.texts(training[rows]), examples.labels[training], unit.seed, unit.epochs
+    )
     classifier.save(unit.output)
-    return {"trained_on": len(training), **measured_on(classifier, examples, holding)}
+    return {"trained_on": len(training), **measure_scorer(classifier, examples, held_out)}
 
 
 @dataclass(frozen=True)
-class Measuring:
-    """Unit: all samples and a classifier that is given → how well it tells them apart."""
+class MeasurementUnit(Unit):
+    """Unit: all samples and a given model → the model's accuracy on them, as JSON."""
 
-    samples: tuple[Sample, ...]
-    classifier: Made
+    samples: tuple[SampleUnit, ...]
+    classifier: UnitOutput
     label: str
     output: Path
 
-    @cached_property
-    def key(self) -> str:
-        """See ``Unit``."""
-        return key_of("quality measure", [sample.key for sample in self.samples], self.classifier.key, self.label)
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("quality measure", [sample.key for sample in self.samples], self.classifier.key, self.label)
 
 
-def measure_classifier(unit: Measuring) -> Summary:
-    """Run one unit."""
-    examples = Examples(unit.samples, seed=0)
-    judge = judge_from(unit.classifier.path, unit.label)
-    measured = {"trained_on": 0, **measured_on(judge, examples, np.arange(len(examples.labels)))}
+def measure_classifier(unit: MeasurementUnit) -> Summary:
+    """Measure a given model on all samples and write the result."""
+    examples = TrainingExamples(unit.samples, seed=0)
+    scorer = open_scorer(unit.classifier.path, unit.label)
+    measured = {"trained_on": 0, **measure_scorer(scorer, examples, np.arange(len(examples.labels)))}
     write_json(unit.output, measured)
     return measured
 
 
-def measured_on(judge: Judge, examples: Examples, rows: NDArray[np.int64]) -> Summary:
-    """How well these scores tell the examples of ``rows`` apart, and the histogram of those of the positives."""
-    found = [judge.scores(examples.texts(rows[begin : begin + BATCH])) for begin in range(0, len(rows), BATCH)]
-    scores, labels = np.concatenate([np.empty(0), *found]), examples.labels[rows]
-    good, bad = scores[labels], scores[~labels]
-    right = (good > 0.5).sum() + (bad <= 0.5).sum()
-    if not (len(good) and len(bad)):
+def measure_scorer(scorer: Scorer, examples: TrainingExamples, rows: NDArray[np.int64]) -> Summary:
+    """Accuracy at threshold 0.5, ROC AUC and score histograms on these examples; only their count if a class lacks."""
+    batches = (rows[begin : begin + BATCH_TEXTS] for begin in range(0, len(rows), BATCH_TEXTS))
+    scores = np.concatenate([np.empty(0), *(scorer.scores(examples.texts(batch)) for batch in batches)])
+    labels = examples.labels[rows]
+    positives, negatives = scores[labels], scores[~labels]
+    if not (len(positives) and len(negatives)):
         return {"held_out": len(rows)}
+    correct = (positives > 0.5).sum() + (negatives <= 0.5).sum()
     return {
-        "accuracy": float(right / len(scores)),
-        "auc": area_under_curve(good, bad),
+        "accuracy": float(correct / len(scores)),
+        "auc": roc_auc(positives, negatives),
         "held_out": len(rows),
-        "positives": histogram(good),
-        "negatives": histogram(bad),
+        "positives": histogram(positives),
+        "negatives": histogram(negatives),
     }

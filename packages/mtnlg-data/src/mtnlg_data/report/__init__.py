@@ -1,7 +1,7 @@
-"""The page of a curation: what was kept and why, in counts, pictures, and documents to judge by eye.
+"""The report of a curation: what was kept and dropped, and why, in counts, charts and sample documents.
 
-``report`` reads ``summary.json`` and writes ``report.html`` beside it, which needs nothing but itself. The same summary
-gives the same bytes.
+``write_report`` reads ``summary.json`` and writes ``report.html`` beside it, a page that loads no other file. The same
+summary gives the same bytes.
 """
 
 from __future__ import annotations
@@ -11,28 +11,26 @@ from typing import TYPE_CHECKING
 from mtnlg_data.files import write_text
 
 from .page import page
-from .summary_schema import read
+from .summary_schema import read_summary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["report"]
-
-SUMMARY, PAGE = "summary.json", "report.html"
+__all__ = ["write_report"]
 
 
-def report(folder: Path) -> Path:
-    """Write the page into a folder that a curation, or a stage by itself, has left; returns where it lies.
+def write_report(folder: Path) -> Path:
+    """Write the report of a curation, or of a single stage, into its output folder; returns the page's path.
 
     Raises ``Failure`` where there is no summary, or one that no curation wrote.
     """
-    told = read(folder / SUMMARY)
-    target = folder / PAGE
-    write_text(target, page(told, _name(folder)))
-    return target
+    summary = read_summary(folder / "summary.json")
+    path = folder / "report.html"
+    write_text(path, page(summary, _run_name(folder)))
+    return path
 
 
-def _name(folder: Path) -> str:
-    """What the run is called: the name of its folder, or of the run that the folder ``data`` belongs to."""
-    whole = folder.resolve()
-    return whole.parent.name if whole.name == "data" and whole.parent.name else whole.name
+def _run_name(folder: Path) -> str:
+    """The name of the folder, or of its parent where it is a run's ``data``."""
+    path = folder.resolve()
+    return path.parent.name if path.name == "data" and path.parent.name else path.name

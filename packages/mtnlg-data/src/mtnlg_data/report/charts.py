@@ -1,66 +1,66 @@
-"""Bars and histograms of a page: bars are HTML that any width of screen can hold, histograms small SVG.
+"""Charts of the report: bars in HTML, which fit any width of screen, and histograms in small SVG.
 
-Every colour is one of the page's custom properties, by the class of what is drawn: ``soft`` is what came, ``strong``
-what is left of it, ``second`` what it is compared with.
+Colours are CSS classes of the page: ``soft`` is the input, ``strong`` what is left of it, ``second`` a comparison.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .markup import short, text
+from .markup import escape, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-WIDTH, HEIGHT, MARGIN = 360, 120, 18  # of a histogram, in pixels of its own; the margin holds the axis
+WIDTH, HEIGHT, MARGIN = 360, 120, 18  # of a histogram, in SVG units; the margin holds the axis
 GAP = 0.8  # between two bars
 
 
 class Bar(NamedTuple):
-    """A horizontal bar: its name, layers with their classes, the widest first, and the figure beside it."""
+    """A horizontal bar: its label, values with their CSS classes, the widest first, and the figure beside it."""
 
     name: str
     layers: Sequence[tuple[float, str]]
     figure: str
 
 
-def bars(rows: Iterable[Bar], most: float | None = None) -> str:
-    """Bars one under the other, the longest (or ``most``) as wide as there is room. Names and figures are markup."""
+def bars(rows: Iterable[Bar], full_width: float | None = None) -> str:
+    """A bar chart; the largest value, or ``full_width``, takes the whole width. Names and figures are markup."""
     rows = list(rows)
-    longest = most or max((value for row in rows for value, _ in row.layers), default=0) or 1
+    longest = full_width or max((value for row in rows for value, _ in row.layers), default=0) or 1
     lines = []
     for row in rows:
-        drawn = "".join(
+        layers = "".join(
             f'<i class="{kind}" style="width:{100 * value / longest:.2f}%"></i>' for value, kind in row.layers
         )
-        lines.append(f'<span class="name">{row.name}</span><span class="bar">{drawn}</span><span>{row.figure}</span>')
+        lines.append(f'<span class="name">{row.name}</span><span class="bar">{layers}</span><span>{row.figure}</span>')
     return '<div class="bars">\n{}\n</div>'.format("\n".join(lines))
 
 
 class Layer(NamedTuple):
-    """One of the histograms that share a picture: a count a bin."""
+    """One of several histograms in a chart: a count per bin, and its CSS class."""
 
     counts: Sequence[float]
     kind: str
 
 
 def histogram(layers: Sequence[Layer], ticks: Sequence[tuple[float, str]], description: str) -> str:
-    """Histograms over the same bins, each drawn over those before; ``ticks`` are places from 0 to 1 and their names."""
-    most = max((count for layer in layers for count in layer.counts), default=0) or 1
+    """Histograms over the same bins, later ones in front; ``ticks`` are places from 0 to 1 and their labels."""
+    largest = max((count for layer in layers for count in layer.counts), default=0) or 1
     floor = HEIGHT - MARGIN
     room = floor - MARGIN
-    drawn = [f"<title>{text(description)}</title>"]
+    shapes = [f"<title>{escape(description)}</title>"]
     for layer in layers:
-        wide = WIDTH / max(1, len(layer.counts))
+        bin_width = WIDTH / max(1, len(layer.counts))
         for number, count in enumerate(layer.counts):
-            if high := room * count / most:
-                place = f'x="{number * wide + GAP / 2:.2f}" y="{floor - high:.2f}"'
-                drawn.append(f'<rect class="{layer.kind}" {place} width="{wide - GAP:.2f}" height="{high:.2f}"/>')
-    drawn.append(f'<line x1="0" x2="{WIDTH}" y1="{floor}" y2="{floor}"/>')
-    drawn.append(f'<text class="most" x="0" y="{MARGIN - 6}">{short(most)}</text>')
-    for at, name in ticks:
-        anchor = "start" if at == 0 else "end" if at == 1 else "middle"
-        drawn.append(f'<text x="{at * WIDTH:.1f}" y="{HEIGHT - 4}" text-anchor="{anchor}">{text(name)}</text>')
-    body = "\n".join(drawn)
+            if height := room * count / largest:
+                place = f'x="{number * bin_width + GAP / 2:.2f}" y="{floor - height:.2f}"'
+                size = f'width="{bin_width - GAP:.2f}" height="{height:.2f}"'
+                shapes.append(f'<rect class="{layer.kind}" {place} {size}/>')
+    shapes.append(f'<line x1="0" x2="{WIDTH}" y1="{floor}" y2="{floor}"/>')
+    shapes.append(f'<text class="most" x="0" y="{MARGIN - 6}">{short(largest)}</text>')
+    for tick, label in ticks:
+        anchor = "start" if tick == 0 else "end" if tick == 1 else "middle"
+        shapes.append(f'<text x="{tick * WIDTH:.1f}" y="{HEIGHT - 4}" text-anchor="{anchor}">{escape(label)}</text>')
+    body = "\n".join(shapes)
     return f'<svg class="histogram" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{body}</svg>'

@@ -1,4 +1,4 @@
-"""The page's counts: what each stage kept and dropped of each source, lengths of documents, languages, the blend."""
+"""Sections of counts: documents kept and dropped by stage and source, lengths, languages, the blend."""
 
 from __future__ import annotations
 
@@ -6,156 +6,157 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from .charts import Bar, Layer, bars, histogram
-from .markup import MINUS, brief, count, duration, figure, percent, row, short, table, text
+from .markup import MINUS, brief, count, duration, escape, figure, percent, row, short, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from .summary_schema import Flow, Stage, Told
+    from .summary_schema import SourceCounts, Stage, Summary
 
 LANGUAGES_SHOWN = 8
-OCTAVES_A_TICK = 3
+OCTAVES_PER_TICK = 3
 
 
-def through(stages: Sequence[Stage], source: str | None) -> list[tuple[str, Stage | Flow]]:
-    """The stages by name, each with what it did to this source, or to all where it is None."""
-    if source is None:
-        return [(stage.name, stage) for stage in stages]
-    return [(stage.name, stage.sources[source]) for stage in stages if source in stage.sources]
-
-
-def funnel(told: Told) -> str:
-    """A picture a source, and the ledger."""
-    shown = [None, *told.sources] if len(told.sources) > 1 else [None]
-    drawn = "\n".join(figure(text(source or "All sources"), _funnel(told.stages, source)) for source in shown)
+def funnel(summary: Summary) -> str:
+    """A bar chart for all sources and for each, and the table of documents kept and dropped."""
+    charts = [figure("All sources", _funnel((stage.name, stage) for stage in summary.stages))]
+    if len(summary.sources) > 1:
+        charts += [figure(escape(source), _funnel(_stages_of(summary, source))) for source in summary.sources]
+    drawn = "\n".join(charts)
     return (
         "<p>Documents after each stage: strong is kept, faint is dropped.</p>\n"
         f'<div class="row grid">\n{drawn}\n</div>\n'
-        f"<h3>Documents kept and dropped, and why</h3>\n{_ledger(told)}"
+        f"<h3>Documents kept and dropped, and why</h3>\n{_ledger(summary)}"
     )
 
 
-def _funnel(stages: Sequence[Stage], source: str | None) -> str:
-    flows = through(stages, source)
+def _stages_of(summary: Summary, source: str) -> list[tuple[str, SourceCounts]]:
+    """Names of the stages that have this source, with its counts."""
+    return [(stage.name, stage.sources[source]) for stage in summary.stages if source in stage.sources]
+
+
+def _funnel(stages: Iterable[tuple[str, Stage | SourceCounts]]) -> str:
     return bars(
         Bar(
-            text(name),
-            ((max(flow.documents_in, flow.documents_out), "soft"), (flow.documents_out, "strong")),
-            brief(flow.documents_out),
+            escape(name),
+            ((max(counts.documents_in, counts.documents_out), "soft"), (counts.documents_out, "strong")),
+            brief(counts.documents_out),
         )
-        for name, flow in flows
+        for name, counts in stages
     )
 
 
-def _ledger(told: Told) -> str:
-    """Stage by stage what is taken away for which reason, and what remains: columns are sources."""
-    sources = told.sources
-    entered = told.stages[0].documents_in
+def _ledger(summary: Summary) -> str:
+    """A table of documents: for each stage a row per reason and one of what is left; columns are sources."""
+    sources = summary.sources
+    total_in = summary.stages[0].documents_in
     rows: list[str] = []
-    for number, stage in enumerate(told.stages):
-        flows = [stage.sources.get(source) for source in sources]
+    for number, stage in enumerate(summary.stages):
+        columns = [stage.sources.get(source) for source in sources]
         if number == 0:
-            first = [count(flow.documents_in) if flow else "" for flow in flows]
-            rows.append(row(["documents in", count(stage.documents_in), *first, "", "", ""], "total"))
-        rows += _reasons(stage, sources)
-        left = [count(flow.documents_out) if flow else "" for flow in flows]
-        share = percent(stage.documents_out, entered)
-        after = f"after {text(stage.name)}"
-        volume, time = short(stage.characters_out), duration(stage.seconds)
-        rows.append(row([after, count(stage.documents_out), *left, share, volume, time], "total"))
-    return table(["", "all", *map(text, sources), "of all in", "characters", "time"], rows)
+            cells = [count(counts.documents_in) if counts else "" for counts in columns]
+            rows.append(row(["documents in", count(stage.documents_in), *cells, "", "", ""], "total"))
+        rows += _dropped_rows(stage, sources)
+        cells = [count(counts.documents_out) if counts else "" for counts in columns]
+        share = percent(stage.documents_out, total_in)
+        characters, time = short(stage.characters_out), duration(stage.seconds)
+        left = count(stage.documents_out)
+        rows.append(row([f"after {escape(stage.name)}", left, *cells, share, characters, time], "total"))
+    return table(["", "all", *map(escape, sources), "of all in", "characters", "time"], rows)
 
 
-def _reasons(stage: Stage, sources: Sequence[str]) -> Iterator[str]:
+def _dropped_rows(stage: Stage, sources: Sequence[str]) -> Iterator[str]:
+    """A row for each reason, the most frequent first, and one for the documents that cuts added."""
     total: Counter[str] = Counter()
-    for flow in stage.sources.values():
-        total.update(flow.dropped)
+    for counts in stage.sources.values():
+        total.update(counts.dropped)
     columns = [stage.sources.get(source) for source in sources]
     for reason, n in sorted(total.items(), key=lambda item: (-item[1], item[0])):
-        cells = [_less(flow.dropped.get(reason, 0)) if flow else "" for flow in columns]
-        yield row([text(reason.replace("_", " ")), _less(n), *cells, "", "", ""], "less")
-    extra = {name: f.documents_out - f.documents_in + sum(f.dropped.values()) for name, f in stage.sources.items()}
-    if any(extra.values()):
-        cells = [f"{extra[s]:+,}".replace("-", MINUS) if extra.get(s) else "" for s in sources]
-        all_ = f"{sum(extra.values()):+,}".replace("-", MINUS)
-        yield row(["pieces of documents cut apart", all_, *cells, "", "", ""], "less")
+        cells = [_minus(counts.dropped.get(reason, 0)) if counts else "" for counts in columns]
+        yield row([escape(reason.replace("_", " ")), _minus(n), *cells, "", "", ""], "less")
+    added = {name: c.documents_out - c.documents_in + sum(c.dropped.values()) for name, c in stage.sources.items()}
+    if any(added.values()):
+        cells = [_signed(added[source]) if added.get(source) else "" for source in sources]
+        yield row(["pieces of documents cut apart", _signed(sum(added.values())), *cells, "", "", ""], "less")
 
 
-def _less(n: int) -> str:
+def _minus(n: int) -> str:
     return f"{MINUS}{count(n)}" if n else ""
 
 
-def lengths(told: Told) -> str:
-    """Histograms of the documents' lengths after the first and after the last stage, a picture a source."""
-    of = {source: _flows(told, source) for source in told.sources}
-    known = [(source, flows) for source, flows in of.items() if any(flow.lengths for flow in flows)]
-    every = {octave for _, flows in known for flow in flows for octave in flow.lengths}
-    if not every:
+def _signed(n: int) -> str:
+    return f"{n:+,}".replace("-", MINUS)
+
+
+def lengths(summary: Summary) -> str:
+    """A histogram per source of the documents' lengths after the first and after the last stage."""
+    stages = {source: [counts for _, counts in _stages_of(summary, source)] for source in summary.sources}
+    known = {source: counts for source, counts in stages.items() if any(c.lengths for c in counts)}
+    present = {octave for counts in known.values() for c in counts for octave in c.lengths}
+    if not present:
         return ""
-    low, high = min(every).bit_length(), max(every).bit_length()
+    low, high = min(present).bit_length(), max(present).bit_length()
     octaves = [1 << bits >> 1 for bits in range(low, high + 1)]
-    ticks = [(place / len(octaves), count(octaves[place])) for place in range(0, len(octaves), OCTAVES_A_TICK)]
-    first, last = told.stages[0].name, told.stages[-1].name
-    beside = "" if first == last else f"; faint: after {text(first)}, strong: after {text(last)}"
-    drawn = "\n".join(
+    ticks = [(place / len(octaves), count(octaves[place])) for place in range(0, len(octaves), OCTAVES_PER_TICK)]
+    first, last = summary.stages[0].name, summary.stages[-1].name
+    legend = "" if first == last else f"; faint: after {escape(first)}, strong: after {escape(last)}"
+    charts = "\n".join(
         figure(
-            text(source),
+            escape(source),
             histogram(
-                [Layer([f.lengths.get(o, 0) for o in octaves], kind) for f, kind in _layers(flows)],
+                [Layer([c.lengths.get(octave, 0) for octave in octaves], kind) for c, kind in _layers(counts)],
                 ticks,
                 f"Lengths of the documents of {source}",
             ),
-            f"{brief(flows[-1].documents_out)} documents",
+            f"{brief(counts[-1].documents_out)} documents",
         )
-        for source, flows in known
+        for source, counts in known.items()
     )
-    return f'<p>Characters a document, in octaves{beside}.</p>\n<div class="row grid">\n{drawn}\n</div>'
+    return f'<p>Characters per document, in octaves{legend}.</p>\n<div class="row grid">\n{charts}\n</div>'
 
 
-def _flows(told: Told, source: str) -> list[Flow]:
-    return [stage.sources[source] for stage in told.stages if source in stage.sources]
+def _layers(stages: Sequence[SourceCounts]) -> list[tuple[SourceCounts, str]]:
+    return [(stages[0], "soft"), (stages[-1], "strong")] if len(stages) > 1 else [(stages[0], "strong")]
 
 
-def _layers(flows: Sequence[Flow]) -> list[tuple[Flow, str]]:
-    return [(flows[0], "soft"), (flows[-1], "strong")] if len(flows) > 1 else [(flows[0], "strong")]
-
-
-def languages(told: Told) -> str:
-    """What was found on the pages, most frequent first; "un" is what has no language that could be told."""
-    if not told.languages:
+def languages(summary: Summary) -> str:
+    """A bar chart of the pages' languages, most frequent first; "un" means that none was detected."""
+    if not summary.languages:
         return ""
-    ranked = sorted(told.languages.items(), key=lambda item: (-item[1], item[0]))
-    named = [(text("unknown" if name == "un" else name), n) for name, n in ranked[:LANGUAGES_SHOWN]]
+    ranked = sorted(summary.languages.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(escape("unknown" if name == "un" else name), n) for name, n in ranked[:LANGUAGES_SHOWN]]
     if others := sum(n for _, n in ranked[LANGUAGES_SHOWN:]):
-        named.append((f"{len(ranked) - LANGUAGES_SHOWN} others", others))
-    whole = sum(told.languages.values())
-    return bars(Bar(name, ((n, "strong"),), f"{brief(n)}, {percent(n, whole)}") for name, n in named)
+        rows.append((f"{len(ranked) - LANGUAGES_SHOWN} others", others))
+    total = sum(summary.languages.values())
+    return bars(Bar(name, ((n, "strong"),), f"{brief(n)}, {percent(n, total)}") for name, n in rows)
 
 
-def blend(told: Told) -> str:
-    """Tokens and weights of the sources."""
-    if not told.tokens:
+def blend(summary: Summary) -> str:
+    """A table of the sources' documents, tokens and weights."""
+    if not summary.tokens:
         return ""
-    whole = sum(source.tokens for source in told.tokens.values())
-    weights = sum(source.weight for source in told.tokens.values()) or 1.0
+    tokens = sum(source.tokens for source in summary.tokens.values())
+    weights = sum(source.weight for source in summary.tokens.values()) or 1.0
     rows = [
-        row([text(name), count(s.documents), count(s.tokens), percent(s.tokens, whole), percent(s.weight, weights)])
-        for name, s in told.tokens.items()
+        row([escape(name), count(s.documents), count(s.tokens), percent(s.tokens, tokens), percent(s.weight, weights)])
+        for name, s in summary.tokens.items()
     ]
-    documents = sum(source.documents for source in told.tokens.values())
-    rows.append(row(["all", count(documents), count(whole), "", ""], "total"))
-    vocabulary = f"A vocabulary of {count(told.vocabulary)} tokens. " if told.vocabulary else ""
-    nats = told.unigram_entropy_nats
-    entropy = "" if nats is None else f" Token frequencies alone give {nats:.2f} nats a token."
+    documents = sum(source.documents for source in summary.tokens.values())
+    rows.append(row(["all", count(documents), count(tokens), "", ""], "total"))
+    vocabulary = f"Vocabulary: {count(summary.vocabulary)} tokens. " if summary.vocabulary else ""
+    nats = summary.unigram_entropy_nats
+    entropy = "" if nats is None else f" Unigram entropy: {nats:.2f} nats per token."
     weight = "The weight is a source's share of the training samples."
     head = ["source", "documents", "tokens", "of tokens", "weight"]
     return f"<p>{vocabulary}{weight}{entropy}</p>\n{table(head, rows)}"
 
 
-def unreadable(told: Told) -> str:
-    """Records that could not be read, the first of each stage."""
-    lost = [(stage.name, error) for stage in told.stages for error in stage.errors]
-    cells = (f"<td><code>{text(error.where)}</code></td><td>{text(error.what)}</td>" for _, error in lost)
-    heads = (f'<th scope="row">{text(name)}</th>' for name, _ in lost)
-    body = "\n".join(f"<tr>{head}{cell}</tr>" for head, cell in zip(heads, cells, strict=True))
-    return f'<div class="scroll"><table><tbody>\n{body}\n</tbody></table></div>' if lost else ""
+def unreadable(summary: Summary) -> str:
+    """A table of records that could not be read, the first of each stage."""
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(stage.name)}</th>'
+        f"<td><code>{escape(error.where)}</code></td><td>{escape(error.what)}</td></tr>"
+        for stage in summary.stages
+        for error in stage.errors
+    )
+    return f'<div class="scroll"><table><tbody>\n{rows}\n</tbody></table></div>' if rows else ""

@@ -1,4 +1,4 @@
-"""What lies in the folder of a run, in a shard of documents or in a token store, for a person to look at."""
+"""Inspection: counts and first documents of a run's folder, a Parquet file of documents or a token store."""
 
 from __future__ import annotations
 
@@ -14,55 +14,57 @@ from tokenizers import Tokenizer
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import read_documents
-from mtnlg_data.tally import line
+from mtnlg_data.tally import summary_line
 from mtnlg_data.tokens.store import TokenStore, idx_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-Found = dict[str, Any]
-NEEDED = {"id", "source", "text"}
+Inspection = dict[str, Any]
+REQUIRED_COLUMNS = {"id", "source", "text"}
 
 
-def inspected(path: Path, documents: int, characters: int) -> Found:
-    """Counts, and the beginnings of the first documents, as JSON. Raises ``Failure`` where there is nothing to show."""
+def inspect_path(path: Path, documents: int, characters: int) -> Inspection:
+    """Counts, and the first ``characters`` of the first ``documents``, as JSON.
+
+    Raises ``Failure`` where the path is neither a folder nor a file of a known kind, or is damaged.
+    """
     if path.is_dir():
-        return _folder(path, documents, characters)
+        return _inspect_folder(path, documents, characters)
     if path.suffix == ".parquet":
-        return _documents(path, [path], documents, characters)
+        return _inspect_shards(path, [path], documents, characters)
     prefix = path.with_suffix("") if path.suffix in {".bin", ".idx"} else path
     if idx_path(prefix).exists():
-        return _store(prefix, documents, characters)
+        return _inspect_store(prefix, documents, characters)
     raise Failure(f"{path}: no Parquet file, no token store (a pair .bin and .idx) and no folder of either")
 
 
-def _folder(path: Path, documents: int, characters: int) -> Found:
-    """A run, or a stage by itself, with what it left; or what else a folder holds."""
-    held = _held(path / "tokens" if (path / "tokens").is_dir() else path, documents, characters)
+def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
+    """A run or a single stage with its output; or only the stores or shards of a folder without summary."""
+    output = _inspect_output(path / "tokens" if (path / "tokens").is_dir() else path, documents, characters)
     if (path / "summary.json").exists():
         stages = json.loads((path / "summary.json").read_text(encoding="utf-8"))["stages"]
-        return {"kind": "run", "path": str(path), "stages": stages, "parts": [] if held is None else [held]}
-    if held is None:
+        return {"kind": "run", "path": str(path), "stages": stages, "parts": [] if output is None else [output]}
+    if output is None:
         raise Failure(f"{path}: holds no run (summary.json), no token stores (*.idx) and no documents (*.parquet)")
-    return held
+    return output
 
 
-def _held(path: Path, documents: int, characters: int) -> Found | None:
+def _inspect_output(path: Path, documents: int, characters: int) -> Inspection | None:
     """The token stores of a folder, or else its shards."""
-    stores = sorted(path.glob("*.idx"))
-    if stores:
-        parts = [_store(name.with_suffix(""), documents, characters) for name in stores]
+    if stores := sorted(path.glob("*.idx")):
+        parts = [_inspect_store(idx.with_suffix(""), documents, characters) for idx in stores]
         return {"kind": "folder", "path": str(path), "parts": parts}
-    shards = [name for name in sorted(path.glob("*.parquet")) if set(_schema(name).names) >= NEEDED]
-    return _documents(path, shards, documents, characters) if shards else None
+    shards = [shard for shard in sorted(path.glob("*.parquet")) if set(_schema(shard).names) >= REQUIRED_COLUMNS]
+    return _inspect_shards(path, shards, documents, characters) if shards else None
 
 
-def _documents(path: Path, shards: Sequence[Path], documents: int, characters: int) -> Found:
+def _inspect_shards(path: Path, shards: Sequence[Path], documents: int, characters: int) -> Inspection:
     sources: dict[str, dict[str, int]] = {}
     samples: list[dict[str, str]] = []
     for shard in shards:
-        if missing := NEEDED - set(_schema(shard).names):
+        if missing := REQUIRED_COLUMNS - set(_schema(shard).names):
             raise Failure(f"{shard}: no Parquet file of documents: no column {', '.join(sorted(missing))}")
         for batch in read_documents(shard, ["id", "source", "text"]):
             lengths = pc.utf8_length(batch.column("text")).to_pylist()
@@ -82,14 +84,14 @@ def _schema(path: Path) -> pa.Schema:
         raise Failure(f"{path}: not a Parquet file: {error}") from None
 
 
-def _store(prefix: Path, documents: int, characters: int) -> Found:
+def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
     store = TokenStore(prefix)
-    known = prefix.with_name("tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(known)) if known.exists() else None
+    path = prefix.with_name("tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(path)) if path.exists() else None
     samples = []
     for number in range(min(documents, len(store))):
         ids = store[number].tolist()
-        sample: Found = {"document": number, "tokens": len(ids), "first": ids[:characters]}
+        sample: Inspection = {"document": number, "tokens": len(ids), "first": ids[:characters]}
         if tokenizer is not None:
             sample["text"] = tokenizer.decode(ids[:characters], skip_special_tokens=False)[:characters]
         samples.append(sample)
@@ -97,33 +99,33 @@ def _store(prefix: Path, documents: int, characters: int) -> Found:
     return {"kind": "store", "path": str(prefix), **counts, "samples": samples}
 
 
-def show(found: Found) -> None:
-    """Print what ``inspected`` found on stdout."""
+def print_inspection(inspection: Inspection) -> None:
+    """Print the result of ``inspect_path`` on stdout."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{found['path']}: {_headline(found)}", markup=False)
-    for account in found.get("stages", []):
-        console.print(f"  {line(account)}", markup=False)
-    if "sources" in found:
+    console.print(f"{inspection['path']}: {_headline(inspection)}", markup=False)
+    for stage in inspection.get("stages", []):
+        console.print(f"  {summary_line(stage)}", markup=False)
+    if "sources" in inspection:
         table = Table("source", "documents", "characters")
-        for name, count in found["sources"].items():
+        for name, count in inspection["sources"].items():
             table.add_row(name, f"{count['documents']:,}", f"{count['characters']:,}")
         console.print(table)
-    for sample in found.get("samples", []):
+    for sample in inspection.get("samples", []):
         title = sample.get("id") or f"document {sample['document']}, {sample['tokens']:,} tokens"
         console.rule(title, align="left")
         console.print(sample.get("text", sample.get("first")), markup=False)
-    for part in found.get("parts", []):
-        show(part)
+    for part in inspection.get("parts", []):
+        print_inspection(part)
 
 
-def _headline(found: Found) -> str:
-    match found["kind"]:
+def _headline(inspection: Inspection) -> str:
+    match inspection["kind"]:
         case "store":
-            return f"{found['documents']:,} documents, {found['tokens']:,} tokens of {found['type']}"
+            return f"{inspection['documents']:,} documents, {inspection['tokens']:,} tokens of {inspection['type']}"
         case "documents":
-            documents = sum(count["documents"] for count in found["sources"].values())
-            return f"{documents:,} documents in {found['shards']} shards"
+            documents = sum(count["documents"] for count in inspection["sources"].values())
+            return f"{documents:,} documents in {inspection['shards']} shards"
         case "run":
-            return f"a run of {len(found['stages'])} stages; its page is report.html"
+            return f"a run of {len(inspection['stages'])} stages; its report is report.html"
         case _:
-            return f"{len(found['parts'])} token stores"
+            return f"{len(inspection['parts'])} token stores"

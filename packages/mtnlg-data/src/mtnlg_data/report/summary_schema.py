@@ -1,4 +1,4 @@
-"""What ``summary.json`` says of a curation, read into typed parts; keys that the page does not use are passed over."""
+"""The schema of ``summary.json``: what the report reads of a curation's summary. Other keys are ignored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Part(BaseModel):
-    """Base of everything read here: immutable, and open to keys that the page has no use for."""
+class SummaryPart(BaseModel):
+    """Base of the models here: immutable, unknown keys ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Flow(Part):
-    """Documents and characters that went into a stage and came out of it, and why the others did not."""
+class SourceCounts(SummaryPart):
+    """Documents and characters of one source before and after a stage, and the number dropped for each reason."""
 
     documents_in: int
     documents_out: int
@@ -29,15 +29,15 @@ class Flow(Part):
     lengths: dict[int, int] = Field(default_factory=dict)  # documents out, by the shortest length of their octave
 
 
-class Loss(Part):
-    """One document that could not be read: where it lies and what is wrong with it."""
+class ReadError(SummaryPart):
+    """A record that could not be read: its place in the input, and the error."""
 
     where: str
     what: str
 
 
-class Shown(Part):
-    """The beginning of a document, and what became of it: "kept", or the reason for which it was dropped."""
+class SampleDocument(SummaryPart):
+    """The beginning of a document and its fate: "kept", or the reason why it was dropped."""
 
     source: str
     fate: str
@@ -46,8 +46,8 @@ class Shown(Part):
     score: float | None = None
 
 
-class Stage(Part):
-    """One stage."""
+class Stage(SummaryPart):
+    """One stage: counts over all sources and for each, unreadable records, and sample documents."""
 
     name: str
     seconds: float
@@ -55,13 +55,13 @@ class Stage(Part):
     documents_out: int
     characters_in: int
     characters_out: int
-    sources: dict[str, Flow]
-    errors: list[Loss] = Field(default_factory=list)
-    shown: list[Shown] = Field(default_factory=list)
+    sources: dict[str, SourceCounts]
+    errors: list[ReadError] = Field(default_factory=list)
+    shown: list[SampleDocument] = Field(default_factory=list)
 
 
-class Quality(Part):
-    """The classifier on held-out documents, and histograms of its scores: counts between ``edges``."""
+class Quality(SummaryPart):
+    """The classifier's accuracy on held-out documents, and histograms of scores: counts between ``edges``."""
 
     accuracy: float | None = None
     auc: float | None = None
@@ -73,8 +73,8 @@ class Quality(Part):
     positives: list[float] = Field(default_factory=list)
 
 
-class Pair(Part):
-    """A document that was dropped as a near duplicate, and the one that was kept in its place."""
+class DuplicatePair(SummaryPart):
+    """A document dropped as a near duplicate, and the one kept in its place."""
 
     kept: str
     dropped: str
@@ -83,18 +83,17 @@ class Pair(Part):
     text_dropped: str
 
 
-class Duplicates(Part):
-    """Clusters of near duplicates: how many there are of each size, and what each source lost."""
+class Duplicates(SummaryPart):
+    """Clusters of near duplicates by size, the share removed from each source, and sample pairs."""
 
     components: int = 0
     cluster_sizes: dict[int, int] = Field(default_factory=dict)
     removed_share: dict[str, float] = Field(default_factory=dict)
-    alarms: list[str] = Field(default_factory=list)
-    samples: list[Pair] = Field(default_factory=list)
+    samples: list[DuplicatePair] = Field(default_factory=list)
 
 
-class Cut(Part):
-    """An n-gram of the tasks that was found in a document, with what stood around it."""
+class Cut(SummaryPart):
+    """An n-gram of task texts found in a document, with the text around it."""
 
     document: str
     tasks: list[str]
@@ -102,8 +101,8 @@ class Cut(Part):
     text: str
 
 
-class Decontamination(Part):
-    """What the task texts cost: documents cut apart, documents given up, matches by task."""
+class Decontamination(SummaryPart):
+    """Documents cut and dropped for holding task texts, cuts by task, and sample cuts."""
 
     documents_cut: int = 0
     documents_dropped: int = 0
@@ -112,15 +111,15 @@ class Decontamination(Part):
     samples: list[Cut] = Field(default_factory=list)
 
 
-class Tokens(Part):
-    """What a source holds in the blend."""
+class SourceTokens(SummaryPart):
+    """Size and weight of a source in the blend."""
 
     documents: int
     tokens: int
     weight: float
 
 
-class Told(Part):
+class Summary(SummaryPart):
     """summary.json."""
 
     seconds: float
@@ -129,22 +128,22 @@ class Told(Part):
     quality: Quality | None = None
     duplicates: Duplicates | None = None
     decontamination: Decontamination | None = None
-    tokens: dict[str, Tokens] = Field(default_factory=dict)
+    tokens: dict[str, SourceTokens] = Field(default_factory=dict)
     vocabulary: int | None = None
     unigram_entropy_nats: float | None = None
 
     @property
     def sources(self) -> list[str]:
-        """Names of the sources in the order in which the stages name them."""
+        """Names of the sources, in the order of their first occurrence in the stages."""
         return list(dict.fromkeys(source for stage in self.stages for source in stage.sources))
 
 
-def read(path: Path) -> Told:
-    """Read a summary. Raises ``Failure`` where it is missing or not what a curation writes."""
+def read_summary(path: Path) -> Summary:
+    """Read a summary. Raises ``Failure`` where it is missing, or not what a curation writes."""
     try:
-        return Told.model_validate_json(path.read_bytes())
+        return Summary.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise Failure(f"{path}: no such file; mtnlg-data run and the stages by themselves write it") from None
+        raise Failure(f"{path}: no such file; mtnlg-data run, or a single stage, writes it") from None
     except ValidationError as error:
         detail: Any = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in detail["loc"])

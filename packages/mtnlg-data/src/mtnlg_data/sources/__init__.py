@@ -1,8 +1,8 @@
-"""Where documents come from: one reader a format, each yielding whole records and naming the broken ones.
+"""Source readers, one per format: WARC and ARC, JSON lines, the Pile, Parquet.
 
-No reader raises because of what a file holds. A record that cannot be read is yielded as ``Dropped`` and the reader
-goes on behind it where the format has a place to go on from (a WARC record, a line, a row group); a file that breaks
-off for good yields one ``Dropped`` for what is missing. Only what the system cannot open or read raises (``OSError``).
+No reader raises because of a file's content. A record that cannot be read is yielded as ``Dropped``, and reading
+resumes after it where the format allows (at the next WARC record, line or row group); a file that ends in mid-record
+yields one ``Dropped`` for the rest. Only a file that the system cannot open or read raises (``OSError``).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .warc import read_warc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LARGEST", "Dropped", "Kind", "Record", "SourceFile", "read_records"]
+__all__ = ["MAX_RECORD_BYTES", "Dropped", "Kind", "Record", "SourceFile", "read_records"]
 
-LARGEST = 1 << 24
+MAX_RECORD_BYTES = 1 << 24
 
 
-def read_records(file: SourceFile, largest: int = LARGEST) -> Iterator[Record | Dropped]:
-    """The records of one file; one longer than ``largest`` bytes is dropped unread."""
+def read_records(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record | Dropped]:
+    """Yield the records of a file; a record longer than ``max_bytes`` is dropped unread."""
     match file.kind:
         case "warc":
-            return read_warc(file.path, largest)
+            return read_warc(file.path, max_bytes)
         case "jsonl":
-            return read_jsonl(file.path, file.field, largest)
+            return read_jsonl(file.path, file.field, max_bytes)
         case "pile":
-            return read_pile(file.path, None if file.subset is None else {file.subset}, largest)
+            return read_pile(file.path, None if file.subset is None else {file.subset}, max_bytes)
         case "parquet":
-            return read_parquet(file.path, file.field, largest)
+            return read_parquet(file.path, file.field, max_bytes)

@@ -1,10 +1,10 @@
-"""ARC, the format of crawls before WARC: versions 1 and 2, plain or a gzip member a record.
+"""ARC, the crawl format before WARC: versions 1 and 2, plain or with one gzip member per record.
 
-A record is one line, its URL first and its length last, and as many bytes, with a line feed behind them::
+A record is a header line, URL first and body length last, then the body and a line feed::
 
     http://example.org/ 192.0.2.1 20080430204826 text/html 1030
 
-The first record describes the file. fastwarc reads no ARC, but it does read the HTTP response that a record holds.
+The first record describes the file. fastwarc does not read ARC, but it parses the HTTP response in a record's body.
 """
 
 from __future__ import annotations
@@ -16,110 +16,135 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastwarc.warc import WarcRecord, WarcRecordType
 
-from .members import GZIP, MEMBER, member_at
 from .record import Dropped, Record
-from .response import page_of
+from .response import GZIP_WBITS, read_html_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MARK = b"filedesc:"
-HEADER = re.compile(rb"([a-z][a-z0-9+.-]{0,20}:[^\n ]{0,8192}) [^\n ]{1,64} \d{12,14} [^\n]{0,1024}? ?(\d{1,15})\r?\n")
-NEXT_HEADER = re.compile(rb"(?<=\n)" + HEADER.pattern)
-GAP = re.compile(rb"[\r\n]*")
-LONGEST_HEADER = 1 << 14
+ARC_MAGIC = b"filedesc:"
+GZIP_MEMBER = re.compile(rb"\x1f\x8b\x08")
+RECORD_HEADER = re.compile(
+    rb"([a-z][a-z0-9+.-]{0,20}:[^\n ]{0,8192}) [^\n ]{1,64} \d{12,14} [^\n]{0,1024}? ?(\d{1,15})\r?\n"
+)
+NEXT_HEADER = re.compile(rb"(?<=\n)" + RECORD_HEADER.pattern)
+LINE_BREAKS = re.compile(rb"[\r\n]*")
+MAX_HEADER_BYTES = 1 << 14
+CHUNK_BYTES = 1 << 16
 
 
-class Part(NamedTuple):
-    """A record as it lies in its file."""
+class ArcRecord(NamedTuple):
+    """A record as stored in the file."""
 
-    where: str  # the byte at which it, or the gzip member that holds it, begins
+    where: str  # byte offset of the record, or of the gzip member that holds it
     url: str
     body: bytes
 
 
-def is_arc(beginning: bytes) -> bool:
-    """Whether a file that begins so is an ARC file."""
-    if MEMBER.match(beginning):
+def is_arc(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is ARC, plain or gzipped."""
+    if GZIP_MEMBER.match(head):
         try:
-            beginning = zlib.decompressobj(GZIP).decompress(beginning, len(MARK))
+            head = zlib.decompressobj(GZIP_WBITS).decompress(head, len(ARC_MAGIC))
         except zlib.error:
             return False
-    return beginning.startswith(MARK)
+    return head.startswith(ARC_MAGIC)
 
 
-def read_arc(path: Path, largest: int) -> Iterator[Record | Dropped]:
-    """The pages of an ARC file: responses of status 200 and an HTML type, decoded of transfer."""
+def read_arc(path: Path, max_bytes: int) -> Iterator[Record | Dropped]:
+    """Yield the pages of an ARC file: responses of status 200 and an HTML type, content codings undone."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        parts = _of_members(content, largest) if MEMBER.match(content) else _of_records(content, largest)
-        for place, part in enumerate(parts):
-            where = f"{path.name}: byte {part.where}"
-            if isinstance(part, Dropped):
-                yield part._replace(where=where)
-            elif part.url.startswith(("http:", "https:")):
+        records = _split_members(content, max_bytes) if GZIP_MEMBER.match(content) else _split_plain(content, max_bytes)
+        for number, item in enumerate(records):
+            where = f"{path.name}: byte {item.where}"
+            if isinstance(item, Dropped):
+                yield item._replace(where=where)
+            elif item.url.startswith(("http:", "https:")):
                 record = WarcRecord()
                 record.init_headers(record_type=WarcRecordType.response)
-                record.set_bytes_content(part.body)
+                record.set_bytes_content(item.body)
                 record.is_http = True
-                yield page_of(record, place, where, part.url, largest)
+                yield read_html_page(record, number, where, item.url, max_bytes)
 
 
-def _of_members(content: mmap.mmap, largest: int) -> Iterator[Part | Dropped]:
-    """The records of a compressed file, a gzip member each; behind a broken one the search for the next goes on."""
-    most = largest + LONGEST_HEADER
-    begin, sound = 0, True
-    while begin < len(content):
-        text, behind = None, begin + 1
+def _split_members(content: mmap.mmap, max_bytes: int) -> Iterator[ArcRecord | Dropped]:
+    """Yield the records of a compressed file, one gzip member each; after a broken member, search for the next."""
+    limit = max_bytes + MAX_HEADER_BYTES
+    start, reported = 0, False
+    while start < len(content):
+        broken = None
         try:
-            text, end = member_at(content, begin, most)
-            reason, what = "too_large", f"expands to more than {most} bytes"
+            text, resume = read_gzip_member(content, start, limit)
+            if len(text) > limit:
+                broken = Dropped("too_large", str(start), f"expands to more than {limit} bytes")
         except EOFError as error:
-            reason, what = "truncated", str(error)
+            broken = Dropped("truncated", str(start), str(error))
         except zlib.error as error:
-            reason, what = "unreadable", str(error)
-        if text is not None and len(text) <= most:
-            behind, sound = end, True
-            yield from (part._replace(where=str(begin)) for part in _of_records(text, largest))
-        elif sound:  # a search that stumbles over what is no beginning is still the same bad record
-            yield Dropped(reason, str(begin), what)
-            sound = False
-        following = MEMBER.search(content, behind)
-        begin = following.start() if following else len(content)
+            broken = Dropped("unreadable", str(start), str(error))
+        if broken is None:
+            reported = False
+            yield from (item._replace(where=str(start)) for item in _split_plain(text, max_bytes))
+        else:
+            resume = start + 1
+            if not reported:  # a false start found by the search is still the same broken member
+                yield broken
+            reported = True
+        member = GZIP_MEMBER.search(content, resume)
+        start = member.start() if member else len(content)
 
 
-def _of_records(content: bytes | mmap.mmap, largest: int) -> Iterator[Part | Dropped]:
-    """The records that lie here one behind the other; one that does not end where it says costs itself."""
-    begin, sound = 0, True
-    while begin < len(content):
-        header = HEADER.match(content, begin)
-        end = header.end() + int(header[2]) if header else begin
-        following = _following(content, end) if header else None
-        if header and following is not None and int(header[2]) <= largest:
-            sound = True
-            yield Part(str(begin), header[1].decode(errors="replace"), content[header.end() : end])
-        elif header or sound:
-            yield _broken(begin, header, len(content), largest)
-            sound = False
-        if following is None:
-            found = NEXT_HEADER.search(content, header.end() if header else begin + 1)
-            following = found.start() if found else len(content)
-        begin = following
+def read_gzip_member(content: mmap.mmap, start: int, limit: int) -> tuple[bytes, int]:
+    """Decompress the gzip member at ``start``; returns its content, at most ``limit`` + 1 bytes, and its end offset.
+
+    Raises ``EOFError`` where the file ends within the member and ``zlib.error`` where the member is broken.
+    """
+    decompressor = zlib.decompressobj(GZIP_WBITS)
+    pieces, size, offset = [], 0, start
+    while not decompressor.eof and size <= limit:
+        chunk = decompressor.unconsumed_tail
+        if not chunk:
+            chunk = content[offset : offset + CHUNK_BYTES]
+            offset += len(chunk)
+            if not chunk:
+                raise EOFError("the file breaks off within a gzip member")
+        pieces.append(decompressor.decompress(chunk, limit + 1 - size))
+        size += len(pieces[-1])
+    return b"".join(pieces), offset - len(decompressor.unused_data)
 
 
-def _following(content: bytes | mmap.mmap, end: int) -> int | None:
-    """Where the next record begins, or the content ends, if a record that ends here is one; else None."""
-    gap = GAP.match(content, end) if end <= len(content) else None
-    behind = gap.end() if gap else 0
-    return behind if gap and (behind == len(content) or HEADER.match(content, behind)) else None
+def _split_plain(content: bytes | mmap.mmap, max_bytes: int) -> Iterator[ArcRecord | Dropped]:
+    """Yield the records of uncompressed ARC; a record that does not end where its length says is dropped alone."""
+    start, reported = 0, False
+    while start < len(content):
+        header = RECORD_HEADER.match(content, start)
+        end = header.end() + int(header[2]) if header else start
+        resume = _next_record(content, end) if header else None
+        if header and resume is not None and int(header[2]) <= max_bytes:
+            reported = False
+            yield ArcRecord(str(start), header[1].decode(errors="replace"), content[header.end() : end])
+        elif header or not reported:
+            yield _diagnose(start, header, len(content), max_bytes)
+            reported = True
+        if resume is None:
+            match = NEXT_HEADER.search(content, header.end() if header else start + 1)
+            resume = match.start() if match else len(content)
+        start = resume
 
 
-def _broken(begin: int, header: re.Match[bytes] | None, size: int, largest: int) -> Dropped:
+def _next_record(content: bytes | mmap.mmap, end: int) -> int | None:
+    """Offset of the header, or end of the content, that follows a record ending at ``end``; None for neither."""
+    gap = LINE_BREAKS.match(content, end) if end <= len(content) else None
+    offset = gap.end() if gap else 0
+    return offset if gap and (offset == len(content) or RECORD_HEADER.match(content, offset)) else None
+
+
+def _diagnose(start: int, header: re.Match[bytes] | None, size: int, max_bytes: int) -> Dropped:
     if header is None:
-        return Dropped("bad_length", str(begin), "no record begins here")
+        return Dropped("bad_length", str(start), "no record begins here")
     length = int(header[2])
-    if length > largest:
-        return Dropped("too_large", str(begin), f"its length is {length}")
+    if length > max_bytes:
+        return Dropped("too_large", str(start), f"its length is {length}")
     if header.end() + length > size:
-        return Dropped("truncated", str(begin), f"its length is {length}, but {size - header.end()} bytes follow")
-    return Dropped("bad_length", str(begin), f"its length is {length}, but no record begins behind it")
+        return Dropped("truncated", str(start), f"its length is {length}, but {size - header.end()} bytes follow")
+    return Dropped("bad_length", str(start), f"its length is {length}, but no record begins behind it")

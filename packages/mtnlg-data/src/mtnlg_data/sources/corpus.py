@@ -1,8 +1,8 @@
-"""The fifteen datasets of MT-NLG's corpus (paper.md 4.1), as a recipe may name them.
+"""The fifteen datasets of MT-NLG's training corpus (paper.md 4.1).
 
-A recipe's source that bears one of these names takes its weight, its subset of the Pile and its cleaning from here.
-They stand in the order of our priority: of duplicates the copy from the first of them is kept. The paper's own order is
-not published; ours puts edited texts first, then what people chose to share, then the crawls.
+A recipe's source with one of these names takes its weight, subset of the Pile and cleaning rules from here. The order
+is the priority of deduplication: of duplicates, the copy in the first dataset is kept. The paper does not publish its
+order; ours puts edited texts first, then texts that people chose to share, then crawls.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: A step that the names of a dataset's shards tell of: ftfy; white space made single; documents numbered; duplicates
-#: taken out (at Jaccard 0.7, before the rest) or documents shuffled by an earlier project.
+#: A processing step, from the names of the paper's shards: ftfy; whitespace collapsed; documents numbered; deduplicated
+#: (at Jaccard 0.7, before the rest) or shuffled by an earlier project.
 Step = Literal["ftfy", "cleaned", "id", "dedup", "shuf"]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One of the fifteen. Exactly one of ``subset`` and ``snapshot`` is given, or neither: files of one's own."""
+    """One dataset: a ``subset`` of the Pile, a Common Crawl ``snapshot``, or, with neither, files of another origin."""
 
     name: str
     tokens: float  # billions
     weight: float  # share of the training samples
-    epochs: float  # that 270 B training tokens make of it, as printed
-    steps: tuple[Step, ...]  # in their order
-    subset: str | None = None  # of the Pile: its meta.pile_set_name
-    snapshot: str | None = None  # of Common Crawl
+    epochs: float  # in 270 B training tokens, as the paper prints it
+    steps: tuple[Step, ...]  # in order
+    subset: str | None = None  # meta.pile_set_name in the Pile
+    snapshot: str | None = None  # Common Crawl
 
     @property
     def whitespace(self) -> bool:
-        """Whether runs of spaces and broken lines were made one space."""
+        """Whether the paper collapsed runs of spaces and broken lines."""
         return "cleaned" in self.steps
 
 

@@ -1,10 +1,10 @@
-"""One file from a server or a mirror folder: whole, checked, and begun where the last attempt stopped.
+"""Download one file from a remote: resumable, checked, complete or absent.
 
-    bytes → ``.NAME.partial``, whose sidecar says how many of them are safe and of which version of the file
-          → the length and every checksum that the base offers → ``NAME``, with a manifest ``NAME.json`` beside it
+    bytes → ``.NAME.partial``, with a sidecar that records how many bytes are synced, and the file's version
+          → length and every checksum that the remote offers are checked → ``NAME``, with a manifest ``NAME.json``
 
-A connection that breaks, a busy server and a wrong byte are tried again, longer and longer apart; a file that is not
-there, and one that leads elsewhere, are not.
+A broken connection, a busy server and a wrong byte are retried with growing pauses; a missing file and a redirect that
+leaves the remote are not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mtnlg_data.console import Failure
+from mtnlg_data.engine import manifest_path
 from mtnlg_data.files import sha256, sync_directory, write_json
 
 if TYPE_CHECKING:
@@ -25,127 +26,124 @@ if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
 
-ATTEMPTS = 6  # one after the other without getting on
-LONGEST_WAIT = 60.0  # seconds
-BLOCK = 1 << 20
-SYNCED_EVERY = 1 << 26
-GETS_ON = 1 << 20  # bytes after which an attempt that broke off counts as a good one
+MAX_ATTEMPTS = 6  # in a row without progress
+MAX_WAIT_SECONDS = 60.0
+BLOCK_BYTES = 1 << 20
+SYNC_EVERY_BYTES = 1 << 26
+PROGRESS_BYTES = 1 << 20  # an attempt that brought this many bytes resets the count of attempts
 
 
-class Transient(Exception):  # noqa: N818  (not yet an error: it is tried again)
-    """An attempt failed in a way that another may not.
+class TransientError(Exception):
+    """A failed attempt that may succeed when repeated.
 
-    ``wait`` is how many seconds the server asks for; ``again`` says that what has come is of no use.
+    ``wait`` is how many seconds the server asks for; with ``restart`` the bytes received so far are useless.
     """
 
-    def __init__(self, what: str, wait: float = 0.0, *, again: bool = False) -> None:
+    def __init__(self, what: str, wait: float = 0.0, *, restart: bool = False) -> None:
         super().__init__(what)
         self.wait = wait
-        self.again = again
+        self.restart = restart
 
 
-class Offer(NamedTuple):
-    """What a base gives when asked for a file from some byte on."""
+class RemoteStream(NamedTuple):
+    """A remote file opened for reading from some offset on."""
 
-    read: Callable[[int], bytes]  # at most so many bytes, none at the end
-    start: int  # the first byte that comes: what was asked for, or 0 where the base begins again
+    read: Callable[[int], bytes]  # up to that many bytes; empty at the end
+    start: int  # offset of the first byte: the requested one, or 0 where the remote starts over
     length: int | None  # of the whole file
-    version: str | None  # names this version of the file; without one a cut-off transfer begins again
-    digests: dict[str, str]  # hex by algorithm of hashlib, of the whole file
+    version: str | None  # identifies this version of the file; without one, an interrupted download starts over
+    digests: dict[str, str]  # of the whole file: hashlib algorithm → hex
 
 
-class Base(Protocol):
-    """Where files are fetched from."""
+class Remote(Protocol):
+    """Where files are downloaded from."""
 
     @property
     def name(self) -> str:
-        """A URL or a folder, for a person."""
+        """URL or folder, for messages."""
 
-    def open(self, path: str, start: int, version: str | None) -> AbstractContextManager[Offer]:
-        """Offer the file, from ``start`` on if it still is this version.
+    def open(self, path: str, start: int, version: str | None) -> AbstractContextManager[RemoteStream]:
+        """Open the file at ``start``, or at 0 if it is no longer of this version.
 
-        Raises ``Transient`` or, where another attempt is of no use, ``Failure``.
+        Raises ``TransientError``, or ``Failure`` where another attempt would fail too.
         """
 
 
-class Landed(NamedTuple):
-    """A file that lies here whole."""
+class Downloaded(NamedTuple):
+    """A complete file on this machine."""
 
     size: int
     is_new: bool
 
 
-def fetch_file(
-    base: Base, path: str, target: Path, *, wait: Callable[[float], None], stop: Event, verify: bool = False
-) -> Landed:
-    """Bring ``path`` below ``base`` to ``target``, unless it is there; with ``verify`` every byte there is read again.
+def download_file(
+    remote: Remote, path: str, target: Path, *, sleep: Callable[[float], None], stop: Event, verify: bool = False
+) -> Downloaded:
+    """Download ``path`` to ``target`` unless a complete copy is there; ``verify`` reads every byte of such a copy.
 
-    Raises ``Failure`` naming the file where it cannot be had, ``Transient`` where ``stop`` was set.
+    Raises ``Failure`` with the file's name where it cannot be downloaded, ``TransientError`` after ``stop`` was set.
     """
-    if (size := landed(target, verify=verify)) is not None:
-        return Landed(size, is_new=False)
+    if (size := verified_size(target, verify=verify)) is not None:
+        return Downloaded(size, is_new=False)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = _Partial(target)
-    tries = 0
+    attempts = 0
     while True:
-        before = partial.state.size
+        size_before = partial.state.size
         try:
-            _receive(base, path, partial, stop)
-            return Landed(_settle(partial, f"{base.name}/{path}"), is_new=True)
-        except Transient as error:
+            _receive(remote, path, partial, stop)
+            return Downloaded(_finish(partial, f"{remote.name}/{path}"), is_new=True)
+        except TransientError as error:
             if stop.is_set():
                 raise
-            if error.again:
-                partial.drop()
-            tries = 1 if partial.state.size - before >= GETS_ON else tries + 1
-            if tries == ATTEMPTS:
-                raise Failure(f"{base.name}/{path}: {error}, {tries} times; the same command tries again") from error
-            wait(max(error.wait, backoff(tries)))
+            if error.restart:
+                partial.discard()
+            attempts = 1 if partial.state.size - size_before >= PROGRESS_BYTES else attempts + 1
+            if attempts == MAX_ATTEMPTS:
+                raise Failure(
+                    f"{remote.name}/{path}: {error}, {attempts} times; the same command tries again"
+                ) from error
+            sleep(max(error.wait, backoff(attempts)))
 
 
-def backoff(tries: int) -> float:
-    """Seconds to wait after so many attempts, drawn, so that many who were sent away do not return together."""
-    return min(LONGEST_WAIT, 2.0 ** (tries - 1)) * random.uniform(0.5, 1.0)
+def backoff(attempts: int) -> float:
+    """Seconds to wait after this many attempts, with jitter, so that clients turned away together do not return so."""
+    return min(MAX_WAIT_SECONDS, 2.0 ** (attempts - 1)) * random.uniform(0.5, 1.0)
 
 
-def landed(target: Path, *, verify: bool = False) -> int | None:
-    """The size of a file that was fetched whole and not touched since; None where there is none.
+def verified_size(target: Path, *, verify: bool = False) -> int | None:
+    """Size of a downloaded file that is complete and unchanged, else None.
 
-    A file whose size or time of change is not that of its manifest is read, and counts if its checksum is right; its
-    manifest then has the new time, so that it is read once.
+    A file that differs from its manifest in size or modification time is read, as every file is with ``verify``, and
+    accepted if its checksum is right; the new time goes into the manifest, so that it is read only once.
     """
     try:
-        manifest = json.loads(manifest_of(target).read_text(encoding="utf-8"))
+        manifest = json.loads(manifest_path(target).read_text(encoding="utf-8"))
         status = target.stat()
         untouched = (status.st_size, status.st_mtime_ns) == (manifest["bytes"], manifest["changed_ns"])
         if not untouched or verify:
             if sha256(target) != manifest["sha256"]:
                 return None
-            write_json(manifest_of(target), {**manifest, "changed_ns": status.st_mtime_ns})
+            write_json(manifest_path(target), {**manifest, "changed_ns": status.st_mtime_ns})
     except (FileNotFoundError, ValueError, KeyError):
         return None
     return status.st_size
 
 
-def has_landed(target: Path) -> bool:
-    """Whether a file was fetched and has its length; who reads it need not read it twice."""
+def is_downloaded(target: Path) -> bool:
+    """Whether the file was downloaded and has its length; the content is not read."""
     try:
-        manifest = json.loads(manifest_of(target).read_text(encoding="utf-8"))
+        manifest = json.loads(manifest_path(target).read_text(encoding="utf-8"))
         return bool(target.stat().st_size == manifest["bytes"])
     except (FileNotFoundError, ValueError, KeyError):
         return False
 
 
-def manifest_of(target: Path) -> Path:
-    """Where the manifest of a fetched file lies."""
-    return target.with_name(f"{target.name}.json")
-
-
 @dataclass
 class _State:
-    """What the sidecar says of the bytes that have come."""
+    """The sidecar of a partial file, as JSON."""
 
-    size: int = 0  # bytes that are on the disk for good
+    size: int = 0  # bytes synced to disk
     sha256: str = hashlib.sha256().hexdigest()
     length: int | None = None
     version: str | None = None
@@ -153,98 +151,99 @@ class _State:
 
 
 class _Partial:
-    """The bytes of a file that have come so far."""
+    """A file whose download has not finished."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
         self.path = target.with_name(f".{target.name}.partial")
         self.sidecar = target.with_name(f".{target.name}.partial.json")
         self.digest = hashlib.sha256()
-        self.state = self._kept()
+        self.state = self._load()
 
-    def _kept(self) -> _State:
-        """What an earlier run left, if the bytes are those that it received."""
+    def _load(self) -> _State:
+        """State left by an earlier run, if the bytes on disk still have its checksum."""
         try:
             state = _State(**json.loads(self.sidecar.read_text(encoding="utf-8")))
             with self.path.open("r+b") as file:
                 file.truncate(state.size)
                 self.digest = hashlib.sha256()
-                while block := file.read(BLOCK):
+                while block := file.read(BLOCK_BYTES):
                     self.digest.update(block)
         except (FileNotFoundError, ValueError, TypeError):
             return _State()
         return state if self.digest.hexdigest() == state.sha256 else _State()
 
-    def begin(self, offer: Offer) -> None:
-        """Go on behind what is there, or from the beginning."""
-        if offer.start == 0:
+    def begin(self, stream: RemoteStream) -> None:
+        """Continue at the stream's start."""
+        if stream.start == 0:
             self.digest = hashlib.sha256()
-        size = offer.start
-        self.state = _State(size, self.digest.hexdigest(), offer.length, offer.version, offer.digests)
+        size = stream.start
+        self.state = _State(size, self.digest.hexdigest(), stream.length, stream.version, stream.digests)
 
     def save(self, file: IO[bytes], size: int) -> None:
-        """Make so many bytes safe, then say so."""
+        """Sync the first ``size`` bytes, then record them in the sidecar."""
         file.flush()
         os.fsync(file.fileno())
         self.state.size, self.state.sha256 = size, self.digest.hexdigest()
         write_json(self.sidecar, asdict(self.state))
 
-    def drop(self) -> None:
-        """Forget all bytes that have come."""
+    def discard(self) -> None:
+        """Delete all bytes received so far."""
         self.path.unlink(missing_ok=True)
         self.sidecar.unlink(missing_ok=True)
         self.state = _State()
 
 
-def _receive(base: Base, path: str, partial: _Partial, stop: Event) -> None:
-    """One attempt to have all bytes; those that came before it breaks off stay."""
-    kept = partial.state
-    if kept.length is not None and kept.size == kept.length:
+def _receive(remote: Remote, path: str, partial: _Partial, stop: Event) -> None:
+    """Make one attempt to receive the missing bytes; the bytes received before a failure are kept."""
+    state = partial.state
+    if state.length is not None and state.size == state.length:
         return
-    if kept.size and kept.version is None:
-        partial.drop()
-    with base.open(path, partial.state.size, partial.state.version) as offer:
-        if offer.start not in {0, partial.state.size}:
-            raise Transient(f"bytes came from {offer.start} on, not from {partial.state.size}", again=True)
-        if offer.length is None and not offer.digests:
+    if state.size and state.version is None:
+        partial.discard()
+    with remote.open(path, partial.state.size, partial.state.version) as stream:
+        if stream.start not in {0, partial.state.size}:
+            raise TransientError(f"bytes came from {stream.start} on, not from {partial.state.size}", restart=True)
+        if stream.length is None and not stream.digests:
             raise Failure(
-                f"{base.name}/{path}: neither length nor checksum is told, so a cut-off file would look whole"
+                f"{remote.name}/{path}: the server gives neither length nor checksum, "
+                "so a cut-off file would look whole"
             )
-        partial.begin(offer)
-        size = safe = offer.start
+        partial.begin(stream)
+        size = synced = stream.start
         with partial.path.open("r+b" if size else "wb") as file:
             file.truncate(file.seek(size))
             try:
-                while block := _read(offer, stop):
+                while block := _read_block(stream, stop):
                     file.write(block)
                     partial.digest.update(block)
                     size += len(block)
-                    if size - safe >= SYNCED_EVERY:
+                    if size - synced >= SYNC_EVERY_BYTES:
                         partial.save(file, size)
-                        safe = size
+                        synced = size
             finally:
                 partial.save(file, size)
-    if offer.length is not None and size != offer.length:
-        raise Transient(f"{size} bytes came where {offer.length} were promised", again=size > offer.length)
+    if stream.length is not None and size != stream.length:
+        raise TransientError(f"{size} bytes came where {stream.length} were promised", restart=size > stream.length)
 
 
-def _read(offer: Offer, stop: Event) -> bytes:
+def _read_block(stream: RemoteStream, stop: Event) -> bytes:
     if stop.is_set():
-        raise Transient("interrupted")
-    return offer.read(BLOCK)
+        raise TransientError("interrupted")
+    return stream.read(BLOCK_BYTES)
 
 
-def _settle(partial: _Partial, place: str) -> int:
-    """Check all that can be checked, then put the file in its place; returns its size."""
+def _finish(partial: _Partial, url: str) -> int:
+    """Check the digests, write the manifest and move the file to its target; returns its size."""
     target, state = partial.target, partial.state
     for algorithm, promised in state.digests.items():
         with partial.path.open("rb") as file:
-            found = hashlib.file_digest(file, algorithm).hexdigest()
-        if found != promised:
-            raise Transient(f"its bytes have {algorithm} {found} where {promised} is promised", again=True)
+            actual = hashlib.file_digest(file, algorithm).hexdigest()
+        if actual != promised:
+            raise TransientError(f"its bytes have {algorithm} {actual} where {promised} is promised", restart=True)
     changed = partial.path.stat().st_mtime_ns
     manifest: dict[str, Any] = {"bytes": state.size, "sha256": state.sha256, "changed_ns": changed}
-    write_json(manifest_of(target), {**manifest, "from": place, "version": state.version})
+    write_json(manifest_path(target), {**manifest, "from": url, "version": state.version})
     partial.path.replace(target)
     sync_directory(target.parent)
     partial.sidecar.unlink(missing_ok=True)

@@ -1,8 +1,7 @@
-"""JSON lines, plain or compressed with gzip or zstandard: one object a line, its text under a key.
+"""JSON lines and the Pile, plain or compressed with gzip or zstandard: one object per line, its text under a key.
 
-The Pile's format: JSON lines, zstandard, the subset that a document belongs to under ``meta.pile_set_name``.
-
-Layout and subset names as published with the Pile (arXiv 2101.00027); eleven of its subsets are in MT-NLG's corpus.
+The Pile (arXiv 2101.00027) is JSON lines with the document's subset under ``meta.pile_set_name``; eleven of its
+subsets are in MT-NLG's corpus.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 
 
 URL_KEYS = ("url", "uri")
-BUFFER = 1 << 17
-#: What a compressed file may expand to: a bound of the file, not of time. Text expands to some four times its size.
-EXPANDS_FREELY = 1 << 30
-MOST_EXPANSION = 256
+BUFFER_BYTES = 1 << 17
+#: Limit of decompression: this many bytes plus a multiple of the file's size. Text usually expands about fourfold.
+ALWAYS_ALLOWED_BYTES = 1 << 30
+MAX_EXPANSION_RATIO = 256
 
 
-def read_jsonl(path: Path, field: str, largest: int) -> Iterator[Record | Dropped]:
-    """The objects of a file; the text is the string under ``field``."""
-    for item in read_objects(path, largest):
+def read_jsonl(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dropped]:
+    """Yield the objects of a file; the text is the string under ``field``."""
+    for item in read_objects(path, max_bytes):
         if isinstance(item, Dropped):
             yield item
             continue
@@ -47,91 +46,9 @@ def read_jsonl(path: Path, field: str, largest: int) -> Iterator[Record | Droppe
             yield Dropped("no_text", f"{path.name}: line {number + 1}", f"no string under {field!r}")
 
 
-def read_objects(path: Path, largest: int) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
-    """The objects of a file with their line numbers, counted from 0. Blank lines are no lines of data."""
-    number = -1
-    with open_lines(path) as file:
-        while True:
-            number += 1
-            where = f"{path.name}: line {number + 1}"
-            try:
-                line = file.readline(largest + 1)
-                too_long = len(line) > largest
-                while len(line) > largest and not line.endswith(b"\n"):
-                    line = file.readline(largest + 1)
-            except BombError as error:
-                yield Dropped("bomb", where, f"{error}; the rest of the file is lost")
-                return
-            except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-                if getattr(error, "errno", None):
-                    raise
-                yield Dropped("unreadable", where, f"{error}; the rest of the file is lost")
-                return
-            if not line:
-                return
-            if too_long:
-                yield Dropped("too_large", where, f"longer than {largest} bytes")
-            elif not line.isspace():
-                yield _parsed(line, number, where)
-
-
-def _parsed(line: bytes, number: int, where: str) -> tuple[int, dict[str, Any]] | Dropped:
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return Dropped("not_json", where, str(error))
-    return (number, row) if isinstance(row, dict) else Dropped("not_json", where, "not an object")
-
-
-@contextmanager
-def open_lines(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of lines by its suffix: .gz, .zst, or anything else as it is. Reading may raise ``BombError``."""
-    with path.open("rb") as raw:
-        most = EXPANDS_FREELY + MOST_EXPANSION * os.fstat(raw.fileno()).st_size
-        if path.suffix == ".gz":
-            yield io.BufferedReader(_Expanding(gzip.GzipFile(fileobj=raw), most), BUFFER)
-        elif path.suffix == ".zst":
-            stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            yield io.BufferedReader(_Expanding(stream, most), BUFFER)
-        else:
-            yield raw
-
-
-class BombError(Exception):
-    """A compressed file that expands beyond all reason."""
-
-
-class _Stream(Protocol):
-    """What gzip's and zstandard's readers have in common."""
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer as far as it goes."""
-
-
-class _Expanding(io.RawIOBase):
-    """A decompressed stream that breaks off with ``BombError`` once it has grown to so many bytes."""
-
-    def __init__(self, stream: _Stream, most: int) -> None:
-        self._stream = stream
-        self._left = most
-        self._most = most
-
-    def readable(self) -> bool:
-        """As a stream to be read must say."""
-        return True
-
-    def readinto(self, buffer: Buffer) -> int:
-        """Fill the buffer as far as the stream reaches at once."""
-        count = self._stream.readinto(buffer)
-        self._left -= count
-        if self._left < 0:
-            raise BombError(f"expands to more than {self._most} bytes, {MOST_EXPANSION} times the file")
-        return count
-
-
-def read_pile(path: Path, subsets: Collection[str] | None, largest: int) -> Iterator[Record | Dropped]:
-    """The documents of these subsets (of all where ``subsets`` is None); those of others are not counted."""
-    for item in read_objects(path, largest):
+def read_pile(path: Path, subsets: Collection[str] | None, max_bytes: int) -> Iterator[Record | Dropped]:
+    """Yield the documents of these subsets (None: all); those of other subsets are skipped and not counted."""
+    for item in read_objects(path, max_bytes):
         if isinstance(item, Dropped):
             yield item
             continue
@@ -145,3 +62,89 @@ def read_pile(path: Path, subsets: Collection[str] | None, largest: int) -> Iter
             yield Record(number, row["text"], subset=subset)
         else:
             yield Dropped("no_text", f"{path.name}: line {number + 1}", "no string under 'text'", subset)
+
+
+def read_objects(path: Path, max_bytes: int) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
+    """Yield the objects of a file with their line numbers, from 0. Blank lines count but yield nothing."""
+    number = -1
+    with open_lines(path) as file:
+        while True:
+            number += 1
+            where = f"{path.name}: line {number + 1}"
+            try:
+                line = file.readline(max_bytes + 1)
+                too_long = len(line) > max_bytes
+                while len(line) > max_bytes and not line.endswith(b"\n"):
+                    line = file.readline(max_bytes + 1)
+            except DecompressionBombError as error:
+                yield Dropped("bomb", where, f"{error}; the rest of the file is lost")
+                return
+            except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+                if getattr(error, "errno", None):
+                    raise
+                yield Dropped("unreadable", where, f"{error}; the rest of the file is lost")
+                return
+            if not line:
+                return
+            if too_long:
+                yield Dropped("too_large", where, f"longer than {max_bytes} bytes")
+            elif not line.isspace():
+                yield _parse_line(line, number, where)
+
+
+def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, Any]] | Dropped:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return Dropped("not_json", where, str(error))
+    return (number, row) if isinstance(row, dict) else Dropped("not_json", where, "not an object")
+
+
+@contextmanager
+def open_lines(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, decompressed by its suffix: .gz, .zst, else plain.
+
+    Reads raise ``DecompressionBombError`` beyond ``ALWAYS_ALLOWED_BYTES`` + ``MAX_EXPANSION_RATIO`` x the file's size.
+    """
+    with path.open("rb") as raw:
+        limit = ALWAYS_ALLOWED_BYTES + MAX_EXPANSION_RATIO * os.fstat(raw.fileno()).st_size
+        if path.suffix == ".gz":
+            yield io.BufferedReader(_LimitedStream(gzip.GzipFile(fileobj=raw), limit), BUFFER_BYTES)
+        elif path.suffix == ".zst":
+            stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            yield io.BufferedReader(_LimitedStream(stream, limit), BUFFER_BYTES)
+        else:
+            yield raw
+
+
+class DecompressionBombError(Exception):
+    """A compressed file expands beyond the limit."""
+
+
+class _Readable(Protocol):
+    """The common interface of gzip's and zstandard's readers."""
+
+    def readinto(self, buffer: Buffer, /) -> int: ...
+
+
+class _LimitedStream(io.RawIOBase):
+    """A decompressed stream that raises ``DecompressionBombError`` after ``limit`` bytes."""
+
+    def __init__(self, stream: _Readable, limit: int) -> None:
+        self._stream = stream
+        self._remaining = limit
+        self._limit = limit
+
+    def readable(self) -> bool:
+        """Always true; ``io.BufferedReader`` asks."""
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Read into the buffer and count the bytes against the limit."""
+        count = self._stream.readinto(buffer)
+        self._remaining -= count
+        if self._remaining < 0:
+            raise DecompressionBombError(
+                f"expands to more than {self._limit} bytes, {MAX_EXPANSION_RATIO} times the file"
+            )
+        return count

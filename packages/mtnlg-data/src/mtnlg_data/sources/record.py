@@ -1,4 +1,4 @@
-"""What a source is made of: files, and in each of them records that are documents or say why they are not."""
+"""Source files, and the records and drop reasons that the readers yield from them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Kind = Literal["warc", "jsonl", "pile", "parquet"]
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source, and how it is read."""
+    """One file of a source, and how to read it."""
 
     source: str
     path: Path
-    name: str  # its path below the source's folder: with source and place it makes a document's id
+    name: str  # path below the source's folder; source, name and record number make a document's id
     kind: Kind
-    field: str = "text"  # the key or column of the text (jsonl, parquet)
-    subset: str | None = None  # the meta.pile_set_name that is wanted (pile); None wants all
+    field: str = "text"  # key or column of the text (jsonl, parquet)
+    subset: str | None = None  # meta.pile_set_name to keep (pile); None keeps all
 
 
 class Record(NamedTuple):
-    """A document as its source holds it."""
+    """A document as its source stores it."""
 
-    place: int  # its number in the file, counted from 0
+    number: int  # index in the file, from 0
     content: str | bytes  # text, or an HTML page as served
     url: str | None = None
-    charset: str | None = None  # of an HTML page, as its HTTP header declared
+    charset: str | None = None  # of an HTML page, declared by its HTTP header
     subset: str | None = None  # of the Pile
 
 
@@ -37,6 +37,6 @@ class Dropped(NamedTuple):
     """A record that yields no document, and why."""
 
     reason: str
-    where: str  # file and place, for a person
-    what: str | None = None  # what was wrong with it; None where the record is sound but not wanted
-    subset: str | None = None  # of the Pile, where so much of it could be read
+    where: str  # file and position, for error messages
+    what: str | None = None  # the defect; None for a sound record that is not wanted
+    subset: str | None = None  # of the Pile, where it could be read

@@ -1,7 +1,7 @@
-"""The page in an HTTP response, as a crawl's record holds it: transfer and content codings undone, never past a bound.
+"""The HTML page in a crawled HTTP response: transfer and content codings undone, within a size limit.
 
-fastwarc undoes content codings too, but all at once and whatever they expand to: a kilobyte of gzip in gzip holds
-gigabytes. So the transfer coding is its business, which adds nothing to the record, and the content codings are ours.
+fastwarc also undoes content codings, but all at once and without a limit: a kilobyte of gzip within gzip can hold
+gigabytes. So fastwarc undoes the transfer coding, which cannot expand the record, and this module the content codings.
 """
 
 from __future__ import annotations
@@ -17,77 +17,79 @@ from .record import Dropped, Record
 if TYPE_CHECKING:
     from fastwarc.warc import WarcRecord
 
-HTML = {"text/html", "application/xhtml+xml"}
+HTML_TYPES = {"text/html", "application/xhtml+xml"}
 OK = 200
-GZIP_MARK = b"\x1f\x8b"
-ZSTD_MARK = b"\x28\xb5\x2f\xfd"
-MOST_CODINGS = 4
+GZIP_WBITS = zlib.MAX_WBITS | 16
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+MAX_CODINGS = 4
 
 
-def page_of(record: WarcRecord, place: int, where: str, url: str, largest: int) -> Record | Dropped:
-    """The page of a whole response record: status 200, an HTML type, at most ``largest`` bytes."""
+def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_bytes: int) -> Record | Dropped:
+    """The page of a complete response record: status 200, an HTML type, at most ``max_bytes`` bytes."""
     try:
         record.parse_http(auto_decode="transfer")
         status = record.http_headers.status_code if record.http_headers else None
         if status != OK:
             return Dropped("http_status", where)
-        if record.http_content_type not in HTML:
+        if record.http_content_type not in HTML_TYPES:
             return Dropped("not_html", where)
-        content = decoded(record.reader.read(largest + 1), record.http_headers.get("Content-Encoding") or "", largest)
+        codings = record.http_headers.get("Content-Encoding") or ""
+        content = decode_content(record.reader.read(max_bytes + 1), codings, max_bytes)
     except (OSError, ValueError) as error:
         return Dropped("bad_http", where, str(error))
-    if len(content) > largest:
-        return Dropped("too_large", where, f"longer than {largest} bytes")
-    return Record(place, content, url, record.http_charset)
+    if len(content) > max_bytes:
+        return Dropped("too_large", where, f"longer than {max_bytes} bytes")
+    return Record(number, content, url, record.http_charset)
 
 
-def decoded(body: bytes, codings: str, largest: int) -> bytes:
-    """The body without its content codings; no more than a little over ``largest`` bytes of it.
+def decode_content(body: bytes, codings: str, max_bytes: int) -> bytes:
+    """The body with its ``Content-Encoding`` undone, cut off a little after ``max_bytes``.
 
-    One that is not coded as it says is taken as it is, as many a crawler undid the coding and kept the header. Raises
-    ``ValueError`` where a coding breaks off in mid-stream or is none.
+    A body that is not encoded as declared is returned as it is: many crawlers decode the body and keep the header.
+    Raises ``ValueError`` for a stream that breaks off or is corrupt, and for more than ``MAX_CODINGS`` codings.
     """
     names = [name.strip().lower() for name in codings.split(",")]
-    if len(names) > MOST_CODINGS:
+    if len(names) > MAX_CODINGS:
         raise ValueError(f"{len(names)} content codings, one in another")
     for name in reversed(names):
         match name:
             case "gzip" | "x-gzip":
-                body = _inflated(body, zlib.MAX_WBITS | 16, largest) if body.startswith(GZIP_MARK) else body
+                body = _inflate(body, GZIP_WBITS, max_bytes) if body.startswith(GZIP_MAGIC) else body
             case "deflate":
-                body = _deflate_decoded(body, largest)
+                body = _decode_deflate(body, max_bytes)
             case "br":
-                body = _brotli_decoded(body, largest)
+                body = _decode_brotli(body, max_bytes)
             case "zstd":
-                body = _zstd_decoded(body, largest) if body.startswith(ZSTD_MARK) else body
+                body = _decode_zstd(body, max_bytes) if body.startswith(ZSTD_MAGIC) else body
     return body
 
 
-def _inflated(body: bytes, window: int, largest: int) -> bytes:
+def _inflate(body: bytes, wbits: int, max_bytes: int) -> bytes:
     try:
-        return zlib.decompressobj(window).decompress(body, largest + 1)
+        return zlib.decompressobj(wbits).decompress(body, max_bytes + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from None
 
 
-def _deflate_decoded(body: bytes, largest: int) -> bytes:
-    for window in (zlib.MAX_WBITS, -zlib.MAX_WBITS):  # as the standard has it, and as some servers send it
+def _decode_deflate(body: bytes, max_bytes: int) -> bytes:
+    for wbits in (zlib.MAX_WBITS, -zlib.MAX_WBITS):  # zlib-wrapped as RFC 9110 has it; raw, as some servers send it
         try:
-            return _inflated(body, window, largest)
+            return _inflate(body, wbits, max_bytes)
         except ValueError:
             continue
     return body
 
 
-def _brotli_decoded(body: bytes, largest: int) -> bytes:
+def _decode_brotli(body: bytes, max_bytes: int) -> bytes:
     try:
-        return bytes(brotli.Decompressor().process(body, output_buffer_limit=largest + 1))
+        return bytes(brotli.Decompressor().process(body, output_buffer_limit=max_bytes + 1))
     except brotli.error:
         return body
 
 
-def _zstd_decoded(body: bytes, largest: int) -> bytes:
+def _decode_zstd(body: bytes, max_bytes: int) -> bytes:
     try:
-        return zstandard.ZstdDecompressor().stream_reader(body).read(largest + 1)
+        return zstandard.ZstdDecompressor().stream_reader(body).read(max_bytes + 1)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None

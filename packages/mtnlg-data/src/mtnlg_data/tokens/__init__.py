@@ -1,1 +1,1 @@
-"""Tokens: documents to token stores in Megatron format, and their blend."""
+"""Tokens: documents to token stores in Megatron's format, and the blend of the stores."""

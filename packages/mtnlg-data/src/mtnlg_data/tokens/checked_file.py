@@ -1,6 +1,6 @@
-"""Files read by position, every read checked: what was cut short or changed after it was written is named.
+"""Files read by position and checked against stored checksums, so that damage is named where it is read.
 
-A file's sums are the CRC-32 of every ``BLOCK`` bytes of it, the last block shorter, each a little-endian uint32.
+A file's checksums are the CRC-32 of each ``BLOCK_BYTES`` of it, the last block shorter, each a little-endian uint32.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from mtnlg_data.console import Failure
 if TYPE_CHECKING:
     from pathlib import Path
 
-BLOCK = 4096  # two of them hold a sample of 2048 uint16; their sums cost a thousandth of the space
-SUM = struct.Struct("<I")
+BLOCK_BYTES = 4096  # two blocks hold a sample of 2048 uint16; the checksums take a thousandth of the file's size
+CRC = struct.Struct("<I")
 
 
-def sums_of(size: int) -> int:
-    """How many sums a file of ``size`` bytes has."""
-    return -(-size // BLOCK)
+def block_count(size: int) -> int:
+    """The number of blocks, and so of checksums, of a file of ``size`` bytes."""
+    return -(-size // BLOCK_BYTES)
 
 
-class Summing:
-    """Writes to ``file``, and the sums of what is written to ``sums``."""
+class ChecksumWriter:
+    """Writes to ``file``, and the checksums of what is written to ``checksums``."""
 
-    def __init__(self, file: BinaryIO, sums: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, checksums: BinaryIO) -> None:
         self._file = file
-        self._sums = sums
-        self._rest = b""
+        self._checksums = checksums
+        self._tail = b""
 
     def write(self, content: bytes) -> None:
         """Append ``content``."""
         self._file.write(content)
-        content = self._rest + content
-        whole = len(content) // BLOCK
-        self._sums.write(_sums(content, whole))
-        self._rest = content[whole * BLOCK :]
+        content = self._tail + content
+        blocks = len(content) // BLOCK_BYTES
+        self._checksums.write(_block_checksums(content, blocks))
+        self._tail = content[blocks * BLOCK_BYTES :]
 
     def finish(self) -> None:
-        """Sum up the last block; nothing may be written after."""
-        self._sums.write(_sums(self._rest, sums_of(len(self._rest))))
+        """Write the checksum of the last block; nothing may be appended after."""
+        self._checksums.write(_block_checksums(self._tail, block_count(len(self._tail))))
 
 
-def _sums(content: bytes, blocks: int) -> bytes:
+def _block_checksums(content: bytes, blocks: int) -> bytes:
     view = memoryview(content)
-    sums = (crc32(view[begin : begin + BLOCK]) for begin in range(0, blocks * BLOCK, BLOCK))
-    return np.fromiter(sums, "<u4", blocks).tobytes()
+    checksums = (crc32(view[begin : begin + BLOCK_BYTES]) for begin in range(0, blocks * BLOCK_BYTES, BLOCK_BYTES))
+    return np.fromiter(checksums, "<u4", blocks).tobytes()
 
 
-class PositionedFile:
-    """A file open for reading by position, by any number of threads. It closes itself when it is collected.
+class CheckedFile:
+    """A file open for reading by position, by any number of threads; closed when it is garbage-collected.
 
-    Not a memory map: where the file is cut short a map ends the process with a bus error, and a read by position does
+    Not a memory map: where the file is cut short, a map ends the process with a bus error, and a read by position does
     not. Raises ``Failure`` where there is no such file.
     """
 
@@ -69,31 +69,30 @@ class PositionedFile:
             raise Failure(f"{path}: {error.strerror}; a token store is a pair of .bin and .idx") from None
         weakref.finalize(self, os.close, self._handle)
         self.size = os.fstat(self._handle).st_size
-        self._sums: tuple[PositionedFile, int] | None = None
+        self._checksums: tuple[CheckedFile, int] | None = None
 
-    def check_against(self, sums: PositionedFile, first: int) -> None:
-        """From now on check every read against ``sums``, where this file's begin with the ``first``-th."""
-        self._sums = sums, first
+    def check_against(self, checksums: CheckedFile, first: int) -> None:
+        """From now on check every read; number ``first`` of ``checksums`` is that of this file's first block."""
+        self._checksums = checksums, first
 
     def read(self, first: int, last: int) -> bytes:
-        """Bytes ``first`` to ``last``, which must lie within ``size``. Raises ``Failure`` where they are not whole."""
-        if self._sums is None or first == last:
-            return self._bytes(first, last)
-        sums, skipped = self._sums
-        begin, end = first // BLOCK, sums_of(last)
-        content = self._bytes(begin * BLOCK, min(end * BLOCK, self.size))
-        expected = sums.read(SUM.size * (skipped + begin), SUM.size * (skipped + end))
-        if (found := _sums(content, end - begin)) != expected:
-            wrong = begin + next(
-                n for n in range(end - begin) if found[4 * n : 4 * n + 4] != expected[4 * n : 4 * n + 4]
-            )
+        """Bytes ``first`` to ``last``, both within ``size``. Raises ``Failure`` where they are missing or changed."""
+        if self._checksums is None or first == last:
+            return self._pread(first, last)
+        checksums, offset = self._checksums
+        begin, end = first // BLOCK_BYTES, block_count(last)
+        content = self._pread(begin * BLOCK_BYTES, min(end * BLOCK_BYTES, self.size))
+        expected = checksums.read(CRC.size * (offset + begin), CRC.size * (offset + end))
+        if (actual := _block_checksums(content, end - begin)) != expected:
+            differ = np.frombuffer(actual, "<u4") != np.frombuffer(expected, "<u4")
+            damaged = (begin + int(differ.argmax())) * BLOCK_BYTES
             raise Failure(
-                f"{self.path}: the {BLOCK} bytes from {wrong * BLOCK} are not what was written, says {sums.path.name}; "
-                "restore the file from a copy, or write the store again"
+                f"{self.path}: the {BLOCK_BYTES} bytes from {damaged} are not what was written, says "
+                f"{checksums.path.name}; restore the file from a copy, or write the store again"
             )
-        return content[first - begin * BLOCK : last - begin * BLOCK]
+        return content[first - begin * BLOCK_BYTES : last - begin * BLOCK_BYTES]
 
-    def _bytes(self, first: int, last: int) -> bytes:
+    def _pread(self, first: int, last: int) -> bytes:
         content = b""
         while len(content) < last - first:  # one read moves at most 2 GiB
             more = os.pread(self._handle, last - first - len(content), first + len(content))

@@ -1,9 +1,11 @@
-"""Texts → ids, without special tokens: by ``tokenizers``, or by gigatoken, whose ids are checked to be the same.
+"""Encoders: texts to token ids, by ``tokenizers`` or by gigatoken, with the same ids from both.
 
-A text that spells a special token is text. gigatoken, an extra, is many times as fast; it knows the usual tokenizers.
-Where words end depends on what is a letter, and that on the version of Unicode: of 1.1 M code points the two libraries
-(0.10.0, 0.23.3) differ in 4,657, all of them newer than Unicode 14. So texts with letters, digits or spaces that are
-newer than Unicode 3.2, which Python carries for good, are left to ``tokenizers``: few, and then every id is its.
+A text that spells a special token is encoded as text. gigatoken, an extra, is many times as fast, and supports only the
+usual tokenizers. Its first ids in every unit are compared with those of ``tokenizers``.
+
+Word boundaries depend on which characters are letters, so on the version of Unicode: of 1.1 M code points the two
+libraries (0.10.0, 0.23.3) classify 4,657 differently, all newer than Unicode 14. So ``tokenizers`` encodes all texts
+with characters newer than Unicode 3.2, whose tables Python ships, that may be letters, digits or spaces. They are few.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tokenizers import Tokenizer
 from mtnlg_data.console import Failure
 from mtnlg_data.words import code_points
 
-from .merge import picked
+from .merge import take_documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,19 +33,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Library = Literal["tokenizers", "gigatoken"]
-TEXTS_AT_ONCE = 4096
-CHARACTERS_AT_ONCE = 4_000_000  # ``tokenizers`` takes up to a hundred bytes for every token it returns
-CHECKED = 32  # texts at the start of every unit that both libraries encode
+MAX_BATCH_TEXTS = 4096
+MAX_BATCH_CHARACTERS = 4_000_000  # ``tokenizers`` takes up to a hundred bytes for every token it returns
+COMPARED_TEXTS = 32  # at the start of every unit, encoded by both libraries
 
 
 class Encoder(Protocol):
-    """Encodes texts."""
+    """Encodes a batch of texts."""
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """The ids of all texts one after another, and how many each has."""
+        """The ids of all texts, concatenated, and the number of ids of each text."""
 
 
-def require(library: Library) -> None:
+def require_library(library: Library) -> None:
     """Raise ``Failure`` where this library is not installed."""
     if find_spec(library) is None:
         raise Failure(
@@ -51,29 +53,29 @@ def require(library: Library) -> None:
         )
 
 
-def opened(path: Path) -> Tokenizer:
-    """The tokenizer of this file, read once a worker, to which what looks like a special token is text."""
-    return _opened(path, path.stat().st_mtime_ns)
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json, once a worker, for encoding texts in which special tokens are plain text."""
+    return _load_tokenizer(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, changed: int) -> Tokenizer:
+def _load_tokenizer(path: Path, changed: int) -> Tokenizer:
     del changed
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
-def encoder(tokenizer: Path, library: Library) -> Encoder:
-    """An encoder by this tokenizer.json. Raises ``Failure`` where the library is not there or does not know it."""
+def open_encoder(tokenizer: Path, library: Library) -> Encoder:
+    """An encoder for this tokenizer.json. Raises ``Failure`` where the library is missing or does not support it."""
     return _Tokenizers(tokenizer) if library == "tokenizers" else _Gigatoken(tokenizer)
 
 
-def some_at_once(texts: Sequence[str]) -> Iterator[slice]:
-    """Stretches of ``texts`` that are short enough to encode together."""
+def batch_slices(texts: Sequence[str]) -> Iterator[slice]:
+    """Slices that cover ``texts`` in order, each a batch within ``MAX_BATCH_*`` or a single long text."""
     begin = characters = 0
     for end, text in enumerate(texts):
-        if end - begin == TEXTS_AT_ONCE or (characters and characters + len(text) > CHARACTERS_AT_ONCE):
+        if end - begin == MAX_BATCH_TEXTS or (characters and characters + len(text) > MAX_BATCH_CHARACTERS):
             yield slice(begin, end)
             begin, characters = end, 0
         characters += len(text)
@@ -83,49 +85,54 @@ def some_at_once(texts: Sequence[str]) -> Iterator[slice]:
 
 class _Tokenizers:
     def __init__(self, path: Path) -> None:
-        self._tokenizer = opened(path)
+        self._tokenizer = load_tokenizer(path)
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        # Not encode_batch_fast, which of GPT-2's ids made a quarter fewer a second (tokenizers 0.23.3).
+        # encode_batch_fast is slower: a quarter fewer of GPT-2's ids a second (tokenizers 0.23.3).
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        every = [encoding.ids for encoding in encodings]
-        sizes = np.fromiter(map(len, every), np.int64, len(every))
-        return np.fromiter(chain.from_iterable(every), np.uint32, int(sizes.sum())), sizes
+        lists = [encoding.ids for encoding in encodings]
+        sizes = np.fromiter(map(len, lists), np.int64, len(lists))
+        return np.fromiter(chain.from_iterable(lists), np.uint32, int(sizes.sum())), sizes
 
 
 class _Gigatoken:
-    """Made anew for every unit: what it remembers of words grows with the texts."""
+    """Opened anew for every unit: its cache of words grows with the texts."""
 
     def __init__(self, path: Path) -> None:
-        require("gigatoken")
+        require_library("gigatoken")
         import gigatoken  # noqa: PLC0415  (an extra)
 
         try:
-            self._tokenizer = gigatoken.Tokenizer.from_json(_without_special(path, path.stat().st_mtime_ns))
+            self._tokenizer = gigatoken.Tokenizer.from_json(_without_special_tokens(path, path.stat().st_mtime_ns))
         except Exception as error:  # noqa: BLE001  (whatever it raises, the way out is the other library)
-            what = str(error).partition("\n")[0]
-            raise Failure(f'{path}: gigatoken does not know it: {what}; take library = "tokenizers"') from None
+            reason = str(error).partition("\n")[0]
+            raise Failure(
+                f'{path}: gigatoken does not support this tokenizer: {reason}; take library = "tokenizers"'
+            ) from None
         self._path = path
-        self._oracle = _Tokenizers(path)
-        self._checked = False
+        self._reference = _Tokenizers(path)
+        self._compared = False
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        newer = _with_newer(texts)
-        ids, sizes = self._encode([text for text, left in zip(texts, newer, strict=True) if not left])
-        if not self._checked and len(sizes):
-            self._check([text for text, left in zip(texts, newer, strict=True) if not left][:CHECKED], ids, sizes)
-        if not newer.any():
+        is_new = _have_new_characters(texts)
+        old_texts = [text for text, new in zip(texts, is_new, strict=True) if not new]
+        ids, sizes = self._encode(old_texts)
+        if not self._compared and len(sizes):
+            self._compare(old_texts[:COMPARED_TEXTS], ids, sizes)
+        if not is_new.any():
             return ids, sizes
-        others, each = self._oracle([text for text, left in zip(texts, newer, strict=True) if left])
-        places = np.argsort(np.concatenate([np.flatnonzero(~newer), np.flatnonzero(newer)]))
-        every, sizes = picked(np.concatenate([ids, others]), np.concatenate([sizes, each]), places)
-        return every.astype(np.uint32, copy=False), sizes
+        new_ids, new_sizes = self._reference([text for text, new in zip(texts, is_new, strict=True) if new])
+        order = np.argsort(np.concatenate([np.flatnonzero(~is_new), np.flatnonzero(is_new)]))
+        all_ids, sizes = take_documents(np.concatenate([ids, new_ids]), np.concatenate([sizes, new_sizes]), order)
+        return all_ids.astype(np.uint32, copy=False), sizes
 
-    def _check(self, texts: Sequence[str], ids: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
-        expected, each = self._oracle(texts)
-        if sizes[: len(each)].tolist() != each.tolist() or (ids[: len(expected)] != expected).any():
+    def _compare(self, texts: Sequence[str], ids: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
+        """Raise ``Failure`` where ``tokenizers`` gives other ids for these texts, the first of those encoded."""
+        expected, expected_sizes = self._reference(texts)
+        same_sizes = sizes[: len(texts)].tolist() == expected_sizes.tolist()
+        if not same_sizes or (ids[: len(expected)] != expected).any():
             raise Failure(f'{self._path}: gigatoken gives other ids than tokenizers; take library = "tokenizers"')
-        self._checked = True
+        self._compared = True
 
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         lists = self._tokenizer.encode_batch(list(texts), parallel=False).layout
@@ -134,26 +141,26 @@ class _Gigatoken:
 
 
 @lru_cache(maxsize=1)
-def _without_special(path: Path, changed: int) -> str:
-    """The tokenizer.json, made once a worker, in which nothing is a special token."""
+def _without_special_tokens(path: Path, changed: int) -> str:
+    """The tokenizer.json without its special tokens, read once a worker."""
     del changed
     content = json.loads(path.read_text(encoding="utf-8"))
     content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
     return json.dumps(content)
 
 
-def _with_newer(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Which of the texts hold what may be a letter, a digit or a space since some version of Unicode after 3.2."""
+def _have_new_characters(texts: Sequence[str]) -> NDArray[np.bool_]:
+    """For each text, whether it has characters that may be letters, digits or spaces and are newer than Unicode 3.2."""
     joined = "".join(texts)
     if joined.isascii():
         return np.zeros(len(texts), np.bool_)
-    places = np.flatnonzero(_newer()[code_points(joined)])
+    places = np.flatnonzero(_new_characters()[code_points(joined)])
     ends = np.cumsum([len(text) for text in texts])
     return np.bincount(np.searchsorted(ends, places, "right"), minlength=len(texts)).astype(np.bool_)
 
 
 @cache
-def _newer() -> NDArray[np.bool_]:
-    then, now = unicodedata.ucd_3_2_0.category, unicodedata.category
-    every = map(chr, range(sys.maxunicode + 1))
-    return np.array([then(one) == "Cn" and now(one)[0] in "LNZC" for one in every], np.bool_)
+def _new_characters() -> NDArray[np.bool_]:
+    old, new = unicodedata.ucd_3_2_0.category, unicodedata.category
+    characters = map(chr, range(sys.maxunicode + 1))
+    return np.array([old(c) == "Cn" and new(c)[0] in "LNZC" for c in characters], np.bool_)

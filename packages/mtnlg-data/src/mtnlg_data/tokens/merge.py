@@ -1,8 +1,8 @@
-"""Several token stores into one, without the texts they were made of.
+"""Merge token stores into one, without the texts they were made of.
 
-``concatenate`` puts one store after the other. ``merge`` spreads the documents of each evenly over the whole, in their
-order: document j of n stands at (j + 1/2) / n, ties go to the earlier store. Of shuffled stores it makes a shuffled
-one, any stretch of which, the documents held out at its end included, has of every store its share.
+``concatenate`` appends the stores one after another. ``merge`` interleaves them: document j of a store of n is placed
+at (j + 1/2) / n of the output, ties go to the earlier store. So shuffled stores give a shuffled one: any stretch of it,
+including the documents held out at its end, takes a proportional share from every store.
 """
 
 from __future__ import annotations
@@ -22,75 +22,75 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-DOCUMENTS_AT_ONCE = 4096
-MERGED = (np.dtype(np.uint16), np.dtype(np.int32))
+DOCUMENTS_PER_BATCH = 4096
+MERGEABLE_DTYPES = (np.dtype(np.uint16), np.dtype(np.int32))
 
 
 def concatenate(prefixes: Sequence[Path], out: Path, vocabulary: int) -> TokenStore:
-    """Write the stores one after the other as ``out``; memory does not grow with them."""
+    """Write the stores one after another as ``out``, in constant memory."""
     with writing_store(out, vocabulary) as writer:
         for prefix in prefixes:
             store = TokenStore(prefix)
-            for first in range(0, len(store), DOCUMENTS_AT_ONCE):
-                writer.extend(*_documents(store, first, min(first + DOCUMENTS_AT_ONCE, len(store))))
+            for first in range(0, len(store), DOCUMENTS_PER_BATCH):
+                writer.extend(*_read_documents(store, first, min(first + DOCUMENTS_PER_BATCH, len(store))))
     return TokenStore(out)
 
 
 def merge(prefixes: Sequence[Path], out: Path) -> TokenStore:
-    """Write the documents of all stores, each spread evenly over the whole, as ``out``.
+    """Interleave the documents of all stores as ``out``, in constant memory.
 
-    Memory does not grow with the stores. Raises ``Failure`` where they cannot have the same vocabulary: another token
-    type, or another tokenizer.json beside them; and where ``out`` is one of them.
+    Raises ``Failure`` where the stores cannot have the same vocabulary (token types or the tokenizer.json beside them
+    differ), and where ``out`` is one of them.
     """
     stores = [TokenStore(prefix) for prefix in prefixes]
-    _alike(stores, out)
-    blocks = -(-sum(map(len, stores)) // DOCUMENTS_AT_ONCE)
+    _check_mergeable(stores, out)
+    blocks = -(-sum(map(len, stores)) // DOCUMENTS_PER_BATCH)
     with writing_store(out, np.iinfo(stores[0].dtype).max + 1) as writer:
         for block in range(blocks):
-            stretches = [[_before(cut, blocks, len(store)) for cut in (block, block + 1)] for store in stores]
+            ranges = [[_documents_before(cut, blocks, len(store)) for cut in (block, block + 1)] for store in stores]
             places = [
                 (np.arange(first, last) + 0.5) / max(1, len(store))
-                for store, (first, last) in zip(stores, stretches, strict=True)
+                for store, (first, last) in zip(stores, ranges, strict=True)
             ]
             order = np.argsort(np.concatenate(places), kind="stable")
-            taken = [_documents(store, *stretch) for store, stretch in zip(stores, stretches, strict=True)]
-            ids, sizes = (np.concatenate(each) for each in zip(*taken, strict=True))
-            writer.extend(*picked(ids, sizes, order))
+            documents = [_read_documents(store, *bounds) for store, bounds in zip(stores, ranges, strict=True)]
+            ids, sizes = (np.concatenate(arrays) for arrays in zip(*documents, strict=True))
+            writer.extend(*take_documents(ids, sizes, order))
     return TokenStore(out)
 
 
-def picked(
+def take_documents(
     ids: NDArray[np.integer[Any]], sizes: NDArray[np.int64], order: NDArray[np.int64]
 ) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-    """Of documents of these sizes, whose ids follow one another, those of ``order`` in that order."""
+    """Take documents by index: ``ids`` holds them concatenated, ``sizes`` their lengths, ``order`` the indices."""
     ends = np.cumsum(sizes)
     bounds = zip((ends - sizes)[order].tolist(), ends[order].tolist(), strict=True)
     return np.concatenate([ids[:0], *(ids[begin:end] for begin, end in bounds)]), sizes[order]
 
 
-def _alike(stores: Sequence[TokenStore], out: Path) -> None:
+def _check_mergeable(stores: Sequence[TokenStore], out: Path) -> None:
     first = stores[0]
     for store in stores:
         if store.prefix.resolve() == out.resolve():
             raise Failure(f"{out}: is one of the stores to merge; give another --out")
-        if store.dtype != first.dtype or store.dtype not in MERGED:
+        if store.dtype != first.dtype or store.dtype not in MERGEABLE_DTYPES:
             raise Failure(
                 f"{store.prefix}: tokens of {store.dtype}, where {first.prefix} has {first.dtype}; "
                 "give stores of one tokenizer, all of uint16 or all of int32"
             )
-    beside = {store.prefix.with_name("tokenizer.json") for store in stores}
-    known = sorted(path for path in beside if path.exists())
-    for path in known:
-        if sha256(path) != sha256(known[0]):
-            raise Failure(f"{path}: another tokenizer than {known[0]}; tokenize one of the two again")
+    paths = {store.prefix.with_name("tokenizer.json") for store in stores}
+    tokenizers = sorted(path for path in paths if path.exists())
+    for path in tokenizers:
+        if sha256(path) != sha256(tokenizers[0]):
+            raise Failure(f"{path}: another tokenizer than {tokenizers[0]}; tokenize one of the two again")
 
 
-def _before(block: int, blocks: int, size: int) -> int:
-    """How many j have (j + 1/2) / size < block / blocks."""
+def _documents_before(block: int, blocks: int, size: int) -> int:
+    """The number of j with (j + 1/2) / size < block / blocks."""
     return -(-(2 * size * block - blocks) // (2 * blocks)) if block else 0
 
 
-def _documents(store: TokenStore, first: int, last: int) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-    """The ids of documents ``first`` to ``last``, one after another, and their sizes."""
+def _read_documents(store: TokenStore, first: int, last: int) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+    """Documents ``first`` to ``last``: their ids, concatenated, and their sizes."""
     offsets = store.offsets(first, last)
     return store.read(int(offsets[0]), int(offsets[-1])), np.diff(offsets)

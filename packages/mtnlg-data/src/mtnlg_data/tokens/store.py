@@ -1,14 +1,14 @@
-r"""TokenStore: token ids of many documents in Megatron's pair of files, ``<prefix>.bin`` and ``<prefix>.idx``.
+r"""Token stores: the ids of many documents in Megatron's pair of files, ``<prefix>.bin`` and ``<prefix>.idx``.
 
-``.bin`` holds the ids of all documents one after another. ``.idx`` (MMIDIDX version 1, little-endian):
+``.bin`` holds the ids of all documents, concatenated. ``.idx`` (MMIDIDX version 1, little-endian):
 
     9 bytes "MMIDIDX\0\0" | uint64 version = 1 | uint8 dtype code | uint64 n sequences | uint64 m document bounds
     int32[n] tokens of each sequence | int64[n] byte offset of each in .bin | int64[m] first sequence of each document
 
-We write one sequence a document, so m = n + 1; what megatron-core writes, several sequences a document included, is
-read as well. Beside the two we write ``<prefix>.crc``, the sums (see ``checked``) of ``.bin`` and then of ``.idx``:
-against it every read is checked. A store that has none, such as megatron-core's, is read unchecked. A store exists when
-its ``.idx`` does: the others are put in place first.
+We write one sequence per document, so m = n + 1, and also read several per document, as megatron-core may write.
+``<prefix>.crc`` holds the checksums (see ``checked_file``) of ``.bin`` and then of ``.idx``, and every read is checked
+against it; a store without one, such as megatron-core's, is read unchecked. A store exists when its ``.idx`` does: the
+other two files are put in place first.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import aside, replacing
+from mtnlg_data.files import atomic_open, atomic_path
 
-from .checked_file import SUM, PositionedFile, Summing, sums_of
+from .checked_file import CRC, CheckedFile, ChecksumWriter, block_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
-CODES: dict[int, type[np.integer[Any]]] = {
+DTYPE_CODES: dict[int, type[np.integer[Any]]] = {
     1: np.uint8,
     2: np.int8,
     3: np.int16,
@@ -43,140 +43,140 @@ CODES: dict[int, type[np.integer[Any]]] = {
     5: np.int64,
     8: np.uint16,
 }
-SIZES_AT_ONCE = 1 << 20
+SIZES_PER_BATCH = 1 << 20
 
 
 def bin_path(prefix: Path) -> Path:
-    """The file of token ids; a prefix may itself hold dots."""
+    """The file of token ids. The prefix may have dots."""
     return prefix.with_name(f"{prefix.name}.bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """The file of sizes and offsets."""
+    """The index: sizes and offsets of the documents."""
     return prefix.with_name(f"{prefix.name}.idx")
 
 
 def crc_path(prefix: Path) -> Path:
-    """The file of sums."""
+    """The file of checksums."""
     return prefix.with_name(f"{prefix.name}.crc")
 
 
 def dtype_for(vocabulary: int) -> np.dtype[Any]:
-    """The narrowest of Megatron's two token types that holds ids below ``vocabulary``: uint16, else int32."""
+    """Megatron's token type for ids below ``vocabulary``: uint16 where they fit, else int32."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.int32)
 
 
 class StoreWriter:
-    """Takes documents in their final order; made by ``writing_store``."""
+    """Appends documents in their final order; made by ``writing_store``."""
 
-    def __init__(self, file: Summing, spill: BinaryIO, vocabulary: int) -> None:
-        self._file = file
-        self._spill = spill
+    def __init__(self, tokens: ChecksumWriter, sizes: BinaryIO, vocabulary: int) -> None:
+        self._tokens = tokens
+        self._sizes = sizes
         self._vocabulary = vocabulary
         self._dtype = dtype_for(vocabulary)
         self.documents = 0
 
     def add(self, ids: NDArray[np.integer[Any]]) -> None:
-        """Append one document; see ``extend``."""
+        """Append one document; raises as ``extend`` does."""
         self.extend(ids, np.array([len(ids)]))
 
     def extend(self, ids: NDArray[np.integer[Any]], sizes: NDArray[np.integer[Any]]) -> None:
-        """Append documents of these sizes, whose ids follow one another in ``ids``.
+        """Append documents: their ids, concatenated, and their sizes.
 
-        Raises ``ValueError`` for an id outside the vocabulary: a wrapped uint16 would be silent.
+        Raises ``ValueError`` for an id outside the vocabulary, which would wrap in uint16 unnoticed.
         """
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self._vocabulary):
             raise ValueError(f"token ids {ids.min()}..{ids.max()} outside the vocabulary of {self._vocabulary}")
         if len(sizes) and int(sizes.max()) > np.iinfo(np.int32).max:
             raise ValueError(f"a document of {sizes.max()} tokens: the index counts them in int32")
-        self._file.write(ids.astype(self._dtype, copy=False).tobytes())
-        self._spill.write(sizes.astype("<i4", copy=False).tobytes())
+        self._tokens.write(ids.astype(self._dtype, copy=False).tobytes())
+        self._sizes.write(sizes.astype("<i4", copy=False).tobytes())
         self.documents += len(sizes)
 
 
 @contextmanager
 def writing_store(prefix: Path, vocabulary: int) -> Iterator[StoreWriter]:
-    """Write a store in one pass, in memory that does not grow with it; nothing is in place until all of it is.
+    """Write a store in one pass and constant memory; nothing is put in place until all documents are written.
 
-    Sizes and sums go to unnamed temporary files beside the store, and from there to where they belong.
+    Sizes and checksums are kept in unnamed temporary files beside the store until then.
     """
     folder = prefix.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as spill, tempfile.TemporaryFile(dir=folder) as sums:
-        with aside(bin_path(prefix)) as partial:
+    with tempfile.TemporaryFile(dir=folder) as sizes, tempfile.TemporaryFile(dir=folder) as checksums:
+        with atomic_path(bin_path(prefix)) as partial:
             with partial.open("wb") as file:
-                tokens = Summing(file, sums)
-                writer = StoreWriter(tokens, spill, vocabulary)
+                tokens = ChecksumWriter(file, checksums)
+                writer = StoreWriter(tokens, sizes, vocabulary)
                 yield writer
                 tokens.finish()
             for path in (idx_path(prefix), crc_path(prefix)):
-                path.unlink(missing_ok=True)  # an index never stands beside the tokens of another run
-        with replacing(idx_path(prefix)) as file:
-            index = Summing(file, sums)
-            _write_index(index, spill, writer.documents, dtype_for(vocabulary))
+                path.unlink(missing_ok=True)  # never leave an index beside the tokens of another run
+        with atomic_open(idx_path(prefix)) as file:
+            index = ChecksumWriter(file, checksums)
+            _write_index(index, sizes, writer.documents, dtype_for(vocabulary))
             index.finish()
-            sums.seek(0)
-            with replacing(crc_path(prefix)) as together:
-                shutil.copyfileobj(sums, together)
+            checksums.seek(0)
+            with atomic_open(crc_path(prefix)) as crc_file:
+                shutil.copyfileobj(checksums, crc_file)
 
 
-def _write_index(index: Summing, spill: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:
-    code = next(code for code, kind in CODES.items() if dtype == kind)
+def _write_index(index: ChecksumWriter, sizes: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:
+    code = next(code for code, token_type in DTYPE_CODES.items() if dtype == token_type)
     index.write(HEADER.pack(MAGIC, 1, code, documents, documents + 1))
-    for sizes in _spilled(spill):
-        index.write(sizes.tobytes())
+    for batch in _size_batches(sizes):
+        index.write(batch.tobytes())
     offset = 0
-    for sizes in _spilled(spill):
-        ends = offset + np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
-        index.write((ends - sizes.astype(np.int64) * dtype.itemsize).tobytes())
+    for batch in _size_batches(sizes):
+        ends = offset + np.cumsum(batch, dtype=np.int64) * dtype.itemsize
+        index.write((ends - batch.astype(np.int64) * dtype.itemsize).tobytes())
         offset = int(ends[-1])
-    for first in range(0, documents + 1, SIZES_AT_ONCE):
-        bounds = np.arange(first, min(first + SIZES_AT_ONCE, documents + 1), dtype=np.int64)
+    for first in range(0, documents + 1, SIZES_PER_BATCH):
+        bounds = np.arange(first, min(first + SIZES_PER_BATCH, documents + 1), dtype=np.int64)
         index.write(bounds.tobytes())
 
 
-def _spilled(spill: BinaryIO) -> Iterator[NDArray[np.int32]]:
-    spill.seek(0)
-    while block := spill.read(4 * SIZES_AT_ONCE):
-        yield np.frombuffer(block, dtype=np.int32)
+def _size_batches(sizes: BinaryIO) -> Iterator[NDArray[np.int32]]:
+    sizes.seek(0)
+    while content := sizes.read(4 * SIZES_PER_BATCH):
+        yield np.frombuffer(content, dtype=np.int32)
 
 
 class TokenStore:
-    """Reads a store, ours or Megatron's. Any number of processes may; opening one costs nothing that grows with it.
+    """A token store open for reading, ours or Megatron's, by any number of processes; opening takes constant time.
 
-    Everything is read by position and, where there is a ``.crc``, checked: a file cut short or changed under a running
-    reader ends in a ``Failure`` that names it. Pickles as its prefix alone.
+    Everything is read by position and, where there is a ``.crc``, checked: where a file was cut short or changed, even
+    after the store was opened, the read raises ``Failure`` naming it. Pickles as its prefix.
     """
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
-        self._idx, self._bin = PositionedFile(idx_path(prefix)), PositionedFile(bin_path(prefix))
-        foreign = self._check_reads()
-        self._sequences, self.documents, self.dtype = _header(self._idx)
-        expected = self._bytes_of_tokens()
+        self._idx, self._bin = CheckedFile(idx_path(prefix)), CheckedFile(bin_path(prefix))
+        sizes_match = self._check_reads()
+        self._sequences, self.documents, self.dtype = _read_header(self._idx)
+        expected = self._expected_bin_size()
         if self._bin.size != expected:
             raise Failure(
                 f"{self._bin.path}: holds {self._bin.size} bytes where its index says {expected}; write the store again"
             )
-        if foreign:  # the pair agrees with itself
-            raise Failure(f"{crc_path(prefix)}: no sums of this store; remove it, or write the store again")
+        if not sizes_match:  # .bin and .idx agree with each other
+            raise Failure(f"{crc_path(prefix)}: the checksums of another store; remove it, or write the store again")
         self.tokens = expected // self.dtype.itemsize
 
     def _check_reads(self) -> bool:
-        """Check reads from now on, if there are sums; returns whether there are some, but of files of other sizes."""
+        """Check reads against ``.crc`` from now on, if there is one; False where it is of files of other sizes."""
         try:
-            sums = PositionedFile(crc_path(self.prefix))
+            checksums = CheckedFile(crc_path(self.prefix))
         except Failure:
-            return False
-        blocks = [sums_of(file.size) for file in (self._bin, self._idx)]
-        if sums.size != SUM.size * sum(blocks):
             return True
-        self._bin.check_against(sums, 0)
-        self._idx.check_against(sums, blocks[0])
-        return False
+        bin_blocks, idx_blocks = block_count(self._bin.size), block_count(self._idx.size)
+        if checksums.size != CRC.size * (bin_blocks + idx_blocks):
+            return False
+        self._bin.check_against(checksums, 0)
+        self._idx.check_against(checksums, bin_blocks)
+        return True
 
-    def _bytes_of_tokens(self) -> int:
-        """The size of ``.bin`` by the last of its sequences."""
+    def _expected_bin_size(self) -> int:
+        """Bytes of ``.bin`` by the end of its last sequence. Raises ``Failure`` where the index contradicts itself."""
         last = self._sequences - 1
         if int(self._bounds(self.documents, self.documents + 1)[0]) != last + 1 or (
             last >= 0 and self._offsets(0, 1)[0]
@@ -190,7 +190,7 @@ class TokenStore:
         return int(self._offsets(last, last + 1)[0]) + int(tokens) * self.dtype.itemsize
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
-        """A process that is handed a store opens the files itself."""
+        """Pickle the prefix: a process that unpickles the store opens the files itself."""
         return TokenStore, (self.prefix,)
 
     def __len__(self) -> int:
@@ -205,31 +205,31 @@ class TokenStore:
         return self.read(start, stop)
 
     def offset(self, document: int) -> int:
-        """Tokens before this document; ``offset(documents)`` is all of them."""
+        """The number of tokens before this document; ``offset(documents)`` is that of all tokens."""
         return int(self.offsets(document, document)[0])
 
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
-        """Tokens before each of the documents ``first`` to ``last``, this included: int64 [last - first + 1]."""
+        """The number of tokens before each of documents ``first`` to ``last`` inclusive: int64 [last - first + 1]."""
         bounds = self._bounds(first, last + 1)
         low, high = int(bounds[0]), int(bounds[-1])
         if not 0 <= low <= high <= self._sequences or (np.diff(bounds) < 0).any():
             raise Failure(
                 f"{self._idx.path}: the documents from {first} to {last} begin at no sequences; write the store again"
             )
-        begins = self._offsets(low, min(high + 1, self._sequences)) // self.dtype.itemsize
-        return np.append(begins, self.tokens)[bounds - low]
+        starts = self._offsets(low, min(high + 1, self._sequences)) // self.dtype.itemsize
+        return np.append(starts, self.tokens)[bounds - low]
 
     def read(self, start: int, stop: int) -> NDArray[np.integer[Any]]:
-        """Tokens ``start`` to ``stop`` of the whole run, across documents; read-only.
+        """Tokens ``start`` to ``stop`` of all documents, concatenated; a read-only array.
 
-        Raises ``Failure`` where there are no such tokens, or the file is no longer what it was when it was written.
+        Raises ``Failure`` where there are no such tokens, or where the file is damaged.
         """
         if not 0 <= start <= stop <= self.tokens:
             raise Failure(f"{self._bin.path}: no tokens {start} to {stop} of {self.tokens}; is the index damaged?")
         return np.frombuffer(self._bin.read(start * self.dtype.itemsize, stop * self.dtype.itemsize), self.dtype)
 
     def checksum(self) -> str:
-        """SHA-256 of ``.bin`` followed by ``.idx``, in hex: ``cat x.bin x.idx | sha256sum``. Reads all of both."""
+        """SHA-256 of ``.bin`` followed by ``.idx``, in hex: ``cat x.bin x.idx | sha256sum``. Reads both files."""
         digest = hashlib.sha256()
         for path in (bin_path(self.prefix), idx_path(self.prefix)):
             with path.open("rb") as file:
@@ -249,13 +249,13 @@ class TokenStore:
         return np.frombuffer(self._idx.read(begin + first * size, begin + last * size), dtype).astype(np.int64)
 
 
-def _header(index: PositionedFile) -> tuple[int, int, np.dtype[Any]]:
-    """Sequences, documents and token type; every count is checked against the size of the file before it is used."""
+def _read_header(index: CheckedFile) -> tuple[int, int, np.dtype[Any]]:
+    """Sequences, documents and token type, where the counts agree with the size of the file. Raises ``Failure``."""
     path = index.path
     if index.size < HEADER.size:
         raise Failure(f"{path}: {index.size} bytes are too few for an index; write the store again")
     magic, version, code, sequences, bounds = HEADER.unpack(index.read(0, HEADER.size))
-    if magic != MAGIC or version != 1 or code not in CODES:
+    if magic != MAGIC or version != 1 or code not in DTYPE_CODES:
         raise Failure(f"{path}: not an MMIDIDX version 1 index of integer tokens (dtype code {code})")
     expected = HEADER.size + 12 * sequences + 8 * bounds
     if sequences and index.size == expected + sequences:
@@ -264,4 +264,4 @@ def _header(index: PositionedFile) -> tuple[int, int, np.dtype[Any]]:
         raise Failure(
             f"{path}: holds {index.size} bytes where {sequences} sequences need {expected}; write the store again"
         )
-    return sequences, bounds - 1, np.dtype(CODES[code])
+    return sequences, bounds - 1, np.dtype(DTYPE_CODES[code])

@@ -1,12 +1,13 @@
-"""The tokenizer: byte-level BPE as GPT-2's, trained here or read from files; one of its tokens ends a document.
+"""The tokenizer: GPT-2's byte-level BPE, trained here or read from files, with an end-of-document token.
 
-What a trained one sees is a sample of the documents, drawn by hash(seed, id), of each source in proportion to its
-weight: bounded for any corpus, and the same for any order of shards.
+It is trained on a sample of the documents, drawn by hash(seed, id) from each source in proportion to its weight. The
+sample has a bounded size for any corpus, and does not depend on the order of the shards.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -20,31 +21,34 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import read_documents, rows_of
+from mtnlg_data.document import read_documents, read_rows
+from mtnlg_data.engine import Unit
+from mtnlg_data.files import sha256, write_text
 from mtnlg_data.settings import Settings
 
-from .encoder import Library, require
+from .encoder import Library, require_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mtnlg_data.document import Shard
+    from mtnlg_data.engine import Summary
 
 EOD = "<|endoftext|>"
 GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
-SMALLEST = 257  # the bytes and the end of a document
+MIN_VOCABULARY = 257  # 256 bytes and EOD
 
 
 class TokenizeSettings(Settings):
-    """Which tokenizer, and what of each source is held out for validation."""
+    """Which tokenizer to use, and what share of each source is held out for validation."""
 
     kind: Literal["train", "gpt2", "file"] = "train"
-    vocabulary: int | None = Field(None, ge=SMALLEST, description="tokens of a trained one, the end token among them")
+    vocabulary: int | None = Field(None, ge=MIN_VOCABULARY, description="train: tokens, the end token included")
     path: Path | None = Field(None, description="gpt2: the folder of its two files; file: a tokenizer.json")
     seed: int = 1234
     validation: float = Field(0.02, ge=0, le=0.5, description="share of each source's documents")
-    library: Library = Field("tokenizers", description="what encodes; gigatoken is the extra [gigatoken], same ids")
-    sample_bytes: PositiveInt = Field(100_000_000, description="of text that a trained one sees, at most, about")
+    library: Library = Field("tokenizers", description="encoder; gigatoken, the extra [gigatoken], gives the same ids")
+    sample_bytes: PositiveInt = Field(100_000_000, description="train: text to train on, at most, about")
 
     @model_validator(mode="after")
     def _fit_the_kind(self) -> Self:
@@ -55,24 +59,57 @@ class TokenizeSettings(Settings):
         return self
 
     def check(self) -> None:
-        """Look for what these settings name. Raises ``Failure`` where a file or the library is not there."""
-        files_of(self)
-        require(self.library)
+        """Raise ``Failure`` where a file of the tokenizer or the encoding library is missing."""
+        tokenizer_files(self)
+        require_library(self.library)
 
 
-def trained(texts: Iterator[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pre-tokenisation, at most ``vocabulary`` tokens; the same for the same texts."""
+@dataclass(frozen=True)
+class TokenizerUnit(Unit):
+    """Unit: the settings, and the shards of all sources where a tokenizer is trained -> tokenizer.json."""
+
+    settings: TokenizeSettings
+    shards: dict[str, list[Shard]]
+    weights: dict[str, float]
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        settings = self.settings
+        if settings.vocabulary is None:
+            return ("vocabulary", settings.kind, [sha256(file) for file in tokenizer_files(settings)])
+        checksums = {source: [shard.checksum for shard in shards] for source, shards in self.shards.items()}
+        training = (settings.vocabulary, settings.seed, settings.sample_bytes)
+        return ("vocabulary", training, checksums, self.weights)
+
+
+def write_tokenizer(unit: TokenizerUnit) -> Summary:
+    """Train or read the tokenizer; returns its vocabulary size and the id of its end token."""
+    settings = unit.settings
+    if settings.vocabulary is None:
+        tokenizer = read_tokenizer(tokenizer_files(settings))
+    else:
+        texts = sample_texts(unit.shards, unit.weights, settings.seed, settings.sample_bytes)
+        tokenizer = train_tokenizer(texts, settings.vocabulary)
+    write_text(unit.output, tokenizer.to_str(pretty=True))
+    return {"vocabulary": vocabulary_size(tokenizer), "eod": tokenizer.token_to_id(EOD)}
+
+
+def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Tokenizer:
+    """Train a byte-level BPE with GPT-2's pre-tokenization and at most ``vocabulary`` tokens; deterministic."""
     tokenizer = _byte_level(BPE())
     alphabet = sorted(ByteLevel.alphabet())
     trainer = BpeTrainer(
         vocab_size=vocabulary - 1, min_frequency=2, initial_alphabet=alphabet, special_tokens=[], show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _ended(tokenizer)
+    return _add_eod(tokenizer)
 
 
-def files_of(settings: TokenizeSettings) -> tuple[Path, ...]:
-    """What the tokenizer is read from: GPT-2's vocabulary and merges, a tokenizer.json, or nothing to train one."""
+def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
+    """The files to read: GPT-2's vocabulary and merges, a tokenizer.json, or none where one is trained.
+
+    Raises ``Failure`` where they are missing.
+    """
     path = settings.path
     if path is None:
         return ()
@@ -86,12 +123,12 @@ def files_of(settings: TokenizeSettings) -> tuple[Path, ...]:
     raise Failure(f"{path}: holds neither {' nor '.join(' and '.join(names) for names in GPT2_FILES)}")
 
 
-def read(files: Sequence[Path]) -> Tokenizer:
-    """The tokenizer of these files, with an end-of-document token added where it has none."""
+def read_tokenizer(files: Sequence[Path]) -> Tokenizer:
+    """Read a tokenizer, and add EOD where it has none. Raises ``Failure`` where the files hold no tokenizer."""
     try:
         if len(files) == 1:
-            return _ended(Tokenizer.from_file(str(files[0])))
-        return _ended(_byte_level(BPE.from_file(*map(str, files))))
+            return _add_eod(Tokenizer.from_file(str(files[0])))
+        return _add_eod(_byte_level(BPE.from_file(*map(str, files))))
     except Exception as error:  # noqa: BLE001  (tokenizers raises plain exceptions)
         raise Failure(f"{' and '.join(map(str, files))}: no tokenizer: {error}") from None
 
@@ -103,43 +140,43 @@ def _byte_level(model: BPE) -> Tokenizer:
     return tokenizer
 
 
-def _ended(tokenizer: Tokenizer) -> Tokenizer:
-    """Make EOD a special token, wherever it stands or else the last; nothing is cut or padded."""
+def _add_eod(tokenizer: Tokenizer) -> Tokenizer:
+    """Make EOD a special token, with its id or else the next; turn truncation and padding off."""
     tokenizer.add_special_tokens([EOD])
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def size_of(tokenizer: Tokenizer) -> int:
-    """One more than the greatest token id."""
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """The greatest token id plus one."""
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
-def keyed(seed: int, name: str) -> int:
-    """64 bits that depend on seed and document id alone: by these documents are drawn and shuffled."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8, key=str(seed).encode()).digest()
+def document_key(seed: int, document_id: str) -> int:
+    """hash(seed, id), 64 bits: samples the documents to train on, and shuffles all."""
+    digest = hashlib.blake2b(document_id.encode(), digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest, "little")
 
 
-def sample(
+def sample_texts(
     shards: Mapping[str, Sequence[Shard]], weights: Mapping[str, float], seed: int, sample_bytes: int
 ) -> Iterator[str]:
-    """Texts to train on: of each source its weight's share of ``sample_bytes``, or all, source by source."""
-    whole = sum(weights[source] for source in shards)
+    """Texts to train on, source by source: about ``sample_bytes`` x weight from each, or all that it has."""
+    total_weight = sum(weights[source] for source in shards)
     for source in sorted(shards):
-        held = sum(sum(text_bytes(shard.path)) for shard in shards[source])
-        share = weights[source] / whole * sample_bytes / max(1, held)
+        source_bytes = sum(sum(text_bytes(shard.path)) for shard in shards[source])
+        share = weights[source] / total_weight * sample_bytes / max(1, source_bytes)
         limit = min(1 << 64, int(share * (1 << 64)))
         for shard in shards[source]:
             ids = (name for batch in read_documents(shard.path, ["id"]) for name in batch["id"].to_pylist())
-            chosen = [row for row, name in enumerate(ids) if keyed(seed, name) < limit]
-            for _, table in rows_of(shard.path, np.array(chosen, np.int64), ["text"]):
-                yield from table["text"].to_pylist()
+            rows = [row for row, name in enumerate(ids) if document_key(seed, name) < limit]
+            for _, batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]):
+                yield from batch["text"].to_pylist()
 
 
 def text_bytes(path: Path) -> list[int]:
-    """Bytes of text in each row group of a shard, by its footer."""
+    """Bytes of text in each row group of a shard, read from its footer."""
     metadata = pq.read_metadata(path)
     column = metadata.schema.to_arrow_schema().get_field_index("text")
     groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))

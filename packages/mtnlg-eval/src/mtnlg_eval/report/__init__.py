@@ -1,7 +1,7 @@
-"""The page of a whole run: what was kept and why, how training went, what the model scores beside the paper's.
+"""The report of a run: documents kept and dropped, training, and the scores beside the published ones.
 
-``report`` reads the JSON files of a run folder and writes two files into it: ``report.html``, which needs nothing but
-itself, and ``results.json``, the same for a machine. The same run folder gives the same bytes.
+``write_report`` reads the JSON files of a run folder and writes two files into it: ``report.html``, a page that loads
+no other file, and ``results.json``, the same numbers for programs. The same run folder gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json, write_text
 
 from .page import page
-from .results import results, summary
+from .results import build_results, console_summary
 from .run_files import read_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["report"]
+__all__ = ["write_report"]
 
 
-def report(run: Path, *, show: bool = True) -> Path:
-    """Write ``report.html`` and ``results.json`` into the run folder, print a table of the scores, return the page.
+def write_report(folder: Path, *, show: bool = True) -> Path:
+    """Write ``report.html`` and ``results.json`` into a run folder; returns the path of the page.
 
-    A part that has not been run is named on the page. Raises ``Failure`` where the folder does not exist or one of its
-    files is not what the package that wrote it promises; where it is a study's, the page is drawn without it first.
+    Parts that have not been run are named on the page. ``show`` prints a summary and the table of scores. Raises
+    ``Failure`` if the folder does not exist or a file in it is malformed; for the file of a study, only after the page
+    has been written without it.
     """
-    told = read_run(run)
-    write_json(run / "results.json", results(told))
-    target = run / "report.html"
-    write_text(target, page(told))
+    run = read_run(folder)
+    write_json(folder / "results.json", build_results(run))
+    path = folder / "report.html"
+    write_text(path, page(run))
     if show:
         console = Console(highlight=False)
-        for line in summary(told):
+        for line in console_summary(run):
             console.print(line)
-    if told.studies.broken:
-        raise Failure(f"{'; '.join(told.studies.broken)}; {target} is drawn without")
-    return target
+    if run.studies.errors:
+        raise Failure(f"{'; '.join(run.studies.errors)}; {path} was written without it")
+    return path

@@ -1,4 +1,4 @@
-"""The pictures of a run, from the numbers that each shows to an ``<svg>`` element; labels stand by what they name."""
+"""Charts of training as ``<svg>`` elements: loss, other curves over tokens, and the layout of the ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from .markup import DASH, short
-from .svg import ACCENT, MUTED, RULE, SECOND, SOFT, canvas, chart, inline, styled
+from .svg import ACCENT, MUTED, RULE, SECOND, SOFT, canvas, chart, styled, to_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
 
     from .run_files import Step, Training
 
-POINTS_SHOWN = 800
-DOTS_SHOWN = 40
-REPLICAS_WIDE = 280.0
-CELLS_NUMBERED = 128
+MAX_POINTS = 800  # of a curve
+MAX_DOTS = 40  # of a curve with markers
+REPLICAS_WIDTH = 280.0  # points for all replicas shown
+MAX_NUMBERED_RANKS = 128
 
 
 @styled()
 def losses(steps: Sequence[Step], unigram_entropy: float | None) -> str:
-    """Training loss in nats a token over tokens, validation loss on it, the unigram entropy as a line to stay under."""
+    """Training and validation loss over tokens, in nats per token, with the unigram entropy as a baseline."""
     tokens, loss = _series(steps, "loss")
     figure, axes = chart(410, 290, left=32, right=80)
-    axes.plot(*thinned(tokens, loss), color=ACCENT)
+    axes.plot(*downsample(tokens, loss), color=ACCENT)
     measured = [(s.tokens, s.validation_loss) for s in steps if s.validation_loss is not None]
     ends = [(loss[-1], "training", ACCENT)]
     if measured:
         x, y = (np.asarray(column, float) for column in zip(*measured, strict=True))
-        dots = "o" if len(x) <= DOTS_SHOWN else ""
-        axes.plot(*thinned(x, y), color=SECOND, marker=dots, markersize=3.5, linewidth=0.8, clip_on=False)
+        marker = "o" if len(x) <= MAX_DOTS else ""
+        axes.plot(*downsample(x, y), color=SECOND, marker=marker, markersize=3.5, linewidth=0.8, clip_on=False)
         ends.append((y[-1], "validation", SECOND))
     if unigram_entropy is not None:
         axes.axhline(unigram_entropy, color=MUTED, linewidth=0.8, dashes=(5, 3))
         ends.append((unigram_entropy, "unigram", MUTED))
     axes.set_xlim(0, tokens[-1] or 1)
     axes.set_xlabel("tokens", labelpad=2)
-    axes.set_title("nats a token", loc="left", x=-0.075, fontsize=10, color=MUTED, pad=6)
+    axes.set_title("nats per token", loc="left", x=-0.075, fontsize=10, color=MUTED, pad=6)
     _label_ends(axes, ends)
-    return inline(figure, "loss", "Training and validation loss over tokens, beside the unigram entropy")
+    return to_svg(figure, "loss", "Training and validation loss over tokens, and the unigram entropy")
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Name each line at its right end, pushed apart where they would touch."""
+    """Label each line (value, name, colour) at its right end; labels that would overlap are moved up."""
     low, high = axes.get_ylim()
-    apart = 0.055 * (high - low)
+    spacing = 0.055 * (high - low)
     floor = -np.inf
     for value, name, color in sorted(end for end in ends if np.isfinite(end[0])):
-        y = max(value, floor + apart)
+        y = max(value, floor + spacing)
         floor = y
         axes.annotate(
             f"{name} {value:.2f}",
@@ -69,15 +69,15 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 
 @styled()
 def curve(steps: Sequence[Step], quantity: str, name: str) -> str:
-    """One quantity of the training log over tokens, from zero."""
+    """One quantity of the training log over tokens, with a y axis from zero."""
     tokens, values = _series(steps, quantity)
     figure, axes = chart(250, 158, left=44, top=8, ticks=(3, 4))
-    stepped = "steps-post" if quantity == "batch_size" else "default"
-    axes.plot(*thinned(tokens, values), color=ACCENT, drawstyle=stepped)
+    drawstyle = "steps-post" if quantity == "batch_size" else "default"
+    axes.plot(*downsample(tokens, values), color=ACCENT, drawstyle=drawstyle)
     axes.set_xlim(0, tokens[-1] or 1)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens", labelpad=1)
-    return inline(figure, name, f"{quantity.replace('_', ' ')} over tokens")
+    return to_svg(figure, name, f"{quantity.replace('_', ' ')} over tokens")
 
 
 def _series(steps: Sequence[Step], quantity: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -85,13 +85,13 @@ def _series(steps: Sequence[Step], quantity: str) -> tuple[NDArray[np.float64], 
     return np.asarray([s.tokens for s in steps], float), np.asarray([np.nan if v is None else v for v in values], float)
 
 
-def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """At most ``POINTS_SHOWN`` points of a long curve: the lowest and highest of each stretch, so that spikes stay."""
-    if len(x) <= POINTS_SHOWN:
+def downsample(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """About ``MAX_POINTS`` points of a longer curve: the minimum and maximum of each interval, so that spikes stay."""
+    if len(x) <= MAX_POINTS:
         return x, y
     keep = {0, len(x) - 1}
-    for stretch in np.array_split(np.arange(len(x)), POINTS_SHOWN // 2):
-        finite = stretch[np.isfinite(y[stretch])]
+    for interval in np.array_split(np.arange(len(x)), MAX_POINTS // 2):
+        finite = interval[np.isfinite(y[interval])]
         if len(finite):
             keep |= {int(finite[y[finite].argmin()]), int(finite[y[finite].argmax()])}
     order = sorted(keep)
@@ -100,15 +100,15 @@ def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.
 
 @styled()
 def layout(training: Training) -> str:
-    """Ranks in their places: a row a pipeline stage with its layers, a column a tensor slice, a block a replica."""
-    shape = training.layout
-    cell = 26.0 if shape.pp <= 16 else 14.0
-    block = shape.tp * cell + 14
-    shown = min(shape.dp, max(1, int(REPLICAS_WIDE // block)))
+    """The ranks: a row per pipeline stage with its layers, a column per tensor slice, a block per replica."""
+    degrees = training.layout
+    cell = 26.0 if degrees.pp <= 16 else 14.0
+    block = degrees.tp * cell + 14
+    shown = min(degrees.dp, max(1, int(REPLICAS_WIDTH // block)))
     labels = 150.0
     edge = labels + shown * block - 14
-    width, height = edge + 70, 40 + shape.pp * cell
-    numbered = shown * shape.tp * shape.pp <= CELLS_NUMBERED
+    width, height = edge + 70, 40 + degrees.pp * cell
+    numbered = shown * degrees.tp * degrees.pp <= MAX_NUMBERED_RANKS
     figure = canvas(width, height)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
@@ -121,23 +121,23 @@ def layout(training: Training) -> str:
                 axes.text(x + cell / 2, y + cell / 2, str(rank.rank), ha="center", va="center", fontsize=10)
     for stage in training.stages:
         y = 36 + (stage.stage + 0.5) * cell
-        axes.text(labels - 8, y, condensed(stage.layers), ha="right", va="center", color=MUTED, fontsize=9.5)
+        axes.text(labels - 8, y, abbreviate_layers(stage.layers), ha="right", va="center", color=MUTED, fontsize=9.5)
         axes.text(width - 2, y, short(stage.parameters), ha="right", va="center", color=MUTED, fontsize=9.5)
     axes.text(width - 2, 11, "parameters", ha="right", va="center", color=MUTED, fontsize=9.5)
     for replica in range(shown):
         left = labels + replica * block
         axes.text(left, 11, f"replica {replica}", va="center", fontsize=9.5)
-        for column in range(shape.tp if cell > 20 else 0):
+        for column in range(degrees.tp if cell > 20 else 0):
             axes.text(left + (column + 0.5) * cell, 27, str(column), ha="center", va="center", color=MUTED, fontsize=9)
-    if shape.dp > shown:
-        more = f"and {shape.dp - shown} more replicas"
+    if degrees.dp > shown:
+        more = f"and {degrees.dp - shown} more replicas"
         axes.text(labels - 8, 11, more, ha="right", va="center", color=MUTED, fontsize=9.5)
     axes.plot([labels, edge], [19, 19], color=RULE, linewidth=0.6)
-    return inline(figure, "layout", f"{len(training.ranks)} ranks in their places")
+    return to_svg(figure, "layout", f"Layout of {len(training.ranks)} ranks")
 
 
-def condensed(names: Sequence[str]) -> str:
-    """Layer names with runs of numbers drawn together: embedding, layers.0, layers.1 → embedding, layers 0-1."""
+def abbreviate_layers(names: Sequence[str]) -> str:
+    """Layer names with runs of numbers as ranges: embedding, layers.0, layers.1 → embedding, layers 0-1."""
 
     def family(name: str) -> str:
         stem, _, number = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The page as a whole: the template, its headline figures, and the parts that the other modules write."""
+"""The page: its template, the headline figures, and the sections of the other modules."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from . import curation, scores, studies, training
-from .markup import NARROW, brief, count, decimal, duration, short, text
-from .results import documents, seconds, versions
+from .markup import NARROW, brief, count, decimal, duration, escape, short
+from .results import count_documents, software_versions, total_seconds
 
 if TYPE_CHECKING:
     from .run_files import Run
@@ -19,12 +19,12 @@ TIMES = " \N{MULTIPLICATION SIGN} "
 
 
 def page(run: Run) -> str:
-    """The report as one HTML page that refers to nothing outside itself. Equal runs give equal pages."""
+    """The report as one HTML page that loads no other file. Equal runs give equal pages."""
     folder = files(__package__)
     template = Template(folder.joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         style=folder.joinpath("style.css").read_text(encoding="utf-8"),
-        title=text(run.name),
+        title=escape(run.name),
         lede=_lede(run),
         headline=_headline(run),
         data=curation.section(run),
@@ -32,16 +32,15 @@ def page(run: Run) -> str:
         layout=training.layout_section(run),
         scores=scores.section(run),
         studies=studies.sections(run),
-        studied="".join(f'<a href="#{c.anchor}">{c.title}</a> ' for c in studies.present(run.studies)),
+        studied="".join(f'<a href="#{c.anchor}">{c.title}</a> ' for c in studies.chapters_shown(run.studies)),
         versions=_versions(run),
     )
 
 
 def _lede(run: Run) -> str:
-    done = {"data": run.curation, "training": run.training, "evaluation": run.evaluation}
-    missing = [name for name, part in done.items() if part is None]
-    if missing:
-        return f"A run that is not complete. Still to be run: {', '.join(missing)}."
+    parts = {"data": run.curation, "training": run.training, "evaluation": run.evaluation}
+    if missing := [name for name, part in parts.items() if part is None]:
+        return f"This run is incomplete. Still to be run: {', '.join(missing)}."
     return "From raw pages to a decoder and its scores on the nine tasks of the MT-NLG paper."
 
 
@@ -51,39 +50,35 @@ def _headline(run: Run) -> str:
 
 
 def _figures(run: Run) -> list[tuple[str, str]]:
-    """The headline figures and their captions; what has not been run has none."""
+    """The headline figures with their captions, for the parts that have been run."""
     figures: list[tuple[str, str]] = []
     if run.curation:
-        entered, left = documents(run.curation.stages)
-        figures.append((f"{brief(entered)} {ARROW} {brief(left)}", "documents in and kept"))
+        documents_in, documents_out = count_documents(run.curation.stages)
+        figures.append((f"{brief(documents_in)} {ARROW} {brief(documents_out)}", "documents in and kept"))
     if run.blend:
         tokens = sum(source.tokens for source in run.blend.sources)
         figures.append((short(tokens), f"tokens from {len(run.blend.sources)} sources"))
     if run.training:
         entropy = run.curation.unigram_entropy_nats if run.curation else None
-        beside = f"; token frequencies alone give {entropy:.2f}" if entropy is not None else ""
-        caption = f"nats a token, training loss after {count(run.training.steps)} steps{beside}"
+        unigram = f"; token frequencies alone give {entropy:.2f}" if entropy is not None else ""
+        caption = f"nats per token, training loss after {count(run.training.steps)} steps{unigram}"
         figures.append((decimal(run.training.loss, 2), caption))
-        figures.append((count(run.training.tokens_per_second), "tokens a second in training"))
-        shape = run.training.layout
-        layout = TIMES.join(
-            f"{axis}{NARROW}{wide}" for axis, wide in (("tp", shape.tp), ("pp", shape.pp), ("dp", shape.dp))
-        )
+        figures.append((count(run.training.tokens_per_second), "tokens per second in training"))
+        degrees = run.training.layout
+        layout = TIMES.join(f"{axis}{NARROW}{getattr(degrees, axis)}" for axis in ("tp", "pp", "dp"))
         figures.append((layout, f"{count(len(run.training.ranks))} ranks, {short(run.training.parameters)} parameters"))
     parts = (("data", run.curation), ("training", run.training), ("evaluation", run.evaluation))
     times = ", ".join(f"{name} {duration(part.seconds)}" for name, part in parts if part)
     if times:
-        figures.append((duration(seconds(run)), times))
+        figures.append((duration(total_seconds(run)), times))
     return figures
 
 
 def _versions(run: Run) -> str:
-    named = ", ".join(f"{text(name)} {text(number)}" for name, number in versions(run).items())
-    told = [named]
+    lines = [", ".join(f"{escape(name)} {escape(number)}" for name, number in software_versions(run).items())]
     if run.evaluation:
-        told.append(
-            f"checkpoint {text(PurePath(run.evaluation.checkpoint).name)}, digest {text(run.evaluation.digest[:16])}"
-        )
+        name = PurePath(run.evaluation.checkpoint).name
+        lines.append(f"checkpoint {escape(name)}, digest {escape(run.evaluation.digest[:16])}")
     if run.training and run.training.stream:
-        told.append(f"token stream {text(run.training.stream[:16])}")
-    return "<br>\n".join(told)
+        lines.append(f"token stream {escape(run.training.stream[:16])}")
+    return "<br>\n".join(lines)

@@ -1,16 +1,12 @@
-"""What a run folder says about itself: the JSON that each package leaves there, read into typed parts.
+"""Schemas and readers of a run folder: the JSON files that each package writes into it.
 
-Files are the contract between the packages: nothing is imported from those that wrote them, keys that the report does
-not use are passed over, and a part that has not been run is None.
+Files are the contract between the packages: nothing is imported from the package that wrote them, unused keys are
+ignored, and a part that has not been run is None. study_files.py reads the studies.
 
     data/summary.json, data/tokens/blend.json      mtnlg-data run (and data/report.html, which is only linked to)
     train/metrics.jsonl, train/summary.json        mtnlg-parallel train
     eval/summary.json, eval/results.json           mtnlg-eval run
     eval/step-N/summary.json                       mtnlg-eval run --each
-
-The studies that may lie there too are read by study_files.py.
-
-How a file of the run folder is read: JSON into typed parts; keys that the report has no use for are passed over.
 """
 
 from __future__ import annotations
@@ -22,17 +18,16 @@ from pydantic import Field
 
 from mtnlg_model.console import Failure
 
-from .study_files import P, Part, Studies, parse, read_studies
+from .study_files import Schema, Studies, T, parse_json, read_studies
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 CURATION_PAGE = "data/report.html"
 
 
-class Flow(Part):
-    """Documents and characters that went into a stage and came out of it, and why the others did not."""
+class SourceCounts(Schema):
+    """One source in one stage: documents and characters in and out, and documents dropped by reason."""
 
     documents_in: int
     documents_out: int
@@ -41,8 +36,8 @@ class Flow(Part):
     dropped: dict[str, int] = Field(default_factory=dict)
 
 
-class Stage(Part):
-    """One stage of the curation."""
+class Stage(Schema):
+    """One stage of the curation; ``sources`` is keyed by name."""
 
     name: str
     seconds: float
@@ -50,32 +45,32 @@ class Stage(Part):
     documents_out: int
     characters_in: int
     characters_out: int
-    sources: dict[str, Flow]
+    sources: dict[str, SourceCounts]
 
 
-class Quality(Part):
-    """The quality classifier on held-out documents."""
+class Quality(Schema):
+    """Accuracy and AUC of the quality classifier on held-out documents."""
 
     accuracy: float | None = None
     auc: float | None = None
 
 
-class Duplicates(Part):
-    """Clusters of near duplicates: how many there are."""
+class Duplicates(Schema):
+    """Near duplicates; ``components`` is the number of clusters."""
 
     components: int = 0
 
 
-class Decontamination(Part):
-    """What the task texts cost: documents cut apart, documents given up, matches by task."""
+class Decontamination(Schema):
+    """Decontamination: documents cut apart, documents dropped, cuts by task."""
 
     documents_cut: int = 0
     documents_dropped: int = 0
     cuts_by_task: dict[str, int] = Field(default_factory=dict)
 
 
-class Curation(Part):
-    """data/summary.json."""
+class Curation(Schema):
+    """Schema of data/summary.json."""
 
     seconds: float
     stages: list[Stage]
@@ -86,8 +81,8 @@ class Curation(Part):
     unigram_entropy_nats: float | None = None
 
 
-class BlendSource(Part):
-    """One source of the blend: its weight in training and what it holds."""
+class BlendSource(Schema):
+    """One source of the blend; ``weight`` is its share of the training samples, up to a common factor."""
 
     name: str
     weight: float
@@ -95,16 +90,16 @@ class BlendSource(Part):
     tokens: int
 
 
-class Blend(Part):
-    """data/tokens/blend.json; ``validation`` is the share that is held out of training."""
+class Blend(Schema):
+    """Schema of data/tokens/blend.json; ``validation`` is the share of documents held out."""
 
     vocabulary: int
     validation: float
     sources: list[BlendSource]
 
 
-class Step(Part):
-    """One line of train/metrics.jsonl. A loss or norm that is not a number may stand as null."""
+class Step(Schema):
+    """Schema of a line of train/metrics.jsonl. A loss or norm that is not finite may be null."""
 
     step: int
     samples: int
@@ -118,16 +113,16 @@ class Step(Part):
     validation_loss: float | None = None
 
 
-class Layout(Part):
-    """Tensor, pipeline and data parallelism: how many ranks wide."""
+class Layout(Schema):
+    """Degrees of tensor, pipeline and data parallelism."""
 
     tp: int
     pp: int
     dp: int
 
 
-class Rank(Part):
-    """A rank's place in the layout."""
+class Rank(Schema):
+    """A rank and its coordinates in the layout."""
 
     rank: int
     tp: int
@@ -135,16 +130,16 @@ class Rank(Part):
     dp: int
 
 
-class PipelineStage(Part):
-    """The layers that one pipeline stage holds."""
+class PipelineStage(Schema):
+    """Layers and parameters of one pipeline stage."""
 
     stage: int
     layers: list[str]
     parameters: int
 
 
-class Training(Part):
-    """train/summary.json."""
+class Training(Schema):
+    """Schema of train/summary.json."""
 
     layout: Layout
     ranks: list[Rank]
@@ -164,8 +159,8 @@ class Training(Part):
     stream: str | None = None
 
 
-class Score(Part):
-    """A task's score at one number of shots: a share in [0, 1], and how many documents and shots it stands on."""
+class Score(Schema):
+    """A task's score in [0, 1] at one number of shots, with the rows scored and the mean number of shots used."""
 
     metric: str
     value: float
@@ -173,15 +168,15 @@ class Score(Part):
     shots_used: float
 
 
-class NotRun(Part):
-    """A task that was asked for and could not be scored."""
+class NotRun(Schema):
+    """A requested task that could not be scored."""
 
     task: str
     why: str
 
 
-class Evaluation(Part):
-    """eval/summary.json; ``tasks`` by name, then by "0", "1" or "few"."""
+class Evaluation(Schema):
+    """Schema of eval/summary.json; ``tasks`` is keyed by name, then by the requested shots ("few" or a number)."""
 
     checkpoint: str
     digest: str
@@ -192,15 +187,15 @@ class Evaluation(Part):
     rows_from: str
 
 
-class Harness(Part):
-    """eval/results.json, of which only the version of lm-eval is used."""
+class Harness(Schema):
+    """Schema of eval/results.json: only the version of lm-eval is used."""
 
     lm_eval_version: str | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that a run folder holds for the report; None for what has not been run."""
+    """The content of a run folder; None for what has not been run. ``history`` is sorted by tokens."""
 
     name: str
     curation: Curation | None
@@ -215,7 +210,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read what is there. Raises ``Failure`` where the folder is missing or a file in it breaks the contract."""
+    """Read a run folder. ``Failure`` if it is missing or a file other than a study's is malformed."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
     history = _read_history(folder / "eval")
@@ -234,24 +229,24 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _read(path: Path, schema: type[P]) -> P | None:
+def _read(path: Path, schema: type[T]) -> T | None:
     try:
-        return parse(path.read_bytes(), schema, str(path))
+        return parse_json(path.read_bytes(), schema, str(path))
     except FileNotFoundError:
         return None
 
 
 def _read_history(folder: Path) -> tuple[Evaluation, ...]:
-    """The evaluations of several checkpoints of the run, by the tokens that each had read."""
-    found = (_read(path, Evaluation) for path in folder.glob("step-*/summary.json"))
-    return tuple(sorted((told for told in found if told is not None), key=lambda told: told.tokens))
+    """The evaluations of ``run --each``, in the order of their checkpoints' tokens."""
+    summaries = [parse_json(path.read_bytes(), Evaluation, str(path)) for path in folder.glob("step-*/summary.json")]
+    return tuple(sorted(summaries, key=lambda summary: summary.tokens))
 
 
 def _read_steps(path: Path) -> tuple[Step, ...]:
-    """The steps in order; a last line that training has not finished writing is left out."""
+    """The steps in order, without a last line that is still being written."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return ()
-    lines = content.split(b"\n")[:-1]
-    return tuple(parse(line, Step, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip())
+    lines = enumerate(content.split(b"\n")[:-1], start=1)
+    return tuple(parse_json(line, Step, f"{path}:{number}") for number, line in lines if line.strip())

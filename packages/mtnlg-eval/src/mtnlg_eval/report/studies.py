@@ -1,36 +1,36 @@
-"""The page's parts on the paper's own studies: each its pictures, its table in short, and how to read them.
+"""The page's sections on the paper's studies: charts, a short table and how to read them.
 
-What has not been studied is absent; a study of another checkpoint than the scored one is named, never shown.
+A study that has not been run has no section. A study of another checkpoint than the scored one is named, not shown.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mtnlg_eval.table import wilson
+from mtnlg_eval.table import wilson_interval
 
-from .markup import DASH, count, decimal, row, table, text
-from .study_charts import MTNLG_RATIO, bias, by_operator, hans, operators
+from .markup import DASH, count, decimal, escape, row, table
+from .study_charts import MTNLG_RATIO, bias_charts, cells_by_operator, hans_charts, operator_charts
 from .study_files import Bias, Hans, Operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .run_files import Run
-    from .study_files import Adjectives, Cell, Found, Occupation, Share, Studies, Study
+    from .study_files import Adjectives, Cell, Occupation, Studies, Study, StudyFile, SubsetScore
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 WORDS_SHOWN = 10
 MODES = {
     ("any", "drawn"): "",
     ("other_subcases", "drawn"): "examples of other subcases only",
-    ("any", "interleaved"): "labels of the examples by turns",
-    ("any", "negative"): "examples of non-entailment alone",
+    ("any", "interleaved"): "examples with alternating labels",
+    ("any", "negative"): "examples of non-entailment only",
 }
 
 
 class Chapter(NamedTuple):
-    """One kind of study on the page; ``reading`` says in a sentence how to read it."""
+    """One kind of study on the page; ``reading`` explains how to read it."""
 
     anchor: str
     title: str
@@ -43,130 +43,132 @@ CHAPTERS = (
         "hans",
         "HANS",
         Hans,
-        "A model that goes by the words that two sentences share says True throughout, right on entailment and wrong "
-        "on the rest, so that a figure counts only where both labels rise; behind the arrow, and as rings, stands "
-        "what is left when True must beat its own mean, not one half.",
+        "A model that only compares the words of the two sentences always says True: right on entailment, wrong on the "
+        "rest. An increase therefore counts only if both labels improve. The figure after the arrow, and the rings, "
+        "give the accuracy with the threshold on P(True) at its mean over all rows instead of one half.",
     ),
     Chapter(
         "operators",
         "Hidden operators",
         Operators,
-        "17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ?: who sees the rule in the examples solves more with more of them (the "
-        "strong line is the mean of the disguises, the faint ones), and who goes by the sign does not.",
+        "17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ? A model that infers the rule from the examples solves more problems with "
+        "more examples; a model that goes by the sign does not. Faint lines are disguises, the strong line their mean.",
     ),
     Chapter(
         "bias",
         "Bias",
         Bias,
-        "The further the occupations lie left of 0, the more the model takes their holders for men; and words that "
-        "stand beside one group alone, or are less pleasant beside one than beside the others, are what it takes "
-        "people for.",
+        "The further left of 0 the occupations lie, the more the model takes the people in them for men. Words that "
+        "occur with one group only, or a sentiment that differs between groups, show what it associates with people.",
     ),
 )
 
 
 def sections(run: Run) -> str:
-    """Every study that the run's folder holds, and what was found and is not shown."""
-    parts = [_chapter(chapter, run.studies) for chapter in present(run.studies)]
+    """A section per kind of study, and one that names the studies not shown."""
+    parts = [_chapter(chapter, run.studies) for chapter in chapters_shown(run.studies)]
     return "\n".join([*parts, _left_out(run.studies)])
 
 
-def present(studies: Studies) -> list[Chapter]:
-    """The kinds of study that the page shows, in its order."""
-    return [chapter for chapter in CHAPTERS if any(isinstance(one.study, chapter.schema) for one in studies.shown)]
+def chapters_shown(studies: Studies) -> list[Chapter]:
+    """The kinds of study on the page, in its order."""
+    return [chapter for chapter in CHAPTERS if any(isinstance(item.study, chapter.schema) for item in studies.shown)]
 
 
-def of_others(studies: Studies) -> str:
-    """A line about the studies of other checkpoints, if there are any."""
-    others = ", ".join(f"{one.file} ({one.study.asked}, digest {one.study.digest[:8]})" for one in studies.others)
-    return f"Left out, being of another checkpoint than the one scored here: {others}." if others else ""
+def other_checkpoints_notice(studies: Studies) -> str:
+    """A sentence that names the studies of other checkpoints; empty if there are none."""
+    others = ", ".join(
+        f"{item.file} ({item.study.checkpoint_name}, digest {item.study.digest[:8]})" for item in studies.others
+    )
+    return f"Left out, because they are of another checkpoint than the one scored here: {others}." if others else ""
 
 
 def _left_out(studies: Studies) -> str:
-    told = [of_others(studies), *(f"Left out, being unreadable: {line}." for line in studies.broken)]
-    lines = "\n".join(f'<p class="absent">{text(line)}</p>' for line in told if line)
+    unreadable = [f"Left out, because unreadable: {error}." for error in studies.errors]
+    notices = [other_checkpoints_notice(studies), *unreadable]
+    lines = "\n".join(f'<p class="absent">{escape(notice)}</p>' for notice in notices if notice)
     return f'<section id="left-out">\n<h2>Studies left out</h2>\n{lines}\n</section>' if lines else ""
 
 
 def _chapter(chapter: Chapter, studies: Studies) -> str:
-    found = [one for one in studies.shown if isinstance(one.study, chapter.schema)]
-    bodies = "\n".join(_study(one, f"{chapter.anchor}-{n}", alone=len(found) == 1) for n, one in enumerate(found))
+    items = [item for item in studies.shown if isinstance(item.study, chapter.schema)]
+    bodies = "\n".join(_study(item, f"{chapter.anchor}-{n}", named=len(items) > 1) for n, item in enumerate(items))
     return f'<section id="{chapter.anchor}">\n<h2>{chapter.title}</h2>\n<p>{chapter.reading}</p>\n{bodies}\n</section>'
 
 
-def _study(found: Found, name: str, *, alone: bool) -> str:
-    head = "" if alone else f"<h3>{text(found.file)}</h3>\n"
-    match found.study:
+def _study(item: StudyFile, name: str, *, named: bool) -> str:
+    head = f"<h3>{escape(item.file)}</h3>\n" if named else ""
+    match item.study:
         case Hans() as study:
             return head + _hans(study, name)
         case Operators() as study:
             return head + _operators(study, name)
         case Bias() as study:
             return head + _bias(study, name)
-    raise TypeError(type(found.study))
+    raise TypeError(type(item.study))
 
 
 def _hans(study: Hans, name: str) -> str:
-    counts = list(study.shots.values())
-    rows = [row(["all rows", *(_shares(at.whole) for at in counts)], "total")]
-    for heuristic, labels in counts[0].labels.items():
+    tallies = list(study.shots.values())
+    rows = [row(["all rows", *(_accuracies(tally.whole) for tally in tallies)], "total")]
+    for heuristic, labels in tallies[0].labels.items():
         for label in labels:
-            cells = [_shares(at.labels.get(heuristic, {}).get(label)) for at in counts]
-            rows.append(row([f"{text(heuristic.replace('_', ' '))}, {text(label)}", *cells]))
-    rows.append(row(["P(True) + P(False)", *(decimal(at.mass, 3) for at in counts)]))
-    rows.append(row(["says True, %", *(decimal(100 * at.said_true, 0) for at in counts)]))
-    mode = (study.shots_from.source, study.shots_from.labels)
-    told = f" {text(MODES.get(mode, ', '.join(mode))).capitalize()}." if mode != ("any", "drawn") else ""
-    *small, subcases = (f"<figure>{picture}</figure>" for picture in hans(study, name))
-    drawn = f'<div class="row halves"><div>{"".join(small)}</div>{subcases}</div>'
-    head = [f"right, %: plain {ARROW} shifted; examples:", *map(text, study.shots)]
-    return f'<p class="quiet">{count(counts[0].whole.rows)} rows.{told}</p>\n{drawn}\n{table(head, rows)}'
+            cells = [_accuracies(tally.labels.get(heuristic, {}).get(label)) for tally in tallies]
+            rows.append(row([f"{escape(heuristic.replace('_', ' '))}, {escape(label)}", *cells]))
+    rows.append(row(["P(True) + P(False)", *(decimal(tally.mass, 3) for tally in tallies)]))
+    rows.append(row(["says True, %", *(decimal(100 * tally.said_true, 0) for tally in tallies)]))
+    key = (study.shots_from.source, study.shots_from.labels)
+    mode = f" {escape(MODES.get(key, ', '.join(key))).capitalize()}." if key != ("any", "drawn") else ""
+    *small, subcases = (f"<figure>{chart}</figure>" for chart in hans_charts(study, name))
+    charts = f'<div class="row halves"><div>{"".join(small)}</div>{subcases}</div>'
+    head = [f"accuracy, %: plain {ARROW} shifted; examples:", *map(escape, study.shots)]
+    return f'<p class="quiet">{count(tallies[0].whole.rows)} rows.{mode}</p>\n{charts}\n{table(head, rows)}'
 
 
-def _shares(part: Share | None) -> str:
-    return DASH if part is None else f"{100 * part.accuracy:.0f} {ARROW} {100 * part.shifted:.0f}"
+def _accuracies(score: SubsetScore | None) -> str:
+    return DASH if score is None else f"{100 * score.accuracy:.0f} {ARROW} {100 * score.shifted:.0f}"
 
 
 def _operators(study: Operators, name: str) -> str:
     shots = list(dict.fromkeys(cell.shots for cell in study.cells))
 
-    def cells(of: Sequence[Cell], show: Callable[[int, int], str]) -> list[str]:
-        at = [[cell for cell in of if cell.shots == asked] for asked in shots]
-        return [show(sum(cell.right for cell in some), sum(cell.problems for cell in some)) for some in at]
+    def by_shots(cells: Sequence[Cell], to_text: Callable[[int, int], str]) -> list[str]:
+        groups = [[cell for cell in cells if cell.shots == number] for number in shots]
+        return [to_text(sum(cell.right for cell in group), sum(cell.problems for cell in group)) for group in groups]
 
-    rows = [row([text(title), *cells(some, _percent)]) for title, some in by_operator(study).items()]
+    rows = [row([escape(title), *by_shots(cells, _percent)]) for title, cells in cells_by_operator(study).items()]
     rows += [
-        row(["all", *cells(study.cells, _percent)], "total"),
-        row(["95 % interval", *cells(study.cells, _interval)]),
+        row(["all", *by_shots(study.cells, _percent)], "total"),
+        row(["95 % interval", *by_shots(study.cells, _interval)]),
     ]
-    drawn = "".join(f"<figure>{picture}</figure>" for picture in operators(study, name))
+    charts = "".join(f"<figure>{chart}</figure>" for chart in operator_charts(study, name))
     head = ["solved, %; examples:", *map(str, shots)]
-    return f'<div class="panels">{drawn}</div>\n{table(head, rows)}'
+    return f'<div class="panels">{charts}</div>\n{table(head, rows)}'
 
 
-def _percent(right: int, of: int) -> str:
-    return f"{100 * right / of:.1f}" if of else DASH
+def _percent(right: int, total: int) -> str:
+    return f"{100 * right / total:.1f}" if total else DASH
 
 
-def _interval(right: int, of: int) -> str:
-    return DASH.join(f"{100 * bound:.1f}" for bound in wilson(right, of)) if of else DASH
+def _interval(right: int, total: int) -> str:
+    return DASH.join(f"{100 * bound:.1f}" for bound in wilson_interval(right, total)) if total else DASH
 
 
 def _bias(study: Bias, name: str) -> str:
     tables = [_occupation(study.occupation)] if study.occupation else []
-    tables += [_adjectives(kind, told) for kind, told in study.adjectives.items()]
-    basis = f'<p class="quiet">{count(study.samples_a_prompt)} texts a prompt.</p>\n' if study.adjectives else ""
-    drawn = zip(bias(study, name), tables, strict=True)
-    told = "\n".join(f"<div><figure>{picture}</figure>\n{below}</div>" for picture, below in drawn)
-    return f'{basis}<div class="row halves">{told}</div>'
+    tables += [_adjectives(kind, adjectives) for kind, adjectives in study.adjectives.items()]
+    samples = f'<p class="quiet">{count(study.samples_a_prompt)} texts per prompt.</p>\n' if study.adjectives else ""
+    pairs = zip(bias_charts(study, name), tables, strict=True)
+    body = "\n".join(f"<div><figure>{chart}</figure>\n{below}</div>" for chart, below in pairs)
+    return f'{samples}<div class="row halves">{body}</div>'
 
 
-def _occupation(told: Occupation) -> str:
-    low, high = (f"{100 * bound:.0f}" for bound in told.male_likelier_95)
-    names = list(told.by_occupation)
-    ratio = f"{decimal(told.mean_log_ratio, 2)} ± {decimal(told.mean_log_ratio_stderr, 2)}"
+def _occupation(summary: Occupation) -> str:
+    low, high = (f"{100 * bound:.0f}" for bound in summary.male_likelier_95)
+    names = list(summary.by_occupation)
+    ratio = f"{decimal(summary.mean_log_ratio, 2)} ± {decimal(summary.mean_log_ratio_stderr, 2)}"
     rows = [
-        row(["male likelier, % of occupations", f"{100 * told.male_likelier:.0f} ({low}{DASH}{high})", "78"]),
+        row(["male likelier, % of occupations", f"{100 * summary.male_likelier:.0f} ({low}{DASH}{high})", "78"]),
         row(["mean of log P(female) \N{MINUS SIGN} log P(male)", ratio, decimal(MTNLG_RATIO, 2)]),
         row([_words("most male", names[:WORDS_SHOWN]), "", ""]),
         row([_words("most female", names[: -WORDS_SHOWN - 1 : -1]), "", ""]),
@@ -174,7 +176,7 @@ def _occupation(told: Occupation) -> str:
     return table([f"{count(len(names))} occupations", "this run", "MT-NLG"], rows)
 
 
-def _adjectives(kind: str, told: Adjectives) -> str:
+def _adjectives(kind: str, adjectives: Adjectives) -> str:
     rows = [
         row(
             [
@@ -183,11 +185,12 @@ def _adjectives(kind: str, told: Adjectives) -> str:
                 decimal(group.sentiment.negative, 2),
             ]
         )
-        for name, group in told.groups.items()
+        for name, group in adjectives.groups.items()
     ]
-    head = f"{text(kind)}: adjectives beside one group alone, and their ranks ({count(told.shared)} are beside all)"
-    return table([head, "pleasant", "unpleasant"], rows)
+    shared = count(adjectives.shared)
+    head = f"{escape(kind)}: adjectives of one group only, with their rank ({shared} are shared by all groups)"
+    return table([head, "positive", "negative"], rows)
 
 
 def _words(head: str, words: Sequence[str]) -> str:
-    return f'<strong>{text(head)}</strong><br><span class="quiet">{text(", ".join(words)) or DASH}</span>'
+    return f'<strong>{escape(head)}</strong><br><span class="quiet">{escape(", ".join(words)) or DASH}</span>'

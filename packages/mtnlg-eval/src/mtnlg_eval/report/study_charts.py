@@ -1,7 +1,4 @@
-"""The pictures of the paper's own studies: HANS, hidden operators, bias.
-
-Each study is a few small pictures, which the page lays out as it has room and which `draw` puts together in a file.
-"""
+"""Charts of the paper's studies (HANS, hidden operators, bias), for the page and as SVG files."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from typing import TYPE_CHECKING
 from mtnlg_model.files import write_text
 
 from .markup import decimal
-from .study_files import SCHEMAS, Bias, Hans, Operators, parse
-from .svg import ACCENT, INK, MUTED, SECOND, SOFT, canvas, inline, standing_alone, styled
+from .study_files import SCHEMAS, Bias, Hans, Operators, parse_json
+from .svg import ACCENT, INK, MUTED, SECOND, SOFT, canvas, standalone_svg, styled, to_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,35 +19,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .study_files import Adjectives, AtShots, Cell, Occupation, Study
+    from .study_files import Adjectives, Cell, HansTally, Occupation, Study
 
-LINE, BAR = 14.0, 18.0
-PANELS_ACROSS = 4
+LINE, BAR = 14.0, 18.0  # height of a subcase and of a group, in points
+OPERATOR_COLUMNS = 4
 MTNLG_RATIO = -0.77
 """The paper's mean of log P(female) - log P(male) (paper.md 5.4)."""
 
 
-def draw(study: Path) -> None:
-    """Draw the study that this JSON file holds into an SVG file beside it."""
-    read = parse(study.read_bytes(), SCHEMAS[study.stem], str(study))
-    across = PANELS_ACROSS if isinstance(read, Operators) else 1
-    write_text(study.with_suffix(".svg"), standing_alone(pictures(read, study.stem), across))
+def write_svg(path: Path) -> None:
+    """Write the charts of a study's JSON file into an SVG file beside it."""
+    study = parse_json(path.read_bytes(), SCHEMAS[path.stem], str(path))
+    columns = OPERATOR_COLUMNS if isinstance(study, Operators) else 1
+    write_text(path.with_suffix(".svg"), standalone_svg(_charts(study, path.stem), columns))
 
 
-def pictures(study: Study, name: str) -> list[str]:
-    """The pictures of any study as ``<svg>`` elements; ``name`` is no other study's on the page."""
+def _charts(study: Study, name: str) -> list[str]:
     match study:
         case Hans():
-            return hans(study, name)
+            return hans_charts(study, name)
         case Operators():
-            return operators(study, name)
+            return operator_charts(study, name)
         case Bias():
-            return bias(study, name)
+            return bias_charts(study, name)
     raise TypeError(type(study))
 
 
 def _panel(width: float, height: float, title: str, left: float = 36, below: float = 32) -> tuple[Figure, Axes]:
-    """A figure of this many points with one pair of axes under a title."""
+    """A figure with axes under a title; all lengths are in points."""
     figure = canvas(width, height)
     frame = (left / width, below / height, 1 - (left + 14) / width, 1 - (below + 30) / height)
     axes = figure.add_axes(frame)
@@ -59,52 +55,53 @@ def _panel(width: float, height: float, title: str, left: float = 36, below: flo
 
 
 @styled()
-def hans(study: Hans, name: str) -> list[str]:
-    """Accuracy against shots; mass and bias against shots; every subcase at the most shots that were scored."""
-    counts = study.shots
-    whole = [at.whole for at in counts.values()]
-    accuracy, axes = _panel(300, 176, "right, %: plain (dots) and threshold shifted (rings)")
-    _line(axes, [part.accuracy for part in whole], ACCENT, "o-")
-    _line(axes, [part.shifted for part in whole], ACCENT, "o--", hollow=True)
-    form, beside = _panel(300, 176, "P(True) + P(False), %; says True, % (grey)")
-    _line(beside, [at.mass for at in counts.values()], SECOND, "o-")
-    _line(beside, [at.said_true for at in counts.values()], MUTED, "o--")
-    for each in (axes, beside):
-        _shots(each, list(counts))
-        each.set(xlabel="examples in the prompt")
-    asked = list(counts)[-1]
+def hans_charts(study: Hans, name: str) -> list[str]:
+    """Accuracy by shots; mass and share of True by shots; every subcase at the largest number of shots scored.
+
+    The id prefix ``name`` is unique on the page, here and in the other studies' charts.
+    """
+    tallies = list(study.shots.values())
+    accuracy, left = _panel(300, 176, "accuracy, %: plain (dots) and threshold shifted (rings)")
+    _line(left, [tally.whole.accuracy for tally in tallies], ACCENT, "o-")
+    _line(left, [tally.whole.shifted for tally in tallies], ACCENT, "o--", hollow=True)
+    form, right = _panel(300, 176, "P(True) + P(False), %; says True, % (grey)")
+    _line(right, [tally.mass for tally in tallies], SECOND, "o-")
+    _line(right, [tally.said_true for tally in tallies], MUTED, "o--")
+    for axes in (left, right):
+        _set_shots(axes, list(study.shots))
+        axes.set(xlabel="examples in the prompt")
     return [
-        inline(accuracy, f"{name}-accuracy", "HANS: accuracy against the examples in the prompt"),
-        inline(form, f"{name}-form", "HANS: probability of the two answers, and how often True is said"),
-        _subcases(counts[asked], asked, name),
+        to_svg(accuracy, f"{name}-accuracy", "HANS: accuracy against the examples in the prompt"),
+        to_svg(form, f"{name}-form", "HANS: probability of the two answers, and share of True"),
+        _subcases(tallies[-1], list(study.shots)[-1], name),
     ]
 
 
-def _subcases(at: AtShots, asked: str, name: str) -> str:
-    """A line a subcase: plain (dot) and with the threshold shifted (ring); heuristics stand apart."""
-    lines = [(case, part) for parts in at.subcases.values() for case, part in [*parts.items(), ("", None)]][:-1]
+def _subcases(tally: HansTally, shots: str, name: str) -> str:
+    """A line per subcase: plain (dot) and threshold shifted (ring), with a gap between heuristics."""
+    lines = [(case, score) for cases in tally.subcases.values() for case, score in [*cases.items(), ("", None)]][:-1]
     height = 62 + LINE * len(lines)
-    figure, axes = _panel(420, height, f"right by subcase with {asked} examples, %", left=165, below=26)
-    for line, (_, part) in enumerate(lines):
-        if part is not None:
-            plain, moved = 100 * part.accuracy, 100 * part.shifted
-            axes.plot([plain, moved], [line, line], color=SOFT)
+    figure, axes = _panel(420, height, f"accuracy by subcase with {shots} examples, %", left=165, below=26)
+    for line, (_, score) in enumerate(lines):
+        if score is not None:
+            plain, shifted = 100 * score.accuracy, 100 * score.shifted
+            axes.plot([plain, shifted], [line, line], color=SOFT)
             axes.plot(plain, line, "o", color=ACCENT, markersize=4, clip_on=False)
-            axes.plot(moved, line, "o", color=ACCENT, markersize=6.5, markerfacecolor="none", clip_on=False)
+            axes.plot(shifted, line, "o", color=ACCENT, markersize=6.5, markerfacecolor="none", clip_on=False)
     axes.set(xlim=(-2, 102), ylim=(len(lines) - 0.3, -0.7))
     axes.set_yticks([n for n, (case, _) in enumerate(lines) if case], [case for case, _ in lines if case], fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.axvline(50, color=MUTED, linewidth=0.8, dashes=(3, 3))
-    return inline(figure, f"{name}-subcases", f"HANS: accuracy by subcase with {asked} examples in the prompt")
+    return to_svg(figure, f"{name}-subcases", f"HANS: accuracy by subcase with {shots} examples in the prompt")
 
 
 @styled()
-def operators(study: Operators, name: str) -> list[str]:
-    """Share solved against examples: a panel an operator, the mean over disguises strong, each disguise faint."""
-    return [_operator(title, cells, name) for title, cells in by_operator(study).items()]
+def operator_charts(study: Operators, name: str) -> list[str]:
+    """Share solved by shots, one panel per operator: the mean over disguises strong, each disguise faint."""
+    return [_operator(title, cells, name) for title, cells in cells_by_operator(study).items()]
 
 
-def by_operator(study: Operators) -> dict[str, list[Cell]]:
+def cells_by_operator(study: Operators) -> dict[str, list[Cell]]:
     """The cells of each operator."""
     return {title: list(cells) for title, cells in groupby(study.cells, key=lambda cell: cell.operator)}
 
@@ -116,24 +113,24 @@ def _operator(title: str, cells: Sequence[Cell], name: str) -> str:
         axes.plot([cell.right * 100 / cell.problems for cell in disguised], color=SOFT, clip_on=False)
     means = [fmean(cell.right / cell.problems for cell in cells if cell.shots == count) for count in shots]
     _line(axes, means, ACCENT, "o-")
-    _shots(axes, [str(count) for count in shots])
+    _set_shots(axes, [str(count) for count in shots])
     axes.set_yticks([0, 50, 100])
-    return inline(figure, f"{name}-{title}", f"{title}: problems solved against the examples in the prompt")
+    return to_svg(figure, f"{name}-{title}", f"{title}: problems solved against the examples in the prompt")
 
 
 @styled()
-def bias(study: Bias, name: str) -> list[str]:
-    """Log-ratios of occupations beside the paper's mean; how pleasant the words beside each group are, by kind."""
-    told = [_occupations(study.occupation, name)] if study.occupation else []
-    return told + [_sentiments(kind, adjectives, name) for kind, adjectives in study.adjectives.items()]
+def bias_charts(study: Bias, name: str) -> list[str]:
+    """A histogram of the occupations' log-ratios with the paper's mean, and each kind's sentiment by group."""
+    charts = [_occupations(study.occupation, name)] if study.occupation else []
+    return charts + [_sentiments(kind, adjectives, name) for kind, adjectives in study.adjectives.items()]
 
 
-def _occupations(told: Occupation, name: str) -> str:
+def _occupations(summary: Occupation, name: str) -> str:
     figure, axes = _panel(420, 196, "occupations by log P(female) \N{MINUS SIGN} log P(male)", below=40)
-    axes.hist(list(told.by_occupation.values()), bins=40, color=SOFT)
+    axes.hist(list(summary.by_occupation.values()), bins=40, color=SOFT)
     axes.axvline(0, color=MUTED, linewidth=0.8, dashes=(3, 3))
     middle = fmean(axes.get_xlim())
-    for value, label, color in ((told.mean_log_ratio, "mean", ACCENT), (MTNLG_RATIO, "MT-NLG", SECOND)):
+    for value, label, color in ((summary.mean_log_ratio, "mean", ACCENT), (MTNLG_RATIO, "MT-NLG", SECOND)):
         axes.axvline(value, color=color, linewidth=1.4)
         axes.annotate(
             f"{label} {decimal(value, 2)}",
@@ -146,28 +143,29 @@ def _occupations(told: Occupation, name: str) -> str:
             color=color,
         )
     axes.set_xlabel("left: male likelier; right: female", labelpad=2)
-    return inline(figure, f"{name}-occupation", "How many occupations have which ratio of female to male")
+    return to_svg(figure, f"{name}-occupation", "Histogram of the occupations' log-ratios of female to male")
 
 
-def _sentiments(kind: str, told: Adjectives, name: str) -> str:
-    figure, axes = _panel(420, 60 + BAR * len(told.groups), f"{kind}: polarity of the words beside a group, %", left=92)
-    for line, group in enumerate(told.groups.values()):
+def _sentiments(kind: str, adjectives: Adjectives, name: str) -> str:
+    groups = adjectives.groups
+    figure, axes = _panel(420, 60 + BAR * len(groups), f"{kind}: polarity of each group's words, %", left=92)
+    for line, group in enumerate(groups.values()):
         axes.barh(line, group.sentiment.positive, height=0.55, color=ACCENT)
         axes.barh(line, group.sentiment.negative, height=0.55, color=SECOND)
-    axes.set_yticks(range(len(told.groups)), list(told.groups))
+    axes.set_yticks(range(len(groups)), list(groups))
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(told.groups) - 0.5, -0.5)
+    axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.axvline(0, color=MUTED, linewidth=0.8)
-    return inline(figure, f"{name}-{kind}", f"{kind}: how pleasant the words beside each group are")
+    return to_svg(figure, f"{name}-{kind}", f"{kind}: polarity of each group's words")
 
 
 def _line(axes: Axes, shares: Sequence[float], color: str, style: str, *, hollow: bool = False) -> None:
-    """Shares in percent, one a number of shots."""
+    """Plot one share per number of shots, in percent."""
     percent = [100 * share for share in shares]
     size, fill = (6, "none") if hollow else (4, "full")
     axes.plot(percent, style, color=color, clip_on=False, markersize=size, fillstyle=fill)
 
 
-def _shots(axes: Axes, counts: Sequence[str]) -> None:
-    axes.set_xticks(range(len(counts)), counts)
-    axes.set(ylim=(0, 100), xlim=(-0.3, len(counts) - 0.7))
+def _set_shots(axes: Axes, shots: Sequence[str]) -> None:
+    axes.set_xticks(range(len(shots)), shots)
+    axes.set(ylim=(0, 100), xlim=(-0.3, len(shots) - 0.7))

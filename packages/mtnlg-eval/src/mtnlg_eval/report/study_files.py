@@ -1,12 +1,11 @@
-"""The paper's own studies that a run's folder holds: HANS, hidden operators, bias; each says whom it asked.
+"""Schemas and readers of a run's studies: HANS, hidden operators and bias.
 
     eval/hans.json                   mtnlg-eval hans DIR/eval
     eval/operators.json              mtnlg-eval operators CHECKPOINT --out DIR/eval
     eval/bias.json                   mtnlg-eval bias CHECKPOINT --out DIR/eval
     eval/NAME/hans.json, …           the same with --out DIR/eval/NAME: HANS at other shots or in another mode
 
-One checkpoint's answers are never shown as another's: those of the checkpoint whose scores are on the page are
-shown, all others are named.
+The page shows only the studies of the checkpoint that it has scores of, and names the others.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Part(BaseModel):
-    """Base of everything read here: immutable, and open to keys that the report does not use."""
+class Schema(BaseModel):
+    """Base of every schema of the report: immutable; ignores keys that the report does not use."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-P = TypeVar("P", bound=Part)
+T = TypeVar("T", bound=Schema)
 
 
-def parse(content: bytes, schema: type[P], place: str) -> P:
-    """The content as the schema has it; ``Failure`` names ``place``, the key and the value that break it."""
+def parse_json(content: bytes, schema: type[T], place: str) -> T:
+    """Validate JSON against the schema; ``Failure`` names ``place``, the malformed key and its value."""
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
@@ -44,53 +43,53 @@ def parse(content: bytes, schema: type[P], place: str) -> P:
         raise Failure(f"{where}: {detail['msg']}; run the stage that wrote it again") from None
 
 
-class Study(Part):
-    """Whom a study asked."""
+class Study(Schema):
+    """The checkpoint of a study; ``tokens`` is what it had been trained on."""
 
     checkpoint: str
     digest: str
     tokens: int
 
     @property
-    def asked(self) -> str:
-        """The checkpoint's name."""
+    def checkpoint_name(self) -> str:
+        """The last part of the checkpoint's path."""
         return PurePath(self.checkpoint).name
 
 
-class Share(Part):
-    """Some rows of HANS: how many, and the shares of right answers, plain and with the threshold shifted."""
+class SubsetScore(Schema):
+    """A subset of HANS: its rows, and its accuracy in [0, 1] at threshold one half and at the shifted threshold."""
 
     rows: int
     accuracy: float
     shifted: float
 
 
-class AtShots(Part):
-    """HANS at one number of shots; ``labels`` and ``subcases`` lie by heuristic."""
+class HansTally(Schema):
+    """HANS at one number of shots; ``labels`` and ``subcases`` are keyed by heuristic first."""
 
-    whole: Share
+    whole: SubsetScore
     mass: float
     said_true: float
-    labels: dict[str, dict[str, Share]]
-    subcases: dict[str, dict[str, Share]]
+    labels: dict[str, dict[str, SubsetScore]]
+    subcases: dict[str, dict[str, SubsetScore]]
 
 
-class ShotsFrom(Part):
-    """Which rows could be shots, and in which order of labels."""
+class ShotsFrom(Schema):
+    """How the shots were chosen: from which rows, and with which labels."""
 
     source: str
     labels: str
 
 
 class Hans(Study):
-    """hans.json; ``shots`` by the number that was asked for."""
+    """Schema of hans.json; ``shots`` is keyed by the requested number of shots."""
 
     shots_from: ShotsFrom
-    shots: dict[str, AtShots] = Field(min_length=1)
+    shots: dict[str, HansTally] = Field(min_length=1)
 
 
-class Cell(Part):
-    """Problems of one operator in one disguise at one number of shots."""
+class Cell(Schema):
+    """Problems solved for one operator, disguise and number of shots."""
 
     operator: str
     disguise: str
@@ -100,13 +99,13 @@ class Cell(Part):
 
 
 class Operators(Study):
-    """operators.json."""
+    """Schema of operators.json."""
 
     cells: list[Cell] = Field(min_length=1)
 
 
-class Occupation(Part):
-    """Which gender the model gives the holders of occupations; log P(female) - log P(male) of each."""
+class Occupation(Schema):
+    """Gender by occupation; ``by_occupation`` holds log P(female) - log P(male) in nats."""
 
     male_likelier: float
     male_likelier_95: tuple[float, float]
@@ -115,29 +114,29 @@ class Occupation(Part):
     by_occupation: dict[str, float] = Field(min_length=1)
 
 
-class Sentiment(Part):
-    """Mean polarity of the words beside a group, in percent: its positive and its negative part."""
+class Sentiment(Schema):
+    """Mean polarity of a group's words in percent: its positive and its negative part."""
 
     positive: float
     negative: float
 
 
-class Group(Part):
-    """Adjectives beside one group alone, with their ranks, and the sentiment of all words."""
+class Group(Schema):
+    """Adjectives of this group only, each with its rank, and the sentiment of all words."""
 
     alone: list[tuple[int, str]]
     sentiment: Sentiment
 
 
-class Adjectives(Part):
-    """What one kind of bias found: its groups, and how many adjectives all of them have."""
+class Adjectives(Schema):
+    """The groups of one kind of bias; ``shared`` is the number of adjectives that all groups have."""
 
     shared: int
     groups: dict[str, Group]
 
 
 class Bias(Study):
-    """bias.json; ``adjectives`` by kind."""
+    """Schema of bias.json; ``adjectives`` is keyed by kind."""
 
     samples_a_prompt: int
     occupation: Occupation | None = None
@@ -148,8 +147,8 @@ SCHEMAS: dict[str, type[Study]] = {"hans": Hans, "operators": Operators, "bias":
 
 
 @dataclass(frozen=True)
-class Found:
-    """A study and where it lies in the run's folder."""
+class StudyFile:
+    """A study and its path relative to the run folder."""
 
     file: str
     study: Study
@@ -157,28 +156,29 @@ class Found:
 
 @dataclass(frozen=True)
 class Studies:
-    """What was found: studies of the page's checkpoint, those of others, and of each unreadable file what is wrong."""
+    """Studies of the page's checkpoint, studies of other checkpoints, and the errors of malformed files."""
 
-    shown: tuple[Found, ...] = ()
-    others: tuple[Found, ...] = ()
-    broken: tuple[str, ...] = ()
+    shown: tuple[StudyFile, ...] = ()
+    others: tuple[StudyFile, ...] = ()
+    errors: tuple[str, ...] = ()
 
 
 def read_studies(run: Path, digest: str | None) -> Studies:
-    """The studies under ``run/eval``; ``digest`` is that of the scored checkpoint, None where nothing was scored.
+    """The studies under ``run/eval``; those with this checkpoint digest are shown.
 
-    Where nothing was scored, the checkpoint that has read most tokens is the page's.
+    Without a digest (nothing has been scored) the studies of the checkpoint trained on most tokens are shown.
     """
-    found: list[Found] = []
-    broken: list[str] = []
+    studies: list[StudyFile] = []
+    errors: list[str] = []
     for name, schema in SCHEMAS.items():
         for path in sorted((run / "eval").glob(f"{name}.json")) + sorted((run / "eval").glob(f"*/{name}.json")):
             file = path.relative_to(run).as_posix()
             try:
-                found.append(Found(file, parse(path.read_bytes(), schema, file)))
+                studies.append(StudyFile(file, parse_json(path.read_bytes(), schema, file)))
             except Failure as failure:
-                broken.append(str(failure))
-    if digest is None and found:
-        digest = max(found, key=lambda one: one.study.tokens).study.digest
-    shown = tuple(one for one in found if one.study.digest == digest)
-    return Studies(shown, tuple(one for one in found if one.study.digest != digest), tuple(broken))
+                errors.append(str(failure))
+    if digest is None and studies:
+        digest = max(studies, key=lambda item: item.study.tokens).study.digest
+    shown = tuple(item for item in studies if item.study.digest == digest)
+    others = tuple(item for item in studies if item.study.digest != digest)
+    return Studies(shown, others, tuple(errors))

@@ -1,11 +1,11 @@
-"""The page's parts on training and on the layout: curves over tokens, ranks in their places, the layers they hold."""
+"""The page's sections on training (curves over tokens) and on the layout (ranks, stages and the model's shape)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from . import charts
-from .markup import absent, count, decimal, duration, figure, row, table, text
+from .markup import count, decimal, duration, escape, figure, missing_part, row, table
 
 if TYPE_CHECKING:
     from .run_files import Run, Training
@@ -14,60 +14,56 @@ COMMAND = "mtnlg-parallel train RECIPE --data DIR/data --out DIR/train"
 
 
 def section(run: Run) -> str:
-    """The loss against the unigram entropy, and what went with it step by step."""
+    """Totals, the loss beside the unigram entropy, and four smaller curves."""
     if not run.steps:
-        return absent("Nothing has been trained yet", "train/metrics.jsonl", COMMAND)
+        return missing_part("Nothing has been trained yet", "train/metrics.jsonl", COMMAND)
     entropy = run.curation.unigram_entropy_nats if run.curation else None
-    note = "the dashed line is what token frequencies alone would reach" if entropy is not None else ""
+    note = "the dashed line is the loss from token frequencies alone" if entropy is not None else ""
     small = [
         figure("Learning rate", charts.curve(run.steps, "lr", "lr")),
-        figure("Batch size", charts.curve(run.steps, "batch_size", "batch"), "samples a step"),
+        figure("Batch size", charts.curve(run.steps, "batch_size", "batch"), "samples per step"),
         figure("Gradient norm", charts.curve(run.steps, "grad_norm", "norm"), "before clipping"),
-        figure("Throughput", charts.curve(run.steps, "tokens_per_second", "speed"), "tokens a second"),
+        figure("Throughput", charts.curve(run.steps, "tokens_per_second", "speed"), "tokens per second"),
     ]
     loss = figure("Loss", charts.losses(run.steps, entropy), note)
     unfinished = (
         f'<p class="absent">Training has not finished: the newest step is {run.steps[-1].step}, and there is no '
-        f"<code>train/summary.json</code>. The same <code>{COMMAND}</code> goes on from the last checkpoint.</p>"
+        f"<code>train/summary.json</code>. <code>{COMMAND}</code> resumes from the last checkpoint.</p>"
     )
-    told = "" if run.training else unfinished
-    return (
-        f'{told}{_told(run.training)}\n<div class="row curves">{loss}\n<div class="small">{"".join(small)}</div></div>'
-    )
+    intro = _totals(run.training) if run.training else unfinished
+    return f'{intro}\n<div class="row curves">{loss}\n<div class="small">{"".join(small)}</div></div>'
 
 
-def _told(training: Training | None) -> str:
-    if training is None:
-        return ""
+def _totals(training: Training) -> str:
     validation = f", {decimal(training.validation_loss, 3)} on held-out documents" if training.validation_loss else ""
     return (
         f"<p>{count(training.steps)} steps, {count(training.samples)} samples, {count(training.tokens)} tokens in "
-        f"{duration(training.seconds)}; the last loss is {decimal(training.loss, 3)} nats a token{validation}.</p>"
+        f"{duration(training.seconds)}; the last loss is {decimal(training.loss, 3)} nats per token{validation}.</p>"
     )
 
 
 def layout_section(run: Run) -> str:
-    """Who holds what: the picture of the ranks, the stages' parameters, the model's shape."""
+    """The chart of the ranks with the stages' layers and parameters, and the table of the model's shape."""
     training = run.training
     if training is None:
-        return absent("No training has finished, so its layout is not known", "train/summary.json", COMMAND)
-    shape = training.layout
-    told = (
-        f"<p>{count(len(training.ranks))} ranks: tensor parallel {shape.tp} (columns), pipeline parallel {shape.pp} "
-        f"(rows), data parallel {shape.dp} (replicas). A square is a rank.{_tied(training)}</p>"
+        return missing_part("Training has not finished, so the layout is not known", "train/summary.json", COMMAND)
+    layout = training.layout
+    intro = (
+        f"<p>{count(len(training.ranks))} ranks: tensor parallel {layout.tp} (columns), pipeline parallel {layout.pp} "
+        f"(rows), data parallel {layout.dp} (replicas). A square is a rank.{_tied_embedding(training)}</p>"
     )
     facts = {**training.model, "parameters": training.parameters, "precision": training.precision}
     if training.recompute is not None:
         facts["recompute"] = training.recompute
-    shown = [row([text(name.replace("_", " ")), _fact(value)]) for name, value in facts.items() if value is not None]
-    model = table(["model", ""], shown)
-    return f'{told}\n<div class="row halves"><figure>{charts.layout(training)}</figure>{model}</div>'
+    rows = [row([escape(name.replace("_", " ")), _fact(value)]) for name, value in facts.items() if value is not None]
+    model = table(["model", ""], rows)
+    return f'{intro}\n<div class="row halves"><figure>{charts.layout(training)}</figure>{model}</div>'
 
 
-def _tied(training: Training) -> str:
-    """Why the stages hold more parameters than the model has, where they do."""
-    held = sum(stage.parameters for stage in training.stages)
-    return " The last stage holds a copy of the embedding as its head." if held > training.parameters else ""
+def _tied_embedding(training: Training) -> str:
+    """A sentence on why the stages have more parameters than the model, if they do."""
+    total = sum(stage.parameters for stage in training.stages)
+    return " The last stage holds a copy of the embedding as its head." if total > training.parameters else ""
 
 
 def _fact(value: float | str | bool) -> str:
@@ -75,4 +71,4 @@ def _fact(value: float | str | bool) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return count(value)
-    return text(f"{value:.4g}" if isinstance(value, float) else value)
+    return escape(f"{value:.4g}" if isinstance(value, float) else value)

@@ -1,7 +1,7 @@
-"""What has been computed, kept as it comes, so that a killed run goes on and scores nothing twice.
+"""SQLite cache of a model's answers: a killed run resumes, and nothing is scored twice.
 
-One SQLite file, a transaction a batch. A key is a digest of the model (the checkpoint's digest, the precision) and of
-the tokens: another checkpoint, or the same at another precision, never finds an answer here.
+One file, one transaction per batch. A key is a digest of the model (checkpoint digest and precision) and the request's
+tokens, so another checkpoint or precision never hits.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-KEYS_AT_ONCE = 500
+KEYS_PER_QUERY = 500
 
 ARITHMETIC = b"2"
-"""Raised where an answer's last bits change, so that none of another arithmetic are mixed in."""
+"""Version of the numerics, part of every key: increment it when the last bits of an answer change."""
 
 
-class Store:
-    """Answers of one model, by key; any JSON value may be an answer."""
+class AnswerStore:
+    """Answers of one model by key; an answer is any JSON value."""
 
     def __init__(self, model: str, path: Path | None = None) -> None:
-        """Open ``path``, or memory alone where it is None, for the model of this identity."""
+        """Open the file at ``path``, or an in-memory store for None; ``model`` identifies the model."""
         self._model = model.encode()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        with self._told():
+        with self._as_os_error():
             self._connection = sqlite3.connect(path or ":memory:")
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT NOT NULL)")
 
     def key(self, *parts: object) -> bytes:
-        """The key of a question to this model, ``parts`` being JSON values such as tokens."""
-        told = json.dumps(parts, separators=(",", ":"), ensure_ascii=False).encode()
-        return hashlib.sha256(b"\0".join((ARITHMETIC, self._model, told))).digest()
+        """Key of a request to this model; ``parts`` are JSON values such as tokens."""
+        request = json.dumps(parts, separators=(",", ":"), ensure_ascii=False).encode()
+        return hashlib.sha256(b"\0".join((ARITHMETIC, self._model, request))).digest()
 
-    def known(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
-        """The answers at hand of these."""
-        found: dict[bytes, Any] = {}
-        for start in range(0, len(keys), KEYS_AT_ONCE):
-            part = keys[start : start + KEYS_AT_ONCE]
-            marks = ",".join("?" * len(part))
+    def lookup(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
+        """Stored answers to these keys; missing keys are left out."""
+        answers: dict[bytes, Any] = {}
+        for start in range(0, len(keys), KEYS_PER_QUERY):
+            chunk = keys[start : start + KEYS_PER_QUERY]
+            marks = ",".join("?" * len(chunk))
             query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608  (question marks)
-            with self._told():
-                found |= {key: json.loads(answer) for key, answer in self._connection.execute(query, part)}
-        return found
+            with self._as_os_error():
+                answers |= {key: json.loads(answer) for key, answer in self._connection.execute(query, chunk)}
+        return answers
 
-    def keep(self, answers: Iterable[tuple[bytes, Any]]) -> None:
-        """Write these answers, all of them or, if the process dies here, none."""
-        told = [(key, json.dumps(answer, ensure_ascii=False)) for key, answer in answers]
-        with self._told(), self._connection:
-            self._connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", told)
+    def save(self, answers: Iterable[tuple[bytes, Any]]) -> None:
+        """Write these answers in one transaction."""
+        rows = [(key, json.dumps(answer, ensure_ascii=False)) for key, answer in answers]
+        with self._as_os_error(), self._connection:
+            self._connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """A file that fails ends the whole run, as OSError does; a `Failure` would be one task's."""
+    def _as_os_error(self) -> Iterator[None]:
+        """Turn SQLite's errors into OSError, which ends the run; a `Failure` would only skip one task."""
         try:
             yield
         except sqlite3.Error as error:
-            why = f"cannot hold the answers ({error}); remove it or give another --out"
-            raise OSError(errno.EIO, why, str(self._path)) from None
+            reason = f"cannot store answers ({error}); remove the file or choose another --out"
+            raise OSError(errno.EIO, reason, str(self._path)) from None
 
     def close(self) -> None:
         """Close the file."""

@@ -1,105 +1,100 @@
-"""lm-eval's requests to generate: options read strictly, prompts of like options put together, and what runs them.
+"""Text generation for lm-eval: strict parsing of options, and batching of prompts with the same options.
 
-Prompts that run together are a `Portion`. Portions are planned over all prompts by length, whatever is known already
-and in whatever order they came: a killed run that goes on meets the same portions, and with them the same texts.
+Batches are planned over all prompts by length, whatever the store already has and in whatever order prompts came: a
+killed run that resumes meets the same batches, and so generates the same texts.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_model.console import Failure
-from mtnlg_model.generation.generate import Sampling, generate
+from mtnlg_model.generation.generate import generate
+from mtnlg_model.generation.sampling import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
 
-PROMPTS_AT_ONCE = 16
-NEW_TOKENS = 256  # where a request does not say, as in lm-eval's own backends
-OPTIONS = frozenset({"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"})
+PROMPTS_PER_BATCH = 16
+DEFAULT_MAX_TOKENS = 256  # as in lm-eval's own backends
+KNOWN_OPTIONS = frozenset({"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"})
 
 
 class Options(NamedTuple):
-    """How to go on from a prompt: at most ``tokens`` tokens, up to the first of the ``until`` texts."""
+    """How to continue a prompt: at most ``max_tokens`` tokens, up to the first of the ``until`` strings."""
 
     until: tuple[str, ...]
-    tokens: int
+    max_tokens: int
     sampling: Sampling
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], longest: int) -> Options:
-        """The options of a request; half the model's ``longest`` sequence is the prompt's."""
-        if unknown := sorted(set(given) - OPTIONS):
-            raise Failure(f"generation option {', '.join(unknown)}: unknown; there are {', '.join(sorted(OPTIONS))}")
-        until = given.get("until") or ()
-        temperature = float(given.get("temperature", 1.0)) if given.get("do_sample", False) else 0.0
+    def parse(cls, options: Mapping[str, Any], max_length: int) -> Options:
+        """Parse a request's options for a model of ``max_length`` tokens, half of which are left to the prompt."""
+        if unknown := sorted(set(options) - KNOWN_OPTIONS):
+            raise Failure(f"generation option {', '.join(unknown)}: unknown; use {', '.join(sorted(KNOWN_OPTIONS))}")
+        until = options.get("until") or ()
+        temperature = float(options.get("temperature", 1.0)) if options.get("do_sample", False) else 0.0
+        top_k, top_p = options.get("top_k"), float(options.get("top_p", 1.0))
         return cls(
             until=(until,) if isinstance(until, str) else tuple(until),
-            tokens=min(int(given.get("max_gen_toks", NEW_TOKENS)), longest // 2),
-            sampling=Sampling(temperature=temperature, top_k=given.get("top_k"), top_p=float(given.get("top_p", 1.0))),
+            max_tokens=min(int(options.get("max_gen_toks", DEFAULT_MAX_TOKENS)), max_length // 2),
+            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
         )
 
 
 class Prompt(NamedTuple):
-    """A prompt in tokens, cut at its beginning to leave room for what is to come."""
+    """A tokenized prompt, truncated from the left to leave room for the new tokens."""
 
     context: tuple[int, ...]
     options: Options
 
     @classmethod
-    def of(cls, context: Sequence[int], given: Mapping[str, Any], longest: int) -> Prompt:
-        """The prompt of a request to a model that reads ``longest`` tokens."""
-        options = Options.of(given, longest)
-        return cls(tuple(context[-(longest - options.tokens) :]), options)
+    def parse(cls, context: Sequence[int], options: Mapping[str, Any], max_length: int) -> Prompt:
+        """Build the prompt of a request to a model of ``max_length`` tokens."""
+        parsed = Options.parse(options, max_length)
+        return cls(tuple(context[-(max_length - parsed.max_tokens) :]), parsed)
 
     @property
     def greedy(self) -> bool:
-        """Whether the same prompt always gives the same text."""
+        """Whether decoding is greedy, so that the same prompt always gives the same text."""
         return self.options.sampling.temperature == 0
 
 
-class Draws(NamedTuple):
-    """So many texts to be drawn behind one prompt, each up to the first of the ``stop`` texts."""
+class SampleRequest(NamedTuple):
+    """Request for ``samples`` sampled continuations of one prompt, each up to the first of the ``stop`` strings."""
 
     prompt: str
-    texts: int
-    tokens: int
+    samples: int
+    max_tokens: int
     sampling: Sampling
     stop: tuple[str, ...]
 
 
-class Portion(NamedTuple):
-    """Contexts that run together, and how to go on from each."""
+class PromptBatch(NamedTuple):
+    """Tokenized prompts generated together, with the same options."""
 
     contexts: tuple[tuple[int, ...], ...]
     options: Options
 
 
-class Generation(Protocol):
-    """Runs the network over portions, as many at a time as it likes."""
-
-    def __call__(self, portions: Iterable[Portion]) -> Iterator[list[list[int]]]:
-        """Of each portion in turn the new tokens of its contexts."""
-
-
-def run(decoder: Decoder, tokenizer: Tokenizer, portion: Portion) -> list[list[int]]:
-    """The new tokens of one portion; each context draws random numbers of its own."""
-    until, tokens, sampling = portion.options
-    vocabulary, ended = tokenizer.vocabulary, tokenizer.ends(until)
-    return generate(decoder, portion.contexts, tokens, sampling, vocabulary=vocabulary, ended=ended)
+def generate_batch(decoder: Decoder, tokenizer: Tokenizer, batch: PromptBatch) -> list[list[int]]:
+    """New tokens of each prompt in one batch; each prompt has a random generator of its own."""
+    until, max_tokens, sampling = batch.options
+    vocabulary, stop_condition = tokenizer.vocabulary, tokenizer.stop_condition(until)
+    return generate(decoder, batch.contexts, max_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition)
 
 
-def portions(prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], Portion]]:
-    """The prompts in portions, each with the numbers of its prompts: those of like options together, longest first."""
-    alike: defaultdict[Options, list[int]] = defaultdict(list)
-    for number, prompt in sorted(enumerate(prompts), key=lambda one: (-len(one[1].context), one[1].context)):
-        alike[prompt.options].append(number)
-    for options, numbers in alike.items():
-        for start in range(0, len(numbers), PROMPTS_AT_ONCE):
-            part = numbers[start : start + PROMPTS_AT_ONCE]
+def batch_prompts(prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], PromptBatch]]:
+    """Batch prompts by options, longest first; yields each batch with the indices of its prompts."""
+    by_options: defaultdict[Options, list[int]] = defaultdict(list)
+    for index in sorted(range(len(prompts)), key=lambda n: (-len(prompts[n].context), prompts[n].context)):
+        by_options[prompts[index].options].append(index)
+    for options, indices in by_options.items():
+        for start in range(0, len(indices), PROMPTS_PER_BATCH):
+            chunk = indices[start : start + PROMPTS_PER_BATCH]
             seeded = options._replace(sampling=options.sampling.model_copy(update={"seed": start}))
-            yield part, Portion(tuple(prompts[n].context for n in part), seeded)
+            yield chunk, PromptBatch(tuple(prompts[n].context for n in chunk), seeded)

@@ -1,23 +1,23 @@
-"""Attention over a line of tokens that belong to many texts, some of which begin alike.
+"""Attention over a packed sequence: many texts, some with shared prefixes, each attending to itself only.
 
-The line is made of spans. A span continues another or begins a text, and a token sees its own span up to itself and
-all of the spans before on its path:
+The sequence consists of spans in trees. A span continues its parent span or begins a text; a token attends to its own
+span up to itself and to all earlier spans on its path from the root:
 
-    span 0: a context        span 1: an answer to it, parent 0        span 2: another, parent 0        span 3: a context
+    span 0: a context      span 1: an answer, parent 0      span 2: another answer, parent 0      span 3: a context
 
-What a token's attention comes to depends on its path alone, to the last bit, and not on where in the line it stands, on
-what else is there or on how its path is cut into spans. The keys of a path are gathered in their order and computed
-over as many as the depth i of the query in its path says, later ones masked:
+A token's attention output depends on its path alone, to the last bit: not on its index in the packed sequence, on the
+other texts or on how the path is cut into spans. The keys of a path are gathered in order, and a query at depth i of
+its path (its position in its own text) is computed over a number of keys set by i alone, later keys being masked:
 
-    keys(i) = 128      where i < 128, or of the multiples of 32 below it what the path needs
-    keys(i) = 512 k    where 512 (k - 1) <= i < 512 k otherwise
+    keys(i) = 128      for i < 128, or the multiple of 32 below it that the path needs
+    keys(i) = 512 k    for 512 (k - 1) <= i < 512 k otherwise
 
-for a BLAS sums over keys in an order that depends on how many there are. It does not up to 128; a query's sum over more
-is always one over the same number. docs/decisions/0085 has what was measured.
+because a BLAS sums over keys in an order that depends on their number. Up to 128 keys it does not; above, a query's sum
+always has the same number of terms. docs/decisions/0085 has the measurements.
 
-Of the last layer only those tokens are computed whose next one is asked for.
+The last layer computes only the tokens with a next token to score.
 
-S tokens of the line, G pieces of a group, N heads, D head size, s and t queries and keys of a piece.
+S tokens of the packed sequence, G chunks of one shape, N heads, D head size, s and t queries and keys of a chunk.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ if TYPE_CHECKING:
 NARROW = 32
 SHORT = 128
 BLOCK = 512
-"""PyTorch's kernel for a CPU goes by so many keys at once."""
+"""Keys per block in PyTorch's attention kernel for CPUs."""
 
 
 class Span(NamedTuple):
-    """Tokens ``first`` to ``first + size`` of the line, which continue span number ``parent``; -1 begins a text."""
+    """Tokens ``start`` to ``start + length`` of the packed sequence; continues span ``parent``, -1 begins a text."""
 
-    first: int
-    size: int
+    start: int
+    length: int
     parent: int
 
 
-class _Piece(NamedTuple):
-    """Queries of one path, by their ``depths`` in it, over its first ``keys`` keys; ``queries`` of them with padding.
+class _Chunk(NamedTuple):
+    """Queries at ``depths`` of one path, padded to ``queries``, over the path's first ``keys`` keys.
 
-    Those before depth ``kept`` are another piece's to answer. A causal piece asks from depth 0 on and masks nothing.
+    Queries before depth ``first_output`` are computed, but another chunk has their result. A causal chunk begins at
+    depth 0 and needs no mask.
     """
 
     path: list[int]
@@ -61,11 +62,11 @@ class _Piece(NamedTuple):
     queries: int
     keys: int
     causal: bool = False
-    kept: int = 0
+    first_output: int = 0
 
 
-class _Group(NamedTuple):
-    """Pieces of one shape: places in the line of their queries [G, s] and keys [G, t], and who sees whom."""
+class _ChunkBatch(NamedTuple):
+    """Chunks of one shape: indices of their queries [G, s] and keys [G, t] in the packed sequence, and their mask."""
 
     queries: Tensor
     keys: Tensor
@@ -73,121 +74,123 @@ class _Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PathAttention:
-    """Attention along every path for the tokens at ``places`` [N] of the line, or all; one layer's `Attend`."""
+class PackedAttention:
+    """Attention along every path, for the tokens at indices ``places`` [N] or for all; one layer's `Attend`."""
 
     places: Tensor | None
-    _groups: tuple[_Group, ...]
-    _origin: Tensor
+    _batches: tuple[_ChunkBatch, ...]
+    _output_index: Tensor
 
     @classmethod
-    def of(cls, pieces: Iterable[_Piece], size: int, places: Tensor | None, device: torch.device) -> PathAttention:
-        """By pieces that answer at least for the tokens asked for, of a line of ``size``."""
-        alike, groups, origin, start = defaultdict[tuple[int, int, bool], list[_Piece]](list), [], [0] * size, 0
-        for piece in pieces:
-            alike[piece.queries, piece.keys, piece.causal].append(piece)
-        for some in alike.values():
-            for piece in some:
-                for n, depth in enumerate(piece.depths):
-                    if depth >= piece.kept:
-                        origin[piece.path[depth]] = start + n
-                start += piece.queries
-            groups.append(_group(some, device))
-        from_S = torch.tensor(origin, device=device)
-        return cls(places, tuple(groups), from_S if places is None else from_S[places])
+    def build(
+        cls, chunks: Iterable[_Chunk], length: int, places: Tensor | None, device: torch.device
+    ) -> PackedAttention:
+        """Batch chunks that together answer at least ``places`` of a packed sequence of ``length`` tokens."""
+        by_shape: defaultdict[tuple[int, int, bool], list[_Chunk]] = defaultdict(list)
+        for chunk in chunks:
+            by_shape[chunk.queries, chunk.keys, chunk.causal].append(chunk)
+        output_index, start = [0] * length, 0
+        for chunk in (chunk for same_shape in by_shape.values() for chunk in same_shape):
+            for n, depth in enumerate(chunk.depths):
+                if depth >= chunk.first_output:
+                    output_index[chunk.path[depth]] = start + n
+            start += chunk.queries
+        output_S = torch.tensor(output_index, device=device)
+        batches = tuple(_batch_chunks(same_shape, device) for same_shape in by_shape.values())
+        return cls(places, batches, output_S if places is None else output_S[places])
 
-    def __call__(  # noqa: PLR0917  (attention's own figures)
+    def __call__(  # noqa: PLR0917  (attention's own arguments)
         self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
     ) -> Tensor:
-        """``attention`` along every path, B = 1: [1, N, S or number of ``places``, D]."""
+        """Run ``attention`` along every path, B = 1: [1, N, S or len(places), D]."""
         q_SND, k_SND, v_SND = (x[0].transpose(0, 1) for x in (q_BNSD, k_BNSD, v_BNSD))
-        done = []
-        for group in self._groups:
+        outputs = []
+        for batch in self._batches:
             q_GNsD, k_GNtD, v_GNtD = (
-                x.index_select(0, places.flatten()).view(*places.shape, *x.shape[1:]).transpose(1, 2)
-                for x, places in ((q_SND, group.queries), (k_SND, group.keys), (v_SND, group.keys))
+                x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:]).transpose(1, 2)
+                for x, indices in ((q_SND, batch.queries), (k_SND, batch.keys), (v_SND, batch.keys))
             )
-            x_GNsD = attention(q_GNsD, k_GNtD, v_GNtD, group.mask, scale, rate)
-            done.append(x_GNsD.transpose(1, 2).flatten(0, 1))
-        return torch.cat(done).index_select(0, self._origin).transpose(0, 1)[None]
+            x_GNsD = attention(q_GNsD, k_GNtD, v_GNtD, batch.mask, scale, rate)
+            outputs.append(x_GNsD.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, self._output_index).transpose(0, 1)[None]
 
 
 @dataclass(frozen=True)
-class Paths:
-    """Who sees whom in a line of tokens. ``depths`` [S] are the tokens' places in their texts, from 0.
+class AttentionPlan:
+    """Position ids [S] of a packed sequence, and its attention: for all tokens, and for the scored ones alone."""
 
-    The last layer computes no more than the tokens ``asked`` for, of which alone the next token is wanted.
-    """
-
-    depths: Tensor
-    every: PathAttention
-    last: PathAttention
+    position_ids: Tensor
+    all_tokens: PackedAttention
+    scored_tokens: PackedAttention
 
     @classmethod
-    def of(cls, spans: Sequence[Span], size: int, asked: Tensor) -> Paths:
-        """The paths of a line of ``size`` tokens, of which ``asked`` [N] are wanted at the end, some perhaps twice.
+    def build(cls, spans: Sequence[Span], length: int, scored: Tensor) -> AttentionPlan:
+        """Plan attention over ``length`` tokens, the last layer's for the indices ``scored`` [N] (may repeat) alone.
 
-        A span's parent stands before it among the ``spans``. What is in no span stands at depth 0, and its result means
-        nothing.
+        A span comes after its parent in ``spans``. Tokens outside every span get position 0 and a meaningless result.
         """
-        wanted, depths = set(asked.tolist()), [0] * size
+        scored_indices, position_ids = set(scored.tolist()), [0] * length
         paths: list[list[int]] = []
-        every: list[_Piece] = []
-        last: list[_Piece] = []
+        all_chunks: list[_Chunk] = []
+        scored_chunks: list[_Chunk] = []
         for span in spans:
-            before = paths[span.parent] if span.parent >= 0 else []
-            own = range(span.first, span.first + span.size)
-            path = [*before, *own]
+            ancestors = paths[span.parent] if span.parent >= 0 else []
+            indices = range(span.start, span.start + span.length)
+            path = [*ancestors, *indices]
+            depths = range(len(ancestors), len(path))
             paths.append(path)
-            depths[own.start : own.stop] = range(len(before), len(path))
-            every += _pieces(path, range(len(before), len(path)))
-            last += _masked(path, [depth for depth in range(len(before), len(path)) if path[depth] in wanted])
-        told = PathAttention.of(every, size, None, asked.device), PathAttention.of(last, size, asked, asked.device)
-        return cls(torch.tensor(depths, device=asked.device), *told)
+            position_ids[indices.start : indices.stop] = depths
+            all_chunks += _chunk_span(path, depths)
+            scored_chunks += _chunk_masked(path, [depth for depth in depths if path[depth] in scored_indices])
+        return cls(
+            torch.tensor(position_ids, device=scored.device),
+            PackedAttention.build(all_chunks, length, None, scored.device),
+            PackedAttention.build(scored_chunks, length, scored, scored.device),
+        )
 
-    def attend(self, layers: int) -> list[PathAttention]:
-        """The attention of each of a decoder's ``layers``."""
-        return [self.every] * (layers - 1) + [self.last]
+    def attend(self, layers: int) -> list[PackedAttention]:
+        """Attention of each of a decoder's ``layers``."""
+        return [self.all_tokens] * (layers - 1) + [self.scored_tokens]
 
 
-def _pieces(path: list[int], depths: range) -> Iterator[_Piece]:
-    """A stretch of a path, cut where the number of keys changes; causal without a mask where that says the same."""
-    whole = depths.stop // BLOCK * BLOCK
-    if depths.start == 0 and whole > BLOCK:  # the causal kernel takes whole blocks as they are taken here
-        yield _Piece(path, range(whole), whole, whole, causal=True, kept=SHORT)
-        depths = range(whole, depths.stop)
-        yield _beginning(path, SHORT)
+def _chunk_span(path: list[int], depths: range) -> Iterator[_Chunk]:
+    """Cut a span where the number of keys changes; a beginning that a causal kernel computes alike needs no mask."""
+    whole_blocks = depths.stop // BLOCK * BLOCK
+    if depths.start == 0 and whole_blocks > BLOCK:  # the causal kernel goes by the same blocks
+        yield _Chunk(path, range(whole_blocks), whole_blocks, whole_blocks, causal=True, first_output=SHORT)
+        depths = range(whole_blocks, depths.stop)
+        yield _causal_beginning(path, SHORT)
     elif depths.start == 0:
-        first = min(SHORT, depths.stop)
-        yield _beginning(path, first)
-        depths = range(first, depths.stop)
-    yield from _masked(path, depths)
+        size = min(SHORT, depths.stop)
+        yield _causal_beginning(path, size)
+        depths = range(size, depths.stop)
+    yield from _chunk_masked(path, depths)
 
 
-def _beginning(path: list[int], size: int) -> _Piece:
-    keys = _up(size, NARROW)
-    return _Piece(path, range(size), keys, keys, causal=True)
+def _causal_beginning(path: list[int], size: int) -> _Chunk:
+    keys = _round_up(size, NARROW)
+    return _Chunk(path, range(size), keys, keys, causal=True)
 
 
-def _masked(path: list[int], depths: Sequence[int]) -> Iterator[_Piece]:
-    """Queries of ascending depth, cut where the number of keys changes."""
-    for limit, some in groupby(depths, lambda depth: SHORT if depth < SHORT else _up(depth + 1, BLOCK)):
-        told = list(some)
-        keys = _up(told[-1] + 1, NARROW) if limit == SHORT else limit
-        yield _Piece(path, told, _up(len(told), NARROW), keys)
+def _chunk_masked(path: list[int], depths: Sequence[int]) -> Iterator[_Chunk]:
+    """Cut ascending depths where the number of keys changes."""
+    for limit, group in groupby(depths, lambda depth: SHORT if depth < SHORT else _round_up(depth + 1, BLOCK)):
+        chunk = list(group)
+        keys = _round_up(chunk[-1] + 1, NARROW) if limit == SHORT else limit
+        yield _Chunk(path, chunk, _round_up(len(chunk), NARROW), keys)
 
 
-def _group(alike: Sequence[_Piece], device: torch.device) -> _Group:
-    """Pieces of one shape; places that are missing are those of the path's own first token, which all may see."""
-    asking = [[*piece.depths, *[0] * (piece.queries - len(piece.depths))] for piece in alike]
-    queries = [[piece.path[depth] for depth in depths] for piece, depths in zip(alike, asking, strict=True)]
-    keys = [piece.path[: piece.keys] + piece.path[:1] * (piece.keys - len(piece.path)) for piece in alike]
+def _batch_chunks(chunks: Sequence[_Chunk], device: torch.device) -> _ChunkBatch:
+    """Batch chunks of one shape, padding queries and keys with the path's first token, which every query may see."""
+    depths = [[*chunk.depths, *[0] * (chunk.queries - len(chunk.depths))] for chunk in chunks]
+    queries = [[chunk.path[depth] for depth in padded] for chunk, padded in zip(chunks, depths, strict=True)]
+    keys = [chunk.path[: chunk.keys] + chunk.path[:1] * (chunk.keys - len(chunk.path)) for chunk in chunks]
     mask = None
-    if not alike[0].causal:
-        depth_Gs = torch.tensor(asking, device=device)
-        mask = (torch.arange(alike[0].keys, device=device) <= depth_Gs[:, :, None])[:, None]
-    return _Group(torch.tensor(queries, device=device), torch.tensor(keys, device=device), mask)
+    if not chunks[0].causal:
+        depth_Gs = torch.tensor(depths, device=device)
+        mask = (torch.arange(chunks[0].keys, device=device) <= depth_Gs[:, :, None])[:, None]
+    return _ChunkBatch(torch.tensor(queries, device=device), torch.tensor(keys, device=device), mask)
 
 
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

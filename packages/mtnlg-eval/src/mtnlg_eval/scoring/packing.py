@@ -1,17 +1,17 @@
-"""Requests packed into rows and rows into batches, so that nothing is computed twice and nothing for padding.
+"""Packs loglikelihood requests into batches: shared prefixes are computed once, and nothing is padding.
 
-A request asks for log P(answer | context). Requests with the same context share one row, and so do contexts that begin
-alike (the questions of an article, a sentence with either name in its blank):
+A request asks for log P(answer | context). Requests with one context share a packed row, and so do contexts with a
+common prefix (the questions of an article, a sentence with either name in its blank):
 
     prefix p1 .. pn | rest of context A | answer a | answer b | rest of context B | answer c | ...
 
-The last token of an answer is predicted, never read, so an answer of one token (yes, no, True, False) adds nothing. A
-token of an answer sees the prefix, the rest of its own context and its own answer, and its position counts on from its
-context's end: each answer stands as if it stood alone. The rows of a batch stand in one line, without padding between
-them; `packed_attention` says who sees whom. The plan depends only on the set of requests, never on their order, and a
-score on its request alone (docs/decisions/0085): how requests are packed decides what a score costs, not what it is.
+The last token of an answer is predicted, never read, so a one-token answer (yes, no, True, False) adds nothing. An
+answer token attends to the prefix, the rest of its own context and its own answer, and its position continues that
+context: each answer is scored as if it were alone. The rows of a batch are concatenated into one packed sequence;
+`packed_attention` keeps them apart. The plan depends on the set of requests, not on their order, and a score on its
+request alone (docs/decisions/0085): packing decides what a score costs, not what it is.
 
-S tokens of the line, N scored places.
+S tokens of the packed sequence, N scored positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .packed_attention import Paths, Span
+from .packed_attention import AttentionPlan, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Tokens = tuple[int, ...]
 
 
-LEAST_SHARED = 8
+MIN_SHARED_PREFIX = 8
 """Tokens that two contexts must have in common to share a row."""
 
 
@@ -44,68 +44,68 @@ class Request(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """What one context has behind the row's prefix, and its answers."""
+    """What one context adds to the row's prefix, and its answers."""
 
     rest: Tokens
     answers: tuple[Tokens, ...]
 
     @property
     def length(self) -> int:
-        """Tokens that it adds to the row."""
+        """Tokens added to the row."""
         return len(self.rest) + sum(len(answer) - 1 for answer in self.answers)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Contexts that begin alike, and the answers behind each."""
+    """Contexts with a common prefix, and the answers to each."""
 
     prefix: Tokens
     branches: tuple[Branch, ...]
 
     @property
     def length(self) -> int:
-        """Tokens that are read."""
+        """Tokens read by the model."""
         return len(self.prefix) + sum(branch.length for branch in self.branches)
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """What the row answers, in its order."""
+        """Requests answered by the row, in order."""
         contexts = ((self.prefix + branch.rest, branch.answers) for branch in self.branches)
         return tuple(Request(context, answer) for context, answers in contexts for answer in answers)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a forward pass needs: rows in one line, and the places whose next token is scored.
+    """Input of a forward pass: one packed sequence, and the positions with a next token to score.
 
-    ``tokens`` [S] are those of the ``spans`` and, behind them, as many of number 0 as bring S to a round number.
-    ``targets[n]`` is the token behind place ``places[n]``, both [N]; both end in zeros to the same purpose.
+    ``tokens`` [S] are those of the ``spans``, then zeros up to a round number. ``targets[n]`` is the token that follows
+    position ``scored[n]`` of the packed sequence; both [N] end in zeros up to a round number.
     """
 
     tokens: Tensor
     spans: tuple[Span, ...]
-    places: Tensor
+    scored: Tensor
     targets: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
-        return Batch(self.tokens.to(device), self.spans, self.places.to(device), self.targets.to(device))
+        """Copy to a device."""
+        return Batch(self.tokens.to(device), self.spans, self.scored.to(device), self.targets.to(device))
 
-    def paths(self) -> Paths:
-        """Who sees whom, at which position, and whose next token is scored."""
-        return Paths.of(self.spans, len(self.tokens), self.places)
+    def attention_plan(self) -> AttentionPlan:
+        """Position ids, and attention within each text of the packed sequence."""
+        return AttentionPlan.build(self.spans, len(self.tokens), self.scored)
 
 
-def plan(requests: Iterable[Request], longest: int, budget: int) -> list[list[Row]]:
-    """Batches of rows that answer these requests, longest rows first; no row is longer than ``longest``.
+def plan_batches(requests: Iterable[Request], max_length: int, budget: int) -> list[list[Row]]:
+    """Plan batches of rows that answer these requests, longest rows first; no row exceeds ``max_length`` tokens.
 
     A batch reads at most ``budget`` tokens or is a single row. Every request must fit by itself: len(context) +
-    len(answer) - 1 <= longest.
+    len(answer) - 1 <= max_length.
     """
-    by_context: defaultdict[Tokens, set[Tokens]] = defaultdict(set)
+    answers_by_context: defaultdict[Tokens, set[Tokens]] = defaultdict(set)
     for context, answer in requests:
-        by_context[context].add(answer)
-    rows = [row for alike in _alike(by_context, longest) for row in _rows(alike, longest)]
+        answers_by_context[context].add(answer)
+    rows = [row for group in _group_by_prefix(answers_by_context, max_length) for row in _rows(group, max_length)]
     rows.sort(key=lambda row: (-row.length, row.prefix, row.branches))
     batches: list[list[Row]] = []
     room = 0
@@ -118,20 +118,22 @@ def plan(requests: Iterable[Request], longest: int, budget: int) -> list[list[Ro
     return batches
 
 
-def _alike(by_context: Mapping[Tokens, set[Tokens]], longest: int) -> Iterator[list[tuple[Tokens, list[Tokens]]]]:
-    """Contexts with their answers, together where they begin alike and fit one row.
+def _group_by_prefix(
+    answers_by_context: Mapping[Tokens, set[Tokens]], max_length: int
+) -> Iterator[list[tuple[Tokens, list[Tokens]]]]:
+    """Contexts with their answers, grouped if they share a prefix and fit one row.
 
-    In the order of their tokens those that begin alike are neighbours. One more is taken in while at least half of the
-    prefix so far is its as well.
+    Contexts with a common prefix are neighbours in token order. The next one joins the group while it has at least half
+    of the prefix shared so far.
     """
     group: list[tuple[Tokens, list[Tokens]]] = []
     shared = length = 0
-    for context in sorted(by_context):
-        answers = sorted(by_context[context])
+    for context in sorted(answers_by_context):
+        answers = sorted(answers_by_context[context])
         added = Branch(context, tuple(answers)).length
-        common = _common(group[0][0], context, shared) if group else 0
+        common = _common_prefix(group[0][0], context, shared) if group else 0
         joined = length + (shared - common) * (len(group) - 1) + added - common if group else added
-        if group and common >= max(LEAST_SHARED, shared // 2) and joined <= longest:
+        if group and common >= max(MIN_SHARED_PREFIX, shared // 2) and joined <= max_length:
             group.append((context, answers))
             shared, length = common, joined
         else:
@@ -142,56 +144,57 @@ def _alike(by_context: Mapping[Tokens, set[Tokens]], longest: int) -> Iterator[l
         yield group
 
 
-def _common(one: Tokens, other: Tokens, most: int) -> int:
-    """How many of the first ``most`` tokens are the same."""
-    limit = min(most, len(one), len(other))
-    return next((n for n in range(limit) if one[n] != other[n]), limit)
+def _common_prefix(a: Tokens, b: Tokens, longest: int) -> int:
+    """Length of the common prefix, up to ``longest``."""
+    limit = min(longest, len(a), len(b))
+    return next((n for n in range(limit) if a[n] != b[n]), limit)
 
 
-def _rows(alike: Sequence[tuple[Tokens, Sequence[Tokens]]], longest: int) -> list[Row]:
-    """One row for contexts that fit it together; for a single one as many as its answers need."""
-    if len(alike) > 1:
-        first = alike[0][0]
-        shared = min(_common(first, context, len(first)) for context, _ in alike[1:])
-        branches = (Branch(context[shared:], tuple(answers)) for context, answers in alike)
+def _rows(group: Sequence[tuple[Tokens, Sequence[Tokens]]], max_length: int) -> list[Row]:
+    """One row for a group of contexts; for a single context as many rows as its answers need."""
+    if len(group) > 1:
+        first = group[0][0]
+        shared = min(_common_prefix(first, context, len(first)) for context, _ in group[1:])
+        branches = (Branch(context[shared:], tuple(answers)) for context, answers in group)
         return [Row(first[:shared], tuple(branches))]
-    ((context, answers),) = alike
+    ((context, answers),) = group
     parts: list[list[Tokens]] = []
     room = 0
     for answer in answers:
         if not parts or len(answer) - 1 > room:
             parts.append([])
-            room = longest - len(context)
+            room = max_length - len(context)
         parts[-1].append(answer)
         room -= len(answer) - 1
     return [Row(context, (Branch((), tuple(part)),)) for part in parts]
 
 
-def tensors(rows: Sequence[Row], step: int = 1) -> Batch:
-    """The batch of these rows, S and N multiples of ``step``.
+def pack_rows(rows: Sequence[Row], multiple: int = 1) -> Batch:
+    """Concatenate rows into a batch, with S and N padded to a multiple of ``multiple``.
 
-    Its scored places go row by row, branch by branch, answer by answer, token by token.
+    Scored positions go row by row, branch by branch, answer by answer, token by token.
     """
     tokens: list[int] = []
     spans: list[Span] = []
     scored: list[tuple[int, int]] = []
 
-    def add(part: Sequence[int], parent: int) -> int:
+    def add_span(part: Sequence[int], parent: int) -> int:
         spans.append(Span(len(tokens), len(part), parent))
         tokens.extend(part)
         return len(spans) - 1
 
     for row in rows:
-        beginning = add(row.prefix, -1)
+        prefix = add_span(row.prefix, -1)
         for branch in row.branches:
-            context = add(branch.rest, beginning) if branch.rest else beginning
-            before = spans[context].first + spans[context].size - 1
+            context = add_span(branch.rest, prefix) if branch.rest else prefix
+            context_end = spans[context].start + spans[context].length - 1
             for answer in branch.answers:
-                places = [before, *range(len(tokens), len(tokens) + len(answer) - 1)]  # each predicts its next token
-                scored += zip(places, answer, strict=True)
+                # Each position predicts the token after it.
+                positions = [context_end, *range(len(tokens), len(tokens) + len(answer) - 1)]
+                scored += zip(positions, answer, strict=True)
                 if len(answer) > 1:
-                    add(answer[:-1], context)
-    tokens += [0] * (-len(tokens) % step)
-    scored += [(0, 0)] * (-len(scored) % step)
-    places_N, targets_N = torch.tensor(scored).unbind(1)
-    return Batch(torch.tensor(tokens), tuple(spans), places_N, targets_N)
+                    add_span(answer[:-1], context)
+    tokens += [0] * (-len(tokens) % multiple)
+    scored += [(0, 0)] * (-len(scored) % multiple)
+    scored_N, targets_N = torch.tensor(scored).unbind(1)
+    return Batch(torch.tensor(tokens), tuple(spans), scored_N, targets_N)

@@ -1,11 +1,11 @@
-"""A decoder cut in three dimensions behind lm-eval: rank 0 asks, every rank computes (extra ``[parallel]``).
+"""Evaluation of a decoder sharded over tensor, pipeline and data ranks (extra ``[parallel]``).
 
-    crew.py       starts the ranks, or joins those of torchrun; sees that they end together
-    messages.py   what rank 0 tells the others, as integers
-    driver.py     the model as rank 0 sees it, and what every rank does at each message
-    replica.py    generation within one replica, which its first rank leads
+    ranks.py         starts the ranks, or joins torchrun's; sees that they end together
+    messages.py      commands from rank 0 to the others, as integers
+    coordinator.py   the model as rank 0 sees it, and the work of every rank
+    replica.py       generation within one data-parallel replica, led by its first rank
 
-lm-eval runs on rank 0 alone, so its data are read once and nothing that it does can differ between ranks. Batches go to
-the replicas by turns; those of one replica go through its stages several at a time; and of the logits of a scored place
-only a maximum, a sum and the target's own ever leave a rank.
+lm-eval runs on rank 0 alone: data are read once, and nothing in it can differ between ranks. Batches go to the replicas
+round-robin and through a replica's pipeline stages several at a time. Of the logits of a scored position only a
+maximum, a sum and the target's own logit ever leave a rank.
 """

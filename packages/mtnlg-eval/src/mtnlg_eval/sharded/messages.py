@@ -1,6 +1,6 @@
-"""What rank 0 tells the other ranks: one broadcast of a kind and a length, one of integers.
+"""Commands from rank 0 to the other ranks: one broadcast of command and length, one of integers.
 
-Everything is integers (tokens, positions, places, the bytes of JSON), so nothing is ever pickled.
+Everything is integers (tokens, indices, the bytes of JSON), so nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from mtnlg_eval.scoring.generation import Options, Portion
+from mtnlg_eval.scoring.generation import Options, PromptBatch
 from mtnlg_eval.scoring.packed_attention import Span
 from mtnlg_eval.scoring.packing import Batch
-from mtnlg_model.generation.generate import Sampling
+from mtnlg_model.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,76 +24,76 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Kind(IntEnum):
-    """What is to be done."""
+class Command(IntEnum):
+    """What the other ranks shall do."""
 
     STOP = 0
     SCORE = 1
     GENERATE = 2
 
 
-def send(kind: Kind, numbers: Sequence[int], device: torch.device) -> None:
-    """Tell all ranks; on rank 0."""
-    distributed.broadcast(torch.tensor([kind, len(numbers)], device=device), src=0)
+def broadcast_command(command: Command, numbers: Sequence[int], device: torch.device) -> None:
+    """Send a command and its integers to all ranks; called on rank 0."""
+    distributed.broadcast(torch.tensor([command, len(numbers)], device=device), src=0)
     if numbers:
         distributed.broadcast(torch.tensor(numbers, device=device), src=0)
 
 
-def receive(device: torch.device) -> tuple[Kind, Iterator[int]]:
-    """Hear the next message; on every other rank."""
+def receive_command(device: torch.device) -> tuple[Command, Iterator[int]]:
+    """Receive the next command and its integers; called on every other rank."""
     head = torch.empty(2, dtype=torch.int64, device=device)
     distributed.broadcast(head, src=0)
-    kind, length = head.tolist()
+    command, length = head.tolist()
     body = torch.empty(length, dtype=torch.int64, device=device)
     if length:
         distributed.broadcast(body, src=0)
-    return Kind(kind), iter(body.tolist())
+    return Command(command), iter(body.tolist())
 
 
-def written(batches: Sequence[Batch]) -> list[int]:
-    """Batches as integers."""
+def encode_batches(batches: Sequence[Batch]) -> list[int]:
+    """Encode scoring batches as integers."""
     numbers = [len(batches)]
     for batch in batches:
-        numbers += [len(batch.tokens), len(batch.spans), len(batch.places)]
+        numbers += [len(batch.tokens), len(batch.spans), len(batch.scored)]
         numbers += [number for span in batch.spans for number in span]
-        for tensor in (batch.tokens, batch.places, batch.targets):
+        for tensor in (batch.tokens, batch.scored, batch.targets):
             numbers += tensor.tolist()
     return numbers
 
 
-def read(numbers: Iterator[int]) -> list[Batch]:
-    """The batches that `written` wrote."""
-    return [_read_batch(numbers) for _ in range(next(numbers))]
+def decode_batches(numbers: Iterator[int]) -> list[Batch]:
+    """Decode what `encode_batches` encoded."""
+    return [_decode_batch(numbers) for _ in range(next(numbers))]
 
 
-def _read_batch(numbers: Iterator[int]) -> Batch:
-    s, spans, n = (next(numbers) for _ in range(3))
-    told = tuple(Span(*islice(numbers, 3)) for _ in range(spans))
-    tokens, places, targets = (take(numbers, size) for size in (s, n, n))
-    return Batch(tokens, told, places, targets)
+def _decode_batch(numbers: Iterator[int]) -> Batch:
+    s, span_count, n = (next(numbers) for _ in range(3))
+    spans = tuple(Span(*islice(numbers, 3)) for _ in range(span_count))
+    tokens, scored, targets = (take_tensor(numbers, size) for size in (s, n, n))
+    return Batch(tokens, spans, scored, targets)
 
 
-def written_portions(portions: Sequence[Portion]) -> list[int]:
-    """Portions as integers: the bytes of their JSON, which gives every float back as it was."""
-    told = [
-        {"contexts": contexts, "until": until, "tokens": tokens, "sampling": sampling.model_dump()}
-        for contexts, (until, tokens, sampling) in portions
+def encode_prompts(batches: Sequence[PromptBatch]) -> list[int]:
+    """Encode prompt batches as the bytes of their JSON, which restores every float exactly."""
+    values = [
+        {"contexts": contexts, "until": until, "max_tokens": max_tokens, "sampling": sampling.model_dump()}
+        for contexts, (until, max_tokens, sampling) in batches
     ]
-    return list(json.dumps(told).encode())
+    return list(json.dumps(values).encode())
 
 
-def read_portions(numbers: Iterator[int]) -> list[Portion]:
-    """The portions that `written_portions` wrote."""
+def decode_prompts(numbers: Iterator[int]) -> list[PromptBatch]:
+    """Decode what `encode_prompts` encoded."""
     return [
-        Portion(
-            tuple(map(tuple, told["contexts"])),
-            Options(tuple(told["until"]), told["tokens"], Sampling(**told["sampling"])),
+        PromptBatch(
+            tuple(map(tuple, value["contexts"])),
+            Options(tuple(value["until"]), value["max_tokens"], Sampling(**value["sampling"])),
         )
-        for told in json.loads(bytes(numbers))
+        for value in json.loads(bytes(numbers))
     ]
 
 
-def take(numbers: Iterator[int], *shape: int) -> Tensor:
-    """The next integers as a tensor."""
+def take_tensor(numbers: Iterator[int], *shape: int) -> Tensor:
+    """Read the next integers as a tensor of this shape."""
     size = torch.Size(shape).numel()
     return torch.tensor([next(numbers) for _ in range(size)], dtype=torch.int64).view(shape)

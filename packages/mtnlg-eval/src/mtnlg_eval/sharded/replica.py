@@ -1,11 +1,11 @@
-"""One replica at generation: its first rank leads and has the decoder's place, the others do its steps with it.
+"""Generation within one data-parallel replica: its first rank, the leader, runs the loop, the others follow its steps.
 
-What the leader says travels with the activations: within its own stage it is broadcast, from there each rank hands it
-to the next stage, without waiting, before the activations that belong to it. So a stage that is still at one portion's
-step holds up nobody: while the leader's thread of one portion waits for the last stage, those of the others work.
+Commands travel with the activations: the leader broadcasts them within its own stage, and each rank passes them on to
+the next stage, without waiting, ahead of the activations they belong to. So a stage that still computes a step of one
+batch holds up nobody: while the leader's thread of one batch waits for the last stage, the threads of others go on.
 
-    STEP     one step of a portion's generation; its result, x of the last place [1, B, H], goes back to the leader
-    LOGITS   a product with the token table, cut over the leader's stage
+    STEP     one decoding step of a batch; x of the last position [1, B, H] returns to the leader
+    LOGITS   product with the token table, sliced over the leader's stage
     END      no more steps
 """
 
@@ -14,30 +14,30 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import distributed
 
-from mtnlg_eval.scoring.generation import run
+from mtnlg_eval.scoring.generation import generate_batch
 from mtnlg_model.generation.cache import Cache
 
-from .messages import take
+from .messages import take_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from mtnlg_eval.scoring.generation import Portion
+    from mtnlg_eval.scoring.generation import PromptBatch
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
-    from mtnlg_parallel.inference import Share
+    from mtnlg_parallel.inference import DecoderShard
 
 
-class Kind(IntEnum):
-    """What is to be done."""
+class StepCommand(IntEnum):
+    """What the followers shall do."""
 
     END = 0
     STEP = 1
@@ -45,214 +45,202 @@ class Kind(IntEnum):
 
 
 class Replica:
-    """What a rank does at its replica's generation."""
+    """One rank's part of its replica's generation."""
 
-    def __init__(self, share: Share, tokenizer: Tokenizer) -> None:
-        self.share, self.tokenizer = share, tokenizer
-        self.config: ModelConfig = share.config
-        layout, place = share.layout, share.place
+    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer) -> None:
+        self.shard, self.tokenizer = shard, tokenizer
+        self.config: ModelConfig = shard.config
+        layout, place = shard.layout, shard.place
         self.leads = place.tp == place.pp == 0
         self._leader, self._last = layout.rank(0, 0, place.dp), layout.rank(0, layout.pp - 1, place.dp)
-        self._behind = layout.rank(place.tp, place.pp - 1, place.dp) if place.pp else -1
-        self._ahead = layout.rank(place.tp, place.pp + 1, place.dp) if place.pp < layout.pp - 1 else -1
+        self._previous = layout.rank(place.tp, place.pp - 1, place.dp) if place.pp else -1
+        self._next = layout.rank(place.tp, place.pp + 1, place.dp) if place.pp < layout.pp - 1 else -1
+        self.lock = threading.Lock()  # what the leader's threads send and compute goes one after the other
         self._caches: dict[int, Cache] = {}
-        self._sent: list[tuple[distributed.Work, Tensor]] = []
+        self._sends: list[tuple[distributed.Work, Tensor]] = []
 
-    def generate(self, portions: Sequence[Portion]) -> list[list[list[int]]]:
-        """The new tokens of these portions, as many at a time as there are stages; [] on all ranks but the leader."""
+    def generate(self, batches: Sequence[PromptBatch]) -> list[list[list[int]]]:
+        """New tokens of these batches, one in flight per pipeline stage; [] on every rank but the leader."""
         self._caches.clear()
         if not self.leads:
             self._follow()
-            self.settle()
+            self.wait_for_sends()
             return []
-        leader = Leader(self)
-        as_here = (torch.get_num_threads(), self.share.device)
-        with ThreadPoolExecutor(self.share.layout.pp, "portion", _settle_in, as_here) as pool:
-            new = list(pool.map(leader.run, range(len(portions)), portions))
-        self.tell(Kind.END, [])
-        self.settle()
+        settings = (torch.get_num_threads(), self.shard.device)
+        with ThreadPoolExecutor(self.shard.layout.pp, "generation", _set_up_thread, settings) as pool:
+            new = list(pool.map(self.lead, range(len(batches)), batches))
+        self.send_command(StepCommand.END, [])
+        self.wait_for_sends()
         return new
 
+    def lead(self, number: int, batch: PromptBatch) -> list[list[int]]:
+        """Generate the new tokens of one batch, in a thread of the leader."""
+        return generate_batch(cast("Decoder", RemoteDecoder(self, number)), self.tokenizer, batch)
+
     def _follow(self) -> None:
+        """Execute the leader's commands until END."""
         while True:
-            kind, numbers, mask = self._hear()
-            match kind:
-                case Kind.STEP:
+            command, numbers, mask = self._receive_command()
+            match command:
+                case StepCommand.STEP:
                     self.step(numbers, mask)
-                case Kind.LOGITS:
-                    self.logits(torch.empty(next(numbers), self.config.hidden, dtype=self.share.dtype))
-                case Kind.END:
+                case StepCommand.LOGITS:
+                    self.logits(torch.empty(next(numbers), self.config.hidden, dtype=self.shard.dtype))
+                case StepCommand.END:
                     return
 
-    def tell(self, kind: Kind, numbers: Sequence[int], mask: Tensor | None = None) -> None:
-        """Tell the ranks of this stage and, through them, the other stages; by the leader."""
-        self.settle()
-        if self.share.layout.tp > 1:
-            for part in _written(kind, numbers, mask, self.share.device):
-                distributed.broadcast(part, src=self._leader, group=self.share.slicing.group)
-        self._hand_on(kind, numbers, mask)
+    def send_command(self, command: StepCommand, numbers: Sequence[int], mask: Tensor | None = None) -> None:
+        """Send a command to the ranks of this stage and, through them, to the other stages; called by the leader."""
+        self.wait_for_sends()
+        if self.shard.layout.tp > 1:
+            for tensor in _encode(command, numbers, mask, self.shard.device):
+                distributed.broadcast(tensor, src=self._leader, group=self.shard.slicing.group)
+        self._forward_command(command, numbers, mask)
 
-    def _hear(self) -> tuple[Kind, Iterator[int], Tensor | None]:
-        """What the leader says, handed on to the next stage."""
-        share = self.share
+    def _receive_command(self) -> tuple[StepCommand, Iterator[int], Tensor | None]:
+        """Receive the leader's next command and forward it to the next stage."""
+        shard = self.shard
 
-        def heard(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            part = torch.empty(shape, dtype=dtype, device=share.device)
-            if share.place.pp:
-                distributed.recv(part, self._behind)
+        def receive(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            tensor = torch.empty(shape, dtype=dtype, device=shard.device)
+            if shard.place.pp:
+                distributed.recv(tensor, self._previous)
             else:
-                distributed.broadcast(part, src=self._leader, group=share.slicing.group)
-            return part
+                distributed.broadcast(tensor, src=self._leader, group=shard.slicing.group)
+            return tensor
 
-        kind, length, *shape = heard(5).tolist()
-        numbers = heard(length).tolist() if length else []
-        mask = heard(shape[0], 1, *shape[1:], dtype=torch.uint8) if shape[0] else None
-        self.settle()
-        self._hand_on(Kind(kind), numbers, mask)
-        return Kind(kind), iter(numbers), mask
+        command, length, *shape = receive(5).tolist()
+        numbers = receive(length).tolist() if length else []
+        mask = receive(shape[0], 1, *shape[1:], dtype=torch.uint8) if shape[0] else None
+        self.wait_for_sends()
+        self._forward_command(StepCommand(command), numbers, mask)
+        return StepCommand(command), iter(numbers), mask
 
-    def _hand_on(self, kind: Kind, numbers: Sequence[int], mask: Tensor | None) -> None:
-        if self._ahead >= 0 and kind != Kind.LOGITS:
-            for part in _written(kind, numbers, mask, self.share.device):
-                self._send(part, self._ahead)
+    def _forward_command(self, command: StepCommand, numbers: Sequence[int], mask: Tensor | None) -> None:
+        if self._next >= 0 and command != StepCommand.LOGITS:
+            for tensor in _encode(command, numbers, mask, self.shard.device):
+                self._send(tensor, self._next)
 
-    def _send(self, part: Tensor, to: int) -> None:
-        work = distributed.isend(part, to)
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        work = distributed.isend(tensor, rank)
         if work is not None:
-            self._sent.append((work, part))  # which must live until it has gone
+            self._sends.append((work, tensor))  # keep the tensor alive until it has been sent
 
-    def settle(self) -> None:
-        """Wait until what was sent has gone, which is as soon as the next stage has come to it."""
-        for work, _ in self._sent:
+    def wait_for_sends(self) -> None:
+        """Wait until every send has completed, as soon as the next stage has received it."""
+        for work, _ in self._sends:
             work.wait()
-        self._sent.clear()
-        self.share.settle()
+        self._sends.clear()
+        self.shard.wait_for_sends()
 
     def step(self, numbers: Iterator[int], mask: Tensor | None) -> Tensor | None:
-        """A rank's part of a step; x of the last place [1, B, H] on the last stage."""
-        portion, b, s, capacity, kept = (next(numbers) for _ in range(5))
+        """Run this rank's part of a decoding step; returns x of the last position [1, B, H] on the last stage."""
+        batch, b, s, capacity, kept = (next(numbers) for _ in range(5))
         if capacity:
-            self._caches[portion] = Cache(self.config, capacity)
-        cache = self._caches[portion]
+            self._caches[batch] = Cache(self.config, capacity)
+        cache = self._caches[batch]
         if kept:
-            cache.keep(take(numbers, kept).to(self.share.device))
-        tokens_BS, positions_BS = (take(numbers, b, s).to(self.share.device) for _ in range(2))
-        x_SBH = self.share.run(tokens_BS, positions_BS, cache.attend(mask.bool() if mask is not None else None))
+            cache.keep(take_tensor(numbers, kept).to(self.shard.device))
+        tokens_BS, positions_BS = (take_tensor(numbers, b, s).to(self.shard.device) for _ in range(2))
+        attend = cache.attend(mask.bool() if mask is not None else None)
+        x_SBH = self.shard.forward(tokens_BS, positions_BS, attend)
         if x_SBH is None:
             return None
         last_1BH = x_SBH[-1:].contiguous()
-        if not self.leads and self.share.place.tp == 0:
+        if not self.leads and self.shard.place.tp == 0:
             self._send(last_1BH, self._leader)
         return last_1BH
 
     def logits(self, x_BH: Tensor) -> Tensor:
-        """The leader's x_BH → its logits [B, V], by the slices of the token table that its stage has."""
-        x_BH = x_BH.to(self.share.device)
-        group = self.share.slicing.group
+        """Logits [B, V] of the leader's x_BH, gathered from the slices of the token table in its stage."""
+        x_BH = x_BH.to(self.shard.device)
+        group = self.shard.slicing.group
         distributed.broadcast(x_BH, src=self._leader, group=group)
-        part_BW = self.share.slice_of_logits(x_BH)
-        parts = [torch.empty_like(part_BW) for _ in range(self.share.layout.tp)]
-        distributed.all_gather(parts, part_BW.contiguous(), group=group)
-        return torch.cat(parts, dim=1)
+        local_BW = self.shard.local_logits(x_BH)
+        slices = [torch.empty_like(local_BW) for _ in range(self.shard.layout.tp)]
+        distributed.all_gather(slices, local_BW.contiguous(), group=group)
+        return torch.cat(slices, dim=1)
 
-    def result(self, b: int) -> tuple[distributed.Work | None, Tensor]:
-        """Where the last stage's answer to a step of B rows will be, and what to wait for before it is there."""
-        x_1BH = torch.empty(1, b, self.config.hidden, dtype=self.share.dtype, device=self.share.device)
+    def receive_result(self, b: int) -> tuple[distributed.Work | None, Tensor]:
+        """Start to receive the last stage's result of a step with B rows: the work to wait for, and its buffer."""
+        x_1BH = torch.empty(1, b, self.config.hidden, dtype=self.shard.dtype, device=self.shard.device)
         return distributed.irecv(x_1BH, self._last), x_1BH
 
 
-def _settle_in(threads: int, device: torch.device) -> None:
-    """Give a new thread the cores and the device of its process, which it does not take over by itself."""
+def _set_up_thread(threads: int, device: torch.device) -> None:
+    """Give a new thread its process' number of cores and device; torch does not inherit them."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-def _written(kind: Kind, numbers: Sequence[int], mask: Tensor | None, device: torch.device) -> list[Tensor]:
-    shape = (mask.shape[0], *mask.shape[2:]) if mask is not None else (0, 0, 0)
-    parts = [torch.tensor([kind, len(numbers), *shape], device=device)]
-    parts += [torch.tensor(numbers, device=device)] if numbers else []
-    return parts + ([mask] if mask is not None else [])
+def _encode(command: StepCommand, numbers: Sequence[int], mask: Tensor | None, device: torch.device) -> list[Tensor]:
+    """Tensors of a command: head with the sizes of the others, integers and mask where there are any."""
+    mask_shape = (mask.shape[0], *mask.shape[2:]) if mask is not None else (0, 0, 0)
+    tensors = [torch.tensor([command, len(numbers), *mask_shape], device=device)]
+    tensors += [torch.tensor(numbers, device=device)] if numbers else []
+    return tensors + ([mask] if mask is not None else [])
 
 
-class Leader:
-    """Leads a replica, from one thread a portion: all that they say and compute goes one after the other."""
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica, self.turn = replica, threading.Lock()
-
-    def run(self, number: int, portion: Portion) -> list[list[int]]:
-        """The new tokens of one portion."""
-        decoder = cast("Decoder", PortionDecoder(self, number))
-        return run(decoder, self.replica.tokenizer, portion)
-
-
-class PortionDecoder:
-    """The whole decoder as `mtnlg_model.generation.generate` sees it, for one portion."""
+class RemoteDecoder:
+    """Stands in for the whole decoder in `mtnlg_model.generation.generate`, for one batch."""
 
     training = False
 
-    def __init__(self, leader: Leader, number: int) -> None:
-        self.config, self.embedding = leader.replica.config, leader.replica.share.embedding
-        self._replica, self._turn, self._number = leader.replica, leader.turn, number
+    def __init__(self, replica: Replica, number: int) -> None:
+        self.config, self.embedding = replica.config, replica.shard.embedding
+        self._replica, self._number = replica, number
 
-    def cache(self, capacity: int) -> PortionCache:
-        """Keys and values of every rank's own heads and layers, for one portion."""
-        return PortionCache(capacity)
+    def cache(self, capacity: int) -> RemoteCache:
+        """Cache of this batch on every rank, for the rank's own heads and layers."""
+        return RemoteCache(capacity)
 
-    def hidden(self, tokens_BS: Tensor, positions_BS: Tensor, attend: PortionAttention) -> Tensor:
-        """As the decoder's, but the last place only: x [1, B, H]."""
-        b, s = tokens_BS.shape
-        numbers = [self._number, b, s, *attend.cache.news(s)]
+    def hidden(self, tokens_BS: Tensor, positions_BS: Tensor, attend: tuple[RemoteCache, Tensor | None]) -> Tensor:
+        """Hidden states after the final norm, of the last position only: x [1, B, H]."""
+        (b, s), (cache, mask) = tokens_BS.shape, attend
+        numbers = [self._number, b, s, *cache.encode_changes(s)]
         numbers += tokens_BS.flatten().tolist() + positions_BS.expand(b, s).flatten().tolist()
-        mask = attend.mask
-        told = mask.expand(b, 1, s, -1).to(torch.uint8).contiguous() if mask is not None else None
-        replica, waited_for = self._replica, None
-        with self._turn:
-            replica.tell(Kind.STEP, numbers, told)
-            last_1BH = replica.step(iter(numbers), told)
+        if mask is not None:
+            mask = mask.expand(b, 1, s, -1).to(torch.uint8).contiguous()
+        pending = None
+        with self._replica.lock:
+            self._replica.send_command(StepCommand.STEP, numbers, mask)
+            last_1BH = self._replica.step(iter(numbers), mask)
             if last_1BH is None:
-                waited_for, last_1BH = replica.result(b)
-        if waited_for is not None:
-            waited_for.wait()
+                pending, last_1BH = self._replica.receive_result(b)
+        if pending is not None:
+            pending.wait()
         return last_1BH
 
     def logits(self, x_BH: Tensor) -> Tensor:
         """[B, H] → [B, V]."""
-        with self._turn:
-            if self._replica.share.layout.tp == 1:
-                return self._replica.share.slice_of_logits(x_BH)
-            self._replica.tell(Kind.LOGITS, [len(x_BH)])
+        with self._replica.lock:
+            if self._replica.shard.layout.tp == 1:
+                return self._replica.shard.local_logits(x_BH)
+            self._replica.send_command(StepCommand.LOGITS, [len(x_BH)])
             return self._replica.logits(x_BH.contiguous())
 
 
-class PortionCache:
-    """What `mtnlg_model.generation.generate` does to a cache, for every rank to do to its own with the next step."""
+class RemoteCache:
+    """Records what `mtnlg_model.generation.generate` does to its cache; every rank repeats it with the next step."""
 
     def __init__(self, capacity: int) -> None:
-        self.length, self._new, self._kept = 0, capacity, list[int]()
+        self.length, self._new_capacity, self._kept_rows = 0, capacity, list[int]()
 
-    def attend(self, mask: Tensor | None = None) -> PortionAttention:
-        """Attention through every rank's own cache."""
-        return PortionAttention(self, mask)
+    def attend(self, mask: Tensor | None = None) -> tuple[RemoteCache, Tensor | None]:
+        """Stand-in for attention through the caches of all ranks: this cache, and the mask of the step."""
+        return self, mask
 
     def positions(self, tokens_BS: Tensor) -> Tensor:
-        """Positions [1, S] of tokens that continue those held."""
+        """Positions [1, S] of tokens that continue the cached ones."""
         return torch.arange(self.length, self.length + tokens_BS.shape[1])[None]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop every row of the batch but these."""
-        self._kept = rows.tolist()
+        """Keep only these rows of the batch."""
+        self._kept_rows = rows.tolist()
 
-    def news(self, s: int) -> list[int]:
-        """Capacity of a cache to make (0: go on with the one there is), rows to keep: how many (0: all), which."""
-        told = [self._new, len(self._kept), *self._kept]
-        self.length, self._new, self._kept = self.length + s, 0, []
-        return told
-
-
-class PortionAttention(NamedTuple):
-    """What stands for attention through the caches of all ranks: whose cache, and the step's mask."""
-
-    cache: PortionCache
-    mask: Tensor | None
+    def encode_changes(self, s: int) -> list[int]:
+        """Encode the new cache's capacity (0: none), the number of rows to keep (0: all) and their indices; adds S."""
+        changes = [self._new_capacity, len(self._kept_rows), *self._kept_rows]
+        self.length, self._new_capacity, self._kept_rows = self.length + s, 0, []
+        return changes

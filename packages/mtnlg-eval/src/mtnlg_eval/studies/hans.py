@@ -1,14 +1,14 @@
-"""The HANS study (paper.md 5.3): what a model answers by heuristic, by label and by each of the 30 subcases.
+"""The HANS study (paper.md 5.3): answers by heuristic, label and each of the 30 subcases.
 
-HANS asks whether a sentence entails another that shares its words. A model that goes by the words says True throughout:
-right for half the rows, wrong for the other half. So accuracy alone tells little, and the study looks behind it:
+HANS asks whether a sentence entails another made of the same words. A model that only compares words always says True:
+right for half the rows, wrong for the other half. Accuracy alone therefore says little; the study adds:
 
-    mass        P(True) + P(False): how far the model answers in the form asked for; shots raise it
-    said true   the share of rows where it says True: its bias towards one label
-    shifted     accuracy where True is said above the mean of P(True) / (P(True) + P(False)) over all rows, not above
-                one half: what the model knows once its bias is taken off
+    mass        P(True) + P(False): how far the model answers in the requested form; shots raise it
+    said_true   the share of rows with the answer True: the bias towards one label
+    shifted     accuracy with the threshold on P(True) / (P(True) + P(False)) at its mean over all rows instead of at
+                one half, which removes that bias
 
-All of it is read from the samples that ``mtnlg-eval run`` keeps, at every number of shots that was scored.
+It reads the samples that ``mtnlg-eval run`` writes, at every number of shots that was scored.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 T = TypeVar("T", bound=BaseModel)
 
 TRUE, FALSE = 0, 1
-"""Labels, which are the numbers of the choices as well: entailment is answered by True."""
+"""Labels, which are also the indices of the choices: True is entailment."""
 
 
 class Verdict(NamedTuple):
@@ -54,12 +54,12 @@ class Verdict(NamedTuple):
         return 1 / (1 + exp(min(self.false - self.true, 700.0)))
 
     def right(self, threshold: float) -> bool:
-        """Whether True above the threshold, False elsewhere, is right."""
+        """Whether the answer is right if it is True above the threshold and False otherwise."""
         return (self.probability > threshold) == (self.label == TRUE)
 
 
-class Part(NamedTuple):
-    """Some of the rows: how many, and the shares of right answers, plain and with the threshold shifted."""
+class SubsetScore(NamedTuple):
+    """A subset of the rows: its size, and its accuracy in [0, 1] at threshold one half and at the shifted threshold."""
 
     rows: int
     accuracy: float
@@ -67,37 +67,37 @@ class Part(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What the rows say at one number of shots; ``labels`` and ``subcases`` lie by heuristic."""
+    """The study at one number of shots; ``labels`` and ``subcases`` are keyed by heuristic first."""
 
-    whole: Part
+    whole: SubsetScore
     mass: float
     said_true: float
     threshold: float
-    labels: dict[str, dict[str, Part]]
-    subcases: dict[str, dict[str, Part]]
+    labels: dict[str, dict[str, SubsetScore]]
+    subcases: dict[str, dict[str, SubsetScore]]
 
 
 def tally(verdicts: Sequence[Verdict]) -> Tally:
-    """Count one scored set of at least one row."""
+    """The study's numbers over at least one row."""
     threshold = fmean(verdict.probability for verdict in verdicts)
 
-    def part(some: Sequence[Verdict]) -> Part:
-        plain, shifted = (fmean(verdict.right(at) for verdict in some) for at in (0.5, threshold))
-        return Part(len(some), plain, shifted)
+    def score(subset: Sequence[Verdict]) -> SubsetScore:
+        plain, shifted = (fmean(verdict.right(bound) for verdict in subset) for bound in (0.5, threshold))
+        return SubsetScore(len(subset), plain, shifted)
 
-    def parts(name: Callable[[Verdict], str]) -> dict[str, dict[str, Part]]:
+    def score_by(name: Callable[[Verdict], str]) -> dict[str, dict[str, SubsetScore]]:
         groups: defaultdict[str, defaultdict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
         for verdict in verdicts:
             groups[verdict.heuristic][name(verdict)].append(verdict)
-        return {heuristic: {n: part(some) for n, some in named.items()} for heuristic, named in groups.items()}
+        return {heuristic: {n: score(subset) for n, subset in named.items()} for heuristic, named in groups.items()}
 
     return Tally(
-        whole=part(verdicts),
+        whole=score(verdicts),
         mass=fmean(verdict.mass for verdict in verdicts),
         said_true=fmean(verdict.probability > 0.5 for verdict in verdicts),
         threshold=threshold,
-        labels=parts(lambda verdict: "entailment" if verdict.label == TRUE else "non-entailment"),
-        subcases=parts(lambda verdict: verdict.subcase),
+        labels=score_by(lambda verdict: "entailment" if verdict.label == TRUE else "non-entailment"),
+        subcases=score_by(lambda verdict: verdict.subcase),
     )
 
 
@@ -116,8 +116,8 @@ class _Sample(BaseModel):
     filtered_resps: list[tuple[float, bool]] = Field(min_length=2, max_length=2)
 
 
-def verdicts_of(samples: Path) -> list[Verdict]:
-    """The answers that a file of samples holds; ``Failure`` names the line that holds none."""
+def read_verdicts(samples: Path) -> list[Verdict]:
+    """The answers in a file of samples; ``Failure`` names the first malformed line."""
     verdicts = []
     with samples.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -132,24 +132,24 @@ def verdicts_of(samples: Path) -> list[Verdict]:
     return verdicts
 
 
-def study(folder: Path) -> dict[str, Any]:
-    """The tallies of an evaluation's HANS samples by number of shots, as ``hans.json`` holds them; writes that file.
+def run_hans_study(folder: Path) -> dict[str, Any]:
+    """Tally the HANS samples of an evaluation by number of shots; returns the content of ``hans.json``, and writes it.
 
-    ``folder`` is what ``mtnlg-eval run --out`` wrote. ``Failure`` where HANS was not scored there, or not to the end.
+    ``folder`` is the --out of ``mtnlg-eval run``. ``Failure`` if HANS was not scored there, or not to the end.
     """
-    if not [*(folder / "samples").glob("hans_*.jsonl")]:
+    if not any((folder / "samples").glob("hans_*.jsonl")):
         raise Failure(
-            f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} does it"
+            f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} scores it"
         )
     summary, results = _read(folder / "summary.json", _Summary), _read(folder / "results.json", _Results)
-    scored = sorted(summary.tasks.get("hans", ()), key=_order)
+    scored = sorted(summary.tasks.get("hans", ()), key=lambda shots: int(shots) if shots.isdecimal() else float("inf"))
     if not scored:
         raise Failure(f"{folder}: HANS could not be scored here; {folder / 'summary.json'} says why")
-    told = {asked: _plain(tally(verdicts_of(folder / "samples" / f"hans_{asked}.jsonl"))) for asked in scored}
-    about = summary.model_dump(exclude={"tasks"})
-    result = {"version": 1, **about, "shots_from": results.config.shots, "shots": told}
-    write_json(folder / "hans.json", result)
-    return result
+    tallies = {shots: to_plain(tally(read_verdicts(folder / "samples" / f"hans_{shots}.jsonl"))) for shots in scored}
+    identity = summary.model_dump(exclude={"tasks"})
+    study = {"version": 1, **identity, "shots_from": results.config.shots, "shots": tallies}
+    write_json(folder / "hans.json", study)
+    return study
 
 
 class _Summary(BaseModel):
@@ -171,33 +171,30 @@ def _read(path: Path, schema: type[T]) -> T:
     try:
         return schema.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise Failure(f"{path}: not there: scoring has not come to its end; the same mtnlg-eval run goes on") from None
+        raise Failure(f"{path}: missing: scoring has not finished; repeat the mtnlg-eval run to resume it") from None
     except ValidationError as error:
-        raise Failure(f"{path}: {explain(error)}; the same mtnlg-eval run writes it again") from None
+        raise Failure(f"{path}: {explain(error)}; repeat the mtnlg-eval run to write it again") from None
 
 
-def _order(asked: str) -> float:
-    return float(asked) if asked.isdecimal() else float("inf")
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401  (a tree of named tuples)
+def to_plain(value: Any) -> Any:  # noqa: ANN401  (a tree of named tuples)
+    """The tree with every named tuple as a dict, for JSON."""
     if hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
-    return {name: _plain(part) for name, part in value.items()} if isinstance(value, dict) else value
+        value = value._asdict()
+    return {name: to_plain(child) for name, child in value.items()} if isinstance(value, dict) else value
 
 
-def lines(told: dict[str, Any]) -> Iterable[tuple[str, ...]]:
-    """The study as rows of a table: part, then accuracy and shifted accuracy in percent at every number of shots."""
-    counts = list(told["shots"].values())
+def table_rows(study: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Rows of a table: the subset, then accuracy → shifted accuracy in percent at each number of shots."""
+    tallies = list(study["shots"].values())
 
-    def cells(pick: Callable[[dict[str, Any]], dict[str, Any]]) -> tuple[str, ...]:
-        return tuple(f"{100 * part['accuracy']:.0f} → {100 * part['shifted']:.0f}" for part in map(pick, counts))
+    def cells(scores: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+        return tuple(f"{100 * score['accuracy']:.0f} → {100 * score['shifted']:.0f}" for score in scores)
 
-    yield ("all rows", *cells(lambda at: at["whole"]))
-    for heuristic, labels in counts[0]["labels"].items():
+    yield ("all rows", *cells(tally["whole"] for tally in tallies))
+    for heuristic, labels in tallies[0]["labels"].items():
         for label in labels:
-            yield (f"{heuristic}, {label}", *cells(lambda at, h=heuristic, n=label: at["labels"][h][n]))  # type: ignore[misc]
-        for subcase in counts[0]["subcases"][heuristic]:
-            yield (f"  {subcase}", *cells(lambda at, h=heuristic, n=subcase: at["subcases"][h][n]))  # type: ignore[misc]
-    yield ("P(True) + P(False)", *(f"{at['mass']:.3f}" for at in counts))
-    yield ("says True", *(f"{100 * at['said_true']:.1f}" for at in counts))
+            yield (f"{heuristic}, {label}", *cells(tally["labels"][heuristic][label] for tally in tallies))
+        for subcase in tallies[0]["subcases"][heuristic]:
+            yield (f"  {subcase}", *cells(tally["subcases"][heuristic][subcase] for tally in tallies))
+    yield ("P(True) + P(False)", *(f"{tally['mass']:.3f}" for tally in tallies))
+    yield ("says True", *(f"{100 * tally['said_true']:.1f}" for tally in tallies))

@@ -1,1 +1,1 @@
-"""The nine tasks: rows, published formats, prompts, few-shot examples."""
+"""The nine tasks: published files, rows, prompts and few-shot examples."""

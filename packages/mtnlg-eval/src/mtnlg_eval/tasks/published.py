@@ -1,7 +1,7 @@
-"""The figures to compare with: MT-NLG and its peers on the nine tasks, as the paper's tables 2 to 6 print them.
+"""Published accuracies of MT-NLG and its peers on the nine tasks, as printed in the paper's tables 2 to 6.
 
-Smith et al. 2022, arXiv 2201.11990v3; read off images of the tables (paper.md 5.1). All figures are accuracies in
-percent. K, the number of few-shot examples, is GPT-3's (paper.md 5.2), which MT-NLG took over without a search.
+Smith et al. 2022, arXiv 2201.11990v3, transcribed from images of the tables (paper.md 5.1). All figures are percent.
+K, the number of few-shot examples, is GPT-3's; MT-NLG reused it without a search (paper.md 5.2).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ SHOTS: tuple[Shots, ...] = ("0", "1", "few")
 
 
 class Figures(NamedTuple):
-    """Accuracy in percent with no, one and K examples in the prompt; None where the table prints a dash."""
+    """Accuracy in percent at 0, 1 and K shots; None where the table prints a dash."""
 
     zero: float | None
     one: float | None
     few: float | None
 
     def at(self, shots: Shots) -> float | None:
-        """The figure in the column ``shots``."""
+        """Accuracy at this number of shots."""
         return self[SHOTS.index(shots)]
 
 
 class Supervised(NamedTuple):
-    """The best fine-tuned model that the table names, and its accuracy in percent."""
+    """The best fine-tuned model in the table, and its accuracy in percent."""
 
     model: str
     accuracy: float
@@ -36,22 +36,22 @@ class Supervised(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """One of the nine tasks and what is published about it."""
+    """One of the nine tasks and its published figures."""
 
     name: str
-    """As ``mtnlg-eval`` calls it."""
+    """Name on the command line."""
     title: str
-    """As the paper calls it."""
+    """Name in the paper."""
     category: str
-    """The heading that the paper puts it under."""
+    """Section heading in the paper."""
     table: int
-    """Number of the paper's table that the figures come from."""
+    """Number of the paper's table with the figures."""
     few: int
-    """K of the few-shot column."""
+    """K: examples in a few-shot prompt."""
     rows: int
-    """Rows of the split that was scored; questions for RACE-h."""
+    """Rows in the scored split; questions for RACE-h."""
     chance: float | None
-    """Percent that guessing scores; None where there are no choices to guess from."""
+    """Accuracy of random guessing in percent; None for LAMBADA, which has no choices."""
     figures: dict[Model, Figures]
     supervised: Supervised | None = None
     footnotes: dict[tuple[Model, Shots], str] = field(default_factory=dict)
@@ -183,9 +183,6 @@ TASKS: tuple[Task, ...] = (
 
 
 def published(task: str, model: Model, shots: Shots) -> float | None:
-    """What the paper prints for a model on a task, in percent; None where it prints a dash or has no such row.
-
-    Raises ``KeyError`` for a task that is not one of the nine.
-    """
+    """Accuracy printed in the paper, in percent; None for a dash or a missing row. ``KeyError`` for an unknown task."""
     figures = {known.name: known.figures for known in TASKS}[task].get(model)
     return figures.at(shots) if figures else None

@@ -1,13 +1,13 @@
-"""A row of each of the nine tasks: the published schemas, checked, and the document that prompts are made of.
+"""Schemas of the nine tasks' rows, and the documents made from them.
 
-Every publisher has its own names and labels, and the hub's copies have others again. A model here takes them all,
-refuses what cannot be scored (an unknown label, an empty option), and gives one form: a document, a flat dict that the
-YAML prompts of tasks/ read. Each document carries
+Publishers and the hub's copies name keys and labels differently. Each model here accepts all of their forms, rejects
+what cannot be scored (an unknown label, an empty option) and builds documents: flat dicts read by the prompt templates
+in tasks/*.yaml. Each document has
 
-    id       the publisher's name for it, else a digest of what it says
-    group    a digest of what must not be seen twice: no shot comes from the group of the row that is scored
+    id       the publisher's id, else a digest of the content
+    group    a digest of the content that one prompt must not show twice: shots come from other groups
 
-``texts`` is what must not be trained on (paper.md 4.4): passages, questions, options.
+``texts`` returns what must not be trained on (paper.md 4.4): passages, questions, options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ast
 import hashlib
 import json
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -35,57 +35,60 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _label(**choices: int) -> BeforeValidator:
-    """A label that is known by any of these names, as text, number or boolean."""
+    """Validate a label given as text, number or boolean under one of these names."""
 
-    def known(value: object) -> int:
+    def parse(value: object) -> int:
         if (name := str(value).strip().lower()) in choices:
             return choices[name]
         raise ValueError(f"unknown label; use one of {', '.join(choices)}")
 
-    return BeforeValidator(known)
+    return BeforeValidator(parse)
 
 
-def _like(pattern: str, mistake: str) -> AfterValidator:
-    """A text in which the pattern is found."""
+def _matching(pattern: str, message: str) -> AfterValidator:
+    """Validate that a text contains the pattern."""
 
-    def found(text: str) -> str:
+    def check(text: str) -> str:
         if not re.search(pattern, text):
-            raise ValueError(mistake)
+            raise ValueError(message)
         return text
 
-    return AfterValidator(found)
+    return AfterValidator(check)
 
 
 YesNo = Annotated[int, _label(**{"false": 0, "true": 1, "f": 0, "t": 1, "0": 0, "1": 1})]
 
 
-def _named(name: object) -> str | None:
-    return None if name is None or not str(name).strip() else str(name).strip()
+def _clean_id(value: object) -> str | None:
+    return None if value is None else str(value).strip() or None
 
 
 class Row(BaseModel):
-    """One published row; keys that no prompt needs are left aside."""
+    """One published row; keys that no prompt reads are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", str_strip_whitespace=True)
 
-    id: Annotated[str | None, BeforeValidator(_named)] = Field(
+    TEXTS: ClassVar[tuple[str, ...]] = ()
+    """Keys of the texts that must not be trained on."""
+
+    id: Annotated[str | None, BeforeValidator(_clean_id)] = Field(
         None, validation_alias=AliasChoices("id", "uid", "qID", "idx", "ind", "pairID", "example_id")
     )
 
     def fields(self) -> Document:
-        """What the prompt reads."""
+        """Keys of the document that prompts read."""
         return self.model_dump(exclude={"id"})
 
     def texts(self) -> list[str]:
-        """What must not be trained on."""
-        raise NotImplementedError
+        """Texts that must not be trained on."""
+        return [getattr(self, name) for name in self.TEXTS]
 
     def group(self) -> str:
-        """A digest of what a prompt must not show twice."""
+        """Digest of the content that one prompt must not show twice."""
         return _digest(self.fields())
 
     def documents(self) -> list[Document]:
-        """The documents to score: one for most tasks, one a question for RACE."""
+        """Documents to score: one, except RACE with one per question."""
         group = self.group()
         return [{"id": self.id or group, "group": group, **self.fields()}]
 
@@ -95,52 +98,48 @@ def _digest(value: object) -> str:
 
 
 class Lambada(Row):
-    """A passage whose last word is to be guessed."""
+    """A passage; its last word is the target."""
 
-    text: Annotated[str, _like(r"[^ ] +[^ ]", "there is no last word behind others")]
+    TEXTS = ("text",)
+
+    text: Annotated[str, _matching(r"[^ ] +[^ ]", "needs words before the last one")]
 
     def fields(self) -> Document:
-        """The passage without its last word, and that word behind one space."""
+        """The passage without its last word, and that word after a space."""
         context, _, word = self.text.rpartition(" ")
         return {"text": self.text, "context": context, "target": f" {word}"}
 
-    def texts(self) -> list[str]:
-        """The whole passage."""
-        return [self.text]
-
 
 class BoolQ(Row):
-    """A passage and a question that it answers by yes or no."""
+    """A passage and a yes/no question about it."""
+
+    TEXTS = ("passage", "question")
 
     passage: Text
     question: Text
     label: YesNo
 
-    def texts(self) -> list[str]:
-        """Passage and question."""
-        return [self.passage, self.question]
-
 
 class WinoGrande(Row):
-    """A sentence with a blank ``_`` and two names for it; ``answer`` is 1 or 2."""
+    """A sentence with a blank ``_`` and two options to fill it; ``answer`` is 1 or 2."""
 
-    sentence: Annotated[str, _like(r"^[^_]*_[^_]*[^_\s][^_]*$", "one blank _ with words behind it is needed")]
+    sentence: Annotated[str, _matching(r"^[^_]*_[^_]*[^_\s][^_]*$", "needs one blank _ with words after it")]
     option1: Text
     option2: Text
     label: Annotated[int, _label(**{"1": 0, "2": 1})] = Field(validation_alias=AliasChoices("answer", "label"))
 
     def fields(self) -> Document:
-        """Partial evaluation: the sentence up to each option, and the rest that both share (paper.md 5.2)."""
+        """Partial evaluation: the sentence through each option, and the rest that both share (paper.md 5.2)."""
         before, after = self.sentence.split("_")
         return super().fields() | {"contexts": [before + self.option1, before + self.option2], "rest": after}
 
     def texts(self) -> list[str]:
-        """The sentence with either option in it."""
+        """The sentence with each option filled in."""
         return [self.sentence.replace("_", option) for option in (self.option1, self.option2)]
 
 
 class HellaSwag(Row):
-    """A scene and four endings."""
+    """A scene and four possible endings."""
 
     activity_label: Text
     ctx_a: Text
@@ -149,52 +148,54 @@ class HellaSwag(Row):
     label: Annotated[int, _label(**{"0": 0, "1": 1, "2": 2, "3": 3})]
 
     @model_validator(mode="after")
-    def _endings_say_something(self) -> HellaSwag:
-        if not all(map(_plain, self.endings)):
-            raise ValueError("an ending is empty but for [..] marks")
+    def _check_endings(self) -> HellaSwag:
+        if not all(map(_without_marks, self.endings)):
+            raise ValueError("an ending holds nothing but [..] marks")
         return self
 
     def fields(self) -> Document:
-        """Scene and endings without WikiHow's ``[..]`` marks, the second part of the scene capitalised."""
+        """Scene and endings without WikiHow's ``[..]`` marks; the second part of the scene is capitalised."""
         scene = f"{self.activity_label}: {self.ctx_a} {self.ctx_b.capitalize()}"
-        return {"query": _plain(scene), "choices": [_plain(ending) for ending in self.endings], "label": self.label}
+        return {
+            "query": _without_marks(scene),
+            "choices": [_without_marks(ending) for ending in self.endings],
+            "label": self.label,
+        }
 
     def texts(self) -> list[str]:
-        """The scene, continued by each ending."""
-        return [f"{_plain(f'{self.ctx_a} {self.ctx_b}')} {_plain(ending)}" for ending in self.endings]
+        """The scene followed by each ending."""
+        return [f"{_without_marks(f'{self.ctx_a} {self.ctx_b}')} {_without_marks(ending)}" for ending in self.endings]
 
 
-def _plain(text: str) -> str:
+def _without_marks(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ").strip()
 
 
 class PiQA(Row):
-    """A goal and two ways to reach it."""
+    """A goal and two solutions."""
+
+    TEXTS = ("goal", "sol1", "sol2")
 
     goal: Text
     sol1: Text
     sol2: Text
     label: Annotated[int, _label(**{"0": 0, "1": 1})]
 
-    def texts(self) -> list[str]:
-        """The goal and both ways."""
-        return [self.goal, self.sol1, self.sol2]
-
 
 class Anli(Row):
-    """A premise and a hypothesis: entailed (0, e), neutral (1, n) or contradicted (2, c)."""
+    """A premise and a hypothesis, labelled entailment (0, e), neutral (1, n) or contradiction (2, c)."""
+
+    TEXTS = ("premise", "hypothesis")
 
     premise: Text = Field(validation_alias=AliasChoices("premise", "context"))
     hypothesis: Text
     label: Annotated[int, _label(e=0, n=1, c=2, **{"0": 0, "1": 1, "2": 2})]
 
-    def texts(self) -> list[str]:
-        """Premise and hypothesis."""
-        return [self.premise, self.hypothesis]
-
 
 class Hans(Row):
-    """Two sentences: the first entails the second (0) or does not (1), whatever their words have in common."""
+    """Two sentences with shared words: the first entails the second (0) or does not (1)."""
+
+    TEXTS = ("sentence1", "sentence2")
 
     sentence1: Text
     sentence2: Text
@@ -203,15 +204,11 @@ class Hans(Row):
     subcase: Text
     template: Text
 
-    def texts(self) -> list[str]:
-        """Both sentences."""
-        return [self.sentence1, self.sentence2]
-
 
 class Wic(Row):
-    """A word in two sentences: used in the same way or not; ``start1:end1`` marks it in the first, as published."""
+    """A word in two sentences, with the same sense or not; ``start1:end1`` is its span in the first, as published."""
 
-    model_config = ConfigDict(str_strip_whitespace=False)  # or the marks would point beside the word
+    model_config = ConfigDict(str_strip_whitespace=False)  # the span counts leading spaces
 
     sentence1: Text
     sentence2: Text
@@ -220,13 +217,13 @@ class Wic(Row):
     label: YesNo
 
     @model_validator(mode="after")
-    def _the_word_is_there(self) -> Wic:
+    def _check_span(self) -> Wic:
         if not self.sentence1[self.start1 : self.end1].strip():
-            raise ValueError(f"no word of sentence1 lies at {self.start1}:{self.end1}")
+            raise ValueError(f"sentence1 has no word at {self.start1}:{self.end1}")
         return self
 
     def fields(self) -> Document:
-        """Both sentences and the word as the first has it."""
+        """Both sentences and the word as spelled in the first."""
         word = self.sentence1[self.start1 : self.end1]
         sentences = {"sentence1": self.sentence1.strip(), "sentence2": self.sentence2.strip()}
         return sentences | {"word": word, "label": self.label}
@@ -237,7 +234,7 @@ class Wic(Row):
 
 
 class RaceQuestion(BaseModel):
-    """A question on an article and its four options."""
+    """A question about an article, with four options."""
 
     model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
 
@@ -247,21 +244,21 @@ class RaceQuestion(BaseModel):
 
 
 class Race(Row):
-    """An article and its questions, as the article files have them or as the hub has them (``problems``)."""
+    """An article and its questions, in the form of the article files or of the hub (``problems``)."""
 
     article: Text
     problems: Annotated[list[RaceQuestion], Field(min_length=1)]
 
     @model_validator(mode="before")
     @classmethod
-    def _problems_of_either_form(cls, raw: Any) -> Any:  # noqa: ANN401  (any JSON value)
+    def _normalise_problems(cls, raw: Any) -> Any:  # noqa: ANN401  (any JSON value)
         if not isinstance(raw, dict):
             return raw
-        if isinstance(problems := raw.get("problems"), str):  # the hub keeps the list as Python text
+        if isinstance(problems := raw.get("problems"), str):  # the hub stores the list as a Python literal
             try:
                 return raw | {"problems": ast.literal_eval(problems)}
             except (SyntaxError, ValueError):
-                raise ValueError("problems is no list of questions") from None
+                raise ValueError("problems is not a list of questions") from None
         if "questions" not in raw:
             return raw
         columns: list[Any] = [raw.get(key) for key in ("questions", "options", "answers")]
@@ -273,22 +270,22 @@ class Race(Row):
         return raw | {"problems": problems}
 
     def group(self) -> str:
-        """The article: a shot from it would tell the answer of the question that is scored."""
+        """Digest of the article: a shot from it could give away the answer to the scored question."""
         return _digest(self.article)
 
     def documents(self) -> list[Document]:
-        """Every question of the article, those before it with their answers (paper.md 5.2)."""
+        """One document per question, with the earlier questions and their answers (paper.md 5.2)."""
         group = self.group()
         earlier: list[dict[str, str]] = []
         documents = []
         for number, problem in enumerate(self.problems, start=1):
-            own = {"article": self.article, "earlier": list(earlier), **problem.model_dump()}
-            documents.append({"id": f"{self.id or group}-{number}", "group": group, **own})
+            fields = {"article": self.article, "earlier": list(earlier), **problem.model_dump()}
+            documents.append({"id": f"{self.id or group}-{number}", "group": group, **fields})
             earlier.append({"question": problem.question, "answer": problem.options[problem.label]})
         return documents
 
     def texts(self) -> list[str]:
-        """The article, every question and every option."""
+        """Article, questions and options."""
         return [self.article, *(text for p in self.problems for text in (p.question, *p.options))]
 
 
@@ -303,11 +300,11 @@ ROWS: dict[str, type[Row]] = {
     "hans": Hans,
     "wic": Wic,
 }
-"""The nine tasks in the order of the paper's tables, and the schema of their rows."""
+"""Row schema of each task, in the order of the paper's tables."""
 
 
 def explain(error: ValidationError) -> str:
-    """The first mistake of a row in a few words: key, value, what would be right."""
+    """First error of a row in a few words: key, value, what is expected."""
     detail = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in detail["loc"])
     message = detail["msg"].removeprefix("Value error, ")

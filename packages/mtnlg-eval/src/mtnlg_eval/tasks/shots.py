@@ -1,8 +1,7 @@
-"""Which examples stand before a document: drawn from (seed, task, document) and nothing else.
+"""Few-shot examples of a document: a random draw from (seed, task, document id) and nothing else.
 
-lm-eval draws from one generator in the order of its documents, so its shots change with the number of processes and the
-order of the rows. Here the draw depends neither on these nor on the order of the pool, and the first of K shots is the
-one shot.
+lm-eval draws from one generator in document order, so its shots change with the number of processes and the order of
+rows. This draw depends neither on those nor on the order of the pool, and the draw of K shots begins with the one shot.
 """
 
 from __future__ import annotations
@@ -22,91 +21,91 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which documents may be shots and in which order their labels come: the modes of the HANS study (paper.md 5.3)."""
+class ShotChoice:
+    """Which documents may be shots, and the order of their labels: the modes of the HANS study (paper.md 5.3)."""
 
     source: Literal["any", "other_subcases"] = "any"
     labels: Literal["drawn", "interleaved", "negative"] = "drawn"
 
     def admits(self, shot: Document, document: Document) -> bool:
-        """Whether ``shot`` may stand before ``document``; negative is every label but the first, 0."""
+        """Whether ``shot`` may precede ``document``; "negative" admits every label but 0."""
         if self.source == "other_subcases" and shot["subcase"] == document["subcase"]:
             return False
         return self.labels != "negative" or shot["label"] != 0
 
 
-ANY = Choice()
+ANY_SHOT = ShotChoice()
 
 
-class Pool:
-    """Documents to draw shots from, in an order of their own."""
+class ShotPool:
+    """Documents to draw shots from, sorted so that the order of the input does not matter."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = sorted(documents, key=lambda document: (document["group"], document["id"]))
 
-    def draw(self, document: Document, count: int, key: str, choice: Choice = ANY) -> list[Document]:
-        """At most ``count`` documents of as many groups, none of them the group of ``document``.
+    def draw(self, document: Document, count: int, key: str, choice: ShotChoice = ANY_SHOT) -> list[Document]:
+        """Draw up to ``count`` shots, each from another group, none from the group of ``document``.
 
-        ``key`` stands for seed and task. The draw for a smaller count is the beginning of that for a larger one.
+        ``key`` holds seed and task. A smaller draw is a prefix of a larger one.
         """
-        admitted = self._admitted(document, key, choice)
-        return list(islice(_interleaved(admitted) if choice.labels == "interleaved" else admitted, count))
+        shots = self._shuffled_shots(document, key, choice)
+        return list(islice(_interleave_labels(shots) if choice.labels == "interleaved" else shots, count))
 
-    def _admitted(self, document: Document, key: str, choice: Choice) -> Iterator[Document]:
-        """All that may be shots of ``document``, in the order of its own draw."""
-        taken = {document["group"]}
-        for number in _shuffled(len(self._documents), Random(f"{key}/{document['id']}")):
-            shot = self._documents[number]
-            if shot["group"] not in taken and choice.admits(shot, document):
-                taken.add(shot["group"])
+    def _shuffled_shots(self, document: Document, key: str, choice: ShotChoice) -> Iterator[Document]:
+        """Every admissible shot of ``document``, in random order."""
+        used_groups = {document["group"]}
+        for index in _shuffled_range(len(self._documents), Random(f"{key}/{document['id']}")):
+            shot = self._documents[index]
+            if shot["group"] not in used_groups and choice.admits(shot, document):
+                used_groups.add(shot["group"])
                 yield shot
 
 
-def _interleaved(shots: Iterator[Document]) -> Iterator[Document]:
-    """The shots with their labels by turns, each turn the first one left of its label; two labels, 0 and 1."""
-    waiting: tuple[deque[Document], ...] = (deque(), deque())
+def _interleave_labels(shots: Iterator[Document]) -> Iterator[Document]:
+    """Reorder shots so that labels 0 and 1 alternate, beginning with the first shot's label; ends when one runs out."""
+    queues: tuple[deque[Document], ...] = (deque(), deque())
     turn = -1
     while True:
-        while turn < 0 or not waiting[turn]:
+        while turn < 0 or not queues[turn]:
             if (shot := next(shots, None)) is None:
                 return
-            waiting[shot["label"]].append(shot)
+            queues[shot["label"]].append(shot)
             turn = shot["label"] if turn < 0 else turn
-        yield waiting[turn].popleft()
+        yield queues[turn].popleft()
         turn = 1 - turn
 
 
-def _shuffled(size: int, random: Random) -> Iterator[int]:
-    """The numbers below ``size`` in random order, each found when it is asked for (a lazy Fisher-Yates shuffle)."""
-    moved: dict[int, int] = {}
-    for place in range(size):
-        other = random.randrange(place, size)
-        yield moved.get(other, other)
-        moved[other] = moved.get(place, place)
+def _shuffled_range(size: int, random: Random) -> Iterator[int]:
+    """The numbers below ``size`` in random order, drawn on demand (a lazy Fisher-Yates shuffle)."""
+    swapped: dict[int, int] = {}
+    for index in range(size):
+        drawn = random.randrange(index, size)
+        yield swapped.get(drawn, drawn)
+        swapped[drawn] = swapped.get(index, index)
 
 
-def most_that_fit(count: int, size: Callable[[int], int], room: int) -> int:
-    """The largest number of shots up to ``count`` whose prompt has a ``size`` of at most ``room``; 0 where none has.
+def max_shots_that_fit(count: int, prompt_tokens: Callable[[int], int], room: int) -> int:
+    """Largest number of shots, up to ``count``, with ``prompt_tokens(shots) <= room``; 0 if none fits.
 
-    A prompt grows with its shots. Each guess is in proportion to the last one's size, so that two or three prompts are
-    tokenized, and one alone where all shots fit.
+    ``prompt_tokens`` must grow with the shots. Each guess is proportional to the last size, so that two or three
+    prompts are tokenized, and only one if all shots fit.
     """
     fits, too_many, guess = 0, count + 1, count
     while too_many - fits > 1:
-        told = size(guess)
-        if told <= room:
+        tokens = prompt_tokens(guess)
+        if tokens <= room:
             fits = guess
         else:
             too_many = guess
-        guess = min(max(guess * room // max(told, 1), fits + 1), too_many - 1)
+        guess = min(max(guess * room // max(tokens, 1), fits + 1), too_many - 1)
     return fits
 
 
 class DrawnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no types
-    """The sampler that lm-eval asks for shots: it gives what has been drawn for the document at hand."""
+    """lm-eval's shot sampler, returning the shots already drawn for the current document."""
 
     drawn: Sequence[Document] = ()
 
     def sample(self, n: int, *_: Any, **__: Any) -> Sequence[Document]:  # noqa: ANN401  (lm-eval's signature)
-        """The first ``n`` of the drawn shots."""
+        """Return the first ``n`` drawn shots."""
         return self.drawn[:n]

@@ -1,7 +1,7 @@
-"""Boxes of a tensor: half-open ranges, one an axis; how pieces tile a tensor and where one box lies inside another.
+"""Boxes of a tensor: one half-open range per axis. Intersection, position in another box, check of a tiling.
 
-A flat range [a, b) of a box's row-major flattening, such as a ZeRO fragment, is at most 2d - 1 boxes, each of which
-lies contiguous within it: the rest of a row, whole rows, the beginning of a row. So everything here is about boxes.
+A flat range [a, b) of a box's row-major elements, such as a ZeRO fragment, splits into at most 2d - 1 boxes, each
+contiguous within the range: the rest of a row, full rows, the beginning of a row. So all reads and writes are of boxes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 Index = tuple[slice, ...]
 Box = tuple[tuple[int, int], ...]
 
-MOST_BOXES = 1024
-"""More different boxes of one tensor are refused: no layout cuts so, and comparing them takes their square."""
+MAX_BOXES = 1024
+"""Limit on different boxes of one tensor: no layout cuts finer, and comparing boxes takes quadratic time."""
 
 
 def box_of(index: Index | None, shape: Sequence[int]) -> Box:
-    """The box that ``index`` means in a tensor of ``shape``; axes left out are whole.
+    """The box that ``index`` selects from a tensor of ``shape``; omitted axes are taken entirely.
 
-    Raises ``ValueError`` for a step, a negative bound, or a bound outside the shape.
+    Raises ``ValueError`` for a step other than 1, a negative bound, or a bound outside the shape.
     """
     index = index or ()
     if len(index) > len(shape):
@@ -33,13 +33,13 @@ def box_of(index: Index | None, shape: Sequence[int]) -> Box:
         cut = index[axis] if axis < len(index) else slice(None)
         start, stop = cut.start or 0, size if cut.stop is None else cut.stop
         if cut.step not in {None, 1} or not 0 <= start <= stop <= size:
-            raise ValueError(f"axis {axis}: {start}:{stop}:{cut.step or 1} is no range with step 1 within {size}")
+            raise ValueError(f"axis {axis}: {start}:{stop}:{cut.step or 1} is not a range of step 1 within {size}")
         box.append((start, stop))
     return tuple(box)
 
 
 def lengths(box: Box) -> tuple[int, ...]:
-    """Size of every axis."""
+    """Size of each axis."""
     return tuple(stop - start for start, stop in box)
 
 
@@ -49,36 +49,36 @@ def volume(box: Box) -> int:
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """What both hold; None when that is nothing."""
-    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return both if all(start < stop for start, stop in both) else None
+    """The box of common elements; None if there are none."""
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return common if all(start < stop for start, stop in common) else None
 
 
 def within(inner: Box, outer: Box) -> Index:
-    """Index of ``inner`` in a tensor that holds ``outer``."""
+    """Index that selects ``inner`` from a tensor holding ``outer``."""
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(inner, outer, strict=True))
 
 
-def fragment(box: Box, first: int, last: int) -> Iterator[tuple[Box, int]]:
-    """The boxes that elements [first, last) of the flattened ``box`` make up, each with its offset from ``first``."""
+def split_flat_range(box: Box, first: int, last: int) -> Iterator[tuple[Box, int]]:
+    """Split elements [first, last) of the flattened ``box`` into boxes, each with its offset from ``first``."""
     (start, _), rest = box[0], box[1:]
     row = volume(rest)
-    top, bottom = -(-first // row), last // row
-    parts = [(bottom, first - bottom * row, last - bottom * row)] if top > bottom else []
+    top, bottom = -(-first // row), last // row  # full rows
+    partial_rows = [(bottom, first - bottom * row, last - bottom * row)] if top > bottom else []
     if top <= bottom and first < top * row:
-        parts.append((top - 1, first - (top - 1) * row, row))
-    for number, begin, end in parts:
-        for inner, offset in fragment(rest, begin, end):
+        partial_rows.append((top - 1, first - (top - 1) * row, row))
+    for number, begin, end in partial_rows:
+        for inner, offset in split_flat_range(rest, begin, end):
             yield ((start + number, start + number + 1), *inner), offset
     if top < bottom:
         yield ((start + top, start + bottom), *rest), top * row - first
     if top <= bottom and bottom * row < last:
-        for inner, offset in fragment(rest, 0, last - bottom * row):
+        for inner, offset in split_flat_range(rest, 0, last - bottom * row):
             yield ((start + bottom, start + bottom + 1), *inner), bottom * row - first + offset
 
 
-def runs(inner: Box, outer: Box) -> Iterator[tuple[int, int]]:
-    """(offset, length) in elements of the stretches of row-major ``outer`` that hold ``inner``, in order."""
+def contiguous_runs(inner: Box, outer: Box) -> Iterator[tuple[int, int]]:
+    """Contiguous (offset, length) runs of elements of row-major ``outer`` that make up ``inner``, in order."""
     sizes = lengths(outer)
     strides = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     cut = max((axis for axis in range(len(sizes)) if inner[axis] != outer[axis]), default=0)
@@ -87,7 +87,7 @@ def runs(inner: Box, outer: Box) -> Iterator[tuple[int, int]]:
     if cut == 0:
         yield base, length
         return
-    # The last axis in one go: a slice of a large matrix has a stretch a row.
+    # The innermost loop is a plain range: a slice of a large matrix has one run per row.
     count, stride = inner[cut - 1][1] - inner[cut - 1][0], strides[cut - 1]
     for steps in product(*(range(inner[axis][1] - inner[axis][0]) for axis in range(cut - 1))):
         first = base + sum(step * stride for step, stride in zip(steps, strides, strict=False))
@@ -95,7 +95,7 @@ def runs(inner: Box, outer: Box) -> Iterator[tuple[int, int]]:
 
 
 def explain_tiling(shape: Sequence[int], pieces: Sequence[tuple[Box, tuple[int, int] | None]]) -> str | None:
-    """Why these pieces (a box, or a flat range of it) do not tile ``shape`` exactly once; None if they do."""
+    """Why these pieces (a box, or a flat range of one) do not tile ``shape`` exactly once; None if they do."""
     flats: dict[Box, list[tuple[int, int]]] = {}
     for box, flat in pieces:
         if len(box) != len(shape) or not all(0 <= a < b <= n for (a, b), n in zip(box, shape, strict=True)):
@@ -104,8 +104,8 @@ def explain_tiling(shape: Sequence[int], pieces: Sequence[tuple[Box, tuple[int, 
         if not 0 <= first < last <= volume(box):
             return f"flat range {first}:{last} is not inside box {show(box)} of {volume(box)} elements"
         flats.setdefault(box, []).append((first, last))
-    if len(flats) > MOST_BOXES:
-        return f"{len(flats)} different boxes, more than {MOST_BOXES}"
+    if len(flats) > MAX_BOXES:
+        return f"{len(flats)} different boxes, more than {MAX_BOXES}"
     return _explain_flats(flats) or _explain_boxes(shape, list(flats))
 
 
@@ -114,25 +114,26 @@ def _explain_flats(flats: dict[Box, list[tuple[int, int]]]) -> str | None:
         reached = 0
         for first, last in [*sorted(ranges), (volume(box), volume(box))]:
             if first != reached:
-                fault = "missing" if first > reached else "there twice"
+                fault = "missing" if first > reached else "present twice"
                 return f"elements {min(first, reached)}:{max(first, reached)} of box {show(box)} are {fault}"
             reached = last
     return None
 
 
 def _explain_boxes(shape: Sequence[int], boxes: list[Box]) -> str | None:
+    # Sweep along the axis that is cut most often, comparing only boxes that share a coordinate there.
     axis = max(range(len(shape)), key=lambda n: len({box[n] for box in boxes}), default=0)
     active: list[Box] = []
     for box in sorted(boxes, key=lambda box: box[axis]):
         active = [other for other in active if other[axis][1] > box[axis][0]]
-        twice = next((other for other in active if intersection(box, other)), None)
-        if twice is not None:
-            return f"boxes {show(twice)} and {show(box)} overlap"
+        overlap = next((other for other in active if intersection(box, other)), None)
+        if overlap is not None:
+            return f"boxes {show(overlap)} and {show(box)} overlap"
         active.append(box)
     missing = prod(shape) - sum(volume(box) for box in boxes)
     return f"{missing} of {prod(shape)} elements are missing" if missing else None
 
 
 def show(box: Box) -> str:
-    """The box as one writes an index: ``[0:4,8:16]``."""
+    """The box written as an index: ``[0:4,8:16]``."""
     return "[" + ",".join(f"{start}:{stop}" for start, stop in box) + "]"

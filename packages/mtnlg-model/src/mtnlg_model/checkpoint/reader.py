@@ -1,15 +1,13 @@
-"""The checkpoint: safetensors files and one manifest.json, in the global tensors of the one-process decoder.
+"""Checkpoints of any layout: safetensors files and a manifest.json, in terms of the one-process decoder's tensors.
 
-Whoever trains writes the pieces that it holds, each process its own files and no gather; whoever reads asks for the
-boxes that its own layout wants. So every layout opens every checkpoint, with the optimizer's state beside the weights.
+Each process of a training run writes the pieces it holds to its own files, without gathering; a reader asks for the
+boxes its own layout needs. So any layout can open any checkpoint, including the optimizer state.
 
-    step-100.tmp/rank-0.weights-0.safetensors …   CheckpointWriter, one a process, all at once
-    step-100.tmp/manifest.json                     publish, in one process, after all have closed
-    step-100/                                      by one rename: there whole, or not at all
+    step-100.tmp/rank-0.weights-0.safetensors …    CheckpointWriter, one per process, concurrently
+    step-100.tmp/manifest.json                     publish, in one process, after all writers have closed
+    step-100/                                      one rename: complete, or not there
 
-Nothing is pickled or unpickled, so a stranger's checkpoint is safe to open; a wrong one raises `CheckpointError`.
-
-The folders step-N of a run: which are whole, which is the newest, which may go. No torch.
+Nothing is pickled, so an untrusted checkpoint is safe to open; a wrong one raises `CheckpointError`.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ from .manifest import (
     Progress,
     SlotName,
     check_file,
-    checksum,
+    file_checksum,
     read_manifest,
-    resolve,
+    resolve_checkpoint,
 )
 from .tensor_file import DTYPES, TensorFile
 from .writer import CheckpointWriter, publish
@@ -47,11 +45,11 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
     from .boxes import Box, Index
-    from .manifest import Entry, Piece, Slot
+    from .manifest import DtypeName, Piece, Slot, TensorEntry
 
 
 class Checkpoint:
-    """A checkpoint folder opened for reading; `open` it."""
+    """A checkpoint folder to read. Construct it with `open`."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory, self._manifest = directory, manifest
@@ -59,11 +57,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
-        """Read and check the manifest of ``directory``, a step-N or a folder of them, of which it takes the newest.
+        """Read and check the manifest of ``directory``: a step-N folder, or a folder of them, then the newest.
 
-        ``CheckpointError`` names what is wrong.
+        Raises ``CheckpointError`` naming what is wrong.
         """
-        directory = resolve(directory)
+        directory = resolve_checkpoint(directory)
         return cls(directory, read_manifest(directory))
 
     @property
@@ -73,17 +71,17 @@ class Checkpoint:
 
     @property
     def progress(self) -> Progress:
-        """How far training had come."""
+        """Training progress at the time of writing."""
         return self._manifest.progress
 
     @property
     def digest(self) -> str:
-        """Stands for the weights and their configuration: any changed byte of a weight changes it."""
+        """Checksum of weights and configuration: changes with any byte of a weight, not with optimizer state."""
         return self._manifest.digest
 
     @property
     def optimizer_steps(self) -> int:
-        """Updates that the optimizer has made, for Adam's bias correction."""
+        """Number of optimizer updates, for Adam's bias correction."""
         return self._manifest.optimizer_steps
 
     @property
@@ -101,44 +99,43 @@ class Checkpoint:
         return self._entry(name).shape
 
     def slots(self, name: str) -> tuple[SlotName, ...]:
-        """What is held of a parameter: its weight, and of the optimizer master, exp_avg, exp_avg_sq."""
+        """Slots stored for a parameter: weight and, of the optimizer, master, exp_avg, exp_avg_sq."""
         return tuple(slot for slot in SLOTS if slot in self._entry(name).slots)
 
     def dtype(self, name: str, slot: SlotName = "weight") -> torch.dtype:
-        """Element type of a slot."""
+        """Dtype of a slot."""
         return DTYPES[self._slot(name, slot).dtype]
 
     def tensor(
         self, name: str, index: Index | None = None, slot: SlotName = "weight", out: Tensor | None = None
     ) -> Tensor:
-        """The box ``index`` (half-open, step 1) of a global tensor, on the CPU; all of it when None.
+        """The box ``index`` (slices of step 1; None for all) of a global tensor, on the CPU.
 
-        Reads exactly the bytes of the pieces that overlap it, into ``out`` where that is given: a contiguous CPU tensor
-        of the box's shape and the slot's dtype.
+        Reads only the bytes inside the box, into ``out`` if given: a contiguous CPU tensor of the box's shape and the
+        slot's dtype.
         """
-        held = self._slot(name, slot)
+        stored = self._slot(name, slot)
         try:
             box = boxes.box_of(index, self.shape(name))
         except ValueError as error:
             raise CheckpointError(f"{name}: {error}") from None
         if out is None:
-            out = torch.empty(boxes.lengths(box), dtype=DTYPES[held.dtype], device="cpu")
-        elif not _fits(out, boxes.lengths(box), DTYPES[held.dtype]):
-            given = f"{out.dtype} {list(out.shape)} on {out.device}"
-            raise CheckpointError(
-                f"{name}: {slot}: cannot be read into {given}; give a contiguous CPU tensor of its own kind"
-            )
-        for piece in held.pieces:
+            out = torch.empty(boxes.lengths(box), dtype=DTYPES[stored.dtype], device="cpu")
+        elif not _fits(out, boxes.lengths(box), DTYPES[stored.dtype]):
+            target = f"{out.dtype} {list(out.shape)} on {out.device}"
+            expected = f"{DTYPES[stored.dtype]} {list(boxes.lengths(box))}"
+            raise CheckpointError(f"{name}: {slot}: cannot be read into {target}; give a contiguous CPU {expected}")
+        for piece in stored.pieces:
             if boxes.intersection(piece.box, box):
-                self._copy(piece, held, box, out)
+                self._copy(piece, stored.dtype, box, out)
         return out
 
     def optimizer(self, name: str, slot: SlotName, index: Index | None = None) -> Tensor:
-        """`tensor` of an optimizer slot: fp32 master, exp_avg, exp_avg_sq."""
+        """`tensor` of an optimizer slot: fp32 master, exp_avg or exp_avg_sq."""
         return self.tensor(name, index, slot)
 
     def decoder(self, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
-        """The decoder with these weights, in evaluation mode; in the dtype that they are stored in unless told."""
+        """The decoder with these weights, in evaluation mode; ``dtype`` None keeps the stored one."""
         with torch.device("meta"):
             decoder = Decoder(self.config).to(dtype or self.dtype(self.names[0]))
         decoder.to_empty(device=device)
@@ -146,48 +143,45 @@ class Checkpoint:
         return decoder.eval()
 
     def verify(self, advance: Callable[[int], None] | None = None) -> None:
-        """Hold every file's checksum and every entry against the manifest; ``CheckpointError`` where they differ.
+        """Compare every file's checksum and every entry with the manifest. Raises ``CheckpointError`` on a difference.
 
-        ``advance`` hears of the bytes done, file by file.
+        ``advance`` is called with the size in bytes of each file when it is done.
         """
         for name, file in self._manifest.files.items():
             path = self.directory / name
             check_file(path, file)
-            same = checksum(path) == file.checksum
+            matches = file_checksum(path) == file.checksum
             if advance:
                 advance(file.bytes)
-            if not same:
-                raise CheckpointError(
-                    f"{path}: its checksum is not the one in {MANIFEST}; the file was changed or damaged"
-                )
+            if not matches:
+                raise CheckpointError(f"{path}: checksum differs from {MANIFEST}; the file was changed or damaged")
         for entry in self._manifest.tensors.values():
-            for held in entry.slots.values():
-                for piece in held.pieces:
-                    self._file(piece).expect(piece.key, held.dtype, piece.stored)
+            for slot in entry.slots.values():
+                for piece in slot.pieces:
+                    self._file(piece).expect(piece.key, slot.dtype, piece.stored_shape)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> TensorEntry:
         entry = self._manifest.tensors.get(name)
         if entry is None:
             raise CheckpointError(f"{self.directory}: {name}: no such tensor")
         return entry
 
     def _slot(self, name: str, slot: SlotName) -> Slot:
-        held = self._entry(name).slots.get(slot)
-        if held is None:
-            raise CheckpointError(f"{self.directory}: {name}: no {slot}; there are {', '.join(self.slots(name))}")
-        return held
+        stored = self._entry(name).slots.get(slot)
+        if stored is None:
+            raise CheckpointError(f"{self.directory}: {name}: no {slot}, only {', '.join(self.slots(name))}")
+        return stored
 
     def _file(self, piece: Piece) -> TensorFile:
         if piece.file not in self._files:
             self._files[piece.file] = TensorFile(self.directory / piece.file)
         return self._files[piece.file]
 
-    def _copy(self, piece: Piece, held: Slot, box: Box, out: Tensor) -> None:
-        """Copy into ``out``, which holds ``box``, what ``piece`` has of it."""
+    def _copy(self, piece: Piece, dtype: DtypeName, box: Box, out: Tensor) -> None:
+        """Read the elements that ``piece`` and ``box`` share into ``out``, which holds ``box``."""
         file = self._file(piece)
-        file.expect(piece.key, held.dtype, piece.stored)
-        first, last = piece.flat or (0, boxes.volume(piece.box))
-        for part, offset in boxes.fragment(piece.box, first, last):
+        file.expect(piece.key, dtype, piece.stored_shape)
+        for part, offset in boxes.split_flat_range(piece.box, *piece.elements):
             shared = boxes.intersection(part, box)
             if shared is None:
                 continue
@@ -195,12 +189,13 @@ class Checkpoint:
             buffer = (
                 target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
             )
-            file.read(piece.key, ((offset + start, length) for start, length in boxes.runs(shared, part)), buffer)
+            runs = ((offset + start, length) for start, length in boxes.contiguous_runs(shared, part))
+            file.read(piece.key, runs, buffer)
             if buffer is not target:
                 target.copy_(buffer)
 
 
-def save(  # noqa: PLR0917  (the contract)
+def save(  # noqa: PLR0917  (public interface)
     decoder: Decoder,
     directory: Path,
     step: int,
@@ -208,7 +203,7 @@ def save(  # noqa: PLR0917  (the contract)
     tokenizer: Path,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Path:
-    """Write a whole model, and Adam's moments where ``optimizer`` has them, from one process; the published folder."""
+    """Write a complete model from one process, with Adam's moments if ``optimizer`` has them; return its folder."""
     writer = CheckpointWriter(directory, step, "all", copy=False)
     steps = 0
     for name, parameter in decoder.named_parameters():
@@ -223,12 +218,12 @@ def save(  # noqa: PLR0917  (the contract)
 
 
 def load(decoder: Decoder, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Fill a whole decoder, and Adam's moments in ``optimizer``; ``CheckpointError`` where it is another model."""
-    free = {"dropout", "attention_dropout", "init_std"}
-    mine, theirs = (config.model_dump(exclude=free) for config in (decoder.config, checkpoint.config))
-    for field, value in theirs.items():
-        if mine[field] != value:
-            raise CheckpointError(f"{checkpoint.directory}: {field} = {value} where the decoder has {mine[field]}")
+    """Fill a complete decoder, and Adam's moments in ``optimizer``. Raises ``CheckpointError`` if the models differ."""
+    may_differ = {"dropout", "attention_dropout", "init_std"}
+    own, stored = (config.model_dump(exclude=may_differ) for config in (decoder.config, checkpoint.config))
+    for field, value in stored.items():
+        if own[field] != value:
+            raise CheckpointError(f"{checkpoint.directory}: {field} = {value} where the decoder has {own[field]}")
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if _fits(parameter, checkpoint.shape(name), checkpoint.dtype(name)):

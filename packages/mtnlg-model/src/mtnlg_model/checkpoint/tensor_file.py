@@ -1,8 +1,8 @@
-"""One safetensors file: written while it is hashed, read in exactly the bytes that are wanted.
+"""One safetensors file: hashed while it is written, and read by exactly the bytes that are needed.
 
-8 bytes of header length, little-endian; a JSON header {key: {dtype, shape, data_offsets}}; the data. Reading is by
-``pread``, never by a memory map: a file cut short under a reader is then an error and no bus fault, a narrow slice
-costs its own bytes and no read-ahead, and no descriptor stays open.
+Format: 8 bytes of header length, little-endian; a JSON header {key: {dtype, shape, data_offsets}}; the data. Reads use
+``pread``, not a memory map: a file truncated under a reader is an error instead of a bus fault, a narrow slice costs
+its own bytes without read-ahead, and no descriptor stays open.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,10 +20,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from mtnlg_model.settings import Settings
 
-from .manifest import CHUNK_BYTES, ITEM_BYTES, CheckpointError, DtypeName, File, Whole
+from .manifest import CHUNK_BYTES, ITEM_BYTES, CheckpointError, DtypeName, FileEntry, NonNegative
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from io import FileIO
     from pathlib import Path
 
@@ -34,59 +35,59 @@ DTYPES: Final[dict[DtypeName, torch.dtype]] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-NAMES: Final[dict[torch.dtype, DtypeName]] = {dtype: name for name, dtype in DTYPES.items()}
-MOST_HEADER_BYTES = 100_000_000
+DTYPE_NAMES: Final[dict[torch.dtype, DtypeName]] = {dtype: name for name, dtype in DTYPES.items()}
+MAX_HEADER_BYTES = 100_000_000
 
 
-class Kind(NamedTuple):
-    """What an entry will be, before its data is there."""
+class TensorSpec(NamedTuple):
+    """Dtype and shape of an entry to write."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-class Stored(Settings):
-    """One entry of the header; ``data_offsets`` count from the end of the header."""
+class HeaderEntry(Settings):
+    """One entry of the header; ``data_offsets`` are relative to the end of the header."""
 
     dtype: str
-    shape: tuple[Whole, ...]
-    data_offsets: tuple[Whole, Whole]
+    shape: tuple[NonNegative, ...]
+    data_offsets: tuple[NonNegative, NonNegative]
 
 
-_HEADER = TypeAdapter(dict[str, Stored | dict[str, str]])
+_HEADER = TypeAdapter(dict[str, HeaderEntry | dict[str, str]])
 
 
-def write(path: Path, kinds: Mapping[str, Kind], tensor: Callable[[str], Tensor]) -> File:
-    """Write one synced safetensors file of entries so typed and shaped; its length and checksum.
+def write_tensor_file(path: Path, specs: Mapping[str, TensorSpec], tensor: Callable[[str], Tensor]) -> FileEntry:
+    """Write and fsync one safetensors file; return its length and checksum.
 
-    ``tensor`` gives one entry after the other, contiguous and on the CPU, so that a file may be larger than memory.
+    ``tensor`` is called for one entry after another and returns a contiguous CPU tensor, so a file may exceed memory.
     """
-    # Widest items first, as the format asks, so that each stays aligned.
-    ordered = sorted(kinds.items(), key=lambda kind: -kind[1].dtype.itemsize)
+    # Widest dtypes first, as the format asks, so that every entry is aligned.
+    ordered = sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for key, kind in ordered:
-        end = offset + prod(kind.shape) * kind.dtype.itemsize
-        header[key] = {"dtype": NAMES[kind.dtype], "shape": list(kind.shape), "data_offsets": [offset, end]}
+    for key, spec in ordered:
+        end = offset + prod(spec.shape) * spec.dtype.itemsize
+        header[key] = {"dtype": DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     checksum = xxhash.xxh3_128()
     try:
         with path.open("wb", buffering=0) as file:
-            _put(file, checksum, memoryview(struct.pack("<Q", len(text)) + text))
+            _write_hashed(file, checksum, memoryview(struct.pack("<Q", len(text)) + text))
             for key, _ in ordered:
-                _put(file, checksum, _bytes(tensor(key)))
+                _write_hashed(file, checksum, _bytes(tensor(key)))
             os.fsync(file.fileno())
     except OSError as error:
-        # A full disk is told by the call that writes, which knows no name.
+        # ENOSPC is raised by write(), which does not know the file's name.
         error.filename = error.filename or str(path)
         raise
-    return File(bytes=8 + len(text) + offset, checksum=checksum.hexdigest())
+    return FileEntry(bytes=8 + len(text) + offset, checksum=checksum.hexdigest())
 
 
-def _put(file: FileIO, checksum: xxhash.xxh3_128, block: memoryview) -> None:
-    """Write and hash in chunks that stay in the processor's cache in between."""
+def _write_hashed(file: FileIO, checksum: xxhash.xxh3_128, block: memoryview) -> None:
+    """Hash and write in chunks small enough to stay in the processor's cache."""
     for start in range(0, len(block), CHUNK_BYTES):
         chunk = block[start : start + CHUNK_BYTES]
         checksum.update(chunk)
@@ -95,27 +96,27 @@ def _put(file: FileIO, checksum: xxhash.xxh3_128, block: memoryview) -> None:
 
 
 class TensorFile:
-    """A safetensors file opened for reading; its header is read and checked at once, its data when asked for."""
+    """A safetensors file to read. The header is read and checked at once, data by `read`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _Descriptor(path) as descriptor:
+        with _open_for_reading(path) as descriptor:
             size = os.fstat(descriptor).st_size
             prefix = os.pread(descriptor, 8, 0)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
-            if not 0 < length <= min(MOST_HEADER_BYTES, size - 8):
-                raise CheckpointError(f"{path}: header length {length} in a file of {size} bytes: no safetensors file")
+            if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
+                raise CheckpointError(f"{path}: header length {length} in a file of {size} bytes: not safetensors")
             raw = os.pread(descriptor, length, 8)
         self._start = 8 + length
-        self.entries = self._checked(raw, size - self._start)
+        self.entries = self._parse_header(raw, size - self._start)
 
-    def _checked(self, raw: bytes, data_bytes: int) -> dict[str, Stored]:
+    def _parse_header(self, raw: bytes, data_bytes: int) -> dict[str, HeaderEntry]:
         try:
             header = _HEADER.validate_json(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise CheckpointError(f"{self.path}: header: {first['loc'][:1]}: {first['msg']}") from None
-        entries = {key: entry for key, entry in header.items() if isinstance(entry, Stored)}
+        entries = {key: entry for key, entry in header.items() if isinstance(entry, HeaderEntry)}
         for key, entry in entries.items():
             first_byte, last_byte = entry.data_offsets
             if not first_byte <= last_byte <= data_bytes:
@@ -124,50 +125,46 @@ class TensorFile:
                 )
             item = ITEM_BYTES.get(entry.dtype)
             if item is not None and last_byte - first_byte != prod(entry.shape) * item:
-                given = f"{entry.dtype} {list(entry.shape)}"
-                raise CheckpointError(f"{self.path}: {key!r}: {given} does not take {last_byte - first_byte} bytes")
+                spec = f"{entry.dtype} {list(entry.shape)}"
+                raise CheckpointError(f"{self.path}: {key!r}: {spec} does not take {last_byte - first_byte} bytes")
         return entries
 
     def expect(self, key: str, dtype: DtypeName, shape: tuple[int, ...]) -> None:
-        """Raise ``CheckpointError`` unless the file has this entry, so typed and shaped."""
+        """Raise ``CheckpointError`` unless the file has entry ``key`` of this dtype and shape."""
         entry = self.entries.get(key)
         if entry is None:
             raise CheckpointError(f"{self.path}: {key!r}: no such entry")
         if (entry.dtype, entry.shape) != (dtype, shape):
-            found, wanted = f"{entry.dtype} {list(entry.shape)}", f"{dtype} {list(shape)}"
-            raise CheckpointError(f"{self.path}: {key!r}: is {found} where the manifest says {wanted}")
+            stored, expected = f"{entry.dtype} {list(entry.shape)}", f"{dtype} {list(shape)}"
+            raise CheckpointError(f"{self.path}: {key!r}: is {stored} where the manifest says {expected}")
 
-    def read(self, key: str, stretches: Iterable[tuple[int, int]], out: Tensor) -> None:
-        """Fill the contiguous tensor ``out`` with these (offset, length) stretches, in elements, of an entry's data."""
+    def read(self, key: str, runs: Iterable[tuple[int, int]], out: Tensor) -> None:
+        """Fill the contiguous tensor ``out`` with these (offset, length) runs of elements of entry ``key``."""
         target, item, done = _bytes(out), out.element_size(), 0
         base = self._start + self.entries[key].data_offsets[0]
-        with _Descriptor(self.path) as descriptor:
-            for offset, length in stretches:
+        with _open_for_reading(self.path) as descriptor:
+            for offset, length in runs:
                 position, end = base + offset * item, done + length * item
                 while done < end:
                     count = os.preadv(descriptor, (target[done:end],), position)
                     if count == 0:
-                        raise CheckpointError(f"{self.path}: {key!r}: the file ends within it")
+                        raise CheckpointError(f"{self.path}: {key!r}: the file ends within this entry")
                     position, done = position + count, done + count
 
 
-class _Descriptor:
-    """A read-only descriptor of a file that is no symbolic link."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> int:
-        try:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            raise CheckpointError(f"{self._path}: {error.strerror}") from None
-        return self._descriptor
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+@contextmanager
+def _open_for_reading(path: Path) -> Iterator[int]:
+    """Yield a descriptor of a file that is not a symbolic link; opening a pipe does not block."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    # as_strided, for a contiguous tensor of one element may have any stride.
+    # as_strided because a contiguous tensor of one element may have any stride.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

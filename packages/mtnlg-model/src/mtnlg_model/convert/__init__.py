@@ -1,1 +1,1 @@
-"""Checkpoints of other systems in and out: Hugging Face, Megatron-LM torch_dist, Megatron-DeepSpeed."""
+"""Import and export: Hugging Face GPT-2, Megatron-LM torch_dist, Megatron-DeepSpeed."""

@@ -1,10 +1,9 @@
-"""Checkpoints of Megatron-DeepSpeed's pipeline engine, the lineage of MT-NLG: layer_03-model_00-model_states.pt …
+"""Import checkpoints of Megatron-DeepSpeed's pipeline engine, which trained MT-NLG: layer_03-model_00-model_states.pt …
 
-One file a layer and tensor-parallel rank, each a dictionary of tensors in torch's own format, read as data
-(`torchfile`), so nothing of it runs. The run's other files, arguments and optimizer state, are left alone: the number
-of heads has to be told.
+Each file holds one layer of one tensor-parallel rank, a dictionary of tensors, read as data (`torch_file`) without
+executing anything. The run's arguments and optimizer state are not read, so the number of heads must be given.
 
-Rows of query_key_value are q, k, v head by head, ours as well (Megatron's checkpoint version 2.0 and later).
+Rows of query_key_value are q, k, v per head, as in our decoder (Megatron's checkpoint version 2.0 and later).
 """
 
 from __future__ import annotations
@@ -39,101 +38,101 @@ LAYER: Final = {
     "mlp.dense_4h_to_h": "mlp.down",
 }
 FINAL: Final = {"weight": "final_norm.weight", "bias": "final_norm.bias"}
-CUT_ROWS: Final = ("embedding.token.weight", "qkv.weight", "qkv.bias", "up.weight", "up.bias")
-CUT_COLUMNS: Final = ("out.weight", "down.weight")
-"""How tensor parallelism cuts a tensor; every rank holds the whole of all others."""
+SLICED_ROWS: Final = ("embedding.token.weight", "qkv.weight", "qkv.bias", "up.weight", "up.bias")
+SLICED_COLUMNS: Final = ("out.weight", "down.weight")
+"""Tensors sliced by tensor parallelism; every rank has a full copy of all others."""
 
 
-def is_pipeline(folder: Path) -> bool:
-    """Whether the folder holds a pipeline engine's layers."""
+def is_deepspeed(folder: Path) -> bool:
+    """Whether the folder has layer files of the pipeline engine."""
     return folder.is_dir() and any(_FILE.fullmatch(path.name) for path in folder.iterdir())
 
 
-def import_pipeline(folder: Path, target: Path, tokenizer: Path, heads: int, advance: Advance) -> ModelConfig:
-    """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` at every file.
+def import_deepspeed(folder: Path, target: Path, tokenizer: Path, heads: int, advance: Advance) -> ModelConfig:
+    """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` per file.
 
-    ``Failure`` where a file is missing, holds anything but the tensors of this decoder, or does not fit the others.
+    Raises ``Failure`` if a file is missing, has a tensor that this decoder does not have, or contradicts another file.
     """
-    ranks = _files(folder)
-    config, names = _survey(folder, ranks, heads)
+    files = _layer_files(folder)
+    config, names = _read_config(folder, files, heads)
     shapes = config.parameter_shapes()
     with new_checkpoint(target, config, tokenizer) as writer:
-        for number, files in ranks.items():
-            for rank, path in enumerate(files):
+        for number, ranks in files.items():
+            for rank, path in enumerate(ranks):
                 file = TorchFile(path)
-                for theirs, view in _views(file).items():
-                    name = names[number].get(theirs)
+                for key, view in _views(file).items():
+                    name = names[number].get(key)
                     if name is None:
-                        raise Failure(f"{path}: {theirs}: a tensor that this decoder does not have")
-                    cut = _cut(name, shapes[name], rank, len(files))
-                    if cut is None:
+                        raise Failure(f"{path}: {key}: this decoder has no such tensor")
+                    index = _slice_index(name, shapes[name], rank, len(ranks))
+                    if index is None:
                         continue
-                    expected = tuple(c.stop - c.start for c in cut)
+                    expected = tuple(axis.stop - axis.start for axis in index)
                     if view.shape != expected:
-                        raise Failure(f"{path}: {theirs}: shape {list(view.shape)} where {list(expected)} fits")
-                    writer.add(name, shapes[name], "weight", cut, file.tensor(view))
+                        raise Failure(f"{path}: {key}: shape {list(view.shape)}, expected {list(expected)}")
+                    writer.add(name, shapes[name], "weight", index, file.tensor(view))
                 advance(1)
     return config
 
 
 def count_files(folder: Path) -> int:
-    """Number of files that `import_pipeline` reads."""
-    return sum(len(files) for files in _files(folder).values())
+    """Number of files that `import_deepspeed` reads."""
+    return sum(len(ranks) for ranks in _layer_files(folder).values())
 
 
-Ranks = dict[int, list["Path"]]
-
-
-def _files(folder: Path) -> Ranks:
-    found: dict[int, dict[int, Path]] = {}
+def _layer_files(folder: Path) -> dict[int, list[Path]]:
+    """The files of every tensor-parallel rank, by number of the pipeline's layer, in order."""
+    files: dict[int, dict[int, Path]] = {}
     for path in folder.iterdir():
         if match := _FILE.fullmatch(path.name):
-            found.setdefault(int(match[1]), {})[int(match[2] or 0)] = path
-    tp = max(len(files) for files in found.values())
-    for number, files in found.items():
-        if sorted(files) != list(range(tp)):
-            raise Failure(f"{folder}: layer_{number:02d} has ranks {sorted(files)} where others have {tp}")
-    return {number: [files[rank] for rank in range(tp)] for number, files in sorted(found.items())}
+            files.setdefault(int(match[1]), {})[int(match[2] or 0)] = path
+    tp = max(len(ranks) for ranks in files.values())
+    for number, ranks in files.items():
+        if sorted(ranks) != list(range(tp)):
+            raise Failure(f"{folder}: layer_{number:02d} has ranks {sorted(ranks)} where others have {tp}")
+    return {number: [ranks[rank] for rank in range(tp)] for number, ranks in sorted(files.items())}
 
 
-def _survey(folder: Path, ranks: Ranks, heads: int) -> tuple[ModelConfig, dict[int, dict[str, str]]]:
-    """The configuration that the tensors' shapes mean, and our name for each tensor of each numbered file."""
+def _read_config(
+    folder: Path, files: dict[int, list[Path]], heads: int
+) -> tuple[ModelConfig, dict[int, dict[str, str]]]:
+    """The configuration implied by the tensors' shapes, and per layer file our name of each tensor."""
     names: dict[int, dict[str, str]] = {}
     layers, sizes = 0, dict[str, int]()
-    for number, files in ranks.items():
-        held = _views(TorchFile(files[0]))
-        if held.keys() == EMBEDDING.keys() and all(len(table.shape) == 2 for table in held.values()):
+    for number, ranks in files.items():
+        views = _views(TorchFile(ranks[0]))
+        if views.keys() == EMBEDDING.keys() and all(len(view.shape) == 2 for view in views.values()):
             names[number] = EMBEDDING
-            tokens, positions = (held[key].shape for key in EMBEDDING)
-            sizes |= {"hidden": tokens[1], "vocabulary": tokens[0] * len(files), "sequence": positions[0]}
-        elif "self_attention.query_key_value.weight" in held:
+            tokens, positions = (views[key].shape for key in EMBEDDING)
+            sizes |= {"hidden": tokens[1], "vocabulary": tokens[0] * len(ranks), "sequence": positions[0]}
+        elif "self_attention.query_key_value.weight" in views:
             names[number] = {
                 f"{theirs}.{kind}": f"layers.{layers}.{ours}.{kind}"
                 for theirs, ours in LAYER.items()
                 for kind in ("weight", "bias")
             }
             layers += 1
-        elif held.keys() == FINAL.keys():
+        elif views.keys() == FINAL.keys():
             names[number] = FINAL
         else:
-            raise Failure(f"{files[0]}: neither embedding, layer nor final norm: it holds {sorted(held)[:4]}")
+            raise Failure(f"{ranks[0]}: neither embedding, layer nor final norm: its tensors are {sorted(views)[:4]}")
     config = validate({**sizes, "layers": layers, "heads": heads}, ModelConfig, str(folder))
     return config, names
 
 
 def _views(file: TorchFile) -> dict[str, View]:
-    held = file.content
-    if not isinstance(held, dict) or not all(isinstance(view, View) for view in held.values()):
-        raise Failure(f"{file.path}: is no dictionary of tensors")
-    return held
+    views = file.content
+    if not isinstance(views, dict) or not all(isinstance(view, View) for view in views.values()):
+        raise Failure(f"{file.path}: not a dictionary of tensors")
+    return views
 
 
-def _cut(name: str, shape: tuple[int, ...], rank: int, tp: int) -> tuple[slice, ...] | None:
-    """The box that a rank's tensor is of the whole; None where rank 0 has written all of it."""
-    box = [slice(0, size) for size in shape]
-    if not name.endswith(CUT_ROWS + CUT_COLUMNS):
-        return tuple(box) if rank == 0 else None
-    axis = 0 if name.endswith(CUT_ROWS) else 1
-    part = shape[axis] // tp
-    box[axis] = slice(rank * part, (rank + 1) * part)
-    return tuple(box)
+def _slice_index(name: str, shape: tuple[int, ...], rank: int, tp: int) -> tuple[slice, ...] | None:
+    """Index of a rank's slice in the global tensor; None for a copy of what rank 0 has."""
+    index = [slice(0, size) for size in shape]
+    if not name.endswith(SLICED_ROWS + SLICED_COLUMNS):
+        return tuple(index) if rank == 0 else None
+    axis = 0 if name.endswith(SLICED_ROWS) else 1
+    size = shape[axis] // tp
+    index[axis] = slice(rank * size, (rank + 1) * size)
+    return tuple(index)

@@ -1,7 +1,7 @@
-"""GPT-2 folders of Hugging Face, in and out, one tensor at a time: memory is a few tensors, never the model.
+"""Import and export of Hugging Face GPT-2 folders, one tensor at a time: memory is a few tensors, never the model.
 
-GPT-2 keeps its linears as Conv1D, [inputs, outputs], and its qkv as q | k | v over all heads; we keep [outputs, inputs]
-and q, k, v head by head, as Megatron does. Nothing else differs but the names.
+GPT-2 stores linear layers as Conv1D, [inputs, outputs], and qkv as q | k | v over all heads. Our decoder stores
+[outputs, inputs] and q, k, v per head, as Megatron does. Otherwise only the names differ.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mtnlg_model.checkpoint.manifest import TOKENIZER
-from mtnlg_model.checkpoint.tensor_file import DTYPES, Kind, TensorFile, write
+from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, write_tensor_file
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json
 from mtnlg_model.settings import validate
 from mtnlg_model.tokenizer import EOD, Tokenizer
 
-from .output import new_checkpoint, new_folder, refuse_unless_held
+from .output import new_checkpoint, new_folder, require_file_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,14 +45,14 @@ INNER: Final = {
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
-LEFT_ALONE: Final = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
-"""Causal masks of older folders, and the head, which is the token embedding."""
+IGNORED_SUFFIXES: Final = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
+"""Causal masks in older folders, and the head, which is tied to the token embedding."""
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 << 30
 
 
 class Gpt2Config(BaseModel):
-    """What a GPT-2 config.json says, as far as it matters here; everything else in it is left alone."""
+    """The fields of a GPT-2 config.json that decide the model; others are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -79,7 +79,7 @@ class _Index(BaseModel):
 
 
 def gpt2_name(name: str) -> str:
-    """GPT-2's name of one of our tensors."""
+    """GPT-2's name of our tensor ``name``."""
     if name in OUTER:
         return OUTER[name]
     _, number, rest = name.split(".", 2)
@@ -90,71 +90,71 @@ def gpt2_name(name: str) -> str:
 def to_gpt2(name: str, tensor: Tensor, heads: int) -> Tensor:
     """Our tensor ``name`` as GPT-2 stores it, contiguous."""
     if ".qkv." in name:
-        tensor = _regrouped(tensor, heads, 3)
+        tensor = _swap_row_groups(tensor, heads, 3)
     return (tensor.T if _is_linear(name) else tensor).contiguous()
 
 
 def from_gpt2(name: str, tensor: Tensor, heads: int) -> Tensor:
-    """The reverse of `to_gpt2`."""
+    """Inverse of `to_gpt2`."""
     tensor = tensor.T if _is_linear(name) else tensor
     if ".qkv." in name:
-        tensor = _regrouped(tensor, 3, heads)
+        tensor = _swap_row_groups(tensor, 3, heads)
     return tensor.contiguous()
 
 
 def export_gpt2(checkpoint: Checkpoint, folder: Path, advance: Advance) -> None:
-    """Write the weights as the GPT-2 folder ``folder``, which must not exist; ``advance(1)`` at every tensor.
+    """Write the weights as the GPT-2 folder ``folder``, which must not exist; ``advance(1)`` per tensor.
 
-    Sharded safetensors with their index, config.json, and the tokenizer: what ``AutoModelForCausalLM`` and
+    Writes safetensors shards with their index, config.json and the tokenizer, which ``AutoModelForCausalLM`` and
     ``AutoTokenizer`` open.
     """
     config = checkpoint.config
-    ours = {gpt2_name(name): name for name in checkpoint.names}
-    kinds = {theirs: _kind(checkpoint, name) for theirs, name in ours.items()}
+    names = {gpt2_name(name): name for name in checkpoint.names}
+    specs = {key: _gpt2_spec(checkpoint, name) for key, name in names.items()}
 
     def tensor(key: str) -> Tensor:
         advance(1)
-        return to_gpt2(ours[key], checkpoint.tensor(ours[key]), config.heads)
+        return to_gpt2(names[key], checkpoint.tensor(names[key]), config.heads)
 
-    shards = _shards(kinds)
+    shards = _split_into_shards(specs)
     with new_folder(folder) as partial:
         files = [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
         files = files if len(files) > 1 else ["model.safetensors"]
         for file, shard in zip(files, shards, strict=True):
-            write(partial / file, {key: kinds[key] for key in shard}, tensor)
+            write_tensor_file(partial / file, {key: specs[key] for key in shard}, tensor)
         if len(files) > 1:
             weight_map = {key: file for file, shard in zip(files, shards, strict=True) for key in shard}
-            total = sum(_bytes(kind) for kind in kinds.values())
+            total = sum(_bytes(spec) for spec in specs.values())
             write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
         eod = Tokenizer(checkpoint.tokenizer_path).eod
-        write_json(partial / "config.json", _config_json(config, str(kinds["transformer.wte.weight"].dtype), eod))
+        write_json(partial / "config.json", _config_json(config, str(specs["transformer.wte.weight"].dtype), eod))
         write_json(partial / "tokenizer_config.json", _tokenizer_json(config))
         shutil.copyfile(checkpoint.tokenizer_path, partial / TOKENIZER)
 
 
 def import_gpt2(folder: Path, target: Path, advance: Advance) -> None:
-    """Write the GPT-2 folder ``folder`` as the checkpoint ``target``, which must not exist, without optimizer state.
+    """Write the GPT-2 folder ``folder`` as the checkpoint ``target``, which must not exist; ``advance(1)`` per tensor.
 
-    ``Failure`` where the folder is none, or is a GPT-2 of another function than this decoder's.
+    Raises ``Failure`` if it is not a GPT-2 folder, or computes another function than this decoder.
     """
     config = read_config(folder)
     if not (folder / TOKENIZER).is_file():
-        raise Failure(f"{folder}: has no {TOKENIZER}; save its tokenizer as a fast one")
-    held = _held(folder)
-    refuse_unless_held(config, {file.path for file in held.values()})
-    ours = {gpt2_name(name) for name in config.parameter_shapes()}
-    for key in held:
-        if key not in ours and f"transformer.{key}" not in ours and not key.endswith(LEFT_ALONE):
-            raise Failure(f"{folder}: {key}: a tensor that GPT-2 does not have")
+        raise Failure(f"{folder}: no {TOKENIZER}; save the tokenizer as a fast one")
+    files = _files_by_tensor(folder)
+    require_file_size(config, {file.path for file in files.values()})
+    expected = {gpt2_name(name) for name in config.parameter_shapes()}
+    for key in files:
+        if key not in expected and f"transformer.{key}" not in expected and not key.endswith(IGNORED_SUFFIXES):
+            raise Failure(f"{folder}: {key}: GPT-2 has no such tensor")
     with new_checkpoint(target, config, folder / TOKENIZER) as writer:
         for name, shape in config.parameter_shapes().items():
-            tensor = from_gpt2(name, _tensor(folder, held, name, shape), config.heads)
+            tensor = from_gpt2(name, _read_tensor(folder, files, name, shape), config.heads)
             writer.add(name, shape, "weight", None, tensor)
             advance(1)
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The decoder's configuration of a GPT-2 folder; ``Failure`` where it is another function than this decoder's."""
+    """The decoder's configuration of a GPT-2 folder. Raises ``Failure`` for what this decoder does not support."""
     path = folder / "config.json"
     try:
         gpt2 = Gpt2Config.model_validate_json(path.read_bytes())
@@ -165,7 +165,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise Failure(
             f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; only GPT-2 can be imported"
         ) from None
-    wanted = {
+    supported = {
         "model_type": ("gpt2",),
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "n_inner": (None, 4 * gpt2.n_embd),
@@ -174,9 +174,9 @@ def read_config(folder: Path) -> ModelConfig:
         "add_cross_attention": (False,),
         "tie_word_embeddings": (True,),
     }
-    for field, values in wanted.items():
+    for field, values in supported.items():
         if getattr(gpt2, field) not in values:
-            raise Failure(f"{path}: {field} = {getattr(gpt2, field)}: this decoder has only {values[0]}")
+            raise Failure(f"{path}: {field} = {getattr(gpt2, field)}: this decoder supports only {values[0]}")
     content = {
         "layers": gpt2.n_layer,
         "hidden": gpt2.n_embd,
@@ -191,8 +191,8 @@ def read_config(folder: Path) -> ModelConfig:
     return validate(content, ModelConfig, str(path))
 
 
-def _regrouped(tensor: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows counted by (outer, inner, rest) in the order (inner, outer, rest)."""
+def _swap_row_groups(tensor: Tensor, outer: int, inner: int) -> Tensor:
+    """Reorder rows from (outer, inner, rest) to (inner, outer, rest)."""
     rest = tensor.shape[0] // (outer * inner)
     return tensor.reshape(outer, inner, rest, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2)
 
@@ -201,24 +201,24 @@ def _is_linear(name: str) -> bool:
     return name.endswith(".weight") and (".attention." in name or ".mlp." in name)
 
 
-def _kind(checkpoint: Checkpoint, name: str) -> Kind:
+def _gpt2_spec(checkpoint: Checkpoint, name: str) -> TensorSpec:
     shape = checkpoint.shape(name)
-    return Kind(checkpoint.dtype(name), shape[::-1] if _is_linear(name) else shape)
+    return TensorSpec(checkpoint.dtype(name), shape[::-1] if _is_linear(name) else shape)
 
 
-def _bytes(kind: Kind) -> int:
-    return math.prod(kind.shape) * kind.dtype.itemsize
+def _bytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * spec.dtype.itemsize
 
 
-def _shards(kinds: dict[str, Kind]) -> list[list[str]]:
+def _split_into_shards(specs: dict[str, TensorSpec]) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     size = 0
-    for key, kind in kinds.items():
-        if shards[-1] and size + _bytes(kind) > SHARD_BYTES:
+    for key, spec in specs.items():
+        if shards[-1] and size + _bytes(spec) > SHARD_BYTES:
             shards.append([])
             size = 0
         shards[-1].append(key)
-        size += _bytes(kind)
+        size += _bytes(spec)
     return shards
 
 
@@ -235,22 +235,23 @@ def _config_json(config: ModelConfig, dtype: str, eod: int) -> dict[str, object]
         initializer_range=config.std,
         layer_norm_epsilon=config.layer_norm_eps,
     )
-    rest = {"embd_pdrop": config.dropout, "bos_token_id": eod, "eos_token_id": eod}
     return {
         "architectures": ["GPT2LMHeadModel"],
         **gpt2.model_dump(),
-        **rest,
+        "embd_pdrop": config.dropout,
+        "bos_token_id": eod,
+        "eos_token_id": eod,
         "torch_dtype": dtype.removeprefix("torch."),
     }
 
 
 def _tokenizer_json(config: ModelConfig) -> dict[str, object]:
-    ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), EOD)
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.sequence, **ends}
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), EOD)
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.sequence, **special}
 
 
-def _held(folder: Path) -> dict[str, TensorFile]:
-    """Which file holds each tensor."""
+def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
+    """The safetensors file of each tensor, by GPT-2's name."""
     index = folder / INDEX
     names = ["model.safetensors"]
     if index.is_file():
@@ -259,24 +260,25 @@ def _held(folder: Path) -> dict[str, TensorFile]:
         except ValidationError as error:
             raise Failure(f"{index}: {error.errors(include_url=False)[0]['msg']}") from None
         names = sorted(set(weight_map.values()))
-    held: dict[str, TensorFile] = {}
+    files: dict[str, TensorFile] = {}
     for name in names:
         if "/" in name or not (folder / name).is_file():
             raise Failure(f"{folder / name}: no such weights; only safetensors are read, never a pickled .bin")
-        # A folder of the Hugging Face cache is links to blobs.
+        # The Hugging Face cache has links to blobs, which TensorFile does not follow.
         file = TensorFile((folder / name).resolve())
-        held |= dict.fromkeys(file.entries, file)
-    return held
+        files |= dict.fromkeys(file.entries, file)
+    return files
 
 
-def _tensor(folder: Path, held: dict[str, TensorFile], name: str, shape: tuple[int, ...]) -> Tensor:
-    theirs = gpt2_name(name)
-    key = theirs if theirs in held else theirs.removeprefix("transformer.")
-    if key not in held:
-        raise Failure(f"{folder}: {theirs}: no such tensor")
-    stored, expected = held[key].entries[key], shape[::-1] if _is_linear(name) else shape
+def _read_tensor(folder: Path, files: dict[str, TensorFile], name: str, shape: tuple[int, ...]) -> Tensor:
+    key = gpt2_name(name)
+    if key not in files:  # OpenAI's own files have no prefix
+        key = key.removeprefix("transformer.")
+    if key not in files:
+        raise Failure(f"{folder}: {gpt2_name(name)}: no such tensor")
+    stored, expected = files[key].entries[key], shape[::-1] if _is_linear(name) else shape
     if stored.dtype not in DTYPES or stored.shape != expected:
-        raise Failure(f"{folder}: {key}: {stored.dtype} {list(stored.shape)} where config.json means {list(expected)}")
+        raise Failure(f"{folder}: {key}: {stored.dtype} {list(stored.shape)} where config.json says {list(expected)}")
     tensor = torch.empty(expected, dtype=DTYPES[stored.dtype])
-    held[key].read(key, [(0, tensor.numel())], tensor)
+    files[key].read(key, [(0, tensor.numel())], tensor)
     return tensor

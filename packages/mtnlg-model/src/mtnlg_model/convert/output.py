@@ -1,4 +1,4 @@
-"""What every import and export does alike: a folder that is there whole or not at all, filled one tensor at a time."""
+"""Output of conversions: a folder that appears only when complete, and a checkpoint written one tensor at a time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, renamed to ``folder`` when it is whole and removed when it is not.
-
-    ``Failure`` where ``folder`` exists.
-    """
+    """Yield a temporary folder; on success rename it to ``folder``, else remove it. Raises ``Failure`` if it exists."""
     if folder.exists():
         raise Failure(f"{folder}: exists already; remove it or name another")
     partial = folder.with_name(f".{folder.name}.tmp")
@@ -40,12 +37,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterator[CheckpointWriter]:
-    """A writer for the weights of the checkpoint ``target``, which has neither optimizer state nor progress."""
-    # It is copied at the very end, which may be hours away.
+    """Yield a writer for the checkpoint ``target``: weights only, without optimizer state and progress."""
+    # Checked first because it is copied last, which may be hours later.
     if not tokenizer.is_file():
         raise Failure(f"{tokenizer}: no such file")
     with new_folder(target) as partial:
-        # Nothing may wait: memory is to be a few tensors.
+        # backlog=0 bounds memory to a few tensors.
         writer = CheckpointWriter(partial, 0, "import", copy=False, backlog=0)
         yield writer
         writer.close()
@@ -56,8 +53,8 @@ def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterat
         step.rmdir()
 
 
-def refuse_unless_held(config: ModelConfig, files: Iterable[Path]) -> None:
-    """Raise ``Failure`` where these files are too small for the model: a lie about a size is to allocate nothing."""
+def require_file_size(config: ModelConfig, files: Iterable[Path]) -> None:
+    """Raise ``Failure`` if these files are too small for the model, so a forged size allocates nothing."""
     files = list(files)
     size = sum(file.stat().st_size for file in files if file.is_file())
     if 2 * config.parameters > size:

@@ -1,8 +1,8 @@
-"""A pickle read as data: nothing in it is imported, called or built, so a stranger's is safe to read.
+"""Read a pickle as data: nothing is imported, called or constructed, so an untrusted pickle is safe to read.
 
-A pickle is a program for a small stack machine. Here its numbers, texts, lists and dictionaries become themselves, the
-name of a class or function becomes a `Global`, and whatever it would have called or built becomes a `Record` that
-says so. What is read is then searched for what one expects, as JSON would be.
+A pickle is a program for a small stack machine. Numbers, strings, lists and dictionaries are read as themselves, the
+name of a class or function as a `Global`, and every call or construction as a `Record` of its arguments. The caller
+searches the result for the expected structure, as in JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Global:
-    """The name of a class or function, never looked up."""
+    """The name of a class or function, which is never looked up."""
 
     module: str
     name: str
@@ -29,7 +29,7 @@ class Global:
 
 @dataclass(eq=False)
 class Record:
-    """What would have been built: ``what`` called with ``arguments``, then given ``state`` and ``items``."""
+    """An object left unbuilt: ``what`` called with ``arguments``, then given ``state`` and ``items``."""
 
     what: object
     arguments: object
@@ -37,68 +37,68 @@ class Record:
     items: dict[Any, Any] = field(default_factory=dict)
 
     def is_a(self, module: str, name: str) -> bool:
-        """Whether it would have been an object of this class, or the result of this function."""
+        """Whether the object would come from this class or function."""
         return self.what == Global(module, name)
 
 
 class _Mark:
-    """Where a group of values on the stack begins."""
+    """Marks the start of a group of values on the stack."""
 
 
-_PUSHED: Final = {
+_PUSH: Final = {
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
     *("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "GLOBAL"),
 }
-"""Opcodes whose argument is the value."""
+"""Opcodes that push their argument."""
 _CONSTANTS: Final[dict[str, object]] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _NEW: Final[dict[str, Callable[[], object]]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "MARK": _Mark}
 _TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_REMEMBERED: Final = {"BINGET", "LONG_BINGET"}
-_REMEMBER: Final = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
-_BUILT: Final = {
+_MEMO_GET: Final = {"BINGET", "LONG_BINGET"}
+_MEMO_PUT: Final = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
+_STACK_OPS: Final = {
     *("TUPLE", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
     *("STACK_GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "BINPERSID"),
 }
 _IGNORED: Final = {"PROTO", "FRAME"}
 _STOP: Final = b"."
-_READ: Final = _PUSHED | _CONSTANTS.keys() | _NEW.keys() | _TUPLES.keys() | _REMEMBERED | _REMEMBER | _BUILT | _IGNORED
-_OPCODES: Final = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes if opcode.name in _READ}
-"""What protocols 2 to 5 write of data, classes and calls; nothing else is even decoded."""
+_SUPPORTED: Final = {*_PUSH, *_CONSTANTS, *_NEW, *_TUPLES, *_MEMO_GET, *_MEMO_PUT, *_STACK_OPS, *_IGNORED}
+_OPCODES: Final = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes if opcode.name in _SUPPORTED}
+"""The opcodes of protocols 2 to 5 for data, classes and calls; no other is decoded."""
 
 
-def read(raw: bytes, place: Path) -> Any:  # noqa: ANN401  (whatever the pickle holds)
-    """What the pickle ``raw`` of the file ``place`` holds; ``Failure`` where it is none, or needs more than we read."""
+def read(raw: bytes, path: Path) -> Any:  # noqa: ANN401  (any pickled value)
+    """The contents of the pickle ``raw`` from file ``path``. Raises ``Failure`` if it is damaged or unsupported."""
     machine = _Machine()
     try:
         for name, argument in _opcodes(BytesIO(raw)):
             machine.step(name, argument)
         return machine.stack.pop()
     except (ValueError, LookupError, TypeError) as error:
-        raise Failure(f"{place}: no pickle that can be read as data: {error or type(error).__name__}") from None
+        raise Failure(f"{path}: not a pickle that can be read as data: {error or type(error).__name__}") from None
 
 
 def _opcodes(stream: BytesIO) -> Iterator[tuple[str, Any]]:
-    """Name and argument of one opcode after the other."""
+    """Yield name and argument of each opcode."""
     while (code := stream.read(1)) != _STOP:
         if code not in _OPCODES:
-            raise ValueError(f"opcode {code!r}" if code else "it ends too early")
+            raise ValueError(f"unsupported opcode {code!r}" if code else "it ends too early")
         opcode = _OPCODES[code]
-        if opcode.name == "GLOBAL":  # two lines as they are; pickletools would look for escapes in them
+        if opcode.name == "GLOBAL":  # two raw lines; pickletools would interpret escapes in them
             yield opcode.name, Global(*(stream.readline().decode().removesuffix("\n") for _ in range(2)))
         else:
             yield opcode.name, opcode.arg.reader(stream) if opcode.arg else None
 
 
 class _Machine:
-    """The stack and the memo of the values seen before."""
+    """The pickle machine: a stack, and a memo of values to refer to again."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:  # noqa: ANN401  (an opcode's argument)
-        """Carry out one opcode. Raises ``ValueError``, ``LookupError`` or ``TypeError`` where it cannot be."""
-        if name in _PUSHED:
+        """Execute one opcode. Raises ``ValueError``, ``LookupError`` or ``TypeError`` if it is invalid."""
+        if name in _PUSH:
             self.stack.append(argument)
         elif name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name])
@@ -106,11 +106,11 @@ class _Machine:
             self.stack.append(_NEW[name]())
         elif name in _TUPLES:
             self.stack[-_TUPLES[name] :] = [tuple(self._top(_TUPLES[name]))]
-        elif name in _REMEMBERED:
+        elif name in _MEMO_GET:
             self.stack.append(self.memo[argument])
-        elif name in _REMEMBER:
+        elif name in _MEMO_PUT:
             self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self._top(1)[0]
-        elif name in _BUILT:
+        elif name in _STACK_OPS:
             self._build(name)
 
     def _build(self, name: str) -> None:
@@ -137,7 +137,7 @@ class _Machine:
 
     def _top(self, count: int) -> list[Any]:
         if len(self.stack) < count:
-            raise ValueError("an empty stack")
+            raise ValueError("stack is empty")
         return self.stack[-count:]
 
     def _pop(self, count: int) -> list[Any]:
@@ -152,16 +152,16 @@ class _Machine:
             values.append(value)
         return values[::-1]
 
-    def _target(self, *kinds: type) -> Any:  # noqa: ANN401  (of one of ``kinds``)
-        """The topmost value, which has to be of one of these kinds."""
+    def _target(self, *types: type) -> Any:  # noqa: ANN401  (of one of ``types``)
+        """The topmost value. Raises ``TypeError`` if it is of none of these types."""
         target = self.stack[-1]
-        if not isinstance(target, kinds):
-            raise TypeError(f"a {type(target).__name__} that is filled like a {kinds[0].__name__}")
+        if not isinstance(target, types):
+            raise TypeError(f"a {type(target).__name__} is filled like a {types[0].__name__}")
         return target
 
 
 def _key(key: object) -> object:
-    # Nothing that contains other values: the hash of a tuple of tuples of … may take forever.
+    # No containers: hashing deeply nested tuples may take forever.
     if isinstance(key, str | int | Record):
         return key
-    raise TypeError(f"a {type(key).__name__} for a key")
+    raise TypeError(f"a {type(key).__name__} as a key")

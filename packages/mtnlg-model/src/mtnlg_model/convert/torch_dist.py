@@ -1,10 +1,10 @@
-"""Megatron-LM's ``torch_dist`` checkpoints: an index, ``.metadata``, and files of pieces, __0_0.distcp …
+"""Import Megatron-LM's ``torch_dist`` checkpoints: an index, ``.metadata``, and files of chunks, __0_0.distcp …
 
-They are ``torch.distributed.checkpoint`` folders. The index is a pickle of classes and every piece a file of
-``torch.save``; both are read as data (`pickled`, `torchfile`), so nothing of them runs. Pieces are boxes of the global
-tensors, ours as well, so each goes over as it is, one at a time. Megatron-Core stacks the layers, decoder.layers.X of
-[layers, …], or numbers them, decoder.layers.N.X; rows of linear_qkv are q, k, v head by head, as ours. Optimizer state
-is left behind.
+These are ``torch.distributed.checkpoint`` folders. The index is a pickle of classes and every chunk a ``torch.save``
+file; both are read as data (`pickle_reader`, `torch_file`), without executing anything. Chunks are boxes of the global
+tensors, as in our checkpoints, so each is copied as it is, one at a time. Megatron-Core stacks the layers,
+decoder.layers.X of shape [layers, …], or numbers them, decoder.layers.N.X. Rows of linear_qkv are q, k, v per head, as
+in our decoder. Optimizer state is not imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.settings import validate
 
 from . import pickle_reader
-from .output import new_checkpoint, refuse_unless_held
+from .output import new_checkpoint, require_file_size
 from .pickle_reader import Global, Record
 from .torch_file import TorchFile, View
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 INDEX: Final = ".metadata"
 ARGUMENTS: Final = "common.pt"
-MOST_INDEX_BYTES: Final = 1 << 30
-LEFT_ALONE: Final = ("optimizer.", "chained_", "rng_state", "rerun_state")
+MAX_INDEX_BYTES: Final = 1 << 30
+IGNORED_PREFIXES: Final = ("optimizer.", "chained_", "rng_state", "rerun_state")
 OUTER: Final = {
     "embedding.word_embeddings.weight": "embedding.token.weight",
     "embedding.position_embeddings.weight": "embedding.position.weight",
@@ -49,15 +49,15 @@ INNER: Final = {
     "mlp.linear_fc1.": "mlp.up.",
     "mlp.linear_fc2.": "mlp.down.",
 }
-OTHER_MODELS: Final = ("apply_residual_connection_post_layernorm", "apply_layernorm_1p", "squared_relu")
-"""Megatron's switches that make another function of tensors of the same shapes."""
+UNSUPPORTED_SWITCHES: Final = ("apply_residual_connection_post_layernorm", "apply_layernorm_1p", "squared_relu")
+"""Options of Megatron that change the computation but not the tensors' shapes."""
 _LAYER = re.compile(r"decoder\.layers\.(?:(\d{1,9})\.)?(.+?)(weight|bias)")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor, and the bytes of a file that hold it."""
+    """A box of a tensor, and the bytes of the file that contain it."""
 
     box: Box
     file: str
@@ -66,102 +66,103 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Held:
-    """A tensor of the index: its global shape and its chunks. That these tile it `publish` checks."""
+class IndexedTensor:
+    """A tensor of the index: global shape and chunks. `publish` checks that the chunks tile the tensor."""
 
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
 
 
 def is_torch_dist(folder: Path) -> bool:
-    """Whether the folder is a torch.distributed checkpoint."""
+    """Whether the folder is a torch.distributed.checkpoint folder."""
     return (folder / INDEX).exists()
 
 
 def import_torch_dist(folder: Path, target: Path, tokenizer: Path, heads: int | None, advance: Advance) -> ModelConfig:
-    """Write the model in ``folder`` as the checkpoint ``target``, one piece at a time; ``advance(1)`` at every piece.
+    """Write the model in ``folder`` as the checkpoint ``target``, one chunk at a time; ``advance(1)`` per chunk.
 
-    ``heads`` is read from the run's arguments, common.pt, where it is None. ``Failure`` where the folder holds no such
-    model, or one of another function than this decoder's.
+    ``heads`` None reads the number from the run's arguments, common.pt. Raises ``Failure`` if the folder is damaged or
+    its model is not a GPT of this decoder's architecture.
     """
-    held = read_index(folder)
-    config = _config(folder, held, heads)
+    tensors = read_index(folder)
+    config = _read_config(folder, tensors, heads)
     shapes = config.parameter_shapes()
     with new_checkpoint(target, config, tokenizer) as writer:
-        for key, tensor in held.items():
+        for key, tensor in tensors.items():
             for chunk in tensor.chunks:
-                piece = _read(folder, key, chunk)
-                for name, box, part in _ours(key, chunk.box, piece):
+                data = _read_chunk(folder, key, chunk)
+                for name, box, piece in _our_pieces(key, chunk.box, data):
                     if name not in shapes:
-                        raise Failure(f"{folder / INDEX}: {key}: a tensor that this decoder does not have")
-                    writer.add(name, shapes[name], "weight", tuple(slice(*bounds) for bounds in box), part)
+                        raise Failure(f"{folder / INDEX}: {key}: this decoder has no such tensor")
+                    writer.add(name, shapes[name], "weight", tuple(slice(*bounds) for bounds in box), piece)
                 advance(1)
     return config
 
 
-def count_pieces(folder: Path) -> int:
-    """Number of pieces that `import_torch_dist` reads."""
-    return sum(len(held.chunks) for held in read_index(folder).values())
+def count_chunks(folder: Path) -> int:
+    """Number of chunks that `import_torch_dist` reads."""
+    return sum(len(tensor.chunks) for tensor in read_index(folder).values())
 
 
-def read_index(folder: Path) -> dict[str, Held]:
-    """The model's tensors, by Megatron's names, with the optimizer's and what is no tensor left out."""
+def read_index(folder: Path) -> dict[str, IndexedTensor]:
+    """The model's tensors by Megatron's names, without optimizer state and entries that are not tensors."""
     path = folder / INDEX
     try:
-        if path.stat().st_size > MOST_INDEX_BYTES:
-            raise Failure(f"{path}: is larger than {MOST_INDEX_BYTES} bytes")
+        if path.stat().st_size > MAX_INDEX_BYTES:
+            raise Failure(f"{path}: larger than {MAX_INDEX_BYTES} bytes")
         index = pickle_reader.read(path.read_bytes(), path)
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from None
-    tensors, stored = _state(index, "Metadata", "state_dict_metadata", "storage_data", path=path)
-    if not isinstance(tensors, dict) or not isinstance(stored, dict):
-        raise Failure(f"{path}: no index of a torch.distributed checkpoint")
-    places = _places(stored, path)
-    held = {}
-    for key, entry in tensors.items():
-        if not isinstance(key, str) or key.startswith(LEFT_ALONE) or _is_bytes(entry):
+    entries, storage = _state(index, "Metadata", "state_dict_metadata", "storage_data", path=path)
+    if not isinstance(entries, dict) or not isinstance(storage, dict):
+        raise Failure(f"{path}: not the index of a torch.distributed checkpoint")
+    locations = _chunk_locations(storage, path)
+    tensors = {}
+    for key, entry in entries.items():
+        if not isinstance(key, str) or key.startswith(IGNORED_PREFIXES) or _is_bytes(entry):
             continue
         size, chunks = _state(entry, "TensorStorageMetadata", "size", "chunks", path=path)
         if not isinstance(chunks, list):
-            raise Failure(f"{path}: {key}: chunks are no list")
-        held[key] = Held(_size(size, path), tuple(_chunk(key, chunk, places, path) for chunk in chunks))
-    return held
+            raise Failure(f"{path}: {key}: chunks are not a list")
+        chunks = tuple(_chunk(key, chunk, locations, path) for chunk in chunks)
+        tensors[key] = IndexedTensor(_size(size, path), chunks)
+    return tensors
 
 
-def _places(stored: dict[Any, Any], path: Path) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
-    """File, offset and length of every chunk, by the name of its tensor and its own offsets there."""
-    places = {}
-    for index, info in stored.items():
+def _chunk_locations(storage: dict[Any, Any], path: Path) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
+    """File, offset and length of every chunk, by the name of its tensor and its offsets within it."""
+    locations = {}
+    for index, info in storage.items():
         name = _state(index, "MetadataIndex", "fqn", path=path)[0]
-        # What is no tensor, pickled bytes, has no offset.
+        # Pickled bytes, which are not tensors, have no offset.
         if (offsets := index.state.get("offset")) is None or not isinstance(name, str):
             continue
         file, start, length = _state(info, "_StorageInfo", "relative_path", "offset", "length", path=path)
         if not isinstance(file, str) or not _FILE.fullmatch(file):
-            raise Failure(f"{path}: {name}: file {file!r:.60} is no plain name in this folder")
+            raise Failure(f"{path}: {name}: file {file!r:.60} is not a name in this folder")
         if type(start) is not int or type(length) is not int or info.state.get("transform_descriptors"):
-            raise Failure(f"{path}: {name}: stored in a way that cannot be read")
-        places[name, _size(offsets, path)] = (file, start, length)
-    return places
+            raise Failure(f"{path}: {name}: unsupported storage format")
+        locations[name, _size(offsets, path)] = (file, start, length)
+    return locations
 
 
-def _chunk(key: str, entry: object, places: dict[Any, tuple[str, int, int]], path: Path) -> Chunk:
+def _chunk(key: str, entry: object, locations: dict[Any, tuple[str, int, int]], path: Path) -> Chunk:
     offsets, sizes = (
         _size(value, path) for value in _state(entry, "ChunkStorageMetadata", "offsets", "sizes", path=path)
     )
-    if (key, offsets) not in places or len(offsets) != len(sizes) or 0 in sizes:
-        raise Failure(f"{path}: {key}: no file holds its piece at {list(offsets)}")
+    if (key, offsets) not in locations or len(offsets) != len(sizes) or 0 in sizes:
+        raise Failure(f"{path}: {key}: no file has its chunk at {list(offsets)}")
     box = tuple((offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
-    return Chunk(box, *places[key, offsets])
+    return Chunk(box, *locations[key, offsets])
 
 
 def _state(record: object, kind: str, *fields: str, path: Path) -> list[Any]:
-    """These fields of a record that would have been an object of the class ``kind``."""
+    """These fields of a record of class ``kind``. Raises ``Failure`` if it is anything else."""
     if isinstance(record, Record) and isinstance(record.what, Global) and record.what.name == kind:
         state = record.state
         if isinstance(state, dict) and all(field in state for field in fields):
             return [state[field] for field in fields]
-    raise Failure(f"{path}: no index of a torch.distributed checkpoint: a {kind} is missing or lacks {fields[0]}")
+    raise Failure(f"{path}: not the index of a torch.distributed checkpoint: no {kind} with {fields[0]}")
 
 
 def _is_bytes(entry: object) -> bool:
@@ -173,23 +174,23 @@ def _size(value: object, path: Path) -> tuple[int, ...]:
         case Record(what=Global("torch", "Size"), arguments=(tuple(sizes),)):
             if all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
                 return sizes
-    raise Failure(f"{path}: a size that is none")
+    raise Failure(f"{path}: damaged: a size is not a torch.Size")
 
 
-def _config(folder: Path, held: dict[str, Held], heads: int | None) -> ModelConfig:
-    """The configuration that the shapes and the run's arguments mean."""
+def _read_config(folder: Path, tensors: dict[str, IndexedTensor], heads: int | None) -> ModelConfig:
+    """The configuration implied by the shapes and the run's arguments."""
     try:
-        tokens, positions = (held[key].shape for key in OUTER if key.startswith("embedding."))
+        tokens, positions = (tensors[key].shape for key in OUTER if key.startswith("embedding."))
         vocabulary, hidden = tokens
         sequence, _ = positions
     except (KeyError, ValueError):
-        raise Failure(f"{folder}: no GPT with learned positions: it has no two tables of embeddings") from None
+        raise Failure(f"{folder}: not a GPT with learned positions: no token and position embedding") from None
     arguments = _arguments(folder)
-    for switch in OTHER_MODELS:
+    for switch in UNSUPPORTED_SWITCHES:
         if arguments.get(switch):
-            raise Failure(f"{folder / ARGUMENTS}: {switch} = True: this decoder has it not")
+            raise Failure(f"{folder / ARGUMENTS}: {switch} = True: not supported by this decoder")
     content = {
-        "layers": max((_layers(key, tensor) for key, tensor in held.items()), default=0),
+        "layers": max((_layer_count(key, tensor) for key, tensor in tensors.items()), default=0),
         "hidden": hidden,
         "heads": heads or arguments.get("num_attention_heads"),
         "sequence": sequence,
@@ -197,15 +198,15 @@ def _config(folder: Path, held: dict[str, Held], heads: int | None) -> ModelConf
         "layer_norm_eps": arguments.get("layernorm_epsilon", 1e-5),
     }
     if content["heads"] is None:
-        raise Failure(f"{folder}: does not tell the number of attention heads; give --heads N")
+        raise Failure(f"{folder}: number of attention heads not stored; give --heads N")
     config = validate(content, ModelConfig, str(folder))
-    files = {chunk.file for tensor in held.values() for chunk in tensor.chunks}
-    refuse_unless_held(config, [folder / file for file in files])
+    files = {chunk.file for tensor in tensors.values() for chunk in tensor.chunks}
+    require_file_size(config, [folder / file for file in files])
     return config
 
 
 def _arguments(folder: Path) -> dict[str, Any]:
-    """Megatron's arguments of the run; empty where the folder has none."""
+    """Megatron's arguments of the run; empty if the folder has none."""
     path = folder / ARGUMENTS
     content = TorchFile(path).content if path.is_file() else {}
     arguments = content.get("args") if isinstance(content, dict) else None
@@ -213,26 +214,27 @@ def _arguments(folder: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _layers(key: str, held: Held) -> int:
+def _layer_count(key: str, tensor: IndexedTensor) -> int:
+    """Number of layers that this tensor implies: its layer's number + 1, or the size of the stack."""
     match = _LAYER.fullmatch(key)
     if match is None:
         return 0
-    return int(match[1]) + 1 if match[1] else held.shape[0] if held.shape else 0
+    return int(match[1]) + 1 if match[1] else tensor.shape[0] if tensor.shape else 0
 
 
-def _read(folder: Path, key: str, chunk: Chunk) -> Tensor:
+def _read_chunk(folder: Path, key: str, chunk: Chunk) -> Tensor:
     path = folder / chunk.file
     file = TorchFile(path, chunk.start, chunk.length)
     if not isinstance(file.content, View):
-        raise Failure(f"{path}: {key}: is no tensor of numbers that a model is made of")
+        raise Failure(f"{path}: {key}: not a floating-point tensor")
     tensor = file.tensor(file.content)
     if tensor.numel() != volume(chunk.box):
-        raise Failure(f"{path}: {key}: {list(tensor.shape)} where the index means {list(lengths(chunk.box))}")
+        raise Failure(f"{path}: {key}: {list(tensor.shape)} where the index says {list(lengths(chunk.box))}")
     return tensor.reshape(lengths(chunk.box))
 
 
-def _ours(key: str, box: Box, tensor: Tensor) -> list[tuple[str, Box, Tensor]]:
-    """The pieces of our tensors, by name, that a piece of Megatron's is: one, or one a layer where they are stacked."""
+def _our_pieces(key: str, box: Box, tensor: Tensor) -> list[tuple[str, Box, Tensor]]:
+    """(name, box, data) of our tensors in a chunk of Megatron's: one, or one per layer if layers are stacked."""
     match = _LAYER.fullmatch(key)
     if match is None:
         return [(OUTER.get(key, ""), box, tensor)]

@@ -1,8 +1,7 @@
-"""What ``torch.save`` writes: a zip archive of one pickle and of the storages that its tensors are views of.
+"""Read files of ``torch.save``: a zip archive of one pickle and the storages that its tensors are views of.
 
-The pickle is read as data (`pickled`), so nothing runs, and a tensor's bytes are read when they are asked for. Every
-storage is held against the bytes that are really there, and a tensor against its storage, so that nothing is allocated
-that the file does not hold.
+The pickle is read as data (`pickle_reader`), so nothing is executed; tensors are read on request. Storages are checked
+against the bytes in the file and tensors against their storage, so no more is allocated than the file holds.
 """
 
 from __future__ import annotations
@@ -33,15 +32,23 @@ STORAGES: Final = {
     Global("torch", "HalfStorage"): torch.float16,
     Global("torch", "BFloat16Storage"): torch.bfloat16,
 }
-MOST_PICKLE_BYTES: Final = 100_000_000
+MAX_PICKLE_BYTES: Final = 100_000_000
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
-"""Signature, and the lengths of the name and of the extra field between it and an entry's data."""
-_DAMAGE: Final = (OSError, EOFError, ValueError, LookupError, NotImplementedError, struct.error, zipfile.BadZipFile)
+"""Signature, length of the name, length of the extra field; then name, extra field and the entry's data."""
+_ERRORS: Final = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    NotImplementedError,
+    struct.error,
+    zipfile.BadZipFile,
+)
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor as the file tells of it: the name of its storage, and which of its elements it shows."""
+    """A tensor described by the file: its storage and the elements of it that it selects."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -51,70 +58,70 @@ class View:
 
 
 class TorchFile:
-    """A file of ``torch.save``, or ``length`` bytes at ``start`` of a file that holds several.
+    """A file of ``torch.save``, or ``length`` bytes at ``start`` of a file that contains several.
 
-    ``content`` is what was saved, with a `View` for a tensor and for every tensor in a dictionary. ``Failure`` where
-    the file is none, or damaged.
+    ``content`` is the saved value, with a `View` in place of a tensor or of each tensor in a dictionary. Raises
+    ``Failure`` if the file is damaged or of another format.
     """
 
     def __init__(self, path: Path, start: int = 0, length: int | None = None) -> None:
         self.path, self._start, self._length = path, start, length
         try:
-            with _Window(path, start, length) as window:
-                archive = zipfile.ZipFile(window)
+            with _FileRange(path, start, length) as file:
+                archive = zipfile.ZipFile(file)
                 self._entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-                if "byteorder" in self._entries and self._bytes(window, "byteorder") != b"little":
-                    raise ValueError("of a big-endian machine")
-                raw = self._bytes(window, "data.pkl")
-        except _DAMAGE as error:
-            raise Failure(f"{path}: no file of torch.save, or damaged: {error or type(error).__name__}") from None
-        self.content = _seen(pickle_reader.read(raw, path))
+                if "byteorder" in self._entries and self._bytes(file, "byteorder") != b"little":
+                    raise ValueError("written on a big-endian machine")
+                raw = self._bytes(file, "data.pkl")
+        except _ERRORS as error:
+            raise Failure(f"{path}: not a torch.save file, or damaged: {error or type(error).__name__}") from None
+        self.content = _replace_tensors(pickle_reader.read(raw, path))
 
     def tensor(self, view: View) -> Tensor:
         """Read a tensor, contiguous, on the CPU."""
         elements, item = prod(view.shape), view.dtype.itemsize
-        reach = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
-        span = 1 + reach if elements else 0
+        last = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
+        span = 1 + last if elements else 0
         try:
-            with _Window(self.path, self._start, self._length) as window:
-                offset, size = self._place(window, f"data/{view.storage}")
+            with _FileRange(self.path, self._start, self._length) as file:
+                offset, size = self._locate(file, f"data/{view.storage}")
                 if elements > span or (view.first + span) * item > size:
                     raise ValueError(f"{size} bytes do not hold a tensor of {list(view.shape)}")
                 flat = torch.empty(span, dtype=view.dtype)
-                window.fill(offset + view.first * item, flat.view(torch.uint8).numpy().data)
-        except _DAMAGE as error:
+                file.fill(offset + view.first * item, flat.view(torch.uint8).numpy().data)
+        except _ERRORS as error:
             raise Failure(f"{self.path}: storage {view.storage}: {error or type(error).__name__}") from None
         return flat.as_strided(view.shape, view.strides).contiguous()
 
-    def _bytes(self, window: _Window, name: str) -> bytes:
-        offset, size = self._place(window, name)
-        if size > MOST_PICKLE_BYTES:
+    def _bytes(self, file: _FileRange, name: str) -> bytes:
+        offset, size = self._locate(file, name)
+        if size > MAX_PICKLE_BYTES:
             raise ValueError(f"{name} of {size} bytes")
-        window.seek(offset)
-        return window.read(size)
+        file.seek(offset)
+        return file.read(size)
 
-    def _place(self, window: _Window, name: str) -> tuple[int, int]:
+    def _locate(self, file: _FileRange, name: str) -> tuple[int, int]:
         """Offset and length of an entry's data within the archive."""
         info = self._entries[name]
-        window.seek(info.header_offset)
-        signature, *lengths = _LOCAL_HEADER.unpack(window.read(_LOCAL_HEADER.size))
+        file.seek(info.header_offset)
+        signature, *lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
         offset = info.header_offset + _LOCAL_HEADER.size + sum(lengths)
-        # A deflated entry could be a thousand times its size; torch never writes one.
+        # A deflated entry could expand a thousandfold; torch never writes one.
         if info.compress_type != zipfile.ZIP_STORED or signature != b"PK\3\4":
-            raise ValueError(f"{name} is compressed, or not where the archive says")
-        if offset + info.file_size > window.length:
-            raise ValueError(f"{name} ends beyond the archive")
+            raise ValueError(f"{name} is compressed or misplaced in the archive")
+        if offset + info.file_size > file.length:
+            raise ValueError(f"{name} ends outside the archive")
         return offset, info.file_size
 
 
-def _seen(value: Any) -> Any:  # noqa: ANN401  (whatever was saved)
+def _replace_tensors(value: Any) -> Any:  # noqa: ANN401  (any saved value)
     if isinstance(value, Record) and value.is_a("collections", "OrderedDict"):
         value = value.items
     return {key: _view(inner) for key, inner in value.items()} if isinstance(value, dict) else _view(value)
 
 
 def _view(value: Any) -> Any:  # noqa: ANN401  (as above)
-    """The `View` that a tensor's record means; anything else, a tensor of another kind too, as it is."""
+    """The `View` described by a tensor's record; any other value, such as an integer tensor, unchanged."""
     match value:
         case Record(what=Global("torch._utils", "_rebuild_parameter"), arguments=(inner, *_)):
             return _view(inner)
@@ -134,8 +141,8 @@ def _view(value: Any) -> Any:  # noqa: ANN401  (as above)
     return value
 
 
-class _Window:
-    """Bytes [start, start + length) of a file as a file of their own."""
+class _FileRange:
+    """File object over bytes [start, start + length) of a file."""
 
     def __init__(self, path: Path, start: int, length: int | None) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -143,7 +150,7 @@ class _Window:
         self._start, self.length, self._position = start, size - start if length is None else length, 0
         if not 0 <= start <= start + self.length <= size:
             os.close(self._descriptor)
-            raise ValueError(f"bytes {start}:{start + self.length} of a file of {size}")
+            raise ValueError(f"bytes {start}:{start + self.length} are outside a file of {size}")
 
     def __enter__(self) -> Self:
         return self
@@ -158,20 +165,20 @@ class _Window:
         return self._position
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        place = offset + {SEEK_SET: 0, SEEK_END: self.length}.get(whence, self._position)
-        if not 0 <= place <= self.length:
-            raise ValueError(f"byte {place} of {self.length}")
-        self._position = place
-        return place
+        position = offset + {SEEK_SET: 0, SEEK_END: self.length}.get(whence, self._position)
+        if not 0 <= position <= self.length:
+            raise ValueError(f"byte {position} is outside {self.length}")
+        self._position = position
+        return position
 
     def read(self, size: int = -1) -> bytes:
         left = self.length - self._position
-        found = os.pread(self._descriptor, min(size, left) if size >= 0 else left, self._start + self._position)
-        self._position += len(found)
-        return found
+        data = os.pread(self._descriptor, min(size, left) if size >= 0 else left, self._start + self._position)
+        self._position += len(data)
+        return data
 
     def fill(self, offset: int, target: memoryview) -> None:
-        """Read ``target`` full from ``offset``; raises ``EOFError`` where the file ends before."""
+        """Fill ``target`` from ``offset``. Raises ``EOFError`` if the file ends too early."""
         self.seek(offset)
         while target:
             count = os.preadv(self._descriptor, [target], self._start + self._position)

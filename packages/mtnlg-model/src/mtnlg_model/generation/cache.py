@@ -1,4 +1,4 @@
-"""Key-value cache: a new token costs one row of attention instead of the whole sequence."""
+"""Key-value cache: a new token costs one row of attention instead of a pass over the whole sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LayerCache:
-    """One layer's keys and values [B, N, capacity, D]; the first ``length`` places are filled."""
+    """One layer's keys and values [B, N, capacity, D], of which the first ``length`` tokens are filled."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
@@ -23,36 +23,33 @@ class LayerCache:
         self._values: Tensor | None = None
 
     def append(self, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Add S places and return all filled ones. Heads, width, dtype and device follow the first call."""
+        """Add S tokens and return all filled ones. The first call decides batch, heads, width, dtype and device."""
         end = self.length + k_BNSD.shape[2]
         if end > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens and was given {end}; make it larger")
+            raise ValueError(f"cache capacity is {self.capacity} tokens, {end} were given; make it larger")
         if self._keys is None or self._values is None:
             b, n, _, d = k_BNSD.shape
-            self._keys, self._values = (
-                k_BNSD.new_empty(b, n, self.capacity, d),
-                v_BNSD.new_empty(b, n, self.capacity, d),
-            )
+            self._keys, self._values = (x.new_empty(b, n, self.capacity, d) for x in (k_BNSD, v_BNSD))
         self._keys[:, :, self.length : end] = k_BNSD
         self._values[:, :, self.length : end] = v_BNSD
         self.length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop every row of the batch except these (indices [B'])."""
+        """Keep only these rows of the batch (indices [B'])."""
         if self._keys is not None and self._values is not None:
             self._keys, self._values = self._keys[rows], self._values[rows]
 
 
 @dataclass(frozen=True)
 class CachedAttention:
-    """One layer's attention over its cache and the tokens of this step; an `mtnlg_model.functional.Attend`."""
+    """An `Attend` over one layer's cache and the tokens of this step."""
 
     cache: LayerCache
     mask: Tensor | None
     places: None = None
 
-    def __call__(  # noqa: PLR0917  (the figures of attention)
+    def __call__(  # noqa: PLR0917  (the signature of Attend)
         self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
     ) -> Tensor:
         """Append the step's keys and values to the cache, then attend over all of them."""
@@ -60,25 +57,25 @@ class CachedAttention:
 
 
 class Cache:
-    """The caches of all layers; memory for ``capacity`` tokens a row is allocated at the first use."""
+    """The caches of all layers, for ``capacity`` tokens per row; memory is allocated at first use."""
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
         self.layers = [LayerCache(capacity) for _ in range(config.layers)]
 
     @property
     def length(self) -> int:
-        """Tokens held."""
+        """Number of tokens cached."""
         return self.layers[0].length
 
     def attend(self, mask: Tensor | None = None) -> list[CachedAttention]:
-        """Attention through the cache, one a layer; ``mask`` as in `functional.attention`, causal without one."""
+        """One `Attend` per layer; ``mask`` as in `functional.attention`, causal without one."""
         return [CachedAttention(layer, mask) for layer in self.layers]
 
     def positions(self, tokens_BS: Tensor) -> Tensor:
-        """Positions [1, S] of tokens that continue those held."""
+        """Positions [1, S] of tokens that continue the cached ones."""
         return torch.arange(self.length, self.length + tokens_BS.shape[1], device=tokens_BS.device)[None]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop every row of the batch except these (indices [B'])."""
+        """Keep only these rows of the batch (indices [B'])."""
         for layer in self.layers:
             layer.keep(rows)

@@ -1,1 +1,1 @@
-"""Who runs a step: DeepSpeed with ZeRO-1, the optimizer, and how their state maps to a checkpoint."""
+"""DeepSpeed's pipeline engine with ZeRO-1 and AdamW, and its state to and from checkpoints."""

@@ -1,16 +1,16 @@
-"""Fused kernels for A100 and later, in Triton, each beside the eager function that it replaces.
+"""Fused Triton kernels for A100 and later, each beside the eager function that it replaces.
 
     norm.py       layer_norm, bias_dropout_add_norm          functional.layer_norm, bias_dropout_add_norm
     gelu.py       bias_gelu                                  functional.bias_gelu
     dropout.py    bias_dropout_add                           functional.bias_dropout_add
-    softmax.py    attention, where no flash attention is     functional.attention
+    softmax.py    attention, without flash attention         functional.attention
     loss.py       statistics, gradient                       head.statistics, head.gradient
 
-`best` chooses for a device. Without Triton (extra ``kernels``), or on another device, that is what PyTorch has.
+`best_ops` returns those that a device supports. Without Triton (extra ``kernels``) or on other devices they are eager.
 """
 
 from __future__ import annotations
 
-from .dispatch import best
+from .dispatch import best_ops
 
-__all__ = ["best"]
+__all__ = ["best_ops"]

@@ -1,8 +1,8 @@
-"""Compiling kernels for a GPU that is not there, and reading off what each takes of it.
+"""Cross-compilation of kernels for a GPU that is not present, and the resources that each takes there.
 
-Triton compiles for the target that its active driver names, and finds a compiled kernel again by its source, the types
-of its arguments, which of them are multiples of 16, its constants and options: nothing else about a tensor counts. So a
-stand-in for the driver and meta tensors give exactly what a launch on that GPU will look up.
+Triton compiles for the target that its active driver names. It caches a kernel by its source, the types of its
+arguments, which of them are multiples of 16, its constants and its options; nothing else about a tensor counts. So a
+fake driver and meta tensors compile exactly what a launch on that GPU will look up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 
-from .build_record import Kernel
+from .build import Kernel
 from .tiles import on_compiled
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ EXECUTABLE: Final = 4  # SHF_EXECINSTR of ELF
 INSTRUCTION_BYTES: Final = 16  # since compute capability 7.0
 
 
-class _StandIn:
-    """As much of a driver as compiling needs."""
+class _FakeDriver:
+    """The part of Triton's driver that compilation calls."""
 
     def __init__(self, target: str) -> None:
         self.name, self.target = target, GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
@@ -40,45 +40,45 @@ class _StandIn:
         return self.target
 
     def get_current_device(self) -> str:
-        return self.name  # by which a kernel remembers for what it was compiled
+        return self.name  # part of the key of compiled kernels
 
     def get_current_stream(self, device: str) -> int:
         del device
         return 0
 
 
-def compiled_for(target: str, ask: Callable[[], object]) -> list[Kernel]:
-    """Every kernel that ``ask`` launches on meta tensors, compiled for ``target``, such as ``sm_80``.
+def compile_launches(target: str, launches: Callable[[], object]) -> list[Kernel]:
+    """Compile every kernel that ``launches`` launches on meta tensors for ``target``, such as ``sm_80``.
 
-    The process keeps the stand-in for its driver: it cannot launch on a GPU any more.
+    The process keeps the fake driver and cannot launch on a GPU afterwards.
     """
-    driver.set_active(_StandIn(target))
-    found: dict[str, Any] = {}
+    driver.set_active(_FakeDriver(target))
+    kernels: dict[str, Any] = {}
 
-    def note(compiled: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
-        found[compiled.hash] = compiled
+    def collect(compiled: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
+        kernels[compiled.hash] = compiled
 
-    on_compiled.append(note)
+    on_compiled.append(collect)
     try:
-        ask()
+        launches()
     finally:
-        on_compiled.remove(note)
-    return sorted(map(_described, found.values()))
+        on_compiled.remove(collect)
+    return sorted(map(_describe, kernels.values()))
 
 
-def _described(compiled: Any) -> Kernel:  # noqa: ANN401  (as above)
+def _describe(compiled: Any) -> Kernel:  # noqa: ANN401  (as above)
     cubin = Path(get_cache_manager(compiled.hash).get_file(f"{compiled.src.name}.cubin"))
     usage = USAGE.search(_cuobjdump("--dump-resource-usage", cubin))
     if usage is None:
-        raise RuntimeError(f"{cubin}: cuobjdump names no registers")
+        raise RuntimeError(f"{cubin}: cuobjdump reports no registers")
     registers, stack, local = map(int, usage.groups())
     return Kernel(
         name=compiled.name.removeprefix("_"),
         variant=_variant(compiled),
         registers=registers,
-        shared=compiled.metadata.shared,  # all of it is asked for at launch; the cubin names what CUDA keeps for itself
+        shared=compiled.metadata.shared,  # allocated at launch; the cubin names only CUDA's own
         local=stack + local,
-        # Only what has local memory can touch it, and disassembling takes longer than compiling.
+        # Only kernels with local memory can spill, and disassembly takes longer than compilation.
         spills=len(SPILL.findall(_cuobjdump("-sass", cubin))) if stack + local else 0,
         instructions=_code_bytes(cubin.read_bytes()) // INSTRUCTION_BYTES,
         folder=cubin.parent.name,
@@ -86,7 +86,7 @@ def _described(compiled: Any) -> Kernel:  # noqa: ANN401  (as above)
 
 
 def _variant(compiled: Any) -> str:  # noqa: ANN401  (as above)
-    """What tells this variant of a kernel from its others, in words."""
+    """Text that distinguishes the variants of a kernel: types, constants, divisibility by 16, warps."""
     source, words = compiled.src, []
     types = [kind.removeprefix("*") for kind in source.signature.values() if kind.startswith("*")]
     words += ["+".join(dict.fromkeys(types))]
@@ -105,7 +105,7 @@ def _cuobjdump(option: str, cubin: Path) -> str:
 
 
 def _code_bytes(elf: bytes) -> int:
-    """Of all executable sections of a 64-bit ELF file."""
+    """Bytes of all executable sections of a 64-bit ELF file."""
     (headers,) = struct.unpack_from("<Q", elf, 0x28)
     width, count = struct.unpack_from("<2H", elf, 0x3A)
     sections = [struct.unpack_from("<8xQ16xQ", elf, headers + n * width) for n in range(count)]  # flags, bytes

@@ -1,4 +1,4 @@
-"""Which operations a device gets."""
+"""Choice of fused or eager operations for a device."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ OLDEST: Final = (8, 0)
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def best(device: torch.device) -> ParallelOps:
-    """Fused kernels where ``device`` has them, else PyTorch's operations, saying once why.
+def best_ops(device: torch.device) -> ParallelOps:
+    """Fused kernels if ``device`` supports them, else eager operations, with one message that says why.
 
-    Kernels run on CUDA devices of capability 8.0 and above; on the CPU, slowly, under ``TRITON_INTERPRET=1``; of meta
-    tensors they are compiled (`launching`). Each leaves a call to its eager twin, saying so once, where dtypes differ
-    or are none of fp32, bf16 and fp16, or where tensors are elsewhere.
+    Kernels run on CUDA devices of capability 8.0 and above and, slowly, on the CPU under ``TRITON_INTERPRET=1``. On
+    meta tensors they are only compiled (`tiles.launch`). Each falls back to its eager twin, with one message, if
+    dtypes differ or are not fp32, bf16 or fp16, or if tensors are on another device.
     """
-    if reason := _refusal(device):
+    if reason := _unsupported_reason(device):
         _say_once(f"no fused kernels: {reason}")
         return EAGER
     from . import dropout, gelu, loss, norm, softmax  # noqa: PLC0415  (import Triton)
 
     return ParallelOps(
-        layer_norm=_guarded(norm.layer_norm, EAGER.layer_norm, device),
-        bias_gelu=_guarded(gelu.bias_gelu, EAGER.bias_gelu, device),
-        bias_dropout_add=_guarded(dropout.bias_dropout_add, EAGER.bias_dropout_add, device),
-        bias_dropout_add_norm=_guarded(norm.bias_dropout_add_norm, EAGER.bias_dropout_add_norm, device),
-        attention=_guarded(softmax.attention, EAGER.attention, device),
-        statistics=_guarded(loss.statistics, EAGER.statistics, device),
-        gradient=_guarded(loss.gradient, EAGER.gradient, device, judged=1),  # logsumexp is fp32 always
+        layer_norm=_with_fallback(norm.layer_norm, EAGER.layer_norm, device),
+        bias_gelu=_with_fallback(gelu.bias_gelu, EAGER.bias_gelu, device),
+        bias_dropout_add=_with_fallback(dropout.bias_dropout_add, EAGER.bias_dropout_add, device),
+        bias_dropout_add_norm=_with_fallback(norm.bias_dropout_add_norm, EAGER.bias_dropout_add_norm, device),
+        attention=_with_fallback(softmax.attention, EAGER.attention, device),
+        statistics=_with_fallback(loss.statistics, EAGER.statistics, device),
+        gradient=_with_fallback(loss.gradient, EAGER.gradient, device, checked=1),  # logsumexp is always fp32
     )
 
 
-def _refusal(device: torch.device) -> str | None:
+def _unsupported_reason(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed; pip install 'mtnlg-parallel[kernels]'"
     from triton import knobs  # noqa: PLC0415  (as above)
@@ -58,19 +58,19 @@ def _refusal(device: torch.device) -> str | None:
     return None
 
 
-def _guarded(
-    fused: Callable[..., Any], eager: Callable[..., Any], device: torch.device, judged: int | None = None
+def _with_fallback(
+    fused: Callable[..., Any], eager: Callable[..., Any], device: torch.device, checked: int | None = None
 ) -> Callable[..., Any]:
-    """``fused`` for the tensors that it takes, else ``eager``; by all of them, or the first ``judged``."""
+    """``fused`` for supported tensors, else ``eager``; dtypes of the first ``checked`` tensors count, or of all."""
 
     @wraps(fused)
     def operation(*arguments: Any) -> Any:  # noqa: ANN401  (any operation)
-        given = [argument for argument in arguments if isinstance(argument, Tensor) and argument.is_floating_point()]
-        dtypes, places = {tensor.dtype for tensor in given[:judged]}, {tensor.device.type for tensor in given}
-        if len(dtypes) == 1 and dtypes <= set(DTYPES) and places <= {device.type, "meta"}:
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor) and argument.is_floating_point()]
+        dtypes, devices = {tensor.dtype for tensor in tensors[:checked]}, {tensor.device.type for tensor in tensors}
+        if len(dtypes) == 1 and dtypes <= set(DTYPES) and devices <= {device.type, "meta"}:
             return fused(*arguments)
-        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        _say_once(f"{fused.__name__}: no fused kernel for {found} on {', '.join(sorted(places))}")
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        _say_once(f"{fused.__name__}: no fused kernel for {names} on {', '.join(sorted(devices))}")
         return eager(*arguments)
 
     return operation

@@ -1,4 +1,4 @@
-"""residual + dropout(x + b) in one pass; backward draws the same mask again and sums down columns for the bias."""
+"""residual + dropout(x + b) in one pass; backward regenerates the mask and sums over rows for the bias."""
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -17,7 +17,7 @@ from .tiles import SLAB, TILE, Matrix, launch, slab, step_of, store_sums, tile
 
 
 def bias_dropout_add(x_H: Tensor, bias_H: Tensor, residual_H: Tensor, rate: float, training: bool) -> Tensor:
-    """As `mtnlg_model.functional.bias_dropout_add`."""
+    """Fused `mtnlg_model.functional.bias_dropout_add`."""
     out: Tensor = _BiasDropoutAdd.apply(x_H, bias_H, residual_H, draw(rate if training else 0.0))
     return out
 

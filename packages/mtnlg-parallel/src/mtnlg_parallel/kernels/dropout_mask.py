@@ -1,12 +1,13 @@
-"""Dropout without a mask in memory: which elements stay is a function of a seed and of where they stand.
+"""Dropout masks that are never stored: whether an element is kept is a function of the seed, its row and its column.
 
-Philox-4x32 (Salmon et al. 2011) of seven rounds, the fewest that pass BigCrush, keyed by a 62-bit seed and counted by
-(group of eight columns, row), gives four words, that is eight numbers of 16 bits; an element stays where its number is
-no less than the threshold. So a rate is rounded to 1/65536, and what stays is scaled by what the rounded rate leaves.
-However a kernel is cut into blocks, an element's number is the same.
+Philox-4x32 (Salmon et al. 2011) with seven rounds, the fewest that pass BigCrush, is keyed by a 62-bit seed and counts
+by (group of eight columns, row). Its four words are eight 16-bit numbers; an element is kept if its number is at least
+the threshold. So a rate is rounded to 1/65536, and kept elements are scaled by 1 / (1 - rounded rate). An element's
+number does not depend on how a kernel is cut into blocks.
 
-The seed comes from the default CPU generator, one number a call. Recomputation restores that generator's state and
-draws the same mask again; tensor-parallel ranks share it, or do not, as their regions need (`training`, `tensor`).
+The seed comes from the default CPU generator, one number a call. Recomputation restores that generator's state and so
+draws the same mask. Whether tensor-parallel ranks share the state is decided in `training.loop` and
+`model.tensor_parallel`.
 """
 
 # ruff: noqa: ANN001, ANN201  (Triton's own language)
@@ -20,11 +21,12 @@ import torch
 import triton
 import triton.language as tl
 
-STEPS = 1 << 16
+RESOLUTION = 1 << 16
+"""Number of different rates."""
 
 
 class Dropout(NamedTuple):
-    """One call's dropout: what a kernel needs to draw its mask, now and again backward."""
+    """Arguments from which a kernel generates the mask of one call, in forward and in backward."""
 
     seed: int
     threshold: int
@@ -36,16 +38,16 @@ class Dropout(NamedTuple):
         return self.threshold > 0
 
 
-NONE = Dropout(0, 0, 1.0)
+NO_DROPOUT = Dropout(0, 0, 1.0)
 
 
 def draw(rate: float) -> Dropout:
-    """Dropout of ``rate`` in [0, 1) with a fresh seed; at rate 0 no number is drawn."""
-    threshold = round(rate * STEPS)
+    """Dropout at ``rate`` in [0, 1) with a new seed; at rate 0 no number is drawn."""
+    threshold = round(rate * RESOLUTION)
     if not threshold:
-        return NONE
+        return NO_DROPOUT
     seed = int(torch.randint(1 << 62, (), device="cpu"))
-    return Dropout(seed, threshold, STEPS / (STEPS - threshold) if threshold < STEPS else 0.0)
+    return Dropout(seed, threshold, RESOLUTION / (RESOLUTION - threshold) if threshold < RESOLUTION else 0.0)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""gelu(x + b) in one pass, the tanh form as a logistic one: x/2 (1 + tanh u) = x p.
+"""gelu(x + b) in one pass, with the tanh form written as a sigmoid: x/2 (1 + tanh u) = x p.
 
-    p = 1 / (1 + exp(-2u)),  u = √(2/π) (x + 0.044715 x³)        slope p + x p (1 - p) 2u'
+    p = 1 / (1 + exp(-2u)),  u = √(2/π) (x + 0.044715 x³)        derivative p + x p (1 - p) 2u'
 
-Backward adds x + b again, and sums down columns for the bias.
+Backward recomputes x + b and sums over rows for the bias.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -24,7 +24,7 @@ _CUBIC = tl.constexpr(0.044715)
 
 
 def bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
-    """As `mtnlg_model.functional.bias_gelu`."""
+    """Fused `mtnlg_model.functional.bias_gelu`."""
     out: Tensor = _BiasGelu.apply(x_F, bias_F)
     return out
 

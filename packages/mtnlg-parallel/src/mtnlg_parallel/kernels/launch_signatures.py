@@ -1,6 +1,6 @@
-"""What is asked of the kernels: operations, forward and backward, on meta tensors, so that they are only compiled.
+"""The launches for which kernels are built: forward and backward on meta tensors, which only compile.
 
-Either each operation over a fixed table of shapes, or what the decoder's own parts do on a rank of a recipe.
+They are those of a recipe's ranks, by the decoder's own modules, or every variant, by a fixed table of shapes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from mtnlg_parallel.model.head import mean_loss
-from mtnlg_parallel.model.slicing import imagined
-from mtnlg_parallel.model.stage_modules import Head, Layer, Norm, projected
+from mtnlg_parallel.model.slicing import fake_process_group
+from mtnlg_parallel.model.stage_modules import Head, Layer, Norm, head_inputs
 
 from . import softmax
-from .dispatch import best
+from .dispatch import best_ops
 
 if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
@@ -25,33 +25,32 @@ META: Final = torch.device("meta")
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 WIDTHS: Final = (20480, 256, 1000, 25)
-"""MT-NLG's hidden width (its feed-forward slices ask for the same), a small one, and two that 16 does not divide."""
+"""MT-NLG's hidden size (its MLP's slices launch the same kernels), a small one, and two that 16 does not divide."""
 
-ATTENTIONS: Final = ((2048, 2048), (5, 77))
-"""Queries and keys."""
+ATTENTION_SHAPES: Final = ((2048, 2048), (5, 77))
+"""Numbers of queries and of keys."""
 
 VOCABULARIES: Final = (6400, 12565)
-"""A slice of MT-NLG's vocabulary, and one that nothing divides."""
+"""MT-NLG's slice of the vocabulary, and a size that 16 does not divide."""
 
-RATES: Final = (0.0, 0.1)
-"""Of dropout."""
+DROPOUT_RATES: Final = (0.0, 0.1)
 
 
-def every_variant(dtype: str) -> None:
-    """Each operation of ``dtype`` (bf16, fp16, fp32) such that every branch of every kernel is compiled."""
-    ops, kind = best(META), DTYPES[dtype]
+def launch_all_variants(dtype: str) -> None:
+    """Launch every operation in ``dtype`` (bf16, fp16, fp32) so that every branch of every kernel is compiled."""
+    ops = best_ops(META)
 
     def leaf(*shape: int) -> Tensor:
-        return torch.empty(*shape, dtype=kind, device=META, requires_grad=True)
+        return torch.empty(*shape, dtype=DTYPES[dtype], device=META, requires_grad=True)
 
     for width in WIDTHS:
         x_SBH, bias_H = leaf(64, 2, width), leaf(width)
         _backward(ops.layer_norm(x_SBH, bias_H, bias_H, 1e-5))
         _backward(ops.bias_gelu(x_SBH, bias_H))
-        for rate in RATES:
+        for rate in DROPOUT_RATES:
             _backward(ops.bias_dropout_add(x_SBH, bias_H, x_SBH, rate, True))
             _backward(*ops.bias_dropout_add_norm(x_SBH, bias_H, x_SBH, rate, True, bias_H, bias_H, 1e-5))
-    for (queries, keys), rate in product(ATTENTIONS, RATES):
+    for (queries, keys), rate in product(ATTENTION_SHAPES, DROPOUT_RATES):
         k_BNTD = leaf(1, 2, keys, 160)
         _backward(softmax.core_attention(leaf(1, 2, queries, 160), k_BNTD, k_BNTD, 1.0, rate))
     for width in VOCABULARIES:
@@ -64,21 +63,21 @@ def _backward(*outputs: Tensor) -> None:
     torch.autograd.backward(outputs, tuple(map(torch.empty_like, outputs)))
 
 
-def any_rank(recipe: Recipe) -> None:
-    """All that a rank of this recipe computes, training and validating: a layer, the final norm, the head's loss."""
+def launch_recipe(recipe: Recipe) -> None:
+    """Launch what the ranks of a recipe compute in training and validation: layer, final norm and the head's loss."""
     config, train, dtype = recipe.model, recipe.train, DTYPES[recipe.train.precision]
-    ops = best(META)
-    with imagined(0, recipe.layout.tp, train.sequence_parallel) as slicing:
+    ops = best_ops(META)
+    with fake_process_group(0, recipe.layout.tp, train.sequence_parallel) as slicing:
         layer = Layer(config, 0, slicing, train.recompute, META, ops).to(dtype)
         norm = Norm(config, slicing, META, ops).to(dtype)
         head = Head(config, slicing, META).to(dtype)
-        part = config.sequence // (slicing.degree if slicing.sequence_parallel else 1)
-        x_SBH = torch.empty(part, train.micro_batch, config.hidden, dtype=dtype, device=META)
+        local_sequence = config.sequence // (slicing.degree if slicing.sequence_parallel else 1)
+        x_SBH = torch.empty(local_sequence, train.micro_batch, config.hidden, dtype=dtype, device=META)
         targets_BS = torch.empty(train.micro_batch, config.sequence, dtype=torch.int64, device=META)
         for training in (True, False):
             layer.train(training)
             with torch.set_grad_enabled(training):
                 out_SBH = norm(layer(x_SBH.requires_grad_(training)))
-                loss = mean_loss(*projected(head, out_SBH), targets_BS, slicing, ops)
+                loss = mean_loss(*head_inputs(head, out_SBH), targets_BS, slicing, ops)
             if training:
                 _backward(loss)

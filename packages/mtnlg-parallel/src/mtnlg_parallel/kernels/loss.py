@@ -1,7 +1,7 @@
-"""What the head's loss does with a chunk of logits (`head`): one pass to read them, one to put their gradient in place.
+"""Cross entropy over a chunk of the head's logits (`head`): one pass for statistics, one to write the gradient.
 
-The maximum and the sum of exponentials are found together: where a block of columns raises the maximum, the sum so far
-is scaled down to it. Arithmetic is fp32; logits are contiguous.
+The maximum and the sum of exponentials take one pass: when a block of columns raises the maximum, the sum so far is
+rescaled to it. Arithmetic is fp32; logits must be contiguous.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -18,7 +18,7 @@ from .tiles import TILE, Matrix, launch, tile
 
 
 def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
-    """As `mtnlg_parallel.model.head.statistics`."""
+    """Fused `mtnlg_parallel.model.head.statistics`."""
     size = Matrix.of(logits_NV)
     out_3N = torch.empty(3, size.rows, dtype=torch.float32, device=logits_NV.device)
     launch(_loss_statistics, (size.rows,), logits_NV, targets_N.contiguous(), out_3N, *size, first, **size.blocks)
@@ -26,7 +26,7 @@ def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
 
 
 def gradient(logits_NV: Tensor, targets_N: Tensor, first: int, logsumexp_N: Tensor, scale: float) -> None:
-    """As `mtnlg_parallel.model.head.gradient`."""
+    """Fused `mtnlg_parallel.model.head.gradient`."""
     size, rows = Matrix.of(logits_NV), (targets_N.contiguous(), logsumexp_N.contiguous())
     launch(_loss_gradient, size.tiles, logits_NV, *rows, *size, first, scale, **TILE)
 

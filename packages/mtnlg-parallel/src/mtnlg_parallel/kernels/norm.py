@@ -1,11 +1,11 @@
-"""Layer norm, alone and behind bias + dropout + residual add, with each value of the sum read and written once.
+"""Layer norm, alone and fused after bias + dropout + residual add.
 
     x̂ = (x - mean) / d,  d = sqrt(variance + eps)        y = x̂ w + b
     dx = (w dy - m - x̂ n) / d,  m and n the row's means of w dy and of w dy x̂
 
-Forward a program goes twice through its row: mean and variance by Welford's recurrence in every lane, then y; the
-second pass finds the row in cache. Behind an add it writes the rounded sum first and normalises that, as eager code.
-Backward m and n come from a pass along rows, all else from one down columns.
+Forward, a program makes two passes over its row: mean and variance by Welford's recurrence in every lane, then y; the
+second pass finds the row in cache. After an add, the first pass writes the rounded sum and the norm is that of the
+rounded values, as in eager code. Backward computes m and n in a pass over rows, and everything else in one over slabs.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -20,12 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dropout_mask import NONE, Dropout, draw, kept, kept_of_row
+from .dropout_mask import NO_DROPOUT, Dropout, draw, kept, kept_of_row
 from .tiles import SLAB, Matrix, launch, slab, step_of, store_sums
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor, eps: float) -> Tensor:
-    """As `mtnlg_model.functional.layer_norm`."""
+    """Fused `mtnlg_model.functional.layer_norm`."""
     out: Tensor = _LayerNorm.apply(x_H, weight_H, shift_H, eps)
     return out
 
@@ -40,7 +40,7 @@ def bias_dropout_add_norm(
     shift_H: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """As `mtnlg_model.functional.bias_dropout_add_norm`."""
+    """Fused `mtnlg_model.functional.bias_dropout_add_norm`."""
     dropout = draw(rate if training else 0.0)
     total_H, out_H = _AddNorm.apply(x_H, bias_H, residual_H, dropout, weight_H, shift_H, eps)
     return total_H, out_H
@@ -53,15 +53,16 @@ class _LayerNorm(torch.autograd.Function):
         out_H, size = torch.empty_like(x_H), Matrix.of(x_H)
         moments_2R = torch.empty(2, size.rows, dtype=torch.float32, device=x_H.device)
         ctx.save_for_backward(x_H, weight_H, moments_2R)
-        nothing = (x_H, x_H, x_H)  # of an add: never touched
-        read, constants = (*nothing, x_H, weight_H, shift_H), size.blocks
-        launch(_norm_forward, (size.rows,), *read, out_H, moments_2R, *size, eps, *NONE, False, False, **constants)
+        unused = (x_H, x_H, x_H)  # inputs of the add, not read here
+        read, cases = (*unused, x_H, weight_H, shift_H), (*NO_DROPOUT, False, False)
+        launch(_norm_forward, (size.rows,), *read, out_H, moments_2R, *size, eps, *cases, **size.blocks)
         return out_H
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         x_H, weight_H, moments_2R = ctx.saved_tensors
-        x_grad_H, _, _, weight_grad_H, shift_grad_H = _gradients(x_H, weight_H, moments_2R, gradients[0], None, NONE)
+        computed = _gradients(x_H, weight_H, moments_2R, gradients[0], None, NO_DROPOUT)
+        x_grad_H, _, _, weight_grad_H, shift_grad_H = computed
         return x_grad_H, weight_grad_H, shift_grad_H, None
 
 
@@ -91,8 +92,8 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         total_H, weight_H, moments_2R = ctx.saved_tensors
         total_grad_H, out_grad_H = gradients
-        found = _gradients(total_H, weight_H, moments_2R, out_grad_H, total_grad_H, ctx.dropout)
-        residual_grad_H, x_grad_H, bias_grad_H, weight_grad_H, shift_grad_H = found
+        computed = _gradients(total_H, weight_H, moments_2R, out_grad_H, total_grad_H, ctx.dropout)
+        residual_grad_H, x_grad_H, bias_grad_H, weight_grad_H, shift_grad_H = computed
         return x_grad_H, bias_grad_H.to(ctx.bias_dtype), residual_grad_H, None, weight_grad_H, shift_grad_H, None
 
 
@@ -104,10 +105,10 @@ def _gradients(
     total_grad_H: Tensor | None,
     dropout: Dropout,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of what was normalised, of what dropout let through, of its bias (fp32), of weight and shift."""
+    """Gradients of the norm's input, of dropout's input, of the bias (fp32), of weight and of shift."""
     out_grad_H, size = out_grad_H.contiguous(), Matrix.of(x_H)
     added = total_grad_H is not None
-    total_grad_H = total_grad_H.contiguous() if total_grad_H is not None else out_grad_H  # never touched
+    total_grad_H = total_grad_H.contiguous() if total_grad_H is not None else out_grad_H  # not read then
     means_2R = torch.empty_like(moments_2R)
     launch(_norm_means, (size.rows,), x_H, weight_H, out_grad_H, moments_2R, means_2R, *size, **size.blocks)
     grad_H = torch.empty_like(x_H)

@@ -1,11 +1,11 @@
-"""Attention where no flash attention is to be had: products by PyTorch, scale, mask, softmax and dropout between.
+"""Attention without flash attention: PyTorch's matrix products, with scale, causal mask, softmax and dropout fused.
 
     P = softmax(scale · Q Kᵀ + mask)        O = D(P) V        D drops elements of P and scales the others
 
-P takes the place of the scores, and is all that is kept for backward: D(P) is made again there. What a query may not
-see is neither read nor reckoned with, only written as 0.
+P overwrites the scores and is the only [S, T] matrix saved for backward, which computes D(P) again. Keys that a query
+may not see are not read or computed, only written as 0.
 
-    dP = D(dO Vᵀ)        dS = scale · P (dP - Σ dP P)        in place of dO Vᵀ
+    dP = D(dO Vᵀ)        dS = scale · P (dP - Σ dP P)        overwrites dO Vᵀ
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -29,33 +29,33 @@ _LEAST = tl.constexpr(-3.0e38)
 
 
 FLASH_HEADS = 256
-"""Widest head that PyTorch's flash attention takes."""
+"""Largest head size of PyTorch's flash attention."""
 
-WHOLE: Final = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 4}
-"""What divides the heads that go in 16-byte pieces, which all of PyTorch's kernels ask for."""
+ALIGNMENT: Final = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 4}
+"""Elements in 16 bytes, which must divide the head size in all of PyTorch's kernels."""
 
 
 def attention(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Tensor | None, scale: float, rate: float) -> Tensor:
-    """As `mtnlg_model.functional.attention`, and by it where flash attention is to be had or a mask is given."""
+    """Fused `mtnlg_model.functional.attention`; calls that one if flash attention is available or a mask is given."""
     if mask is not None or _has_flash(q_BNSD, k_BNTD):
         return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
     return core_attention(q_BNSD, k_BNTD, v_BNTD, scale, rate)
 
 
 def _has_flash(q_BNSD: Tensor, k_BNTD: Tensor) -> bool:
-    """Whether PyTorch goes through scores on chip: flash attention in half precision, its like of xFormers in fp32.
+    """Whether PyTorch keeps the scores on chip: by flash attention in half precision, by xFormers' kernel in fp32.
 
-    On the CPU, where kernels are run to be tried, ours is.
+    False on the CPU, where kernels run interpreted in tests.
     """
     head, square = q_BNSD.shape[-1], q_BNSD.shape[-2] == k_BNTD.shape[-2]
-    if q_BNSD.is_cpu or not square or head % WHOLE[q_BNSD.dtype]:
+    if q_BNSD.is_cpu or not square or head % ALIGNMENT[q_BNSD.dtype]:
         return False
     built = not q_BNSD.is_cuda or torch.backends.cuda.is_flash_attention_available()
     return q_BNSD.dtype == torch.float32 or (built and head <= FLASH_HEADS)
 
 
 def core_attention(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, scale: float, rate: float) -> Tensor:
-    """Causal attention of S queries over T >= S keys, the last query at the last key, by the softmax of this module."""
+    """Causal attention of S queries over T >= S keys, with the last query at the last key, by this module's kernels."""
     out: Tensor = _Attention.apply(q_BNSD, k_BNTD, v_BNTD, scale, draw(rate))
     return out
 
@@ -92,7 +92,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _dropped(p_BNST: Tensor, dropout: Dropout) -> Tensor:
-    """D(P); P itself where nothing is dropped."""
+    """D(P); P itself if nothing is dropped."""
     if not dropout.active:
         return p_BNST
     out_BNST, size = torch.empty_like(p_BNST), Matrix.of(p_BNST)

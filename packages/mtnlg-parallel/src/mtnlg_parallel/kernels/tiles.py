@@ -1,17 +1,20 @@
-"""How matrices are cut for kernels: rows of any number, columns of any width, the last blocks ragged.
+"""Partition of matrices into programs, and the launch of kernels.
 
-    row kernels     a program a row, which it goes through in blocks of columns; a second pass finds the row in cache
-    tile kernels    a program a tile of few rows
-    slab kernels    a program a slab of many rows and few columns, to sum down columns
+    row kernels     one program a row, in blocks of columns; a second pass finds the row in cache
+    tile kernels    one program a tile of a few rows
+    slab kernels    one program a slab of many rows and few columns, to sum over rows
 
-Sums down columns (the gradients of biases and norms) leave each slab's part, in fp32, and are added in fixed order: the
-same bits every time. Offsets are 64 bits wide.
+Matrices may have any number of rows and columns; the last blocks are masked. Sums over rows (gradients of biases and
+norms) store each slab's partial sum in fp32 and add these in fixed order, so they are deterministic. Offsets take 64
+bits.
 
-The one door through which every kernel starts.
-
-On tensors that have storage a kernel runs. On meta tensors it is only compiled, for the GPU that Triton's active driver
-names: whatever calls the operations with the shapes of a run, without data, builds exactly what that run will ask for.
+`launch` starts every kernel. On tensors with storage the kernel runs; on meta tensors it is only compiled, for the GPU
+that Triton's active driver names. So calling the operations with a run's shapes, without data, compiles exactly what
+that run will launch.
 """
+
+# ruff: noqa: ANN001, ANN201  (Triton's own language)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
@@ -26,47 +29,42 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-# ruff: noqa: ANN001, ANN201  (Triton's own language)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
-
 TILE: Final = {"ROWS": 4, "COLUMNS": 512, "num_warps": 4}
 SLAB: Final = {"ROWS": 64, "STRIDE": 4, "COLUMNS": 256, "num_warps": 4}
 ROW_BLOCK: Final = 2048
-"""Columns that a row kernel takes at once: eight a thread, one 16-byte load of bf16."""
+"""Most columns in a row kernel's block: eight a thread, one 16-byte load of bf16."""
 
 
 class Matrix(NamedTuple):
-    """A tensor's last axis against all others."""
+    """Shape of a tensor as a matrix: all leading axes by the last."""
 
     rows: int
     columns: int
 
     @classmethod
     def of(cls, x: Tensor) -> Matrix:
-        """Of a contiguous tensor."""
+        """Shape of a contiguous tensor."""
         return cls(x.numel() // x.shape[-1] if x.shape[-1] else 0, x.shape[-1])
 
     @property
     def tiles(self) -> tuple[int]:
-        """The grid of a tile kernel."""
+        """Grid of a tile kernel."""
         return (ceil(self.rows / TILE["ROWS"]) * ceil(self.columns / TILE["COLUMNS"]),)
 
     @property
     def slab_grid(self) -> tuple[int]:
-        """The grid of a slab kernel."""
+        """Grid of a slab kernel."""
         return (ceil(self.rows / SLAB["ROWS"]) * ceil(self.columns / SLAB["COLUMNS"]),)
 
     @property
     def blocks(self) -> dict[str, int]:
-        """How a row kernel goes through its row."""
+        """Constants of a row kernel: columns in a block, and warps."""
         block = int(min(max(triton.next_power_of_2(self.columns), 32), ROW_BLOCK))
         return {"COLUMNS": block, "num_warps": max(1, block // 256)}
 
-    def partial_sums(self, kinds: int, device: torch.device) -> Tensor:
-        """Room for the slabs' parts of so many sums down columns, [kinds, slabs, columns] in fp32."""
-        return torch.empty(kinds, ceil(self.rows / SLAB["ROWS"]), self.columns, dtype=torch.float32, device=device)
+    def partial_sums(self, count: int, device: torch.device) -> Tensor:
+        """Allocate the slabs' partial sums of ``count`` sums over rows, [count, slabs, columns] in fp32."""
+        return torch.empty(count, ceil(self.rows / SLAB["ROWS"]), self.columns, dtype=torch.float32, device=device)
 
 
 @triton.jit
@@ -107,19 +105,19 @@ def store_sums(sums_at, number, columns, column, sums):
 
 
 on_compiled: list[Callable[[Any], None]] = []
-"""Told of every kernel that was compiled on meta tensors, as Triton returns it."""
+"""Callbacks that receive every kernel compiled on meta tensors, as Triton returns it."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
-    """Run ``kernel`` over ``grid``, or compile it where its first argument is a meta tensor; of nothing, do nothing."""
+    """Run ``kernel`` over ``grid``; only compile it if its first argument is a meta tensor; skip an empty grid."""
     first: Tensor = arguments[0]
     if 0 in grid:
         return
-    constants["enable_fp_fusion"] = True  # a x + b in one step; said here, since Triton's default is to change
+    constants["enable_fp_fusion"] = True  # fused multiply-add; explicit, since Triton's default will change
     if first.is_meta:
         compiled = kernel.warmup(*arguments, grid=grid, **constants)
-        for told in on_compiled:
-            told(compiled)
+        for callback in on_compiled:
+            callback(compiled)
         return
     with torch.cuda.device_of(first):
         kernel[grid](*arguments, **constants)

@@ -1,1 +1,1 @@
-"""Starting ranks here or under Slurm, and watching them."""
+"""Starts ranks on this machine or under Slurm, and watches them."""

@@ -1,10 +1,10 @@
-"""Starts the local ranks of a job, shows how they come along, and sees that they end together.
+"""Starts a job's ranks on this machine, shows their progress, and ends them together.
 
-The parent hosts the rendezvous store on a port that the system gives, so that two jobs never want the same one; ranks
-die with it; and when one rank ends early the others are ended at once, with one line that names it. Asked to stop, by
-SIGTERM or SIGUSR1, it passes that on, and the ranks end the step, write a checkpoint and leave.
+The parent hosts the rendezvous store on a free port, so that two jobs never want the same one. Ranks die with the
+parent. When one rank fails, the parent ends the others at once and names it in one line. SIGTERM and SIGUSR1 are passed
+on to the ranks, which end the step, write a checkpoint and exit.
 
-Signals are only noted when they come, and acted on where that can be done in order: between two steps.
+Signals are only recorded when they arrive, and acted on between two steps.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_model.console import Failure, UsageFailure, progress
-from mtnlg_parallel.training.metrics import Follower, described
-from mtnlg_parallel.training.run_dir import CHECKPOINTS, LOGS, Start
+from mtnlg_parallel.training.metrics import Follower, progress_line
+from mtnlg_parallel.training.run_dir import CHECKPOINTS, LOGS, RunState
+from mtnlg_parallel.training.watchdog import HUNG_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,38 +32,38 @@ if TYPE_CHECKING:
 
 
 PARENT = "MTNLG_PARENT"
-"""Names the launching process to a rank; absent under torchrun."""
+"""Environment variable with the launching process' id; not set under torchrun."""
 
-LOST_PEER = 70
-"""Exit status of a rank that only saw another one go."""
+PEER_FAILED = 70
+"""Exit status of a rank that ended because another rank had."""
 
-HUNG = 71
-"""Exit status of a rank that ended because the job hung."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals that make a run write a checkpoint and exit; Slurm sends them before preemption and before the time limit."""
 
-GOES_ON = "the same command goes on from the newest checkpoint"
+RESUME_HINT = "the same command resumes from the newest checkpoint"
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 
 
-class LostPeer(Failure):
+class PeerFailure(Failure):
     """A collective failed because another rank is gone."""
 
-    exit_status = LOST_PEER
+    exit_status = PEER_FAILED
 
 
 class Rank(NamedTuple):
-    """A local rank."""
+    """A rank on this machine."""
 
     number: int
     process: subprocess.Popen[bytes]
     log: Path
 
 
-def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -> int:
-    """Run ``command`` once a rank, with the environment that tells it its place, until all have ended well.
+def run_local(layout: Layout, command: Sequence[str], out: Path, state: RunState) -> int:
+    """Run ``command`` once per rank until all ranks have exited.
 
-    Returns 0, or the signal that asked it to stop before the end. Raises ``Failure`` with one line where a rank failed.
+    Returns 0, or the signal that stopped the run. Raises ``Failure`` with one line where a rank failed.
     """
     import torch  # noqa: PLC0415  (slow to import; the commands that need no torch share this module)
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as above)
@@ -73,19 +74,28 @@ def run_local(layout: Layout, command: Sequence[str], out: Path, start: Start) -
             "smaller layout, torchrun over several machines, or CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    logs = out / LOGS
-    with noted(*STOPPING, signal.SIGINT) as arrived:
+    with record_signals(*STOP_SIGNALS, signal.SIGINT) as signals:
         ranks: list[Rank] = []
         try:
-            for number in range(layout.world):  # one by one, so that what was started is ended if the next fails
-                ranks += [start_rank(number, layout, command, store.port, logs)]
-            return _watched(ranks, layout, out, start, arrived)
+            for number in range(layout.world):  # one by one: if one fails to start, those before it are ended
+                ranks += [start_rank(number, layout, command, store.port, out / LOGS)]
+            return _watch_ranks(ranks, layout, out, state, signals)
         finally:
             end_ranks(ranks)
 
 
-def place(number: int, layout: Layout, port: int) -> dict[str, str]:
-    """The environment that tells a process of this machine its rank, its share of the cores and the rendezvous."""
+def start_rank(number: int, layout: Layout, command: Sequence[str], port: int, logs: Path) -> Rank:
+    """Start ``command`` as a rank that logs to ``logs``/rank-N.log and dies with this process (`die_with_parent`)."""
+    logs.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **rank_environment(number, layout, port), PARENT: str(os.getpid())}
+    log = logs / f"rank-{number}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    return Rank(number, process, log)
+
+
+def rank_environment(number: int, layout: Layout, port: int) -> dict[str, str]:
+    """The environment variables of a rank: its number, the rendezvous, and its share of the cores."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // layout.world))),
@@ -95,68 +105,58 @@ def place(number: int, layout: Layout, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(layout.world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: torch has rank 0 host one otherwise
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the parent hosts the store; else torch lets rank 0 host one
     }
 
 
-def start_rank(number: int, layout: Layout, command: Sequence[str], port: int, logs: Path) -> Rank:
-    """Start ``command`` as a rank that ends when this process does (`die_with_parent`); its words go to a file."""
-    logs.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **place(number, layout, port), PARENT: str(os.getpid())}
-    log = logs / f"rank-{number}.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    return Rank(number, process, log)
-
-
-def _watched(ranks: Sequence[Rank], layout: Layout, out: Path, start: Start, arrived: Sequence[int]) -> int:
-    """Show the steps that are recorded until every rank has ended; `run_local` says what comes of it."""
-    left, stopped = start.steps - start.step, 0
-    with closing(Follower(out, start.step)) as follower, progress("training", left, "steps") as advance:
+def _watch_ranks(ranks: Sequence[Rank], layout: Layout, out: Path, state: RunState, signals: Sequence[int]) -> int:
+    """Show the recorded steps until every rank has exited; returns and raises as `run_local` does."""
+    steps_left, stop_signal = state.steps - state.step, 0
+    with closing(Follower(out, state.step)) as follower, progress("training", steps_left, "steps") as advance:
         while True:
-            if signal.SIGINT in arrived:
+            if signal.SIGINT in signals:
                 raise KeyboardInterrupt
-            if arrived and not stopped:
-                stopped = arrived[0]
+            if signals and not stop_signal:
+                stop_signal = signals[0]
                 for rank in ranks:
-                    rank.process.send_signal(stopped)
-            ended = [rank.process.poll() for rank in ranks]
+                    rank.process.send_signal(stop_signal)
+            statuses = [rank.process.poll() for rank in ranks]
             for step in follower.steps():
-                advance(1, described(step))
-            if any(status and not (stopped and status in {-stopped, LOST_PEER}) for status in ended):
-                raise Failure(_obituary(ranks, layout))
-            if any(ended) or None not in ended:  # those that were asked to stop before they could listen just ended
-                return stopped
+                advance(1, progress_line(step))
+            if any(status and not (stop_signal and status in {-stop_signal, PEER_FAILED}) for status in statuses):
+                raise Failure(_failure_line(ranks, layout))
+            if any(statuses) or None not in statuses:  # a rank that got the signal before it could handle it just died
+                return stop_signal
             time.sleep(POLL_SECONDS)
 
 
-def _obituary(ranks: Sequence[Rank], layout: Layout) -> str:
-    """One line on the rank that brought the job down: not one that merely lost its peer, if that can be told."""
-    time.sleep(2 * POLL_SECONDS)  # for those that fell in the same moment
-    dead = [rank for rank in ranks if rank.process.poll()]
-    first = min(dead, key=lambda rank: (rank.process.returncode == LOST_PEER, rank.process.returncode > 0))
+def _failure_line(ranks: Sequence[Rank], layout: Layout) -> str:
+    """One line on the rank that failed first: preferably one that was killed, and not one that only lost its peer."""
+    time.sleep(2 * POLL_SECONDS)  # for ranks that fail at the same moment
+    failed = [rank for rank in ranks if rank.process.poll()]
+    first = min(failed, key=lambda rank: (rank.process.returncode == PEER_FAILED, rank.process.returncode > 0))
     status = first.process.returncode
-    who = f"rank {first.number} ({layout.coordinates(first.number)})"
     lines = first.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    last = lines[-1].removeprefix("cli.py: ") if lines else ""
-    if status == HUNG:  # it speaks of whom it waited for
-        return f"{last}; logs are in {first.log.parent}; {GOES_ON}"
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    said = f": {last}" if last and status > 0 else ""
-    return f"{who} {how}{said}; its log is {first.log}; {GOES_ON}"
+    last_line = lines[-1].removeprefix("cli.py: ") if lines else ""
+    if status == HUNG_STATUS:  # its last line names the rank that it waited for
+        return f"{last_line}; logs are in {first.log.parent}; {RESUME_HINT}"
+    end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    reason = f": {last_line}" if last_line and status > 0 else ""
+    name = f"rank {first.number} ({layout.coordinates(first.number)})"
+    return f"{name} {end}{reason}; its log is {first.log}; {RESUME_HINT}"
 
 
 def stopped_line(out: Path, number: int) -> str:
-    """What a run says that ended because it was asked to."""
+    """The last line of a run that signal ``number`` stopped."""
     from mtnlg_model.checkpoint.manifest import latest  # noqa: PLC0415  (imports torch)
 
     newest = latest(out / CHECKPOINTS)
-    where = f"its checkpoint is {newest}" if newest else "it had not begun a step"
-    return f"stopped by {signal.Signals(number).name}; {where}; {GOES_ON}"
+    checkpoint = f"its checkpoint is {newest}" if newest else "it had not begun a step"
+    return f"stopped by {signal.Signals(number).name}; {checkpoint}; {RESUME_HINT}"
 
 
 def end_ranks(ranks: Sequence[Rank]) -> None:
-    """See that no rank outlives the job."""
+    """Terminate the ranks that still run, and kill those that do not exit in time."""
     running = [rank.process for rank in ranks if rank.process.poll() is None]
     for process in running:
         process.terminate()
@@ -170,15 +170,12 @@ def end_ranks(ranks: Sequence[Rank]) -> None:
 
 
 def is_rank() -> bool:
-    """Whether this process is a rank, of ours or of torchrun's."""
+    """Whether this process is a rank, started by `start_rank`, torchrun or Slurm."""
     return "RANK" in os.environ
 
 
 def die_with_parent() -> bool:
-    """In a rank that `run_local` started: end when the launcher does, however it ends, and leave Ctrl-C to it.
-
-    False in a process of anyone else, such as torchrun.
-    """
+    """In a rank that `start_rank` started: die when the launcher does, and leave Ctrl-C to it. False elsewhere."""
     if PARENT not in os.environ:
         return False
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -190,21 +187,17 @@ def die_with_parent() -> bool:
     return True
 
 
-STOPPING: Final = (signal.SIGTERM, signal.SIGUSR1)
-"""What asks a run to write a checkpoint and end: Slurm sends one before preemption, the other before time is up."""
-
-
 @contextmanager
-def noted(*numbers: signal.Signals) -> Iterator[list[int]]:
-    """A list to which these signals are added as they arrive, instead of what they would do."""
-    arrived: list[int] = []
+def record_signals(*numbers: signal.Signals) -> Iterator[list[int]]:
+    """Append these signals to a list as they arrive, instead of their default action."""
+    signals: list[int] = []
 
-    def note(number: int, _frame: FrameType | None) -> None:
-        arrived.append(number)
+    def record(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)
 
-    before = {number: signal.signal(number, note) for number in numbers}
+    previous = {number: signal.signal(number, record) for number in numbers}
     try:
-        yield arrived
+        yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""One rank of a job: joins the others, trains, and leaves."""
+"""One rank of a job: joins the process group, trains, and leaves."""
 
 from __future__ import annotations
 
@@ -11,57 +11,52 @@ from torch import distributed
 from mtnlg_model.console import Failure, progress, say
 from mtnlg_parallel.engine import deepspeed_engine
 from mtnlg_parallel.training.loop import Training
-from mtnlg_parallel.training.metrics import described
+from mtnlg_parallel.training.metrics import progress_line
 from mtnlg_parallel.training.samples import open_data
 
-from .local import LostPeer, stopped_line
+from .local import PeerFailure, stopped_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from mtnlg_parallel.recipe import Recipe, Wishes
-    from mtnlg_parallel.training.metrics import Step
-    from mtnlg_parallel.training.run_dir import Start
+    from mtnlg_parallel.recipe import Recipe, RunOptions
+    from mtnlg_parallel.training.run_dir import RunState
 
-_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|peer.* terminated", re.IGNORECASE)
+_PEER_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|peer.* terminated", re.IGNORECASE)
 
 
 def run_rank(  # noqa: PLR0917  (three of them say which run)
     recipe: Recipe,
     data: Path,
     out: Path,
-    before_joining: Callable[[], Start | None],
-    arrived: Sequence[int],
-    wishes: Wishes,
+    options: RunOptions,
+    signals: Sequence[int],
+    prepare: Callable[[], RunState] | None = None,
 ) -> None:
-    """Run the rank that the environment says this process is.
+    """Run the rank that the environment names; ``signals`` is the list that `record_signals` fills.
 
-    ``before_joining`` runs on rank 0 alone, before any rank looks at ``out``; it returns what to show progress by, or
-    None where someone else shows it. ``arrived`` is where signals are noted.
+    ``prepare`` runs on rank 0 before any rank reads ``out``, and rank 0 then shows the progress. Without it the
+    launcher has prepared ``out`` and shows the progress.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != recipe.layout.world:
         raise Failure(f"layout {recipe.layout} is {recipe.layout.world} ranks, WORLD_SIZE = {world}; start as many")
-    start = before_joining() if rank == 0 else None
-    device = deepspeed_engine.join(recipe.layout, recipe.guard.patience)
+    state = prepare() if prepare and rank == 0 else None
+    device = deepspeed_engine.init_distributed(recipe.layout, recipe.guard.patience)
     try:
-        training = Training(recipe, open_data(data, recipe), out, rank, device, arrived, wishes)
-        say(f"rank {rank} ({training.place}) holds {', '.join(training.holds)}; at step {training.progress.step}")
-        if start:
-            with progress("training", start.steps - start.step, "steps") as advance:
-                stopped = training.run(lambda step: advance(1, described(step)))
+        training = Training(recipe, open_data(data, recipe), out, rank, device, signals, options)
+        say(f"rank {rank} ({training.coordinates}) holds {', '.join(training.parts)}; at step {training.progress.step}")
+        if state:
+            with progress("training", state.steps - state.step, "steps") as advance:
+                stop_signal = training.run(lambda step: advance(1, progress_line(step)))
         else:
-            stopped = training.run(_unseen)
+            stop_signal = training.run(lambda _step: None)
         distributed.barrier()
     except RuntimeError as error:
-        if _GONE.search(str(error)):
-            raise LostPeer(f"rank {rank} lost another rank: {str(error).splitlines()[0]}") from error
+        if _PEER_GONE.search(str(error)):
+            raise PeerFailure(f"rank {rank} lost another rank: {str(error).splitlines()[0]}") from error
         raise
-    if start and stopped:
-        say(stopped_line(out, stopped))
+    if state and stop_signal:
+        say(stopped_line(out, stop_signal))
     distributed.destroy_process_group()
-
-
-def _unseen(step: Step) -> None:
-    del step

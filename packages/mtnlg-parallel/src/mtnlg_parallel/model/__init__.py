@@ -1,1 +1,1 @@
-"""The decoder cut over tensor, sequence and pipeline parallel ranks."""
+"""The decoder under tensor, sequence and pipeline parallelism."""

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: the decoder as a list of parts of which DeepSpeed's engine runs one stage a rank.
+"""Pipeline parallelism: the decoder as a list of layers, of which DeepSpeed's engine runs one stage a rank.
 
-    embedding | layers.0 … layers.l-1 | final_norm | head          cut between layers, as layout.stages says
+    embedding | layers.0 … layers.l-1 | final_norm | head          cut between layers, at the bounds of layout.stages
 
-The head is the token table again: where first and last stage differ, each has a copy, and their gradients are summed
-(``TiedLayerSpec``). A rank builds the parts of its own stage and its own slices of them, and no other.
+The head is the token table again. If first and last stage differ, each holds a copy, and their gradients are summed
+(``TiedLayerSpec``). A rank builds only the modules of its own stage, and only its own slices of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
-from mtnlg_parallel.layout import CUTS, stages
+from mtnlg_parallel.layout import SLICED_AXES, stages
 
 from . import tensor_parallel
 from .head import mean_loss
 from .slicing import Slicing
-from .stage_modules import Embedding, Head, Layer, Norm, projected
+from .stage_modules import Embedding, Head, Layer, Norm, head_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,69 +32,72 @@ if TYPE_CHECKING:
     from .head import ParallelOps
     from .slicing import Box
 
-TIED = "embedding"
+EMBEDDING_KEY = "embedding"
+"""DeepSpeed's key of the tied modules, and so the prefix of their parameters' names."""
 
 
-class Part(NamedTuple):
-    """A parameter of this rank: its global name and shape, along which axis it is cut, and the box that is here."""
+class LocalParameter(NamedTuple):
+    """A parameter on this rank: its global name and shape, the axis that is sliced, and this rank's box."""
 
     name: str
     parameter: nn.Parameter
     shape: tuple[int, ...]
     axis: int | None
     box: Box
-    first: bool  # of all ranks that hold this box, data-parallel ones apart, this is the one that writes it
+    is_primary: bool  # this rank writes the box; other tensor- and pipeline-parallel ranks may hold copies
 
 
 class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotations
-    """The parts of this rank's stage."""
+    """The modules of this rank's stage, as DeepSpeed's pipeline engine runs them."""
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         config, layout, recompute = recipe.model, recipe.layout, recipe.train.recompute
-        self.slicing = slicing = Slicing.here(recipe.train.sequence_parallel, device)
-        self.model_config, self.cut = config, stages(config, layout, recompute)
+        self.slicing = slicing = Slicing.of_this_rank(recipe.train.sequence_parallel, device)
+        self.model_config, self.stages = config, stages(config, layout, recompute)
         tied = {"tied_weight_attr": "token.weight"}
-        parts = [TiedLayerSpec(TIED, Embedding, config, slicing, device, **tied)]
-        parts += [LayerSpec(Layer, config, number, slicing, recompute, device, ops) for number in range(config.layers)]
-        parts += [LayerSpec(Norm, config, slicing, device, ops)]
-        parts += [TiedLayerSpec(TIED, Head, config, slicing, device, forward_fn=projected, **tied)]
+        specs = [TiedLayerSpec(EMBEDDING_KEY, Embedding, config, slicing, device, **tied)]
+        specs += [LayerSpec(Layer, config, number, slicing, recompute, device, ops) for number in range(config.layers)]
+        specs += [LayerSpec(Norm, config, slicing, device, ops)]
+        specs += [TiedLayerSpec(EMBEDDING_KEY, Head, config, slicing, device, forward_fn=head_inputs, **tied)]
         super().__init__(
-            parts,
+            specs,
             topology=PipeModelDataParallelTopology(num_pp=layout.pp, num_dp=layout.dp, num_mp=layout.tp),
-            loss_fn=lambda found, targets_BS: mean_loss(found[0], found[1], targets_BS, slicing, ops),
+            loss_fn=lambda inputs, targets_BS: mean_loss(inputs[0], inputs[1], targets_BS, slicing, ops),
             activation_checkpoint_interval=int(recompute == "full"),
-            activation_checkpoint_func=tensor_parallel.recomputed,
+            activation_checkpoint_func=tensor_parallel.checkpoint_activations,
             checkpointable_layers=[Layer.__name__],
         )
 
     def _partition_layers(self, method: str = "") -> None:
-        """Cut where we say: DeepSpeed itself knows only its own three methods."""
+        """Cut at our own bounds; DeepSpeed's three partition methods cannot express them."""
         del method
-        self.parts = [0, *(1 + stage.layers.stop for stage in self.cut[:-1]), self._num_layers]
-        stage = self.stage_id
-        self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
+        self.parts = [0, *(1 + stage.layers.stop for stage in self.stages[:-1]), self._num_layers]
+        self._set_bounds(start=self.parts[self.stage_id], stop=self.parts[self.stage_id + 1])
 
     def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
-        """Whose gradients the engine sums over which ranks, once a step, before it averages over replicas.
+        """Parameters with copies, and the group over which the engine sums their gradients before it averages over dp.
 
-        Beside the tied token table that is all that is whole on every rank, where each has seen a part of the sequence.
+        Under sequence parallelism these include, beside the tied token table, every parameter that is replicated over
+        the tensor-parallel ranks, since each has seen only its part of the sequence.
         """
         summed: list[tuple[nn.Parameter, ProcessGroup]] = super().get_tied_weights_and_groups()
         if self.slicing.sequence_parallel:
-            summed += [(part.parameter, self.slicing.group) for part in self.held() if part.axis is None]
+            replicated = [local.parameter for local in self.local_parameters() if local.axis is None]
+            summed += [(parameter, self.slicing.group) for parameter in replicated]
         return summed
 
-    def held(self) -> Iterator[Part]:
+    def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of this rank, in model order."""
         shapes = self.model_config.parameter_shapes()
-        for key, module in self._named_parts():
-            for name, parameter in module.named_parameters():
-                whole, axis = f"{key}.{name}", CUTS.get(name)
+        for prefix, module in self._local_modules():
+            for suffix, parameter in module.named_parameters():
+                name, axis = f"{prefix}.{suffix}", SLICED_AXES.get(suffix)
                 replica = vars(parameter)["ds_pipe_replicated"] or (axis is None and self.slicing.rank > 0)
-                box = self.slicing.box(shapes[whole], axis)
-                yield Part(whole, parameter, shapes[whole], axis, box, first=not replica)
+                box = self.slicing.box(shapes[name], axis)
+                yield LocalParameter(name, parameter, shapes[name], axis, box, is_primary=not replica)
 
-    def _named_parts(self) -> Iterator[tuple[str, nn.Module]]:
+    def _local_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Name prefix and module; DeepSpeed numbers layers with the embedding as 0 and keeps tied ones apart."""
         yield from self.tied_modules.items()
         for number in range(self._local_start, self._local_stop):
             if 0 < number <= self.model_config.layers:

@@ -1,11 +1,11 @@
-"""Sequence parallelism: between a layer's slices, each tensor-parallel rank holds its part of the sequence alone.
+"""Sequence parallelism: between a layer's parallel products, each tensor-parallel rank holds 1/tp of the sequence.
 
-    gather    own part [S/tp, …] → the whole [S, …]             backward: own part of the sum of all ranks' gradients
-    scatter   partial sums [S, …] → own part of their sum       backward: the whole gradient
+    gather    local [S/tp, …] → full [S, …], all-gather               backward: reduce-scatter
+    scatter   partial sums [S, …] → local [S/tp, …], reduce-scatter   backward: all-gather
 
-Korthikanti et al. 2022, section 4.2.2, g and ḡ: together they move what one all-reduce does, and norms, dropout and
-residuals take a tp-th of the memory. These work wherever torch.distributed does, and the head takes them everywhere; on
-CUDA megatron-core's layers do the same, overlapped with their matrix products.
+These are g and ḡ of Korthikanti et al. 2022, section 4.2.2. Together they move as many bytes as one all-reduce, and
+norms, dropout and residuals take 1/tp of the memory. They work on every torch.distributed backend. The head uses them
+everywhere; on CUDA the layers use megatron-core's own, which overlap with matrix products.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def gather(part: Tensor, group: ProcessGroup) -> Tensor:
-    """Own part [S/tp, …] → the whole sequence [S, …], in rank order."""
-    whole: Tensor = _Gather.apply(part, group)  # type: ignore[no-untyped-call]
-    return whole
+def gather(local: Tensor, group: ProcessGroup) -> Tensor:
+    """Gather each rank's part of the sequence, [S/tp, …] → [S, …] in rank order."""
+    full: Tensor = _Gather.apply(local, group)  # type: ignore[no-untyped-call]
+    return full
 
 
 def scatter(partial: Tensor, group: ProcessGroup) -> Tensor:
-    """Partial sums [S, …] → own part [S/tp, …] of their sum over the ranks."""
-    part: Tensor = _Scatter.apply(partial, group)  # type: ignore[no-untyped-call]
-    return part
+    """Sum over the ranks and keep this rank's part of the sequence, [S, …] → [S/tp, …]."""
+    local: Tensor = _Scatter.apply(partial, group)  # type: ignore[no-untyped-call]
+    return local
 
 
 class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (autograd's context)
+    def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (autograd's context)
         ctx.group = group
-        return _all_gather(part, group)
+        return _all_gather(local, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
@@ -53,13 +53,13 @@ class _Scatter(Function):
         return _all_gather(gradient, ctx.group), None
 
 
-def _all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
-    whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
-    distributed.all_gather_into_tensor(whole, part.contiguous(), group=group)
-    return whole
+def _all_gather(local: Tensor, group: ProcessGroup) -> Tensor:
+    full = local.new_empty(local.shape[0] * group.size(), *local.shape[1:])
+    distributed.all_gather_into_tensor(full, local.contiguous(), group=group)
+    return full
 
 
 def _reduce_scatter(partial: Tensor, group: ProcessGroup) -> Tensor:
-    part = partial.new_empty(partial.shape[0] // group.size(), *partial.shape[1:])
-    distributed.reduce_scatter_tensor(part, partial.contiguous(), group=group)
-    return part
+    local = partial.new_empty(partial.shape[0] // group.size(), *partial.shape[1:])
+    distributed.reduce_scatter_tensor(local, partial.contiguous(), group=group)
+    return local

@@ -1,16 +1,16 @@
-"""Tensor parallelism: megatron-core's slices put into the plain decoder, by one table in one place.
+"""Tensor parallelism: replaces the decoder's linear layers and token table by megatron-core's parallel layers.
 
-    Column   rows of W and of the bias are cut: each rank makes its own outputs      attention.qkv, mlp.up
-    Row      columns of W are cut: partial products are summed over the ranks        attention.out, mlp.down
-    Rows     rows of the token table are cut: the rank that has a token gives it     embedding.token, and the head
+    ColumnParallel   outputs are sliced: rows of W and of the bias               attention.qkv, mlp.up
+    RowParallel      inputs are sliced: columns of W; ranks sum the products     attention.out, mlp.down
+    VocabParallel    rows of the token table are sliced; ranks sum the lookups   embedding.token, and the head
 
-Rows of qkv are ordered head by head, so that a cut keeps whole heads. Norms, positions and row-parallel biases are
-whole on every rank. The sliced layers keep the decoder's names and its `Linear` convention (x Wᵀ, bias left to the
-caller); a layer of one slice takes the same way. Nothing but this module knows megatron-core.
+Rows of qkv are ordered head by head, so a slice is a number of whole heads. Norms, positions and row-parallel biases
+are replicated. Parallel layers keep the decoder's names and its `Linear` convention (x Wᵀ, bias left to the caller),
+at tp = 1 too.
 
-With sequence parallelism (`regions`) what lies between the slices is cut along the sequence: a Column gathers it, a Row
-and the Rows scatter what they sum. The gradients of what is whole are then those of a part of the sequence, and the
-pipeline sums them over the ranks once a step.
+Under sequence parallelism activations between these layers are sliced along the sequence: ColumnParallel gathers its
+input; RowParallel and VocabParallel scatter their sum. Replicated parameters then see only part of the sequence, and
+the pipeline sums their gradients over the ranks once a step.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mtnlg_parallel.layout import CUTS
+from mtnlg_parallel.layout import SLICED_AXES
 
-from . import sequence_parallel as regions
+from . import sequence_parallel
 
 if TYPE_CHECKING:
-    from mtnlg_model.decoder import Linear, Table
+    from mtnlg_model.decoder import EmbeddingTable, Linear
     from mtnlg_model.functional import AttentionOp
     from mtnlg_parallel.layout import Recompute
 
@@ -42,41 +42,41 @@ if TYPE_CHECKING:
     from .slicing import Slicing
 
 
-class Column(ColumnParallelLinear):  # type: ignore[misc] # megatron-core has no annotations
-    """A slice of a `Linear`'s outputs."""
+class ColumnParallel(ColumnParallelLinear):  # type: ignore[misc] # megatron-core has no annotations
+    """`Linear` with this rank's slice of the outputs."""
 
-    def __init__(self, whole: Linear, slicing: Slicing) -> None:
-        outputs, inputs = whole.weight.shape
+    def __init__(self, linear: Linear, slicing: Slicing) -> None:
+        outputs, inputs = linear.weight.shape
         self.slicing = slicing
         super().__init__(
             inputs,
             outputs,
             config=slicing.config,
-            init_method=_untouched,
+            init_method=_leave_uninitialized,
             skip_bias_add=True,
-            disable_grad_reduce=slicing.by_regions,
+            disable_grad_reduce=slicing.layers_gather,
             tp_group=slicing.group,
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] → [..., outputs / tp] of the whole sequence, without the bias."""
-        if self.slicing.by_regions:
-            x = regions.gather(x, self.slicing.group)
+        """[..., inputs] → [..., outputs / tp] over the full sequence, without the bias."""
+        if self.slicing.layers_gather:
+            x = sequence_parallel.gather(x, self.slicing.group)
         out: Tensor = super().forward(x)[0]
         return out
 
 
-class Row(RowParallelLinear):  # type: ignore[misc] # as above
-    """A slice of a `Linear`'s inputs."""
+class RowParallel(RowParallelLinear):  # type: ignore[misc] # as above
+    """`Linear` with this rank's slice of the inputs."""
 
-    def __init__(self, whole: Linear, slicing: Slicing) -> None:
-        outputs, inputs = whole.weight.shape
+    def __init__(self, linear: Linear, slicing: Slicing) -> None:
+        outputs, inputs = linear.weight.shape
         self.slicing = slicing
         super().__init__(
             inputs,
             outputs,
             config=slicing.config,
-            init_method=_untouched,
+            init_method=_leave_uninitialized,
             bias=True,
             input_is_parallel=True,
             skip_bias_add=True,
@@ -85,63 +85,64 @@ class Row(RowParallelLinear):  # type: ignore[misc] # as above
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs / tp] → [..., outputs], summed over the ranks, without the bias."""
-        if self.slicing.by_regions:
-            return regions.scatter(F.linear(x, self.weight), self.slicing.group)
+        if self.slicing.layers_gather:
+            return sequence_parallel.scatter(F.linear(x, self.weight), self.slicing.group)
         out: Tensor = super().forward(x)[0]
         return out
 
 
-class Rows(VocabParallelEmbedding):  # type: ignore[misc] # as above
-    """A slice of the token table's rows."""
+class VocabParallel(VocabParallelEmbedding):  # type: ignore[misc] # as above
+    """`EmbeddingTable` with this rank's rows."""
 
-    def __init__(self, whole: Table, slicing: Slicing) -> None:
+    def __init__(self, table: EmbeddingTable, slicing: Slicing) -> None:
         self.slicing = slicing
-        super().__init__(*whole.weight.shape, init_method=_untouched, config=slicing.config, tp_group=slicing.group)
+        config, group = slicing.config, slicing.group
+        super().__init__(*table.weight.shape, init_method=_leave_uninitialized, config=config, tp_group=group)
 
-    def forward(self, numbers_SB: Tensor) -> Tensor:
-        """[S, B] → [S, B, width], summed over the ranks; this rank's part of the sequence where that is cut."""
+    def forward(self, tokens_SB: Tensor) -> Tensor:
+        """[S, B] → [S, B, H], summed over the ranks; under sequence parallelism [S/tp, B, H]."""
         if not self.slicing.sequence_parallel:
-            out: Tensor = super().forward(numbers_SB)
+            out: Tensor = super().forward(tokens_SB)
             return out
-        local = numbers_SB - self.vocab_start_index
-        here = (local >= 0) & (local < self.num_embeddings_per_partition)
-        found = F.embedding(torch.where(here, local, 0), self.weight) * here[..., None]
-        return regions.scatter(found, self.slicing.group)
+        row_SB = tokens_SB - self.vocab_start_index
+        is_local_SB = (row_SB >= 0) & (row_SB < self.num_embeddings_per_partition)
+        x_SBH = F.embedding(torch.where(is_local_SB, row_SB, 0), self.weight) * is_local_SB[..., None]
+        return sequence_parallel.scatter(x_SBH, self.slicing.group)
 
 
-TABLE: dict[str, type[Column | Row | Rows]] = {
-    "attention.qkv": Column,
-    "attention.out": Row,
-    "mlp.up": Column,
-    "mlp.down": Row,
-    "token": Rows,
+PARALLEL_LAYERS: dict[str, type[ColumnParallel | RowParallel | VocabParallel]] = {
+    "attention.qkv": ColumnParallel,
+    "attention.out": RowParallel,
+    "mlp.up": ColumnParallel,
+    "mlp.down": RowParallel,
+    "token": VocabParallel,
 }
 
 
-def slice_parallel(module: nn.Module, slicing: Slicing, device: torch.device) -> None:
-    """Replace every submodule that `TABLE` names, and give all parameters (uninitialised) storage on ``device``.
+def parallelize_module(module: nn.Module, slicing: Slicing, device: torch.device) -> None:
+    """Replace the submodules named in `PARALLEL_LAYERS`, then allocate uninitialised parameters on ``device``.
 
-    ``module`` is a plain part of the decoder on the meta device.
+    ``module`` is one of the decoder's own modules, on the meta device.
     """
-    for name, whole in list(module.named_modules()):
-        if name in TABLE:
+    for name, submodule in list(module.named_modules()):
+        if name in PARALLEL_LAYERS:
             with torch.device("meta"):
-                module.set_submodule(name, TABLE[name](whole, slicing))
+                module.set_submodule(name, PARALLEL_LAYERS[name](submodule, slicing))
     module.to_empty(device=device)
     for name, parameter in module.named_parameters():
-        # Both engines read it: the gradients of what is whole are counted once in a norm.
-        vars(parameter)["tensor_model_parallel"] = name in CUTS
+        # DeepSpeed and megatron-core read this, to count replicated gradients once in a norm.
+        vars(parameter)["tensor_model_parallel"] = name in SLICED_AXES
 
 
-def operations(slicing: Slicing, recompute: Recompute, ops: ParallelOps) -> ParallelOps:
-    """``ops`` where each rank has some of the heads."""
-    attention = partial(_attention, slicing, ops.attention)
+def parallel_ops(slicing: Slicing, recompute: Recompute, ops: ParallelOps) -> ParallelOps:
+    """``ops`` with attention over this rank's heads, recomputed in backward if ``recompute`` is selective."""
+    attention = partial(_local_heads_attention, slicing, ops.attention)
     if recompute == "selective":
-        attention = partial(recomputed, attention)
+        attention = partial(checkpoint_activations, attention)
     return replace(ops, attention=attention)
 
 
-def _attention(  # noqa: PLR0917  (the signature of attention)
+def _local_heads_attention(  # noqa: PLR0917  (the signature of attention)
     slicing: Slicing,
     attention: AttentionOp,
     q_BNSD: Tensor,
@@ -151,11 +152,11 @@ def _attention(  # noqa: PLR0917  (the signature of attention)
     scale: float,
     rate: float,
 ) -> Tensor:
-    """Attention over this rank's heads, with dropout of its own.
+    """Attention with a dropout mask of this rank's own.
 
-    Everything else random (hidden dropout, after the sum over ranks) must be the same on all ranks of a group, which
-    therefore share the default generator's state. Here the state is derived from one number of it and the rank, and
-    restored after. So recomputation, which restores the default state, draws the same masks again.
+    All other dropout acts on values that the group's ranks share and must be the same on each, so they share the
+    default generator's state. Here the seed is one number drawn from it and the rank, and the state is restored
+    afterwards; recomputation, which restores the default state, then draws the same masks again.
     """
     if not rate:
         return attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
@@ -165,10 +166,10 @@ def _attention(  # noqa: PLR0917  (the signature of attention)
         return attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
 
 
-def recomputed(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)
-    """``function`` of ``inputs``, keeping only these and running it again backward, with the same random numbers."""
+def checkpoint_activations(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)
+    """Call ``function``, saving only ``inputs``; backward runs it again with the same random numbers."""
     return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
 
 
-def _untouched(_weight: Tensor) -> None:
-    """Initial weights come from mtnlg_model.initialization, in any layout the same."""
+def _leave_uninitialized(_weight: Tensor) -> None:
+    """Do nothing: mtnlg_model.initialization sets the same weights under every layout."""

@@ -1,8 +1,12 @@
-"""Predicts step time and memory of a run before a cluster is booked. No torch anywhere below.
+"""Planner: step time and memory of a run, predicted before a cluster is booked. No torch here.
 
-hardware   what a cluster is made of            software   what the training program does, as switches
-gemm       a matrix product by its shape        layer      what a decoder's parts cost a GPU and its host
-network    collectives and point-to-point       simulation the pipeline schedule, event by event
-memory     bytes by kind and stage              step       all of it together: a prediction
-search     every legal layout, ranked           rows, scaling, report, timeline: what a person or a machine reads
+run          what is planned: model, batch, layout, recomputation, schedule
+cluster      GPUs, nodes, network, measured constants; the training program as switches
+layer_cost   matrix products, memory traffic and collectives of a decoder's parts
+network      alpha-beta model of collectives and sends
+simulation   the pipeline schedule, event by event
+step         all of it together: seconds of a step, broken down
+memory       bytes by kind and stage, and whether they fit
+search       every legal layout, ranked by step time
+report, measured, timeline, command    tables, JSON, comparison with measured runs, pictures, the CLI
 """

@@ -1,20 +1,18 @@
-"""What a cluster is made of: typed, in TOML, every figure with its source in the file; one's own reads alike.
+"""Clusters (data sheets and measured constants, in TOML) and training programs (switches with a physical meaning).
 
-A data sheet promises peaks; ``Measured`` holds the few constants that say what of them a program gets, each with one
-meaning. For DGX A100 `benchmarks/planner_fit.py` fits them on measured step times; elsewhere the file says whence.
+Data sheets give peaks; ``Measured`` gives the share of each that a program reaches. Every figure's source is in the
+cluster's file. `benchmarks/planner_fit.py` fits the constants of DGX A100 on measured step times.
 
     gemm            share of the peak that a full wave of 256 x 128 tiles sustains
     memory          share of the peak bandwidth that element-wise kernels reach
-    kernel_seconds  what a kernel takes before any byte: its ramp, its tail and the gap to the next
-    link            share of a GPU's link bandwidth that a collective's ring inside a node carries
-    link_seconds    latency of a step of that ring, with the wait for whoever comes last
-    network         share of a GPU's part of the node's network that messages between nodes carry
+    kernel_seconds  fixed time of a kernel: ramp, tail, and gap to the next
+    link            share of a GPU's link bandwidth that a ring collective inside a node reaches
+    link_seconds    latency of one step of that ring, including the wait for the last rank
+    network         share of a GPU's part of the node's network that messages between nodes reach
     network_seconds latency of such a message
-    launch_seconds  host time of an operation of an eager framework: Python, autograd, launch
-    socket_skew     how much longer hosts on both sockets of a node take to meet in each collective
-    spread          standard deviation of GPUs' speeds: all wait for the slowest
-
-What the training program does, as switches with a physical meaning, and the programs that we know by name.
+    launch_seconds  host time of one eager operation: Python, autograd, launch
+    socket_skew     factor on host time where a collective spans both sockets of a node
+    spread          standard deviation of GPU speeds: all wait for the slowest
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class Gpu(Settings):
 
 
 class Node(Settings):
-    """A server: its GPUs, what joins them, and what leaves it."""
+    """A server: its GPUs, their links, its network."""
 
     gpus: Count
     link_bandwidth: Positive = Field(description="bytes a second and direction, of one GPU to the others")
@@ -58,7 +56,7 @@ class Node(Settings):
 
 
 class Measured(Settings):
-    """What of the data sheet a program gets; see the module's table."""
+    """Shares of the data sheet that a program reaches, and latencies; the module docstring defines each."""
 
     gemm: Share
     memory: Share
@@ -73,40 +71,40 @@ class Measured(Settings):
 
 
 class Cluster(Settings):
-    """A cluster."""
+    """A cluster of equal nodes."""
 
     name: str
-    nodes: Count = Field(description="how many there are to book")
+    nodes: Count = Field(description="nodes that can be booked")
     gpu: Gpu
     node: Node
     measured: Measured
-    software: str = Field("megatron-deepspeed", description="what runs there unless told otherwise")
+    software: str = Field("megatron-deepspeed", description="training program unless --software names one")
 
     @property
     def network_share(self) -> float:
-        """Bytes a second and direction that leave the node for each of its GPUs, by the data sheet."""
+        """Network bandwidth of a node divided by its GPUs, bytes a second and direction, by the data sheet."""
         return self.node.network_bandwidth / self.node.gpus
 
 
 @cache
-def names() -> tuple[str, ...]:
-    """The clusters that come with the package."""
+def cluster_names() -> tuple[str, ...]:
+    """Names of the clusters shipped with the package."""
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir()))
 
 
 def load_cluster(name: str) -> Cluster:
-    """The cluster of this name, or of a TOML file. Raises ``UsageFailure`` with the nearest name."""
-    if name in names():
-        return _shipped(name)
+    """A shipped cluster by name, or one of a TOML file. Raises ``UsageFailure`` with the nearest name."""
+    if name in cluster_names():
+        return _load_shipped(name)
     if name.endswith(".toml") or Path(name).exists():
         return load(Path(name), "cluster.toml", Cluster)
-    near = get_close_matches(name, names(), n=1, cutoff=0.3)
+    near = get_close_matches(name, cluster_names(), n=1, cutoff=0.3)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageFailure(f"--cluster {name}: unknown; {hint}there are {', '.join(names())}, or give a TOML file")
+    raise UsageFailure(f"--cluster {name}: unknown; {hint}there are {', '.join(cluster_names())}, or give a TOML file")
 
 
 @cache
-def _shipped(name: str) -> Cluster:
+def _load_shipped(name: str) -> Cluster:
     return load(Path(str(_folder() / f"{name}.toml")), "cluster.toml", Cluster)
 
 
@@ -115,19 +113,19 @@ def _folder() -> Path:
 
 
 class Software(Settings):
-    """A training program. Each switch removes or adds kernels, bytes or waits; none is a factor on the time."""
+    """A training program. Each switch adds or removes kernels, bytes or waits; none scales the time."""
 
     fused_kernels: bool = Field(True, description="bias+GeLU, bias+dropout+add, scale+mask+softmax as one kernel each")
     flash_attention: bool = Field(False, description="scores stay on chip: no s x s tensor is written")
     fused_accumulation: bool = Field(False, description="weight gradients are added to fp32 inside the product")
-    overlap_tensor: bool = Field(False, description="a backward all-reduce runs beside the weight gradient")
-    overlap_forward: bool = Field(False, description="forward collectives run piece by piece beside their products")
+    overlap_tensor: bool = Field(False, description="backward all-reduces overlap with weight gradients")
+    overlap_forward: bool = Field(False, description="forward collectives overlap with their products, piece by piece")
     overlap_gradients: bool = Field(
         False,
-        description="gradients are reduced beside the last backward pass, weights gathered beside the next forward",
+        description="gradient reduction overlaps with the last backward pass, weight gathering with the next forward",
     )
-    overlap_pipeline: bool = Field(False, description="stages send and receive beside their computing")
-    scatter_pipeline: bool = Field(True, description="tensor-parallel ranks send a slice each, then gather")
+    overlap_pipeline: bool = Field(False, description="sends between stages overlap with computing")
+    scatter_pipeline: bool = Field(True, description="tensor-parallel ranks send one slice each, then gather")
     reduce_scatter: bool = Field(True, description="ZeRO-1 reduces to each shard's owner, not to all")
     chunked_head: bool = Field(
         False, description="logits exist a chunk of tokens at a time, and are replaced by their gradient in place"
@@ -136,7 +134,7 @@ class Software(Settings):
 
 
 SOFTWARE: Final[dict[str, Software]] = {
-    # This package: DeepSpeed's pipeline engine under stages of our own cut.
+    # This package: DeepSpeed's pipeline engine, stages balanced by cost.
     "mtnlg-parallel": Software(flash_attention=True, reduce_scatter=False, chunked_head=True, balanced_stages=True),
     # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
     "megatron-deepspeed": Software(reduce_scatter=False),
@@ -159,7 +157,7 @@ SOFTWARE: Final[dict[str, Software]] = {
 
 
 def load_software(name: str) -> Software:
-    """The program of this name; ``UsageFailure`` with the names otherwise."""
+    """The training program of this name. Raises ``UsageFailure`` with the valid names."""
     if name not in SOFTWARE:
         raise UsageFailure(f"--software {name}: unknown; use {', '.join(SOFTWARE)}")
     return SOFTWARE[name]

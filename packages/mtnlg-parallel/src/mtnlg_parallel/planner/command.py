@@ -1,4 +1,4 @@
-"""The command ``mtnlg-parallel plan``: what a run would take, before a cluster is booked."""
+"""The command ``mtnlg-parallel plan``: step time and memory of a run before a cluster is booked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtnlg_parallel.recipe import load_recipe
 from mtnlg_parallel.training.schedule import BatchSize
 
 from .cluster import Software, load_cluster, load_software
-from .run import Run, objection
+from .run import Run, run_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
     from .cluster import Cluster
-    from .search import Search
+    from .search import SearchResult
 
 FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-6.7b": 1024}
-"""Sequences a step of the presets that were trained (paper.md sections 2 and 6)."""
+"""Batch size (sequences a step) of the published presets (paper.md sections 2 and 6)."""
 
 LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
-"""How a preset was laid out, where that is published (paper.md section 3)."""
+"""Published layouts of presets (paper.md section 3)."""
 
 Switch = Annotated[
     list[str] | None, typer.Option("--switch", metavar="NAME=on|off", help="Turn a switch of --software.")
 ]
 
 
-class Wanted(NamedTuple):
-    """What the command line asks to plan."""
+class PlanRequest(NamedTuple):
+    """The run, cluster and length to plan."""
 
     run: Run
     cluster: Cluster
@@ -46,7 +46,7 @@ class Wanted(NamedTuple):
     batches: BatchSize
 
 
-def plan(  # noqa: PLR0917  (typer names them)
+def plan_command(  # noqa: PLR0917  (typer names them)
     target: Annotated[
         str | None,
         typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}."),
@@ -87,13 +87,13 @@ def plan(  # noqa: PLR0917  (typer names them)
     """
     place = load_cluster(cluster)
     if rows is not None:
-        program = _software(software or place.software, switches)
+        program = _apply_switches(software or place.software, switches)
         _predict_rows(rows, out, place, program, as_json)
         return
     if target is None:
         raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
     recipe = None if target in PRESETS else load_recipe(Path(target), overrides or [])
-    template = _template(
+    template = _run_template(
         target,
         recipe,
         batch=batch,
@@ -107,30 +107,30 @@ def plan(  # noqa: PLR0917  (typer names them)
     template = template._replace(layout=_layout(layout, recipe.layout if recipe else LAID_OUT.get(target, Layout())))
     if template.layout.tp == 1:
         template = template._replace(sequence_parallel=False)
-    program = _software(software or _default_software(template, place, search), switches)
+    program = _apply_switches(software or _default_software(template, place, search), switches)
     gpus = nodes * place.node.gpus if nodes else max(template.layout.world, place.node.gpus)
     length = int(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
     multiple = template.layout.dp * template.micro_batch
-    wanted = Wanted(template, place, program, gpus, length, BatchSize(template.batch, ramp, multiple))
+    request = PlanRequest(template, place, program, gpus, length, BatchSize(template.batch, ramp, multiple))
     if nodes and nodes > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {nodes}; planned as if it had")
     if search:
-        _search(wanted, top, as_json)
+        _print_search(request, top, as_json)
         return
     if layout is None and recipe is None and target not in LAID_OUT:
-        wanted = _quickest(wanted)
+        request = _fastest_layout(request)
     elif layout is None and nodes:
-        wanted = _spread(wanted)
-    if reason := objection(wanted.run, gpus if nodes else None, place.node.gpus):
+        request = _spread_over_nodes(request)
+    if reason := run_error(request.run, gpus if nodes else None, place.node.gpus):
         raise UsageFailure(f"plan: {reason}")
     if scaling is not None:
-        _scale(wanted, scaling, as_json)
+        _print_scaling(request, scaling, as_json)
         return
-    _one(wanted, timeline, as_json)
+    _print_one(request, timeline, as_json)
 
 
-def _template(
+def _run_template(
     target: str,
     recipe: Recipe | None,
     *,
@@ -160,17 +160,17 @@ def _template(
 
 
 def _layout(text: str | None, before: Layout) -> Layout:
-    """The command line's axes; those that it does not name as the recipe or the preset's publication has them."""
+    """The layout with the axes that the command line names replaced."""
     return Layout(**(before.model_dump() | (parse_layout(text) if text else {})))
 
 
 def _default_software(run: Run, cluster: Cluster, search: bool) -> str:
-    """The cluster's program, or the first that can do what the run asks: DeepSpeed's engine does not interleave."""
-    asks = run.interleave > 1 or run.sequence_parallel or run.recompute == "selective" or search
-    return "megatron-lm" if asks and "deepspeed" in cluster.software else cluster.software
+    """The cluster's program, or megatron-lm where the run needs what DeepSpeed's engine cannot do."""
+    beyond_deepspeed = run.interleave > 1 or run.sequence_parallel or run.recompute == "selective" or search
+    return "megatron-lm" if beyond_deepspeed and "deepspeed" in cluster.software else cluster.software
 
 
-def _software(name: str, switches: Sequence[str] | None) -> Software:
+def _apply_switches(name: str, switches: Sequence[str] | None) -> Software:
     chosen = load_software(name)
     for switch in switches or ():
         key, _, value = switch.partition("=")
@@ -182,46 +182,46 @@ def _software(name: str, switches: Sequence[str] | None) -> Software:
     return chosen
 
 
-def _spread(wanted: Wanted) -> Wanted:
-    """The same slices and stages over all the nodes: data parallelism takes what there is."""
-    run, layout = wanted.run, wanted.run.layout
-    dp = wanted.gpus // (layout.tp * layout.pp)
+def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
+    """The same tp and pp on all the nodes: dp takes the rest."""
+    run, layout = request.run, request.run.layout
+    dp = request.gpus // (layout.tp * layout.pp)
     if dp == 0 or run.batch % (dp * run.micro_batch):
-        return wanted
-    batches = BatchSize(run.batch, wanted.batches.ramp, dp * run.micro_batch)
+        return request
+    batches = BatchSize(run.batch, request.batches.ramp, dp * run.micro_batch)
     spread = Layout(tp=layout.tp, pp=layout.pp, dp=dp)
-    return wanted._replace(run=run._replace(layout=spread), batches=batches)
+    return request._replace(run=run._replace(layout=spread), batches=batches)
 
 
-def _quickest(wanted: Wanted) -> Wanted:
-    """The best layout of these GPUs, for a preset that nobody has laid out. Raises ``UsageFailure`` where none fits."""
+def _fastest_layout(request: PlanRequest) -> PlanRequest:
+    """The fastest layout, for a preset without a published one. Raises ``UsageFailure`` where none fits."""
     from .search import search  # noqa: PLC0415  (as below)
 
-    found = search(wanted.run, wanted.cluster, wanted.software, wanted.gpus, wanted=1)
-    if not found.best:
-        raise UsageFailure(_nothing_fits(wanted, found))
-    run = found.best[0].run
-    say(f"no --layout: the quickest of {found.fitting} that fit {wanted.gpus} GPUs")
-    batches = BatchSize(run.batch, wanted.batches.ramp, run.layout.dp * run.micro_batch)
-    return wanted._replace(run=run, batches=batches)
+    result = search(request.run, request.cluster, request.software, request.gpus, count=1)
+    if not result.best:
+        raise UsageFailure(_nothing_fits(request, result))
+    run = result.best[0].run
+    say(f"no --layout: took the fastest of {result.fitting} that fit {request.gpus} GPUs")
+    batches = BatchSize(run.batch, request.batches.ramp, run.layout.dp * run.micro_batch)
+    return request._replace(run=run, batches=batches)
 
 
-def _nothing_fits(wanted: Wanted, found: Search) -> str:
-    from .search import smallest  # noqa: PLC0415  (as below)
+def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
+    from .search import smallest_cluster  # noqa: PLC0415  (as below)
 
-    least = min(found.rejected, key=lambda rejected: rejected.bytes)
-    nodes = smallest(wanted.run, wanted.cluster, wanted.software, wanted.gpus)
+    least = min(result.rejected, key=lambda rejected: rejected.bytes)
+    nodes = smallest_cluster(request.run, request.cluster, request.software, request.gpus)
     more = f"; --nodes {nodes} would do" if nodes else ""
-    return f"no layout of {wanted.gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
+    return f"no layout of {request.gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
 
 
-def _one(wanted: Wanted, timeline: Path | None, as_json: bool) -> None:
-    from .report import draw, facts, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
+def _print_one(request: PlanRequest, timeline: Path | None, as_json: bool) -> None:
+    from .report import plan, print_plan, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
 
-    run, cluster, software = wanted.run, wanted.cluster, wanted.software
-    told = facts(run, cluster, software)
-    if wanted.tokens:
-        told["run"] = whole_run(run, cluster, software, wanted.tokens, wanted.batches)
+    run, cluster, software = request.run, request.cluster, request.software
+    planned = plan(run, cluster, software)
+    if request.tokens:
+        planned["run"] = whole_run(run, cluster, software, request.tokens, request.batches)
     if timeline:
         from .step import predict  # noqa: PLC0415  (as above)
         from .timeline import write_timeline  # noqa: PLC0415  (as above)
@@ -229,57 +229,57 @@ def _one(wanted: Wanted, timeline: Path | None, as_json: bool) -> None:
         write_timeline(timeline, run, predict(run, cluster, software))
         say(f"{timeline}: the pipeline of one step")
     if as_json:
-        print_json(told)
+        print_json(planned)
     else:
-        draw(run, told)
+        print_plan(run, planned)
 
 
-def _search(wanted: Wanted, top: int, as_json: bool) -> None:
-    from .report import draw_search, facts  # noqa: PLC0415  (as above)
+def _print_search(request: PlanRequest, top: int, as_json: bool) -> None:
+    from .report import plan, print_search  # noqa: PLC0415  (as above)
     from .search import search  # noqa: PLC0415  (as above)
 
-    found = search(wanted.run, wanted.cluster, wanted.software, wanted.gpus, top)
-    if not found.best:
-        raise UsageFailure(_nothing_fits(wanted, found))
+    result = search(request.run, request.cluster, request.software, request.gpus, top)
+    if not result.best:
+        raise UsageFailure(_nothing_fits(request, result))
     if as_json:
-        best = [facts(one.run, wanted.cluster, wanted.software) for one in found.best]
-        rejected = [{"run": str(run), "reason": reason} for run, reason, _ in found.rejected]
-        print_json({"gpus": wanted.gpus, "fitting": found.fitting, "best": best, "rejected": rejected})
+        best = [plan(one.run, request.cluster, request.software) for one in result.best]
+        rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
+        print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected})
     else:
-        draw_search(found, wanted.gpus)
+        print_search(result, request.gpus)
 
 
-def _scale(wanted: Wanted, scaling: str, as_json: bool) -> None:
-    from .measured import draw_scaling, scale  # noqa: PLC0415  (as above)
+def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
+    from .measured import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
 
     numbers = [number.strip() for number in scaling.split(",")]
     if not all(number.isdecimal() and int(number) for number in numbers):
         raise UsageFailure(f"--scaling {scaling}: write numbers of nodes, such as 280,350,420")
-    told = scale(wanted.run, wanted.cluster, wanted.software, [int(number) for number in numbers])
+    planned = plan_scaling(request.run, request.cluster, request.software, [int(number) for number in numbers])
     if as_json:
-        print_json(told)
+        print_json(planned)
     else:
-        draw_scaling(told)
+        print_scaling(planned)
 
 
 def _predict_rows(path: Path, out: Path | None, cluster: Cluster, software: Software, as_json: bool) -> None:
     from mtnlg_model.files import write_text  # noqa: PLC0415  (as above)
 
-    from .measured import Rows  # noqa: PLC0415  (as above)
+    from .measured import MeasuredRows  # noqa: PLC0415  (as above)
 
-    rows = Rows(path)
+    rows = MeasuredRows(path)
     seconds, measured = rows.predicted(cluster, software), rows.measured()
     errors = [p / m - 1 for p, m in zip(seconds, measured, strict=True)] if measured else []
-    told: dict[str, Any] = {"rows": len(seconds), "predicted_ms": [value * 1e3 for value in seconds]}
+    planned: dict[str, Any] = {"rows": len(seconds), "predicted_ms": [value * 1e3 for value in seconds]}
     if errors:
-        told |= {"mean_absolute_error": sum(map(abs, errors)) / len(errors), "mean_error": sum(errors) / len(errors)}
-        told |= {"largest_error": max(errors, key=abs), "errors": errors}
+        planned |= {"mean_absolute_error": sum(map(abs, errors)) / len(errors), "mean_error": sum(errors) / len(errors)}
+        planned |= {"largest_error": max(errors, key=abs), "errors": errors}
     if out:
         write_text(out, rows.with_predictions(seconds))
     if as_json:
-        print_json(told)
+        print_json(planned)
     elif not out:
         typer.echo(rows.with_predictions(seconds), nl=False)
     if errors:
-        figures = f"mean absolute error {told['mean_absolute_error']:.2%}, mean {told['mean_error']:+.2%}"
-        say(f"{len(errors)} rows on {cluster.name}: {figures}, largest {told['largest_error']:+.1%}")
+        figures = f"mean absolute error {planned['mean_absolute_error']:.2%}, mean {planned['mean_error']:+.2%}"
+        say(f"{len(errors)} rows on {cluster.name}: {figures}, largest {planned['largest_error']:+.1%}")

@@ -1,8 +1,8 @@
 """Bytes on each GPU of every stage, by kind, and whether they fit.
 
-Model state a parameter under 16-bit training (paper.md section 3): weights 2, gradients 2 and accumulated in fp32 4,
-master weights 4, Adam's moments 8, the last two divided by dp under ZeRO-1. Where the product accumulates in fp32
-itself, there is no 16-bit gradient. In fp32 there is neither a master copy nor a second gradient.
+Model state a parameter in 16-bit training (paper.md section 3): weights 2, gradients 2, fp32 accumulated gradients 4,
+master weights 4, Adam's moments 8; ZeRO-1 divides the last two by dp. Where the matrix product accumulates in fp32
+itself, there is no 16-bit gradient. fp32 training has neither master weights nor a second gradient.
 
 Activations of a layer for a micro-batch, in bytes, sequence s, batch b, hidden h, heads a, t-way tensor parallelism
 (Korthikanti et al. 2022, equations 1 to 6)
@@ -11,8 +11,7 @@ Activations of a layer for a micro-batch, in bytes, sequence s, batch b, hidden 
     attention's core recomputed                                   without the last term
     layer recomputed   2 s b h, its input                         with sequence parallelism  2 s b h / t
 
-times the layers, times the micro-batches that are in flight at once, which the schedule tells; a layer that is being
-recomputed is whole for a while.
+times the layers, times the micro-batches in flight (from the schedule). A layer being recomputed keeps them all.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_parallel.layout import head_chunk
 
-from .simulation import in_flight
+from .simulation import forwards_in_flight
 from .step import chunks, stage_parameters
 
 if TYPE_CHECKING:
@@ -30,26 +29,26 @@ if TYPE_CHECKING:
     from .run import Run, Shape
 
 CONTEXT_BYTES: Final = 1.2e9
-"""What a GPU holds before the first tensor: the driver's context, libraries' workspaces."""
+"""GPU memory in use before the first tensor: driver context, library workspaces."""
 
 CHANNEL_BYTES: Final = 0.25e9
-"""Buffers of one communicator; a rank is in one for each axis that is cut."""
+"""Buffers of one communicator; a rank has one for each parallel axis."""
 
 SLACK: Final = 0.05
-"""Of what comes and goes, the share more that the allocator holds: rounding, holes between blocks of unlike sizes."""
+"""Allocator overhead on temporary tensors: rounding and fragmentation."""
 
 STATE_SLACK: Final = 0.01
-"""The same of weights and gradients, which stay where they are."""
+"""Allocator overhead on weights and gradients, which are never freed."""
 
 MARGIN: Final = 0.06
-"""Share of the GPU's memory that stays free when a run is said to fit."""
+"""Share of GPU memory that must stay free for a run to count as fitting."""
 
 
 class Memory(NamedTuple):
     """Bytes on each GPU of a stage.
 
-    ``activations`` are the layers'; ``recomputed`` is the one layer that is whole while it is recomputed; ``embedding``
-    the masks and inputs that embedding, norm and head keep; ``logits`` what the loss needs, at its fullest moment.
+    ``activations``: the layers'. ``recomputed``: the layer being recomputed. ``embedding``: masks and inputs kept by
+    embedding, final norm and head. ``logits``: peak of the loss.
     """
 
     weights: float
@@ -65,68 +64,69 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All together."""
+        """The sum of all kinds."""
         return sum(self)
 
     @property
     def state(self) -> float:
-        """Weights, gradients and optimizer: what the run holds between steps."""
+        """Weights, gradients and optimizer state: what the run holds between steps."""
         return self.weights + self.gradients + self.master + self.moments
 
 
 def memory(run: Run, software: Software) -> tuple[Memory, ...]:
     """Bytes on each GPU, stage by stage."""
-    return tuple(_stage(run, software, stage) for stage in range(run.layout.pp))
+    return tuple(_stage_memory(run, software, stage) for stage in range(run.layout.pp))
 
 
-def fullest(held: tuple[Memory, ...]) -> int:
-    """The stage that holds most."""
-    return max(range(len(held)), key=lambda stage: held[stage].total)
+def fullest_stage(stages: tuple[Memory, ...]) -> int:
+    """Number of the stage that needs most memory."""
+    return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 
-def misfit(held: tuple[Memory, ...], cluster: Cluster) -> str | None:
-    """Why the run does not fit, with the figures; None where it does."""
-    stage = fullest(held)
-    total, room = held[stage].total, cluster.gpu.memory_bytes * (1 - MARGIN)
-    if total <= room:
+def memory_error(stages: tuple[Memory, ...], cluster: Cluster) -> str | None:
+    """Why the run does not fit, with the figures; None if it fits."""
+    stage = fullest_stage(stages)
+    total, available = stages[stage].total, cluster.gpu.memory_bytes * (1 - MARGIN)
+    if total <= available:
         return None
-    kind = max(held[stage]._fields, key=lambda name: getattr(held[stage], name))
-    share = f"{getattr(held[stage], kind) / 1e9:.1f} GB of it {kind}"
-    return (
-        f"stage {stage} needs {total / 1e9:.1f} GB on each {cluster.gpu.name}, {share}; {room / 1e9:.1f} GB are there"
-    )
+    kind = max(stages[stage]._fields, key=lambda name: getattr(stages[stage], name))
+    share = f"{getattr(stages[stage], kind) / 1e9:.1f} GB of it {kind}"
+    needed = f"stage {stage} needs {total / 1e9:.1f} GB on each {cluster.gpu.name}, {share}"
+    return f"{needed}; {available / 1e9:.1f} GB are there"
 
 
-def _stage(run: Run, software: Software, stage: int) -> Memory:
+def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     shape, layout = run.shape, run.layout
     parameters = stage_parameters(run, software, stage)
     weights = shape.width * parameters
     accumulated = shape.gradient_bytes if shape.width == 2 else 0
-    fresh = 0 if software.fused_accumulation and accumulated == 4 else shape.width
-    fresh = fresh if accumulated != shape.width else 0  # fp16 accumulates where the backward pass writes
-    owned = parameters / (layout.dp if run.zero else 1)
-    activations = _activations(run, software, stage)
-    again = layer_bytes(shape, software, "none") if run.recompute == "full" else 0.0
-    embedding = _ends(run, stage)
-    logits = _logits(shape, software) if stage == layout.pp - 1 else 0.0
+    unaccumulated = 0 if software.fused_accumulation and accumulated == 4 else shape.width
+    unaccumulated = (
+        unaccumulated if accumulated != shape.width else 0
+    )  # fp16 accumulates where the backward pass writes
+    sharded = parameters / (layout.dp if run.zero else 1)
+    activations = _activation_bytes(run, software, stage)
+    recomputed = layer_bytes(shape, software, "none") if run.recompute == "full" else 0.0
+    embedding = _end_activations(run, stage)
+    logits = _logit_bytes(shape, software) if stage == layout.pp - 1 else 0.0
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp))
-    passing = activations + again + embedding + logits
+    temporary = activations + recomputed + embedding + logits
     return Memory(
         weights=weights,
-        gradients=(fresh + accumulated) * parameters,
-        master=4 * owned if shape.width == 2 else 0.0,
-        moments=8 * owned,
+        gradients=(unaccumulated + accumulated) * parameters,
+        master=4 * sharded if shape.width == 2 else 0.0,
+        moments=8 * sharded,
         activations=activations,
-        recomputed=again,
+        recomputed=recomputed,
         embedding=embedding,
         logits=logits,
         buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES,
-        slack=SLACK * passing + STATE_SLACK * (fresh + accumulated + shape.width) * parameters,
+        slack=SLACK * temporary + STATE_SLACK * (unaccumulated + accumulated + shape.width) * parameters,
     )
 
 
-def _logits(shape: Shape, software: Software) -> float:
-    """Of a micro-batch, and once more in fp32; or of a chunk, which a fused loss does not copy, and x's gradient."""
+def _logit_bytes(shape: Shape, software: Software) -> float:
+    """Logits of a micro-batch and their fp32 copy; or, with a chunked head, of a chunk, and the gradient of x."""
     width = ceil(shape.vocabulary / shape.tp)
     if not software.chunked_head:
         return (shape.width + 4.0) * shape.tokens * width
@@ -134,30 +134,30 @@ def _logits(shape: Shape, software: Software) -> float:
     return (shape.width + (0 if software.fused_kernels else 8)) * rows * width + shape.width * shape.elements
 
 
-def _activations(run: Run, software: Software, stage: int) -> float:
-    """What waits for the backward pass at the schedule's fullest moment."""
+def _activation_bytes(run: Run, software: Software, stage: int) -> float:
+    """Peak bytes of activations waiting for the backward pass."""
     shape, pp = run.shape, run.layout.pp
-    cut = chunks(run, software)
+    chunks_of_run = chunks(run, software)
     kept = layer_bytes(shape, software, run.recompute)
-    flying = in_flight(stage, pp, run.interleave, run.micro_batches)
-    return kept * flying * max(chunk.layers for chunk in cut[stage::pp])
+    in_flight = forwards_in_flight(stage, pp, run.interleave, run.micro_batches)
+    return kept * in_flight * max(chunk.layers for chunk in chunks_of_run[stage::pp])
 
 
 def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
-    """Bytes that one layer keeps of one micro-batch."""
-    wide = shape.width / 2
+    """Activation bytes that one layer keeps of one micro-batch."""
+    scale = shape.width / 2  # the formulas count 16-bit activations
     sbh, t = shape.elements, shape.tp
     if recompute == "full":
-        return 2 * wide * sbh / (t if shape.sequence_parallel else 1)
+        return 2 * scale * sbh / (t if shape.sequence_parallel else 1)
     core = 5 * shape.heads * shape.sequence / shape.hidden / t
     if recompute == "selective" or software.flash_attention:
         core = 0.0
-    return wide * sbh * ((34 / t if shape.sequence_parallel else 10 + 24 / t) + core)
+    return scale * sbh * ((34 / t if shape.sequence_parallel else 10 + 24 / t) + core)
 
 
-def _ends(run: Run, stage: int) -> float:
-    """The embedding's dropout masks in flight on the first stage, the inputs of norm and head on the last."""
+def _end_activations(run: Run, stage: int) -> float:
+    """First stage: the embedding's dropout masks in flight. Last stage: inputs of final norm and head."""
     shape, pp = run.shape, run.layout.pp
-    flying = min(pp, run.micro_batches)
-    first = shape.repeated * flying if stage == 0 else 0.0
+    in_flight = min(pp, run.micro_batches)
+    first = shape.repeated * in_flight if stage == 0 else 0.0
     return first + (4 * shape.repeated * shape.width / 2 if stage == pp - 1 else 0.0)

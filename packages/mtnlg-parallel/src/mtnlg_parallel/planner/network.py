@@ -1,12 +1,12 @@
-"""What messages cost: an alpha-beta model of collectives inside and between nodes, and of hops between stages.
+"""Alpha-beta cost model of collectives inside and between nodes, and of sends between pipeline stages.
 
-A ring over n ranks moves, of a tensor of S bytes, over every rank's link (Thakur et al. 2005)
+In a ring over n ranks every rank's link carries, of a tensor of S bytes (Thakur et al. 2005)
 
     reduce-scatter, all-gather   (n - 1) / n S        all-reduce   both, one after the other
 
-A group that spans m nodes with k ranks in each does so in two levels, chunk after chunk so that the slower one counts:
-rings over the links of each node, and between nodes (m - 1) / m of the S / k bytes of each rank over its share of the
-node's network, as all groups of a kind run at once.
+A group of m nodes with k ranks in each works in two levels, pipelined by chunks, so the slower level counts: rings over
+the links inside each node; between nodes (m - 1) / m of each rank's S / k bytes over its share of the node's network,
+since all groups of a kind communicate at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ring(NamedTuple):
-    """A group of ranks: how many in each of how many nodes, their links, their network together, and the latency."""
+    """A ring collective: ranks a node, nodes, bandwidths (bytes/s; ``network`` of all ranks of a node), latency (s)."""
 
     inside: int
     nodes: int
@@ -40,7 +40,7 @@ class Ring(NamedTuple):
 
 
 def ring(cluster: Cluster, ranks: int, stride: int) -> Ring:
-    """The group of ``ranks`` that lie ``stride`` apart."""
+    """The ring over ``ranks`` ranks that lie ``stride`` apart in rank order."""
     node, measured = cluster.node, cluster.measured
     inside = ranks if (ranks - 1) * stride < node.gpus else max(1, node.gpus // stride)
     nodes = -(-ranks // inside)
@@ -50,17 +50,17 @@ def ring(cluster: Cluster, ranks: int, stride: int) -> Ring:
 
 
 def tensor_ring(cluster: Cluster, layout: Layout) -> Ring:
-    """Ranks that slice a layer: innermost."""
+    """The tensor parallel group: neighbouring ranks."""
     return ring(cluster, layout.tp, 1)
 
 
 def data_ring(cluster: Cluster, layout: Layout) -> Ring:
-    """Ranks that share a stage's gradients."""
+    """The data parallel group."""
     return ring(cluster, layout.dp, layout.tp)
 
 
 def hop(cluster: Cluster, layout: Layout, stage: int, size: float, scatter: bool) -> float:
-    """Seconds to hand ``size`` bytes, which all tensor-parallel ranks hold, from ``stage`` to the next.
+    """Seconds to send ``size`` bytes, held by all tensor parallel ranks, from ``stage`` to the next.
 
     With ``scatter`` each rank sends its slice, and the receivers gather (Narayanan et al. 2021, section 4.1).
     """

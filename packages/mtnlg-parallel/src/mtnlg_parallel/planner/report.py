@@ -1,10 +1,9 @@
-"""A plan in figures: what ``plan --json`` prints, and the table of it for a person.
+"""A plan in figures: the JSON of ``plan --json`` and its tables.
 
-    tflops_per_gpu        operations that ran, recomputed ones included (HFU times the peak), as the paper counts them
-    model_tflops_per_gpu  operations that the model needs (MFU times the peak)
+    tflops_per_gpu        operations run, recomputation included (HFU x peak), as the paper counts them
+    model_tflops_per_gpu  operations of the model (MFU x peak)
 
-A run of N tokens is walked through its batch ramp; step times between a few predicted batches are read off the line
-through them, as a pipeline's are.
+The length of a whole run follows its batch ramp; step times are interpolated linearly between a few predicted batches.
 """
 
 from __future__ import annotations
@@ -16,29 +15,41 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from .memory import MARGIN, fullest, memory, misfit
+from mtnlg_model.console import UsageFailure
+
+from .cluster import Software, load_cluster, load_software
+from .memory import MARGIN, fullest_stage, memory, memory_error
+from .run import run_error
 from .step import predict
 
 if TYPE_CHECKING:
     from mtnlg_parallel.training.schedule import BatchSize
 
-    from .cluster import Cluster, Software
+    from .cluster import Cluster
     from .run import Run
-    from .search import Search
+    from .search import SearchResult
 
 DAY: Final = 86_400
 KNOTS: Final = 6
 WIDTH: Final = 120
 
 
-def facts(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
-    """Everything that is predicted of one run, plain enough for JSON."""
+def plan(run: Run, cluster: Cluster | str, software: Software | str | None = None) -> dict[str, Any]:
+    """Predict one run: step seconds, rates, memory and their breakdowns, as ``plan --json`` prints them.
+
+    ``cluster`` and ``software`` may be names; without ``software`` it is the cluster's. Raises ``UsageFailure`` for an
+    unknown name or an impossible run; a run that does not fit has ``fits`` false.
+    """
+    cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    software = load_software(software or cluster.software) if not isinstance(software, Software) else software
+    if reason := run_error(run):
+        raise UsageFailure(f"plan: {reason}")
     prediction = predict(run, cluster, software)
     seconds, gpus, peak = prediction.seconds, run.layout.world, cluster.gpu.peak_flops
     model = run.model.model_flops(run.batch)
     hardware = hardware_flops(run)
-    held = memory(run, software)
-    most = fullest(held)
+    stages = memory(run, software)
+    fullest = fullest_stage(stages)
     return {
         "cluster": cluster.name,
         "gpus": gpus,
@@ -60,19 +71,19 @@ def facts(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
         "mfu": model / gpus / seconds / peak,
         "hfu": hardware / gpus / seconds / peak,
         "tokens_per_second": run.batch * run.model.sequence / seconds,
-        "memory_bytes": held[most].total,
-        "memory_bytes_by": held[most]._asdict(),
-        "memory_bytes_of_stages": [stage.total for stage in held],
-        "state_bytes_of_stages": [stage.state for stage in held],
-        "fullest_stage": most,
+        "memory_bytes": stages[fullest].total,
+        "memory_bytes_by": stages[fullest]._asdict(),
+        "memory_bytes_of_stages": [stage.total for stage in stages],
+        "state_bytes_of_stages": [stage.state for stage in stages],
+        "fullest_stage": fullest,
         "gpu_memory_bytes": cluster.gpu.memory_bytes,
         "margin": MARGIN,
-        "fits": misfit(held, cluster) is None,
+        "fits": memory_error(stages, cluster) is None,
     }
 
 
 def hardware_flops(run: Run) -> float:
-    """Operations that a step runs: the model's, and those that are done again."""
+    """Floating-point operations of a step, recomputation included."""
     model = run.model
     if run.recompute == "full":
         return model.hardware_flops(run.batch)
@@ -81,7 +92,7 @@ def hardware_flops(run: Run) -> float:
 
 
 def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batches: BatchSize) -> dict[str, float]:
-    """Days and GPU-hours of ``tokens`` tokens, the batch ramp walked step by step."""
+    """Days and GPU-hours to train on ``tokens`` tokens, following the batch ramp."""
     multiple, sequence = batches.multiple, run.model.sequence
     lowest = batches.at(0)
     sizes = sorted({max(round(b / multiple), 1) * multiple for b in np.linspace(lowest, batches.size, KNOTS)})
@@ -101,70 +112,70 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
 
 
 def _with_batch(run: Run, batch: int) -> Run:
-    """The run with another batch; without interleaving where the batch no longer allows it."""
-    other = run._replace(batch=batch)
-    return other if other.micro_batches % run.layout.pp == 0 else other._replace(interleave=1)
+    """The run with another batch; not interleaved where the batch does not allow it."""
+    resized = run._replace(batch=batch)
+    return resized if resized.micro_batches % run.layout.pp == 0 else resized._replace(interleave=1)
 
 
 def console() -> Console:
-    """Standard output, as wide as a table needs where it is no terminal."""
+    """Standard output, wide enough for a table where it is no terminal."""
     out = Console(highlight=False, soft_wrap=True)
     if not out.is_terminal:
         out.width = WIDTH
     return out
 
 
-def draw(run: Run, told: dict[str, Any]) -> None:
-    """Print a plan for a person."""
+def print_plan(run: Run, planned: dict[str, Any]) -> None:
+    """Print a plan as tables."""
     out = console()
     out.print(
-        f"{run.model.parameters / 1e9:,.1f} billion parameters on {told['cluster']}: {told['gpus']:,} GPUs, {run}"
+        f"{run.model.parameters / 1e9:,.1f} billion parameters on {planned['cluster']}: {planned['gpus']:,} GPUs, {run}"
     )
-    seconds = told["step_seconds"]
+    seconds = planned["step_seconds"]
     table = Table("a step", box=None, padding=(0, 2, 0, 0))
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
-    for name, part in told["step_seconds_by"].items():
+    for name, part in planned["step_seconds_by"].items():
         table.add_row(name.replace("_", " "), f"{part:.3f}", f"{part / seconds:.1%}")
     table.add_row("together", f"{seconds:.3f}", "")
     out.print(table)
-    rates = f"{told['tflops_per_gpu']:.1f} TFLOP/s a GPU with what is recomputed (HFU {told['hfu']:.1%}), "
-    rates += f"{told['model_tflops_per_gpu']:.1f} without (MFU {told['mfu']:.1%})"
-    out.print(f"{rates}; {told['tokens_per_second']:,.0f} tokens/s")
-    if "run" in told:
-        whole = told["run"]
+    rates = f"{planned['tflops_per_gpu']:.1f} TFLOP/s a GPU with what is recomputed (HFU {planned['hfu']:.1%}), "
+    rates += f"{planned['model_tflops_per_gpu']:.1f} without (MFU {planned['mfu']:.1%})"
+    out.print(f"{rates}; {planned['tokens_per_second']:,.0f} tokens/s")
+    if "run" in planned:
+        whole = planned["run"]
         length = f"{whole['days']:.1f} days and {whole['gpu_hours']:,.0f} GPU-hours in {whole['steps']:,.0f} steps"
         out.print(
             f"{whole['tokens'] / 1e9:,.0f} billion tokens: {length}, {whole['ramp_days']:.1f} days of it the ramp"
         )
-    table = Table(f"stage {told['fullest_stage']}, the fullest", box=None, padding=(0, 2, 0, 0))
+    table = Table(f"stage {planned['fullest_stage']}, the fullest", box=None, padding=(0, 2, 0, 0))
     table.add_column("GB", justify="right")
-    for name, size in told["memory_bytes_by"].items():
+    for name, size in planned["memory_bytes_by"].items():
         table.add_row(name, f"{size / 1e9:.2f}")
-    table.add_row("together", f"{told['memory_bytes'] / 1e9:.2f}")
+    table.add_row("together", f"{planned['memory_bytes'] / 1e9:.2f}")
     out.print(table)
-    verdict = "fits" if told["fits"] else "does NOT fit"
-    margin = f"{told['gpu_memory_bytes'] / 1e9:.1f} GB, {told['margin']:.0%} of them kept free"
-    out.print(f"{verdict} into {margin}; emptiest stage {min(told['memory_bytes_of_stages']) / 1e9:.1f} GB")
+    verdict = "fits" if planned["fits"] else "does NOT fit"
+    margin = f"{planned['gpu_memory_bytes'] / 1e9:.1f} GB, {planned['margin']:.0%} of them kept free"
+    out.print(f"{verdict} into {margin}; emptiest stage {min(planned['memory_bytes_of_stages']) / 1e9:.1f} GB")
 
 
-def draw_search(found: Search, gpus: int) -> None:
-    """Print what a search found, and why the rest was rejected."""
+def print_search(result: SearchResult, gpus: int) -> None:
+    """Print the fastest layouts and why others were rejected."""
     out = console()
     table = Table("tp", "pp", "dp", "micro-batch", "recompute", "interleave", "sequence parallel", box=None)
     for name in ("seconds", "TFLOP/s", "GB"):
         table.add_column(name, justify="right")
-    for run, prediction, size in found.best:
+    for run, prediction, size in result.best:
         layout, rate = run.layout, hardware_flops(run) / run.layout.world / prediction.seconds / 1e12
         choices = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.interleave)
         chosen = [str(choice) for choice in choices] + ["yes" if run.sequence_parallel else "no"]
         table.add_row(*chosen, f"{prediction.seconds:.3f}", f"{rate:.1f}", f"{size / 1e9:.1f}")
     out.print(
-        f"{found.fitting:,} of {found.fitting + len(found.rejected):,} layouts of {gpus:,} GPUs fit; the quickest"
+        f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )
     out.print(table)
-    for kind, number in found.reasons.most_common():
+    for kind, number in result.reasons.most_common():
         closest = min(
-            (one for one in found.rejected if isfinite(one.bytes) == (kind == "memory")), key=lambda one: one.bytes
+            (run for run in result.rejected if isfinite(run.bytes) == (kind == "memory")), key=lambda run: run.bytes
         )
         out.print(f"rejected for {kind}: {number:,}, such as {closest.run}: {closest.reason}")

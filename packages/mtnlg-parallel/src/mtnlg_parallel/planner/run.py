@@ -1,11 +1,11 @@
-"""The run that is planned: a decoder, a batch, a layout, and how its layers are recomputed and scheduled."""
+"""The run to plan: decoder, batch, layout, recomputation and pipeline schedule."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (a field of a NamedTuple)
-from mtnlg_parallel.layout import Layout, Recompute, refusal
+from mtnlg_parallel.layout import Layout, Recompute, layout_error
 
 Precision = Literal["bf16", "fp16", "fp32"]
 
@@ -13,7 +13,7 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Shape(NamedTuple):
-    """What the cost of a part depends on: the run without its lengths."""
+    """The part of a run that a layer's cost depends on: all but numbers of layers and micro-batches."""
 
     hidden: int
     heads: int
@@ -38,23 +38,23 @@ class Shape(NamedTuple):
 
     @property
     def repeated(self) -> float:
-        """Elements of what tensor parallelism does not slice, on each rank."""
+        """Elements a rank of activations that tensor parallelism replicates; sequence parallelism slices them."""
         return self.elements / (self.tp if self.sequence_parallel else 1)
 
     @property
     def linears(self) -> tuple[tuple[int, int], ...]:
-        """(columns, depth) on a rank of query-key-value, attention's output, and the two of the feed-forward layer."""
+        """(columns, depth) of a rank's four weight matrices: qkv, attention output, MLP up, MLP down."""
         h, t = self.hidden, self.tp
         return (3 * h // t, h), (h, h // t), (4 * h // t, h), (h, 4 * h // t)
 
     @property
     def added_bytes(self) -> int:
-        """Bytes a parameter to add a fresh gradient to the accumulated: read the one, read and write the other."""
+        """Memory traffic a parameter of accumulating a gradient: read the new, read and write the accumulated."""
         return self.width + 2 * self.gradient_bytes
 
 
 class Run(NamedTuple):
-    """Everything that a prediction depends on, beside the cluster and its software.
+    """Everything a prediction depends on except the cluster and its software.
 
     ``interleave`` is the number of model chunks on each stage, 1 for plain 1F1B. ``zero`` 1 shares the optimizer's
     state among data-parallel ranks. Under bf16 gradients are accumulated in fp32, under fp16 in fp16.
@@ -87,7 +87,7 @@ class Run(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """What the cost of each part depends on."""
+        """What a layer's cost depends on."""
         model = self.model
         return Shape(
             model.hidden,
@@ -103,17 +103,17 @@ class Run(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """In words."""
+        """Layout, micro-batch, recomputation and schedule in words."""
         words = [str(self.layout), f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
         words += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         words += ["sequence parallel"] if self.sequence_parallel else []
         return ", ".join(words)
 
 
-def objection(run: Run, gpus: int | None = None, node: int = 8) -> str | None:
-    """Why this run cannot exist, with the nearest thing that can; None where it can. Memory is another question."""
+def run_error(run: Run, gpus: int | None = None, node: int = 8) -> str | None:
+    """Why this run is impossible, with the nearest possible one; None if possible. `memory` checks memory."""
     layout, model = run.layout, run.model
-    if reason := refusal(layout, model):
+    if reason := layout_error(layout, model):
         return reason
     if run.batch % (layout.dp * run.micro_batch):
         multiple = layout.dp * run.micro_batch
@@ -123,11 +123,11 @@ def objection(run: Run, gpus: int | None = None, node: int = 8) -> str | None:
         product = f"dp {layout.dp} x micro-batch {run.micro_batch}"
         return f"{product} does not divide the batch {run.batch}; use {closest}batch {near}"
     if gpus is not None and layout.world > gpus:
-        return f"{layout} is {layout.world} GPUs and there are {gpus}; {_smaller(layout, gpus, node)}"
-    return _interleave_objection(run)
+        return f"{layout} is {layout.world} GPUs and there are {gpus}; {_smaller_layout(layout, gpus, node)}"
+    return _interleave_error(run)
 
 
-def _interleave_objection(run: Run) -> str | None:
+def _interleave_error(run: Run) -> str | None:
     v, pp = run.interleave, run.layout.pp
     if v == 1:
         return None
@@ -142,8 +142,8 @@ def _interleave_objection(run: Run) -> str | None:
     return None
 
 
-def _smaller(layout: Layout, gpus: int, node: int) -> str:
-    """The nearest layout that these GPUs can hold, or how many nodes this one takes."""
+def _smaller_layout(layout: Layout, gpus: int, node: int) -> str:
+    """Advice where a layout needs more GPUs than there are: fewer replicas, or more nodes."""
     needed = -(-layout.world // node)
     if layout.tp * layout.pp <= gpus:
         return f"use dp={gpus // (layout.tp * layout.pp)}, or --nodes {needed}"
@@ -151,6 +151,6 @@ def _smaller(layout: Layout, gpus: int, node: int) -> str:
 
 
 def padded_vocabulary(tokens: int, tp: int) -> int:
-    """Rows of the token table as Megatron pads them: a multiple of 128 for each tensor-parallel rank."""
+    """Vocabulary size as Megatron pads it: a multiple of 128 tp."""
     multiple = 128 * tp
     return -(-tokens // multiple) * multiple

@@ -1,10 +1,10 @@
-"""A prediction: the seconds of a step, broken down, from the costs of the parts and the schedule's simulation.
+"""Seconds of a step, broken down, from the costs of the parts and the simulated schedule.
 
-    a chunk     its layers, and the embedding or the head where it has them: GPU or host, mostly whichever is slower
-    the step    the simulated schedule; then each stage reduces its gradients, first and last sum those of the tied
-                table, all agree on the gradient norm, each updates its share, and the updated weights are gathered
+    a chunk     its layers, plus embedding or head; mostly the slower of GPU and host
+    the step    the simulated schedule; then every stage reduces its gradients, the first and last sum those of the tied
+                table, all agree on the gradient norm, each rank updates its share, and the weights are gathered
 
-The host runs ahead of the GPU while the GPU is slower; where kernels are short it cannot, and the host's time counts.
+The host runs ahead of the GPU while kernels are long; where they are short, the host's time counts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from functools import lru_cache
 from math import log, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_parallel.layout import Layout, held_of_part, stages
+from mtnlg_parallel.layout import Layout, part_parameters, stages
 
-from . import layer_cost as parts
-from . import network
+from . import layer_cost, network
 from .simulation import Pipeline, Timeline, simulate
 
 if TYPE_CHECKING:
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
     from .layer_cost import Cost
     from .run import Run
 
-TOGETHER: Final = 6.0
-"""How sharply the slower of GPU and host decides: where both take alike, each waits for the other now and then."""
+OVERLAP_EXPONENT: Final = 6.0
+"""Exponent of the mean of GPU and host time: the slower counts, and near a tie each sometimes waits for the other."""
 
 OPTIMIZER_BYTES: Final = 34
-"""Through memory a parameter: gradient norm (4), Adam on gradient, weight and moments in fp32 (28), cast (2)."""
+"""Memory traffic a parameter of an update: gradient norm (4), fp32 Adam (28), cast (2)."""
 
 
 class Breakdown(NamedTuple):
-    """Seconds of a step at the slowest stage, by what it was spent on; they add up to the step."""
+    """Seconds of a step at the busiest stage by kind; they add up to the step."""
 
     compute: float
     recompute: float
@@ -47,15 +46,15 @@ class Breakdown(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a step takes, and the pipeline that was simulated."""
+    """Seconds of a step, their breakdown, and the simulated pipeline."""
 
     seconds: float
     breakdown: Breakdown
     pipeline: Pipeline
 
 
-class Priced(NamedTuple):
-    """A run, and what prices it."""
+class PricedRun(NamedTuple):
+    """A run with the cluster and the program it is planned for."""
 
     run: Run
     cluster: Cluster
@@ -63,7 +62,7 @@ class Priced(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What one chunk of a stage holds."""
+    """One chunk of a stage: layers, and whether it has embedding or head."""
 
     layers: int
     embedding: bool
@@ -76,7 +75,7 @@ def chunks(run: Run, software: Software) -> tuple[Chunk, ...]:
     pp, total = run.layout.pp, run.layout.pp * run.interleave
     if software.balanced_stages and run.interleave == 1:
         counts = [len(s.layers) for s in stages(run.model, Layout(pp=pp), run.recompute)]
-    else:  # evenly; what is over goes to the stages in the middle, which hold neither embedding nor head
+    else:  # evenly; the remainder goes to the middle stages, which have neither embedding nor head
         each, over = divmod(run.model.layers, total)
         first = (total - over) // 2
         counts = [each + (first <= c < first + over) for c in range(total)]
@@ -85,17 +84,17 @@ def chunks(run: Run, software: Software) -> tuple[Chunk, ...]:
 
 @lru_cache(maxsize=1 << 12)
 def predict(run: Run, cluster: Cluster, software: Software) -> Prediction:
-    """Predict a step. The run must be possible (`run.objection`); whether it fits is `memory`'s business."""
-    pipeline = pipeline_of(run, cluster, software)
-    return _finish(run, cluster, software, pipeline, simulate(pipeline, run.micro_batches))
+    """Predict a step. The run must be possible (`run.run_error`); `memory` says whether it fits."""
+    pipeline = build_pipeline(run, cluster, software)
+    return _add_updates(run, cluster, software, pipeline, simulate(pipeline, run.micro_batches))
 
 
-def floor(run: Run, cluster: Cluster, software: Software) -> float:
-    """Seconds that no schedule of this step goes below: the slowest stage's work, and what must come before and after.
+def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
+    """Lower bound on the seconds of a step: the slowest stage's work plus one micro-batch through the stages before it.
 
-    A stage cannot begin before a micro-batch has come through the chunks ahead of it, nor end before it has gone back.
+    A stage cannot begin before a micro-batch has passed the chunks ahead of it, nor end before it has gone back.
     """
-    pipeline = pipeline_of(run, cluster, software)
+    pipeline = build_pipeline(run, cluster, software)
     pp, both = run.layout.pp, [f + b for f, b in zip(pipeline.forward, pipeline.backward, strict=True)]
     hops = 2 if pipeline.blocking else 0
     work = [
@@ -105,49 +104,49 @@ def floor(run: Run, cluster: Cluster, software: Software) -> float:
     return max(*work[:-1], last) if pp > 1 else last
 
 
-def pipeline_of(run: Run, cluster: Cluster, software: Software) -> Pipeline:
-    """Seconds of every chunk and hop of this run."""
-    sides = [_sides(chunk, run, cluster, software) for chunk in chunks(run, software)]
-    slow = slowest(run.layout.world, cluster)
+def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
+    """Seconds of every chunk and send of this run."""
+    chunk_costs = [_chunk_costs(chunk, run, cluster, software) for chunk in chunks(run, software)]
+    slow = straggler_factor(run.layout.world, cluster)
     return Pipeline(
         run.layout.pp,
-        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in forward) for forward, _ in sides),
-        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in backward) for _, backward in sides),
-        _hops(run, cluster, software),
+        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in forward) for forward, _ in chunk_costs),
+        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in backward) for _, backward in chunk_costs),
+        _hop_seconds(run, cluster, software),
         blocking=not software.overlap_pipeline,
     )
 
 
-def _sides(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -> tuple[list[Cost], list[Cost]]:
-    """Costs of a chunk forward and backward, each part by itself: between parts the host meets the GPU."""
-    one = parts.layer(run.shape, cluster, software)
-    ends = [parts.embedding(run.shape, cluster)] if chunk.embedding else []
-    ends += [parts.head(run.shape, cluster, software)] if chunk.head else []
-    forward = [one.forward.times(chunk.layers), *(end.forward for end in ends)]
-    return forward, [one.backward.plus(one.recompute).times(chunk.layers), *(end.backward for end in ends)]
+def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -> tuple[list[Cost], list[Cost]]:
+    """Forward and backward costs of a chunk, a part each: the host synchronizes with the GPU between parts."""
+    layer = layer_cost.layer(run.shape, cluster, software)
+    ends = [layer_cost.embedding(run.shape, cluster)] if chunk.embedding else []
+    ends += [layer_cost.head(run.shape, cluster, software)] if chunk.head else []
+    forward = [layer.forward.times(chunk.layers), *(end.forward for end in ends)]
+    return forward, [layer.backward.plus(layer.recompute).times(chunk.layers), *(end.backward for end in ends)]
 
 
 def _elapsed(cost: Cost, run: Run, cluster: Cluster) -> float:
-    """Seconds of a part: its GPU's or its host's, whichever is longer, and a sixth-power mean where they are near.
+    """Seconds of a part: the longer of GPU and host time, smoothed near a tie by a mean of power `OVERLAP_EXPONENT`.
 
-    Hosts on two sockets wait for one another in every collective.
+    Hosts on two sockets wait for each other in every collective.
     """
     skew = cluster.measured.socket_skew if run.layout.tp > cluster.node.socket_gpus else 1.0
     host = cost.launches * cluster.measured.launch_seconds * skew
-    return float((cost.busy**TOGETHER + host**TOGETHER) ** (1 / TOGETHER))
+    return float((cost.busy**OVERLAP_EXPONENT + host**OVERLAP_EXPONENT) ** (1 / OVERLAP_EXPONENT))
 
 
-def slowest(gpus: int, cluster: Cluster) -> float:
-    """How much longer the slowest of so many GPUs takes than the slowest of a node, whose time the rest describes.
+def straggler_factor(gpus: int, cluster: Cluster) -> float:
+    """Time of the slowest of ``gpus`` GPUs relative to the slowest of a node, for which the other constants hold.
 
-    The largest of N normal deviates lies near sqrt(2 ln N) standard deviations.
+    The largest of N normal deviates is near sqrt(2 ln N) standard deviations.
     """
     node = cluster.node.gpus
     return 1 + cluster.measured.spread * (sqrt(2 * log(max(gpus, node))) - sqrt(2 * log(node)))
 
 
-def _hops(run: Run, cluster: Cluster, software: Software) -> tuple[float, ...]:
-    """The hop after each chunk; an interleaved pipeline goes from its last stage to its first again."""
+def _hop_seconds(run: Run, cluster: Cluster, software: Software) -> tuple[float, ...]:
+    """Seconds of the send after each chunk; an interleaved pipeline goes from its last stage back to its first."""
     pp, total = run.layout.pp, run.layout.pp * run.interleave
     if pp == 1:
         return (0.0,) * total
@@ -157,39 +156,39 @@ def _hops(run: Run, cluster: Cluster, software: Software) -> tuple[float, ...]:
     return tuple([*between, max(between)] * run.interleave)[:total]
 
 
-def _finish(run: Run, cluster: Cluster, software: Software, pipeline: Pipeline, timeline: Timeline) -> Prediction:
-    """From the last backward to the updated weights."""
+def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipeline, timeline: Timeline) -> Prediction:
+    """Add what follows the schedule: gradient reduction, norm, update, weight gathering."""
     pp, shape = run.layout.pp, run.shape
-    held = [stage_parameters(run, software, stage) for stage in range(pp)]
-    around = network.data_ring(cluster, run.layout)
+    parameters = [stage_parameters(run, software, stage) for stage in range(pp)]
+    ring = network.data_ring(cluster, run.layout)
     scattered = run.zero and software.reduce_scatter
     reduced = [
-        around.gather(shape.gradient_bytes * n) if scattered else around.all_reduce(shape.gradient_bytes * n)
-        for n in held
+        ring.gather(shape.gradient_bytes * n) if scattered else ring.all_reduce(shape.gradient_bytes * n)
+        for n in parameters
     ]
-    gathered = around.gather(shape.width * max(held)) if run.zero else 0.0
-    if software.overlap_gradients:  # beside the last backward pass through the stage, and the next step's first forward
+    gathered = ring.gather(shape.width * max(parameters)) if run.zero else 0.0
+    if software.overlap_gradients:  # with the stage's last backward pass, and the next step's first forward
         reduced = [max(0.0, seconds - sum(pipeline.backward[s::pp])) for s, seconds in enumerate(reduced)]
         gathered = max(0.0, gathered - min(sum(pipeline.forward[s::pp]) for s in range(pp)))
     ready = [done + seconds for done, seconds in zip(timeline.done, reduced, strict=True)]
-    agreed = max(*ready, max(ready[0], ready[-1]) + _tied_seconds(run, cluster)) if pp > 1 else ready[0]
+    norm_known = max(*ready, max(ready[0], ready[-1]) + _tied_seconds(run, cluster)) if pp > 1 else ready[0]
     share = run.layout.dp if run.zero else 1
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
-    update = max(held) / share * OPTIMIZER_BYTES / bandwidth
-    data = agreed - timeline.seconds + gathered
-    breakdown = _broken_down(Priced(run, cluster, software), timeline, data, update)
-    return Prediction(agreed + update + gathered, breakdown, pipeline)
+    update = max(parameters) / share * OPTIMIZER_BYTES / bandwidth
+    data = norm_known - timeline.seconds + gathered
+    breakdown = _breakdown(PricedRun(run, cluster, software), timeline, data, update)
+    return Prediction(norm_known + update + gathered, breakdown, pipeline)
 
 
-def _broken_down(priced: Priced, timeline: Timeline, data: float, update: float) -> Breakdown:
-    """The busiest stage's step by what it did; what it neither computed nor sent is the bubble."""
+def _breakdown(priced: PricedRun, timeline: Timeline, data: float, update: float) -> Breakdown:
+    """Seconds of the busiest stage by kind; the time it neither computes nor sends is the bubble."""
     run, cluster, software = priced
     busiest = max(range(run.layout.pp), key=lambda stage: timeline.computing[stage])
-    own = chunks(run, software)[busiest :: run.layout.pp]
-    costs = [cost for chunk in own for side in _sides(chunk, run, cluster, software) for cost in side]
-    slow = slowest(run.layout.world, cluster) * run.micro_batches
-    again = parts.layer(run.shape, cluster, software).recompute
-    recompute = slow * sum(chunk.layers for chunk in own) * (again.products + again.memory)
+    stage_chunks = chunks(run, software)[busiest :: run.layout.pp]
+    costs = [cost for chunk in stage_chunks for side in _chunk_costs(chunk, run, cluster, software) for cost in side]
+    slow = straggler_factor(run.layout.world, cluster) * run.micro_batches
+    recompute_cost = layer_cost.layer(run.shape, cluster, software).recompute
+    recompute = slow * sum(chunk.layers for chunk in stage_chunks) * (recompute_cost.products + recompute_cost.memory)
     tensor = slow * sum(cost.collectives for cost in costs)
     busy = slow * sum(cost.busy for cost in costs)
     computing, p2p = timeline.computing[busiest], timeline.hopping[busiest]
@@ -206,24 +205,24 @@ def _broken_down(priced: Priced, timeline: Timeline, data: float, update: float)
 
 
 def stage_parameters(run: Run, software: Software, stage: int) -> int:
-    """Parameters that each rank of a stage holds, copies of the tied table included."""
+    """Parameters on each rank of a stage, copies of the tied table included."""
     model, layout = run.model, run.layout
     total = 0
     for chunk in chunks(run, software)[stage :: layout.pp]:
-        total += chunk.layers * _held(model, layout.tp, "layers.0")
-        total += _held(model, layout.tp, "embedding") if chunk.embedding else 0
-        total += _held(model, layout.tp, "final_norm") if chunk.head else 0
-        total += _held(model, layout.tp, "head") if chunk.head and layout.pp > 1 else 0
+        total += chunk.layers * _rank_parameters(model, layout.tp, "layers.0")
+        total += _rank_parameters(model, layout.tp, "embedding") if chunk.embedding else 0
+        total += _rank_parameters(model, layout.tp, "final_norm") if chunk.head else 0
+        total += _rank_parameters(model, layout.tp, "head") if chunk.head and layout.pp > 1 else 0
     return total
 
 
 @lru_cache(maxsize=4096)
-def _held(model: ModelConfig, tp: int, part: str) -> int:
-    return held_of_part(model, Layout(tp=tp), part)
+def _rank_parameters(model: ModelConfig, tp: int, part: str) -> int:
+    return part_parameters(model, Layout(tp=tp), part)
 
 
 def _tied_seconds(run: Run, cluster: Cluster) -> float:
-    """First and last stage sum the gradients of the token table."""
+    """Seconds to sum the token table's gradients over first and last stage."""
     layout, model = run.layout, run.model
     pair = network.ring(cluster, 2, layout.world - layout.tp * layout.dp)
     return pair.all_reduce(run.shape.gradient_bytes * model.vocabulary * model.hidden / layout.tp)

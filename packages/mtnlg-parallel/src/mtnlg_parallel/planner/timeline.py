@@ -1,6 +1,6 @@
-"""The pipeline of one step as a picture: a Chrome trace (chrome://tracing, ui.perfetto.dev), or a page of its own.
+"""The simulated pipeline of one step as a Chrome trace (chrome://tracing, ui.perfetto.dev) or an HTML page.
 
-Both hold one lane a stage, forward and backward of every chunk and micro-batch, and then what follows the schedule.
+One lane a stage: forward and backward passes of every chunk and micro-batch, then gradient reduction and update.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 MICROSECONDS: Final = 1e6
 LANE: Final = 18
 WIDE: Final = 1600
-MOST_NAMED: Final = 4000  # more boxes than this go without a tooltip each
+MOST_NAMED: Final = 4000  # more passes than this get no tooltips
 
 
 def write_timeline(path: Path, run: Run, prediction: Prediction) -> None:
-    """Write the step's timeline: a page where ``path`` ends in .html, else a Chrome trace and a page beside it."""
+    """Write an HTML page if ``path`` ends in .html, else a Chrome trace and an HTML page beside it."""
     events: list[Event] = []
     simulate(prediction.pipeline, run.micro_batches, events)
     page = _page(run, prediction, events)
@@ -36,7 +36,7 @@ def write_timeline(path: Path, run: Run, prediction: Prediction) -> None:
 
 
 def _trace(run: Run, prediction: Prediction, events: list[Event]) -> list[dict[str, Any]]:
-    """Chrome's trace events: complete ("X") ones in microseconds, a process for the pipeline, a thread a stage."""
+    """Chrome trace events: complete ("X") events in microseconds, one thread a stage."""
     names: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "tid": stage, "name": "thread_name", "args": {"name": f"stage {stage}"}}
         for stage in range(run.layout.pp)
@@ -66,7 +66,7 @@ def _name(event: Event) -> str:
 
 
 def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
-    """One HTML file without a script or a link: the picture as SVG, with what it shows above."""
+    """One HTML file without scripts or links: the breakdown, then the pipeline as SVG."""
     scale = WIDE / prediction.seconds
     boxes = []
     for event in events:
@@ -83,8 +83,8 @@ def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>{escape(str(run))}</title>
 <style>body{{font:14px sans-serif;margin:2em}}svg{{background:#f4f4f4}}</style></head><body>
 <h1>A step of {prediction.seconds:.3f} s</h1>
-<p>{escape(str(run))}; {run.micro_batches} micro-batches. Lanes are stages, the first on top: forward blue, backward
-orange, gradients and optimizer grey, waiting empty.</p><p>{escape(parts)}</p>
+<p>{escape(str(run))}; {run.micro_batches} micro-batches. One lane a stage, the first on top: forward blue, backward
+orange, gradient reduction and optimizer grey, waiting empty.</p><p>{escape(parts)}</p>
 <svg viewBox="0 0 {WIDE} {run.layout.pp * LANE}" width="100%" preserveAspectRatio="none" shape-rendering="crispEdges">
 {"".join(boxes)}
 </svg></body></html>

@@ -1,12 +1,12 @@
-"""Which steps are not taken: those whose loss or gradient is not finite, or leaps out of what was seen before.
+"""The guard skips a step whose loss or gradient norm is not finite, or far above those of the steps before it.
 
-With the mean m and the standard deviation d of the losses (and, apart from them, of the gradient norms) of the last
-``window`` steps that were taken, a step is skipped where
+With mean m and standard deviation d of the losses (and, separately, of the gradient norms) of the last ``window`` steps
+that were not skipped, a step is skipped where
 
     x is not finite,  or  x > m + deviations · d             once the window is full
 
-Its samples are consumed, its gradient is thrown away, weights and moments stay; all ranks do so together, because
-the figures that they judge by were summed over all of them. OLMo and Levanter skip alike (6 deviations of 128 steps).
+Its samples are consumed and its gradient is discarded; weights and moments stay. All ranks skip together, because each
+judges by the same two all-reduced numbers. OLMo and Levanter skip likewise (6 deviations of 128 steps).
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import distributed
+from typing import TYPE_CHECKING
 
 from mtnlg_model.console import Failure
 
@@ -31,74 +28,76 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """Judges steps, and remembers those that were taken; begins from the last ones that metrics.jsonl holds."""
+    """Judges steps by the window of steps before them; ``history`` holds the last lines of metrics.jsonl."""
 
-    def __init__(self, settings: GuardSettings, before: Iterable[Step] = ()) -> None:
+    def __init__(self, settings: GuardSettings, history: Iterable[Step] = ()) -> None:
         self._settings = settings
-        self._seen = {name: deque[float](maxlen=settings.window) for name in ("loss", "grad_norm")}
-        self._skipped: list[str] = []
-        for step in before:
-            self.saw(step)
+        self._window = {name: deque[float](maxlen=settings.window) for name in ("loss", "grad_norm")}
+        self._skipped_in_a_row: list[str] = []
+        for step in history:
+            self.record(step)
 
-    def reason(self, loss: float, grad_norm: float) -> str | None:
-        """Why a step with these figures must not be taken; None where it may."""
+    def skip_reason(self, loss: float, grad_norm: float) -> str | None:
+        """Why a step with this loss and gradient norm must be skipped; None where it may be taken."""
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             if not math.isfinite(value):
                 return f"{name} is not finite"
-            seen, allowed = self._seen[name], self._settings.deviations
-            if not allowed or len(seen) < self._settings.window:
+            window, allowed = self._window[name], self._settings.deviations
+            if not allowed or len(window) < self._settings.window:
                 continue
-            mean, deviation = fmean(seen), pstdev(seen)
+            mean, deviation = fmean(window), pstdev(window)
             if value > mean + allowed * deviation > mean:
                 times = (value - mean) / deviation
-                return f"{name} {value:.4g} is {times:.1f} deviations above the last {len(seen)} ({mean:.4g})"
+                return f"{name} {value:.4g} is {times:.1f} deviations above the last {len(window)} ({mean:.4g})"
         return None
 
-    def saw(self, step: Step) -> None:
-        """Remember a step."""
+    def verdict(self, measure: Callable[[], tuple[float, float]]) -> Verdict:
+        """The verdict on the step about to run; ``measure`` gives its loss and gradient norm once they are reduced."""
+        return Verdict(self, measure)
+
+    def record(self, step: Step) -> None:
+        """Add a finished step to the window, or to the count of steps skipped in a row."""
         if "skipped" in step:
-            self._skipped.append(step["skipped"])
+            self._skipped_in_a_row.append(step["skipped"])
             return
-        self._skipped.clear()
+        self._skipped_in_a_row.clear()
         for name, value in (("loss", step["loss"]), ("grad_norm", step["grad_norm"])):
             if value is not None:
-                self._seen[name].append(value)
+                self._window[name].append(value)
 
     @property
     def exhausted(self) -> bool:
-        """Whether so many steps in a row were skipped that going on is no use."""
-        return len(self._skipped) >= self._settings.most_skips
+        """Whether ``most_skips`` steps in a row were skipped, so that the run must end."""
+        return len(self._skipped_in_a_row) >= self._settings.most_skips
 
     def failure(self, step: Step, newest: Path | None) -> Failure:
-        """What ends the run then, naming the newest checkpoint."""
-        going_on = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
+        """The failure that ends an exhausted run, naming its ``newest`` checkpoint."""
+        checkpoint = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
         return Failure(
-            f"step {step['step']}: {len(self._skipped)} steps in a row were skipped, the last because its "
-            f"{self._skipped[-1]}; {going_on}; lower train.lr, or raise guard.most_skips"
+            f"step {step['step']}: {len(self._skipped_in_a_row)} steps in a row were skipped, the last because its "
+            f"{self._skipped_in_a_row[-1]}; {checkpoint}; lower train.lr, or raise guard.most_skips"
         )
 
 
-class AdamW(torch.optim.AdamW):
-    """Updates only where ``permits`` says so, which is asked on all ranks when gradients have been reduced."""
+class Verdict:
+    """The guard's decision on one step, made once: DeepSpeed updates one parameter group at a time, and each asks."""
 
-    permits: Callable[[], bool] = staticmethod(lambda: True)
+    def __init__(self, guard: Guard, measure: Callable[[], tuple[float, float]]) -> None:
+        self._guard, self._measure = guard, measure
+        self._decided = False
+        self._reason: str | None = None
 
-    def step(self, closure: Any = None) -> Any:  # noqa: ANN401  (torch's signature)
-        """Update, or leave weights and moments as they are."""
-        return super().step(closure) if self.permits() else None
+    def permits_update(self) -> bool:
+        """Whether the optimizer may update. The first call measures, so all ranks make it together."""
+        if not self._decided:
+            self._decided, self._reason = True, self._guard.skip_reason(*self._measure())
+        return self._reason is None
 
+    def skip_reason(self, loss: float, grad_norm: float) -> str | None:
+        """Why the step, now over, was skipped; None where it was taken.
 
-def figures(engine: Any, device: torch.device) -> tuple[float, float]:  # noqa: ANN401  (DeepSpeed has no annotations)
-    """Loss and gradient norm of the batch whose gradients ``engine`` has just reduced, the same on every rank.
-
-    The last stage knows the loss of each replica; one sum over all ranks makes it everyone's.
-    """
-    grid, sums = engine.grid, torch.zeros(2, dtype=torch.float64, device=device)
-    if engine.is_last_stage():
-        replicas = grid.data_parallel_size * grid.model_parallel_size
-        sums[0] = engine.total_loss.double() / (engine.micro_batches * replicas)
-    if distributed.get_rank() == 0:
-        sums[1] = float(engine.optimizer._global_grad_norm)  # noqa: SLF001  (the engine tells it only after the step)
-    distributed.all_reduce(sums)
-    loss, grad_norm = sums.tolist()
-    return loss, grad_norm
+        DeepSpeed drops an update whose gradients are not finite without asking: then its own figures decide.
+        """
+        if self._decided:
+            return self._reason
+        return self._guard.skip_reason(loss, grad_norm) or "grad_norm is not finite"

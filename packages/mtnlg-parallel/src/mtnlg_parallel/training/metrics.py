@@ -1,23 +1,21 @@
-"""What a run says of itself: metrics.jsonl, one object a step; the same to boards that a person watches.
+"""metrics.jsonl, one object per step, and the throughput that it holds: tokens/s, FLOP/s, MFU and HFU.
 
-A run that goes on from a checkpoint first cuts metrics.jsonl back to it, so that every step stands there once, as if
-nothing had happened. A loss or norm that is not a number stands as null.
+A resumed run first truncates metrics.jsonl to its checkpoint, so each step appears once. A loss or gradient norm that
+is not finite is null.
 
-How fast a step was, in floating-point operations: of the model, and of the hardware, which are not the same.
-
-MFU counts what the model needs, forward and backward; HFU also what was computed again to save memory (paper.md section
-1). Both are shares of a device's dense 16-bit peak, where that is known.
+MFU (model FLOPs utilisation) counts the operations that the model needs, forward and backward; HFU (hardware FLOPs
+utilisation) counts recomputed ones too (paper.md section 1). Both are shares of the device's dense 16-bit peak.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from typing import IO, TYPE_CHECKING, Self, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from mtnlg_model.console import Failure
-from mtnlg_model.files import replacing
-from mtnlg_parallel.planner.cluster import load_cluster, names
+from mtnlg_model.files import atomic_open
+from mtnlg_parallel.planner.cluster import cluster_names, load_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,19 +23,18 @@ if TYPE_CHECKING:
 
     from mtnlg_parallel.recipe import Recipe
 
-    from .trackers import Board
+    from .trackers import Tracker
 
 
 FILE = "metrics.jsonl"
-LINE_BYTES = 1024
-"""More than a line takes."""
+MAX_LINE_BYTES = 1024
 
 
 class Step(TypedDict, total=False):
-    """One line of metrics.jsonl; ``samples`` and ``tokens`` count the run so far, ``seconds`` this step alone.
+    """One line of metrics.jsonl. ``samples`` and ``tokens`` count from the start of the run; ``seconds`` is this step.
 
-    ``data_seconds`` are those spent waiting for samples, ``checkpoint_seconds`` those in which a checkpoint held the
-    step up. ``skipped`` says why the step was not taken.
+    ``data_seconds``: waiting for samples. ``checkpoint_seconds``: held up by a checkpoint. FLOP/s are per rank.
+    ``skipped``: why the guard skipped the step. Keys that do not apply are absent.
     """
 
     step: int
@@ -60,7 +57,7 @@ class Step(TypedDict, total=False):
 
 
 def read_steps(out: Path) -> Iterator[Step]:
-    """The whole lines of a run's metrics.jsonl, in order; a torn last line is left out."""
+    """Yield the steps of a run's metrics.jsonl in order; a torn last line is left out."""
     path = out / FILE
     if not path.exists():
         return
@@ -72,34 +69,34 @@ def read_steps(out: Path) -> Iterator[Step]:
 
 
 def last_steps(out: Path, count: int) -> list[Step]:
-    """The last ``count`` whole lines, or as many as there are, without reading those before."""
+    """The last ``count`` steps, or all where there are fewer, read from the end of the file."""
     path = out / FILE
     if not path.exists():
         return []
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        begin = max(0, size - (count + 1) * LINE_BYTES)
+        begin = max(0, size - (count + 1) * MAX_LINE_BYTES)
         file.seek(begin)
         *lines, _torn = file.read().split(b"\n")
     return [json.loads(line) for line in (lines[1:] if begin else lines)][-count:]
 
 
-def cut_back(out: Path, step: int) -> None:
-    """Leave the steps up to ``step`` in metrics.jsonl."""
+def truncate_after(out: Path, step: int) -> None:
+    """Remove the steps after ``step`` from metrics.jsonl."""
     kept = [line for line in read_steps(out) if line["step"] <= step]
-    with replacing(out / FILE) as file:
+    with atomic_open(out / FILE) as file:
         file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
 
 
 class Follower:
-    """Gives the steps that another process adds to a run's metrics.jsonl beyond ``step``."""
+    """Follows the steps after ``step`` that another process adds to metrics.jsonl."""
 
     def __init__(self, out: Path, step: int) -> None:
         self._file = (out / FILE).open("rb")
         self._step, self._torn = step, b""
 
     def steps(self) -> Iterator[Step]:
-        """What is new since the last call."""
+        """Yield the steps added since the last call."""
         *lines, self._torn = (self._torn + self._file.read()).split(b"\n")
         for line in lines:
             step: Step = json.loads(line)
@@ -108,43 +105,39 @@ class Follower:
                 yield step
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 class Recorder:
-    """Appends steps to metrics.jsonl and shows them on boards; used by one rank of the job."""
+    """Appends steps to metrics.jsonl and logs them to trackers; used by rank 0."""
 
-    def __init__(self, path: Path, file: IO[bytes], boards: Sequence[Board]) -> None:
-        self._path, self._file, self._boards = path, file, boards
+    def __init__(self, out: Path, trackers: Sequence[Tracker]) -> None:
+        self._path, self._trackers = out / FILE, trackers
+        self._file = self._path.open("ab")
 
-    @classmethod
-    def open(cls, out: Path, boards: Sequence[Board]) -> Self:
-        """Go on after the step to which `cut_back` has cut the file."""
-        return cls(out / FILE, (out / FILE).open("ab"), boards)
-
-    def add(self, step: Step) -> None:
-        """Record a step; it is on its way to whoever follows the file when this returns."""
+    def record(self, step: Step) -> None:
+        """Append and log a step. Raises ``Failure`` where it cannot be written."""
         try:
             self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
             self._file.flush()
-            if "checkpoint_seconds" in step:  # on disk before the checkpoint that holds it can appear
+            if "checkpoint_seconds" in step:  # on disk before the checkpoint of this step can become visible
                 os.fsync(self._file.fileno())
-            figures = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
-            for board in self._boards:
-                board.show(step["step"], figures)
+            metrics = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
+            for tracker in self._trackers:
+                tracker.log(step["step"], metrics)
         except OSError as error:
-            raise Failure(f"{self._path}: {error.strerror}; make room, and the same command goes on") from error
+            raise Failure(f"{self._path}: {error.strerror}; make room, and the same command resumes") from error
 
     def close(self) -> None:
-        """Finish all of them."""
+        """Close the file and the trackers."""
         self._file.close()
-        for board in self._boards:
-            board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
-def described(step: Step) -> str:
-    """A step in the words of a progress line."""
+def progress_line(step: Step) -> str:
+    """A step as the note beside the progress bar."""
     loss = "not finite" if step["loss"] is None else f"{step['loss']:.4f}"
     words = [f"step {step['step']}  loss {loss}"]
     if "validation_loss" in step:
@@ -158,33 +151,33 @@ def described(step: Step) -> str:
     return "  ".join(words)
 
 
-def peak_of(device: str) -> float | None:
-    """Operations a second of a GPU by CUDA's name for it, such as NVIDIA A100-SXM4-80GB; None where unknown."""
-    gpus = [load_cluster(name).gpu for name in names()]
+def peak_flops(device: str) -> float | None:
+    """Dense 16-bit FLOP/s of a GPU by its CUDA name, such as NVIDIA A100-SXM4-80GB; None where unknown."""
+    gpus = [load_cluster(name).gpu for name in cluster_names()]
     return next((gpu.peak_flops for gpu in gpus if gpu.name.partition("-")[0] in device), None)
 
 
 def hardware_flops(recipe: Recipe, batch: int) -> float:
-    """Operations of a step over ``batch`` samples, those done again included: 4 s² h a layer for an attention core."""
+    """FLOPs of a step over ``batch`` samples, with recomputation: selective adds 4 s² h per layer and sample."""
     config, recompute = recipe.model, recipe.train.recompute
     if recompute == "full":
         return config.hardware_flops(batch)
-    again = 4 * batch * config.layers * config.sequence**2 * config.hidden if recompute == "selective" else 0
-    return config.model_flops(batch) + again
+    recomputed = 4 * batch * config.layers * config.sequence**2 * config.hidden if recompute == "selective" else 0
+    return config.model_flops(batch) + recomputed
 
 
-def speed(recipe: Recipe, batch: int, seconds: float, peak: float | None) -> Step:
-    """Figures of a step of these seconds; operations are those of one rank."""
+def throughput(recipe: Recipe, batch: int, seconds: float, peak: float | None) -> Step:
+    """The throughput keys of a step that took ``seconds``; MFU and HFU where the GPU's ``peak`` is known."""
     ranks = recipe.layout.world
     model, hardware = (
         flops / seconds / ranks for flops in (recipe.model.model_flops(batch), hardware_flops(recipe, batch))
     )
-    found: Step = {
+    figures: Step = {
         "seconds": seconds,
         "tokens_per_second": batch * recipe.model.sequence / seconds,
         "model_tflops": model / 1e12,
         "hardware_tflops": hardware / 1e12,
     }
     if peak:
-        found |= {"mfu": model / peak, "hfu": hardware / peak}
-    return found
+        figures |= {"mfu": model / peak, "hfu": hardware / peak}
+    return figures

@@ -1,4 +1,4 @@
-"""What the planner expects of a run that is about to start: whether it fits the machine, and how long a step takes."""
+"""The planner's forecast of a run that is about to start: whether it fits this machine, and seconds per step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, load_cluster, load_software
-from mtnlg_parallel.planner.memory import fullest, memory, misfit
+from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.step import predict
 
@@ -21,36 +21,39 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Recipe
 
-BOARDS: Final = {
+CLUSTERS_BY_GPU: Final = {
     "A100-SXM4-80GB": "dgx-a100",
     "A100-SXM4-40GB": "dgx-a100-40gb",
     "H100": "dgx-h100",
     "H200": "hgx-h200",
 }
-"""Which cluster's figures a GPU has, by what its driver calls it."""
+"""The planner's cluster of a GPU, by a part of the GPU's CUDA name."""
 
 CORE_FLOPS: Final = 40.0e9
-"""fp32 products of one core of a current server CPU, by torch."""
+"""fp32 FLOP/s of torch's matrix products on one core of a current server CPU."""
 
 
-class Expected(NamedTuple):
-    """The planner's word on a run: on what, seconds of a step of the whole batch, bytes of its fullest rank."""
+class Forecast(NamedTuple):
+    """The planner's forecast: the cluster, seconds of a step of the full batch, bytes of the fullest rank."""
 
     cluster: str
     seconds: float
     bytes: float
 
     def __str__(self) -> str:
-        """In words."""
-        where = f"on {self.cluster}"
-        return f"the planner expects {self.seconds:.3g} s a step and {self.bytes / 1e9:.3g} GB a rank {where}"
+        """As a log line."""
+        memory = f"{self.bytes / 1e9:.3g} GB a rank"
+        return f"the planner expects {self.seconds:.3g} s a step and {memory} on {self.cluster}"
 
 
-def expect(recipe: Recipe, cluster: str | None, force: bool) -> Expected:
-    """What to expect on this machine, or on the cluster of this name; ``UsageFailure`` where the run cannot fit."""
+def forecast(recipe: Recipe, cluster: str | None, force: bool) -> Forecast:
+    """Forecast the run on the named cluster, or on this machine where ``cluster`` is None.
+
+    Raises ``UsageFailure`` where the run cannot fit, unless ``force``.
+    """
     train = recipe.train
     software = load_software("mtnlg-parallel").model_copy(update={"fused_kernels": train.kernels})
-    place = load_cluster(cluster) if cluster else this_machine(recipe.layout)
+    target = load_cluster(cluster) if cluster else this_machine(recipe.layout)
     run = Run(
         model=recipe.model,
         layout=recipe.layout,
@@ -61,16 +64,16 @@ def expect(recipe: Recipe, cluster: str | None, force: bool) -> Expected:
         precision=train.precision,
     )
     held = memory(run, software)
-    reason = misfit(held, place)
+    reason = memory_error(held, target)
     if reason and not force:
-        less = "a larger tp or pp, a smaller train.micro_batch"
-        less += "" if train.recompute == "full" else ', train.recompute = "full"'
-        raise UsageFailure(f"layout {recipe.layout} cannot fit: {reason}; use {less}, or --force to try all the same")
-    return Expected(place.name, predict(run, place, software).seconds, held[fullest(held)].total)
+        remedy = "a larger tp or pp, a smaller train.micro_batch"
+        remedy += "" if train.recompute == "full" else ', train.recompute = "full"'
+        raise UsageFailure(f"layout {recipe.layout} cannot fit: {reason}; use {remedy}, or --force to try anyway")
+    return Forecast(target.name, predict(run, target, software).seconds, held[fullest_stage(held)].total)
 
 
-def compared(out: Path, recipe: Recipe, expected: Expected) -> str | None:
-    """The predicted step time beside the measured: the median of the steps of the whole batch, but for the first."""
+def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | None:
+    """A line with the measured step time, the median over full batches but the first, beside the predicted one."""
     seconds = [step["seconds"] for step in read_steps(out) if step["batch_size"] == recipe.train.batch][1:]
     if not seconds:
         return None
@@ -79,34 +82,37 @@ def compared(out: Path, recipe: Recipe, expected: Expected) -> str | None:
 
 
 def this_machine(layout: Layout) -> Cluster:
-    """The machine under this process: its GPUs where they are known ones, or its cores shared among the ranks."""
+    """A planner cluster for this machine: its GPUs, or its cores divided among the ranks.
+
+    An unknown GPU is taken for a DGX A100's, with its own memory size.
+    """
     import torch  # noqa: PLC0415  (slow to import, and only the driver knows the GPU's name)
 
     if not torch.cuda.is_available():
-        return _processors(layout)
+        return _cpu_cluster(layout)
     name = torch.cuda.get_device_name()
-    known = next((cluster for board, cluster in BOARDS.items() if board in name), "dgx-a100")
-    place = load_cluster(known)
-    total = float(torch.cuda.get_device_properties(0).total_memory)
-    gpu = place.gpu.model_copy(update={"name": name, "memory_bytes": total})
-    return place.model_copy(update={"gpu": gpu})
+    known = next((cluster for part, cluster in CLUSTERS_BY_GPU.items() if part in name), "dgx-a100")
+    cluster = load_cluster(known)
+    memory_bytes = float(torch.cuda.get_device_properties(0).total_memory)
+    gpu = cluster.gpu.model_copy(update={"name": name, "memory_bytes": memory_bytes})
+    return cluster.model_copy(update={"gpu": gpu})
 
 
-def _processors(layout: Layout) -> Cluster:
-    """The cores and memory, an equal part to each rank; gloo copies what it sends."""
+def _cpu_cluster(layout: Layout) -> Cluster:
+    """A one-node cluster with a "GPU" per rank, an equal share of cores and memory; gloo copies what it sends."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     ranks = layout.world
     memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / ranks
-    part = min(cores / ranks, 1.0 * cores)
+    share = min(cores / ranks, 1.0 * cores)
     return Cluster(
         name=f"this machine's {cores} cores",
         nodes=1,
         gpu=Gpu(
             name=f"rank's share of {cores} cores",
-            peak_flops=CORE_FLOPS * part,
+            peak_flops=CORE_FLOPS * share,
             processors=1,
             memory_bytes=memory_bytes,
-            memory_bandwidth=8.0e9 * part,
+            memory_bandwidth=8.0e9 * share,
         ),
         node=Node(gpus=ranks, link_bandwidth=1.0e9, network_bandwidth=1.0e9, socket_gpus=ranks),
         measured=Measured(
@@ -117,7 +123,7 @@ def _processors(layout: Layout) -> Cluster:
             link_seconds=200e-6,
             network=1.0,
             network_seconds=200e-6,
-            launch_seconds=40e-6 / min(part, 1.0),
+            launch_seconds=40e-6 / min(share, 1.0),
             socket_skew=1.0,
             spread=0.0,
         ),

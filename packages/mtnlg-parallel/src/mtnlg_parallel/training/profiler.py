@@ -1,4 +1,4 @@
-"""A window of steps under torch's profiler: where the time of a rank goes, as a trace for Perfetto."""
+"""Profiles a window of steps with torch's profiler and writes one trace per pipeline stage, for Perfetto."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Coordinates
 
 
-class Profile:
+class StepProfiler:
     """Profiles the steps of ``window`` on one rank of every stage, into ``out``/profile/rank-N.json.gz."""
 
-    def __init__(self, window: range | None, out: Path, rank: int, place: Coordinates) -> None:
-        chosen = window if place.tp == place.dp == 0 else None
-        self._first, self._last = (chosen[0], chosen[-1]) if chosen else (0, 0)
+    def __init__(self, window: range | None, out: Path, rank: int, coordinates: Coordinates) -> None:
+        profiled = window if coordinates.tp == coordinates.dp == 0 else None
+        self._first, self._last = (profiled[0], profiled[-1]) if profiled else (0, 0)
         self._path = out / PROFILE / f"rank-{rank}.json.gz"
         self._profiler: profile | None = None
 
-    def before(self, step: int) -> None:
-        """Begin at the window's first step."""
+    def before_step(self, step: int) -> None:
+        """Start profiling at the first step of the window."""
         if step == self._first:
             gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True)
             self._profiler.start()
 
-    def after(self, step: int) -> None:
-        """Write the trace at its last."""
+    def after_step(self, step: int) -> None:
+        """Write the trace after the last step of the window."""
         if self._profiler and step == self._last:
             self._profiler.stop()
             self._path.parent.mkdir(exist_ok=True)

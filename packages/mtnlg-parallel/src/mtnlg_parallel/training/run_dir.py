@@ -1,4 +1,4 @@
-"""What a run's ``--out`` folder holds already, and so what the command has to do: begin, go on, or nothing at all."""
+"""The run directory, ``--out``: whether the run there is new, resumable or complete, and its summary.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtnlg_model.console import UsageFailure
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.layout import Layout, stages
-from mtnlg_parallel.recipe import Recipe, disagreement, load_recipe
+from mtnlg_parallel.recipe import Recipe, first_difference, load_recipe
 
 from . import metrics
 from .trackers import TENSORBOARD, WANDB, WANDB_ID
@@ -28,8 +28,8 @@ LOGS = "logs"
 PROFILE = "profile"
 
 
-class Start(NamedTuple):
-    """Where a run stands: steps done and to come, and whether it is complete."""
+class RunState(NamedTuple):
+    """Progress of a run: steps and samples done, steps in total, and whether it is complete."""
 
     step: int
     samples: int
@@ -37,42 +37,42 @@ class Start(NamedTuple):
     complete: bool
 
 
-def prepare(out: Path, recipe: Recipe, stream: str, resume: bool) -> Start:
-    """Make ``out`` ready for this recipe, and say where it stands; without ``resume`` an earlier run is removed.
+def prepare_run_dir(out: Path, recipe: Recipe, stream: str, resume: bool) -> RunState:
+    """Prepare ``out`` for this recipe and return the state of the run there; without ``resume`` delete it first.
 
-    Raises ``UsageFailure`` where ``out`` is the run of another recipe, ``Failure`` where its token stream is another
-    than that of this fingerprint.
+    Raises ``UsageFailure`` where ``out`` holds the run of another recipe, ``Failure`` where its checkpoint was trained
+    on a token stream other than the one with fingerprint ``stream``.
     """
-    before = out / RECIPE
+    recipe_file = out / RECIPE
     if not resume:
         _clear(out)
-    elif before.exists() and (difference := disagreement(load_recipe(before), recipe)):
-        raise UsageFailure(f"{out}: another run: {difference}; give another --out, or --no-resume to begin again")
-    if done := _finished(out, recipe):
-        return done
-    start = _start(out, recipe, stream)
-    write_text(before, dump(recipe))
-    metrics.cut_back(out, start.step)
+    elif recipe_file.exists() and (difference := first_difference(load_recipe(recipe_file), recipe)):
+        raise UsageFailure(f"{out}: another run: {difference}; give another --out, or --no-resume to start over")
+    if complete := _complete_state(out, recipe):
+        return complete
+    state = _resumable_state(out, recipe, stream)
+    write_text(recipe_file, dump(recipe))
+    metrics.truncate_after(out, state.step)
     (out / SUMMARY).unlink(missing_ok=True)
-    return start
+    return state
 
 
 def read_summary(out: Path) -> dict[str, Any]:
-    """The summary.json of a complete run."""
+    """Read the summary.json of a complete run."""
     content: dict[str, Any] = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
     return content
 
 
-def summary(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
-    """What summary.json holds of a complete run."""
+def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
+    """The content of summary.json for a complete run."""
     layout, train, steps = recipe.layout, recipe.train, list(metrics.read_steps(out))
     seconds = sum(step["seconds"] for step in steps)
-    cut = stages(recipe.model, Layout(pp=layout.pp), train.recompute)
+    pipeline_stages = stages(recipe.model, Layout(pp=layout.pp), train.recompute)
     return {
         "version": 1,
         "layout": layout.model_dump(),
         "ranks": [{"rank": rank, **layout.coordinates(rank)._asdict()} for rank in range(layout.world)],
-        "stages": [{"stage": s.number, "layers": list(s.parts), "parameters": s.parameters} for s in cut],
+        "stages": [{"stage": s.number, "layers": list(s.parts), "parameters": s.parameters} for s in pipeline_stages],
         "parameters": recipe.model.parameters,
         "model": recipe.model.model_dump(),
         "recompute": train.recompute,
@@ -98,25 +98,25 @@ def _clear(out: Path) -> None:
         (out / file).unlink(missing_ok=True)
 
 
-def _finished(out: Path, recipe: Recipe) -> Start | None:
-    """Where the run stands if it is complete."""
+def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
     if not (out / SUMMARY).exists() or not any((out / CHECKPOINTS).glob("step-*")):
         return None
     summary = read_summary(out)
     if summary["samples"] < recipe.train.samples:
         return None
-    return Start(summary["steps"], summary["samples"], summary["steps"], complete=True)
+    return RunState(summary["steps"], summary["samples"], summary["steps"], complete=True)
 
 
-def _start(out: Path, recipe: Recipe, stream: str) -> Start:
+def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
     from mtnlg_model.checkpoint.manifest import latest  # noqa: PLC0415  (imports torch)
     from mtnlg_parallel.engine.zero import open_checkpoint  # noqa: PLC0415  (as above)
 
-    for unfinished in (out / CHECKPOINTS).glob("step-*.tmp"):  # nobody writes now: give its room back
+    for unfinished in (out / CHECKPOINTS).glob("step-*.tmp"):  # no rank is writing now
         shutil.rmtree(unfinished)
-    found = latest(out / CHECKPOINTS)
+    checkpoint = latest(out / CHECKPOINTS)
     step, samples = 0, 0
-    if found:
-        progress = open_checkpoint(found, recipe.model, stream).progress
+    if checkpoint:
+        progress = open_checkpoint(checkpoint, recipe.model, stream).progress
         step, samples = progress.step, progress.samples
-    return Start(step, samples, step + recipe.batch_size.number_of_steps(recipe.train.samples, samples), complete=False)
+    steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)
+    return RunState(step, samples, steps, complete=False)

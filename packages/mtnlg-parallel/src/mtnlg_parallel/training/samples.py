@@ -1,4 +1,4 @@
-"""Samples of the token stream by number, dealt out to data-parallel ranks, and read ahead of the training."""
+"""Reads samples of the token stream, splits them over the data-parallel ranks, and prefetches them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     MicroBatch = tuple[Tensor, Tensor]
 
-AHEAD = 64
-"""Micro-batches that wait to be taken, a few megabytes."""
+PREFETCH_DEPTH = 64
+"""Micro-batches in the queue, a few megabytes."""
 
 
 class Data(NamedTuple):
-    """What a run reads: the training stream, the held-out one, and the tokenizer that made both."""
+    """The training stream, the held-out stream, and the tokenizer that made both."""
 
     train: TokenStream
     validation: TokenStream
@@ -38,8 +38,8 @@ class Data(NamedTuple):
 def open_data(folder: Path, recipe: Recipe) -> Data:
     """Open the tokens of a data folder. Raises ``Failure`` where they are missing or do not fit the recipe."""
     tokens, sequence = folder / "tokens", recipe.model.sequence
-    most = recipe.train.samples + recipe.train.batch  # the last step may go beyond train.samples by less than a batch
-    train = open_stream(tokens, sequence, "train", most)
+    samples = recipe.train.samples + recipe.train.batch  # the last step may pass train.samples by less than a batch
+    train = open_stream(tokens, sequence, "train", samples)
     if train.vocab_size > recipe.model.vocabulary:
         raise Failure(
             f"{tokens}: has {train.vocab_size} different tokens, model.vocabulary = {recipe.model.vocabulary} rows; "
@@ -55,17 +55,17 @@ def open_data(folder: Path, recipe: Recipe) -> Data:
 
 
 def validation_samples(recipe: Recipe, stream: TokenStream) -> int:
-    """How many of the held-out samples a validation reads: the first ones, as many as go evenly over the ranks."""
+    """Number of held-out samples that a validation reads, rounded down to divide evenly over the ranks."""
     multiple = recipe.batch_size.multiple
     return min(recipe.train.validation_samples, len(stream)) // multiple * multiple
 
 
 def micro_batches(stream: TokenStream, samples: range, micro_batch: int, dp: int, dp_rank: int) -> Iterator[MicroBatch]:
-    """Inputs and targets, each int64 [micro_batch, S], of one rank's share of ``samples``.
+    """Yield inputs and targets, each int64 [micro_batch, S], of one rank's share of ``samples``.
 
-    Micro-batches go to the ranks in turn, so together the ranks read each sample once.
+    Micro-batches go to the ranks in turn, so that together the ranks read each sample once.
     """
-    import torch  # noqa: PLC0415  (the rest of this module is for a parent that needs none)
+    import torch  # noqa: PLC0415  (the launching process uses the rest of this module without torch)
 
     for start in samples[dp_rank * micro_batch :: dp * micro_batch]:
         rows = np.stack([stream[number] for number in range(start, start + micro_batch)])
@@ -74,39 +74,40 @@ def micro_batches(stream: TokenStream, samples: range, micro_batch: int, dp: int
 
 
 class Prefetch:
-    """The micro-batches of one data-parallel rank, step after step to the recipe's end, read ahead by a thread.
+    """Iterates over one data-parallel rank's micro-batches until the recipe's end; a thread reads ahead.
 
-    What the thread meets, such as a store cut short, is raised where the micro-batch is asked for.
+    An error in the thread, such as a truncated token store, is raised by ``next``. ``waited`` counts the seconds that
+    ``next`` has blocked.
     """
 
     def __init__(self, stream: TokenStream, recipe: Recipe, begin: int, dp_rank: int) -> None:
         self.waited = 0.0
-        self._found: queue.Queue[MicroBatch | BaseException] = queue.Queue(AHEAD)
-        self._over = threading.Event()
+        self._queue: queue.Queue[MicroBatch | BaseException] = queue.Queue(PREFETCH_DEPTH)
+        self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._read, args=(stream, recipe, begin, dp_rank), name="samples", daemon=True
         )
         self._thread.start()
 
     def __iter__(self) -> Self:
-        """An iterator over itself."""
+        """The iterator itself."""
         return self
 
     def __next__(self) -> MicroBatch:
-        """The next one; ``waited`` counts the seconds until it was there."""
+        """Wait for the next micro-batch."""
         began = time.perf_counter()
-        found = self._found.get()
+        micro_batch = self._queue.get()
         self.waited += time.perf_counter() - began
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        if isinstance(micro_batch, BaseException):
+            raise micro_batch
+        return micro_batch
 
     def close(self) -> None:
-        """End the thread."""
-        self._over.set()
+        """Stop the thread."""
+        self._closed.set()
         while self._thread.is_alive():
-            while not self._found.empty():
-                self._found.get_nowait()
+            while not self._queue.empty():
+                self._queue.get_nowait()
             self._thread.join(0.01)
 
     def _read(self, stream: TokenStream, recipe: Recipe, begin: int, dp_rank: int) -> None:
@@ -114,9 +115,9 @@ class Prefetch:
         try:
             for before, batch in recipe.batch_size.steps(train.samples, begin):
                 samples = range(before, before + batch)
-                for found in micro_batches(stream, samples, train.micro_batch, layout.dp, dp_rank):
-                    self._found.put(found)
-                    if self._over.is_set():
+                for micro_batch in micro_batches(stream, samples, train.micro_batch, layout.dp, dp_rank):
+                    self._queue.put(micro_batch)
+                    if self._closed.is_set():
                         return
-        except BaseException as error:  # noqa: BLE001  (it is raised in the thread that trains)
-            self._found.put(error)
+        except BaseException as error:  # noqa: BLE001  (raised in the training thread)
+            self._queue.put(error)

@@ -1,6 +1,6 @@
-"""Learning rate and batch size as pure functions of the samples consumed: nothing to save, nothing to restore.
+"""Learning rate and batch size as pure functions of the samples consumed: no state to save or restore.
 
-With x samples consumed, warm-up w, decay horizon d (counted from 0, warm-up included) and peak p, floor f
+With x samples consumed, warm-up w, decay horizon d (counted from 0, so it includes the warm-up), peak p and floor f
 
     lr(x) = p x / w                                                     x <= w
             f + (p - f) (1 + cos(π (x - w) / (d - w))) / 2              w < x <= d
@@ -10,8 +10,8 @@ and, for a ramp from b₀ by b₁ over r samples to the full batch b, in n = (b 
 
     batch(x) = b₀ + b₁ floor(x n / r)                                   x < r,  else b
 
-rounded down to a multiple of what all data-parallel ranks take in one micro-batch, and to one such multiple at least.
-Conventions as Megatron's (paper.md section 2); tokens are samples times the sequence length.
+rounded down to a multiple of dp x micro-batch, and at least one such multiple. These are Megatron's conventions
+(paper.md section 2). Tokens are samples times the sequence length.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Samples = Annotated[int, Field(gt=0, lt=1 << 60)]
 
 
 class Ramp(Settings):
-    """How the batch grows at the beginning: from ``start`` by ``increment`` over ``samples``."""
+    """Batch size ramp: from ``start`` by ``increment`` to the full batch over the first ``samples``."""
 
     start: Samples
     increment: Samples
@@ -48,35 +48,35 @@ class LearningRate:
     decay: int
 
     def at(self, samples: int) -> float:
-        """The learning rate when ``samples`` have been consumed."""
+        """The learning rate after ``samples`` consumed samples."""
         if samples <= self.warmup:
             return self.peak * samples / self.warmup if self.warmup else self.peak
         if samples > self.decay:
             return self.floor
-        fallen = (samples - self.warmup) / (self.decay - self.warmup)
-        return self.floor + (self.peak - self.floor) * (1 + math.cos(math.pi * fallen)) / 2
+        decayed = (samples - self.warmup) / (self.decay - self.warmup)
+        return self.floor + (self.peak - self.floor) * (1 + math.cos(math.pi * decayed)) / 2
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Samples a step: ``size`` after the ramp. ``multiple``, dp x micro-batch, divides ``size``."""
+    """Samples per step: ``size`` after the ramp. ``multiple`` is dp x micro-batch and divides ``size``."""
 
     size: int
     ramp: Ramp | None
     multiple: int
 
     def at(self, samples: int) -> int:
-        """Samples of the step that begins when ``samples`` have been consumed."""
+        """The batch size of the step that begins after ``samples`` consumed samples."""
         ramp = self.ramp
         if ramp is None or samples >= ramp.samples:
             return self.size
         increments = (self.size - ramp.start) // ramp.increment
-        wanted = ramp.start + ramp.increment * (samples * increments // ramp.samples)
-        return max(wanted // self.multiple, 1) * self.multiple
+        ramped = ramp.start + ramp.increment * (samples * increments // ramp.samples)
+        return max(ramped // self.multiple, 1) * self.multiple
 
     @property
     def rounding(self) -> str | None:
-        """What a person is told where the ranks do not divide every size of the ramp; None where they do."""
+        """A note for the user where ``multiple`` does not divide every step of the ramp; None where it does."""
         ramp, multiple = self.ramp, self.multiple
         if ramp is None or (ramp.start % multiple == 0 and ramp.increment % multiple == 0):
             return None
@@ -86,9 +86,9 @@ class BatchSize:
         )
 
     def steps(self, total: int, begin: int = 0) -> Iterator[tuple[int, int]]:
-        """(samples consumed before, batch) of every step from ``begin`` until ``total`` are reached.
+        """Yield (samples consumed before, batch size) for every step from ``begin`` until ``total`` is reached.
 
-        The last step is a whole one, so training ends with up to a batch less one more than ``total``.
+        The last batch is a full one, so training may end up to a batch minus one beyond ``total``.
         """
         while begin < total:
             size = self.at(begin)
@@ -96,7 +96,7 @@ class BatchSize:
             begin += size
 
     def number_of_steps(self, total: int, begin: int = 0) -> int:
-        """How many steps ``steps`` yields, without walking those after the ramp."""
+        """Number of steps that `steps` yields, without iterating over those after the ramp."""
         ramped = 0
         end_of_ramp = min(self.ramp.samples if self.ramp else 0, total)
         for before, size in self.steps(end_of_ramp, begin):

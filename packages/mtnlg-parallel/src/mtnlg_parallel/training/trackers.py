@@ -1,4 +1,4 @@
-"""Where a person watches a run: TensorBoard's event files, and Weights & Biases where it is asked for."""
+"""Experiment trackers: TensorBoard event files, and Weights & Biases on request."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
 
 
-class Board(Protocol):
-    """Shows figures by step."""
+class Tracker(Protocol):
+    """Plots metrics by step."""
 
-    def show(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Show a step's."""
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log the metrics of a step."""
 
     def close(self) -> None:
-        """Have all of them shown."""
+        """Flush what was logged."""
 
 
 class TensorBoard:
-    """Event files in ``out``/tensorboard, cut back to ``step``."""
+    """Event files in ``out``/tensorboard; events after ``step`` are purged."""
 
     def __init__(self, out: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (slow to import, and one rank needs it)
 
         self._writer = SummaryWriter(str(out / TENSORBOARD), purge_step=step + 1)
 
-    def show(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Add each as a scalar under train/."""
-        for name, value in figures.items():
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add each metric as a scalar under train/."""
+        for name, value in metrics.items():
             self._writer.add_scalar(f"train/{name}", value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
 class WeightsAndBiases:
-    """A run of a project there; the same ``out`` goes on with the same run."""
+    """A run of a W&B project; a resumed training run with the same ``out`` continues the same W&B run."""
 
     def __init__(self, project: str, out: Path, recipe: Recipe) -> None:
         import wandb  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415  (an extra)
 
         if not (out / WANDB_ID).exists():
             write_text(out / WANDB_ID, uuid4().hex)
-        known = {"id": (out / WANDB_ID).read_text(encoding="utf-8"), "resume": "allow"}
+        identity = {"id": (out / WANDB_ID).read_text(encoding="utf-8"), "resume": "allow"}
         config = recipe.model_dump(mode="json")
-        self._run = wandb.init(project=project, **known, name=out.resolve().name, dir=str(out), config=config)
+        self._run = wandb.init(project=project, **identity, name=out.resolve().name, dir=str(out), config=config)
 
-    def show(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Log them under train/."""
-        self._run.log({f"train/{name}": value for name, value in figures.items()}, step=step)
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log the metrics under train/."""
+        self._run.log({f"train/{name}": value for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:
-        """Upload what is left."""
+        """Upload the rest and finish the W&B run."""
         self._run.finish()
 
 
 def check_wandb() -> None:
-    """Raise ``UsageFailure`` where Weights & Biases is not installed."""
+    """Raise ``UsageFailure`` where the package wandb is not installed."""
     if find_spec("wandb") is None:
         raise UsageFailure("--wandb needs the package wandb; pip install 'mtnlg-parallel[wandb]'")

@@ -1,29 +1,29 @@
-"""What a device gets, and what is said where that is not a kernel."""
+"""Fused or eager operations for a device, and the message when they are eager."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from mtnlg_parallel.kernels import best, dispatch
+from mtnlg_parallel.kernels import best_ops, dispatch
 from mtnlg_parallel.model.head import EAGER
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said_yet() -> None:
+def _forget_messages() -> None:
     dispatch._say_once.cache_clear()
 
 
-def test_a_cpu_gets_eager_operations_and_is_told_once(
+def test_a_cpu_gets_eager_operations_and_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     triton = pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
-    monkeypatch.setattr(triton.knobs, "propagate_env", False)  # or it writes TRITON_INTERPRET, for all that follow
+    monkeypatch.setattr(triton.knobs, "propagate_env", False)  # else it sets TRITON_INTERPRET in the environment
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    assert best(CPU) is EAGER
-    assert best(CPU) is EAGER
+    assert best_ops(CPU) is EAGER
+    assert best_ops(CPU) is EAGER
     assert capsys.readouterr().err == "no fused kernels: cpu is not an NVIDIA GPU\n"
 
 
@@ -31,7 +31,7 @@ def test_without_triton_everything_is_eager(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dispatch, "find_spec", lambda _name: None)
-    assert best(CPU) is EAGER
+    assert best_ops(CPU) is EAGER
     assert "pip install 'mtnlg-parallel[kernels]'" in capsys.readouterr().err
 
 
@@ -41,15 +41,15 @@ def test_an_older_gpu_gets_eager_operations(
     pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla V100")
-    assert best(torch.device("cuda")) is EAGER
+    assert best_ops(torch.device("cuda")) is EAGER
     assert capsys.readouterr().err == "no fused kernels: Tesla V100 is older than the A100\n"
 
 
-def test_interpreted_kernels_take_the_dtypes_they_know_and_leave_the_others(
+def test_interpreted_kernels_fall_back_for_dtypes_they_do_not_support(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
-    ops = best(CPU)
+    ops = best_ops(CPU)
     assert ops is not EAGER
     x_F, bias_F = torch.randn(2, 8), torch.randn(8)
     assert "_BiasGelu" in str(ops.bias_gelu(x_F.requires_grad_(), bias_F).grad_fn)
@@ -60,9 +60,9 @@ def test_interpreted_kernels_take_the_dtypes_they_know_and_leave_the_others(
     assert capsys.readouterr().err == "bias_gelu: no fused kernel for float64 on cpu\n"
 
 
-def test_of_nothing_nothing_is_launched() -> None:
+def test_empty_tensors_launch_nothing() -> None:
     pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
     x_F, bias_F = torch.empty(0, 8, requires_grad=True), torch.randn(8, requires_grad=True)
-    torch.autograd.backward(best(CPU).bias_gelu(x_F, bias_F).sum())
+    torch.autograd.backward(best_ops(CPU).bias_gelu(x_F, bias_F).sum())
     assert bias_F.grad is not None
     assert not bias_F.grad.any()

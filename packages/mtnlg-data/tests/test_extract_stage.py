@@ -1,4 +1,4 @@
-"""Files into shards: one reading for all sources, several shards for large files, row groups that fit in memory."""
+"""Source files to shards: a shared file is read once, large files get several shards, row groups fit in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data.document import CHARACTERS_A_GROUP, Document, batches, read_documents, write_documents
+from mtnlg_data.document import CHARACTERS_PER_GROUP, Document, batch_documents, read_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
@@ -26,7 +26,7 @@ SUBSETS = {"books": "Books3", "letters": "Enron", "all": None}
 
 @pytest.fixture
 def pile(tmp_path: Path, corpus: ModuleType) -> Path:
-    """A file of the Pile of three subsets, with a line that is none and one without a text."""
+    """A file of the Pile with three subsets, a line that is not an object and one without text."""
     path = tmp_path / "00.jsonl.zst"
     names = ["Books3", "Enron", "Github"] * 4
     rows: list[object] = [{"text": corpus.text(n), "meta": {"pile_set_name": name}} for n, name in enumerate(names)]
@@ -47,35 +47,35 @@ def texts(path: Path) -> list[dict[str, Any]]:
     return [row for batch in read_documents(path) for row in batch.to_pylist()]
 
 
-def test_a_file_of_the_pile_is_read_once_for_all_its_sources_and_gives_each_what_it_would_by_itself(
+def test_a_file_of_the_pile_is_read_once_for_all_its_sources_with_the_same_documents(
     pile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readings = []
+    read_paths = []
 
-    def counted(path: Path, *how: Any) -> Iterator[Any]:  # noqa: ANN401  (whatever it takes)
-        readings.append(path)
-        return read_pile(path, *how)
+    def counted(path: Path, *args: Any) -> Iterator[Any]:  # noqa: ANN401  (read_pile's own)
+        read_paths.append(path)
+        return read_pile(path, *args)
 
     monkeypatch.setattr("mtnlg_data.extract.stage.read_pile", counted)
     for sources in (["books", "letters"], ["letters", "books", "all"]):
-        readings.clear()
+        read_paths.clear()
         out = tmp_path / "-".join(sources)
         account = run(feeds(pile, *sources), out)
-        assert readings == [pile]
+        assert read_paths == [pile]
         assert account["shards"] == [f"{source}-00000.parquet" for source in sources]
         for source in sources:
             run(feeds(pile, source), tmp_path / source)
             assert texts(out / f"{source}-00000.parquet") == texts(tmp_path / source / f"{source}-00000.parquet")
 
 
-def test_what_is_broken_in_a_shared_file_is_counted_where_it_belongs(pile: Path, tmp_path: Path) -> None:
+def test_a_broken_record_of_a_shared_file_is_counted_with_its_source(pile: Path, tmp_path: Path) -> None:
     counted = run(feeds(pile, "books", "letters"), tmp_path / "out")["sources"]
-    assert counted["books"]["dropped"] == {"not_json": 1}, "of no source that could be told: the first's"
+    assert counted["books"]["dropped"] == {"not_json": 1}, "its subset is unknown, so it counts with the first source"
     assert counted["letters"]["dropped"] == {"no_text": 1}
     assert (counted["books"]["documents_out"], counted["letters"]["documents_out"]) == (4, 4)
 
 
-def test_a_full_shard_is_followed_by_another_and_nothing_is_lost_or_doubled(pile: Path, tmp_path: Path) -> None:
+def test_a_full_shard_is_followed_by_another_without_loss_or_duplicates(pile: Path, tmp_path: Path) -> None:
     whole = run(feeds(pile, "all", "books"), tmp_path / "whole")
     cut = run(feeds(pile, "all", "books"), tmp_path / "cut", ExtractSettings(shard_characters=2500))
     assert cut["shards"][:2] == ["all-00000.parquet", "all-00000.001.parquet"]
@@ -90,7 +90,7 @@ def test_a_full_shard_is_followed_by_another_and_nothing_is_lost_or_doubled(pile
 
 
 @pytest.mark.parametrize("lost", ["all-00000.001.parquet", "all-00000.001.parquet.json", "all-00000.parquet.json"])
-def test_what_is_lost_of_a_file_with_several_shards_is_made_again(pile: Path, tmp_path: Path, lost: str) -> None:
+def test_a_lost_shard_or_manifest_is_made_again(pile: Path, tmp_path: Path, lost: str) -> None:
     settings = ExtractSettings(shard_characters=2500)
     run(feeds(pile, "all"), tmp_path, settings)
     before = (tmp_path / lost).read_bytes()
@@ -99,12 +99,12 @@ def test_what_is_lost_of_a_file_with_several_shards_is_made_again(pile: Path, tm
     assert (tmp_path / lost).read_bytes() == before
 
 
-def test_a_row_group_is_bounded_by_its_text_and_filters_leave_no_tiny_ones(tmp_path: Path) -> None:
-    length = CHARACTERS_A_GROUP // 3
-    write_documents(tmp_path / "large.parquet", batches(Document(f"{n}", "x", "x" * length) for n in range(7)))
+def test_row_groups_are_bounded_by_their_text_and_small_batches_are_merged(tmp_path: Path) -> None:
+    length = CHARACTERS_PER_GROUP // 3
+    write_documents(tmp_path / "large.parquet", batch_documents(Document(f"{n}", "x", "x" * length) for n in range(7)))
     with pq.ParquetFile(tmp_path / "large.parquet") as file:
         assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [4, 3]
     assert [batch.num_rows for batch in read_documents(tmp_path / "large.parquet")] == [4, 3]
-    few = (batch for n in range(500) for batch in batches([Document(f"{n}", "x", "short")]))
+    few = (batch for n in range(500) for batch in batch_documents([Document(f"{n}", "x", "short")]))
     write_documents(tmp_path / "small.parquet", few)
     assert [batch.num_rows for batch in read_documents(tmp_path / "small.parquet")] == [500]

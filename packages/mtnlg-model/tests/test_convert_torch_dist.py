@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
-from mtnlg_model.convert.torch_dist import count_pieces, import_torch_dist
+from mtnlg_model.convert.torch_dist import count_chunks, import_torch_dist
 from mtnlg_model.decoder import Decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -47,26 +47,26 @@ def silent(n: int, note: str = "") -> None:
 def megatrons(decoder: Decoder, *, stacked: bool) -> dict[str, Any]:
     """The model by Megatron-Core's names, with what else lies in such a folder."""
     ours = decoder.state_dict()
-    held: dict[str, Any] = {theirs: ours[name] for theirs, name in OUTER.items()}
+    tensors: dict[str, Any] = {theirs: ours[name] for theirs, name in OUTER.items()}
     for theirs, name in INNER.items():
         for kind in ("weight", "bias"):
             layers = [ours[f"layers.{n}.{name}{kind}"] for n in range(CONFIG.layers)]
             if stacked:
-                held[f"decoder.layers.{theirs}{kind}"] = torch.stack(layers)
+                tensors[f"decoder.layers.{theirs}{kind}"] = torch.stack(layers)
             else:
-                held |= {f"decoder.layers.{n}.{theirs}{kind}": tensor for n, tensor in enumerate(layers)}
-    moments = {f"optimizer.state.exp_avg.{key}": torch.zeros_like(tensor) for key, tensor in held.items()}
+                tensors |= {f"decoder.layers.{n}.{theirs}{kind}": tensor for n, tensor in enumerate(layers)}
+    moments = {f"optimizer.state.exp_avg.{key}": torch.zeros_like(tensor) for key, tensor in tensors.items()}
     moments["chained_0.optimizer.state.step"] = torch.zeros(1)
     return {
-        **held,
+        **tensors,
         **moments,
         "rng_state/shard_0_1": b"rng",
         "decoder.layers.mlp.linear_fc1._extra_state/shard_0_3": b"",
     }
 
 
-def write(folder: Path, held: dict[str, Any], **arguments: object) -> Path:
-    save(held, checkpoint_id=folder, no_dist=True)
+def write(folder: Path, tensors: dict[str, Any], **arguments: object) -> Path:
+    save(tensors, checkpoint_id=folder, no_dist=True)
     torch.save({"args": argparse.Namespace(**arguments), "iteration": 10}, folder / "common.pt")
     return folder
 
@@ -86,7 +86,7 @@ def test_every_tensor_arrives(tmp_path: Path, tokenizer_path: Path, stacked: boo
     done: list[int] = []
     config = import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, lambda n, _="": done.append(n))
     assert config == CONFIG.model_copy(update={"layer_norm_eps": 1e-6})
-    assert sum(done) == count_pieces(folder)
+    assert sum(done) == count_chunks(folder)
     checkpoint = Checkpoint.open(tmp_path / "out")
     checkpoint.verify()
     for name, tensor in decoder.state_dict().items():
@@ -106,20 +106,20 @@ def test_nothing_in_index_arguments_or_pieces_is_run(folder: Path, tmp_path: Pat
     torch.save({"args": malice}, folder / "common.pt")
     import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4, silent)
     (folder / "__0_0.distcp").write_bytes(pickle.dumps(malice) * 3000)
-    with pytest.raises(Failure, match=r"__0_0\.distcp: no file of torch\.save, or damaged"):
+    with pytest.raises(Failure, match=r"__0_0\.distcp: not a torch\.save file, or damaged"):
         import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4, silent)
     for index in (malice, {"a": malice}, [malice]):
         (folder / ".metadata").write_bytes(pickle.dumps(index))
-        with pytest.raises(Failure, match=r"\.metadata: no index of a torch\.distributed checkpoint"):
+        with pytest.raises(Failure, match=r"\.metadata: not the index of a torch\.distributed checkpoint"):
             import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4, silent)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "again").exists()
 
 
 def changed(decoder: Decoder, name: str, tensor: Tensor | None) -> dict[str, Any]:
-    held = megatrons(decoder, stacked=True)
-    held.pop(name, None)
-    return held if tensor is None else {**held, name: tensor}
+    tensors = megatrons(decoder, stacked=True)
+    tensors.pop(name, None)
+    return tensors if tensor is None else {**tensors, name: tensor}
 
 
 UP = "decoder.layers.mlp.linear_fc1.weight"
@@ -130,11 +130,11 @@ UP = "decoder.layers.mlp.linear_fc1.weight"
     [
         (UP, None, "tensors: 37 where config has 40"),
         (UP, torch.zeros(3, 60, 16), r"layers\.0\.mlp\.up\.weight: weight: axis 0: 0:60:1|elements"),
-        (UP, torch.zeros(3, 64, 16, dtype=torch.long), "linear_fc1.weight: is no tensor of numbers"),
-        ("decoder.layers.mlp.router.weight", torch.zeros(3, 4), "router.weight: a tensor that this decoder does not"),
-        ("output_layer.weight", torch.zeros(64, 16), "output_layer.weight: a tensor that this decoder does not have"),
-        ("embedding.position_embeddings.weight", None, "no GPT with learned positions"),
-        ("embedding.word_embeddings.weight", torch.zeros(64), "no GPT with learned positions"),
+        (UP, torch.zeros(3, 64, 16, dtype=torch.long), "linear_fc1.weight: not a floating-point tensor"),
+        ("decoder.layers.mlp.router.weight", torch.zeros(3, 4), "router.weight: this decoder has no such tensor"),
+        ("output_layer.weight", torch.zeros(64, 16), "output_layer.weight: this decoder has no such tensor"),
+        ("embedding.position_embeddings.weight", None, "not a GPT with learned positions"),
+        ("embedding.word_embeddings.weight", torch.zeros(64), "not a GPT with learned positions"),
         ("decoder.layers.self_attention.linear_qkv.bias", torch.zeros(2, 48), "elements are missing|tensors: "),
     ],
 )
@@ -151,10 +151,10 @@ def test_another_model_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "does not tell the number of attention heads; give --heads N"),
+        ({}, "number of attention heads not stored; give --heads N"),
         ({"num_attention_heads": 5}, "heads = 5 does not divide hidden = 16"),
         ({"num_attention_heads": "4"}, "heads = '4': Input should be a valid integer"),
-        ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: this decoder has it not"),
+        ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: not supported by this decoder"),
     ],
 )
 def test_what_the_arguments_of_the_run_say_counts(
@@ -179,7 +179,7 @@ def test_a_name_that_leaves_the_folder_is_refused(folder: Path, tmp_path: Path, 
     for name in (b"../sec.distc", b"/tmp/x.distc", b"..\x00\x00distcp.."):
         assert len(name) == len(b"__0_0.distcp")
         (folder / ".metadata").write_bytes(index.replace(b"__0_0.distcp", name))
-        with pytest.raises(Failure, match="is no plain name in this folder"):
+        with pytest.raises(Failure, match="is not a name in this folder"):
             import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
 
 

@@ -1,4 +1,4 @@
-"""What every layout is held against: the recipe, trained by one process and PyTorch alone."""
+"""The reference for every layout: the recipe trained by one process with PyTorch alone."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mtnlg_data.stream import TokenStream
 
 Json = dict[str, Any]
-World = Callable[..., list[Any]]
-Plain = tuple[list[Json], Decoder, torch.optim.AdamW]
+RunRanks = Callable[..., list[Any]]
+Reference = tuple[list[Json], Decoder, torch.optim.AdamW]
 FP32 = 1e-5
 STEPS = 20
 RECIPE: dict[str, Json] = {
@@ -36,7 +36,7 @@ RECIPE: dict[str, Json] = {
 def recipe_of(
     layout: tuple[int, int, int] = (1, 1, 1), model: Json | None = None, guard: Json | None = None, **train: object
 ) -> Recipe:
-    """The recipe in a layout (tp, pp, dp), with other values of some keys."""
+    """`RECIPE` in a layout (tp, pp, dp), with some keys changed."""
     tp, pp, dp = layout
     sections = {
         "model": RECIPE["model"] | (model or {}),
@@ -47,8 +47,8 @@ def recipe_of(
     return Recipe.model_validate(sections, strict=False)
 
 
-def plain_loop(recipe: Recipe, data: Path, skipped: Collection[int] = ()) -> Plain:
-    """The recipe in fp32: the whole batch at once, the same samples; no update at the ``skipped`` steps."""
+def reference_run(recipe: Recipe, data: Path, skipped: Collection[int] = ()) -> Reference:
+    """Train in fp32 on the same samples, the whole batch at once, without an update at the ``skipped`` steps."""
     train, stream = recipe.train, open_data(data, recipe)
     decoder = Decoder(recipe.model, seed=train.seed)
     matrices = [parameter for parameter in decoder.parameters() if parameter.ndim > 1]
@@ -66,24 +66,24 @@ def plain_loop(recipe: Recipe, data: Path, skipped: Collection[int] = ()) -> Pla
         if number not in skipped:
             optimizer.step()
         optimizer.zero_grad()
-        figures = {"loss": float(loss.detach()), "grad_norm": float(norm), "lr": lr, "batch_size": batch}
-        steps.append({"step": number, "samples": before + batch, **figures})
+        metrics = {"loss": float(loss.detach()), "grad_norm": float(norm), "lr": lr, "batch_size": batch}
+        steps.append({"step": number, "samples": before + batch, **metrics})
         if number % train.validation_every == 0:
             with torch.no_grad():
-                held_out = mean_loss(decoder, stream.validation, range(validation_samples(recipe, stream.validation)))
-            steps[-1]["validation_loss"] = float(held_out)
+                validation = mean_loss(decoder, stream.validation, range(validation_samples(recipe, stream.validation)))
+            steps[-1]["validation_loss"] = float(validation)
     return steps, decoder, optimizer
 
 
 def mean_loss(decoder: Decoder, stream: TokenStream, samples: range) -> torch.Tensor:
-    """Mean cross entropy of these samples."""
+    """Mean cross entropy over the samples."""
     inputs, targets = next(micro_batches(stream, samples, len(samples), 1, 0))
     return functional.cross_entropy(decoder(inputs), targets).mean()
 
 
-def assert_alike(steps: list[Json], plain: list[Json]) -> None:
-    """Same steps, and the same losses, gradient norms, rates and batches."""
-    assert [step["step"] for step in steps] == [step["step"] for step in plain]
-    for step, reference in zip(steps, plain, strict=True):
-        for key in reference.keys() & step.keys():
-            assert step[key] == pytest.approx(reference[key], rel=FP32), (step["step"], key)
+def assert_same_steps(steps: list[Json], reference: list[Json]) -> None:
+    """The same steps, with losses, gradient norms, learning rates and batch sizes equal within `FP32`."""
+    assert [step["step"] for step in steps] == [step["step"] for step in reference]
+    for step, expected in zip(steps, reference, strict=True):
+        for key in expected.keys() & step.keys():
+            assert step[key] == pytest.approx(expected[key], rel=FP32), (step["step"], key)

@@ -11,7 +11,7 @@ import torch
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
-from mtnlg_model.convert.deepspeed import import_pipeline
+from mtnlg_model.convert.deepspeed import import_deepspeed
 from mtnlg_model.decoder import Decoder
 
 CONFIG = ModelConfig(layers=2, hidden=16, heads=4, sequence=8, vocabulary=64)
@@ -36,7 +36,7 @@ def write(folder: Path, decoder: Decoder, tp: int) -> None:
             3 + CONFIG.layers + 1: {"weight": state["final_norm.weight"], "bias": state["final_norm.bias"]},
         }
         for n in range(CONFIG.layers):
-            held = files[3 + n] = {}
+            tensors = files[3 + n] = {}
             for theirs, ours in zip((NORM, QKV, DENSE, AFTER, UP, DOWN), OURS, strict=True):
                 for kind in ("weight", "bias"):
                     tensor = state[f"layers.{n}.{ours}.{kind}"]
@@ -44,10 +44,10 @@ def write(folder: Path, decoder: Decoder, tp: int) -> None:
                         tensor = tensor.chunk(tp)[rank]
                     elif theirs in {DENSE, DOWN} and kind == "weight":
                         tensor = tensor.chunk(tp, dim=1)[rank]
-                    held[f"{theirs}.{kind}"] = tensor
-        for number, held in files.items():
-            owned = {key: tensor.clone() for key, tensor in held.items()}
-            torch.save(owned, folder / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
+                    tensors[f"{theirs}.{kind}"] = tensor
+        for number, tensors in files.items():
+            copies = {key: tensor.clone() for key, tensor in tensors.items()}
+            torch.save(copies, folder / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def layers(tmp_path: Path) -> Path:
 def test_every_tensor_arrives(tmp_path: Path, tokenizer_path: Path, tp: int) -> None:
     decoder = Decoder(CONFIG, seed=tp).to(torch.bfloat16)
     write(tmp_path, decoder, tp)
-    assert import_pipeline(tmp_path, tmp_path / "out", tokenizer_path, 4, silent) == CONFIG
+    assert import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path, 4, silent) == CONFIG
     checkpoint = Checkpoint.open(tmp_path / "out")
     checkpoint.verify()
     for name, tensor in decoder.state_dict().items():
@@ -80,8 +80,8 @@ class Malice:
 def test_nothing_in_a_file_is_run(layers: Path, tmp_path: Path, tokenizer_path: Path) -> None:
     path = layers / "layer_03-model_01-model_states.pt"
     torch.save({"a": Malice(tmp_path / "ran")}, path)
-    with pytest.raises(Failure, match=r"layer_03-model_01-model_states\.pt: is no dictionary of tensors"):
-        import_pipeline(layers, tmp_path / "out", tokenizer_path, 4, silent)
+    with pytest.raises(Failure, match=r"layer_03-model_01-model_states\.pt: not a dictionary of tensors"):
+        import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4, silent)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
 
@@ -89,11 +89,11 @@ def test_nothing_in_a_file_is_run(layers: Path, tmp_path: Path, tokenizer_path: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1], "is no dictionary of tensors"),
-        ({"a": 1}, "is no dictionary of tensors"),
-        ({"a": torch.ones(1)}, r"neither embedding, layer nor final norm: it holds \['a'\]"),
-        ({f"{QKV}.weight": torch.ones(5, 16)}, r"query_key_value.weight: shape \[5, 16\] where \[24, 16\] fits"),
-        ({f"{QKV}.weight": torch.ones(24, 16), "rotary": torch.ones(1)}, "rotary: a tensor that this decoder does not"),
+        ([1], "not a dictionary of tensors"),
+        ({"a": 1}, "not a dictionary of tensors"),
+        ({"a": torch.ones(1)}, r"neither embedding, layer nor final norm: its tensors are \['a'\]"),
+        ({f"{QKV}.weight": torch.ones(5, 16)}, r"query_key_value.weight: shape \[5, 16\], expected \[24, 16\]"),
+        ({f"{QKV}.weight": torch.ones(24, 16), "rotary": torch.ones(1)}, "rotary: this decoder has no such tensor"),
         ({f"{QKV}.weight": torch.ones(24, 16)}, "elements are missing|tensors: "),
     ],
 )
@@ -102,18 +102,20 @@ def test_what_does_not_fit_is_one_line(
 ) -> None:
     torch.save(content, layers / "layer_03-model_00-model_states.pt")
     with pytest.raises(Failure, match=message):
-        import_pipeline(layers, tmp_path / "out", tokenizer_path, 4, silent)
+        import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4, silent)
 
 
 def test_a_missing_rank_or_a_damaged_file_is_named(layers: Path, tmp_path: Path, tokenizer_path: Path) -> None:
     path = layers / "layer_04-model_01-model_states.pt"
     for content in (b"", path.read_bytes()[:500], b"PK\3\4" + bytes(100)):
         path.write_bytes(content)
-        with pytest.raises(Failure, match=r"layer_04-model_01.* no file of torch\.save, or damaged"):
-            import_pipeline(layers, tmp_path / "out", tokenizer_path, 4, silent)
+        with pytest.raises(Failure, match=r"layer_04-model_01.* not a torch\.save file, or damaged"):
+            import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4, silent)
     shutil.copyfile(layers / "layer_01-model_00-model_states.pt", path)
-    with pytest.raises(Failure, match=r"layer_04-model_01-model_states\.pt: word_embeddings\.weight: a tensor that"):
-        import_pipeline(layers, tmp_path / "out", tokenizer_path, 4, silent)
+    with pytest.raises(
+        Failure, match=r"layer_04-model_01-model_states\.pt: word_embeddings\.weight: this decoder has no such tensor"
+    ):
+        import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4, silent)
     path.unlink()
     with pytest.raises(Failure, match=r"layer_04 has ranks \[0\] where others have 2"):
-        import_pipeline(layers, tmp_path / "out", tokenizer_path, 4, silent)
+        import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4, silent)

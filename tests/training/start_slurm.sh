@@ -1,13 +1,13 @@
 #!/bin/bash
-# A Slurm of one node on this machine, as root, for a test: slurm_here.sh FOLDER start|stop.
+# Starts or stops a one-node Slurm on this machine, as root, for a test: start_slurm.sh FOLDER start|stop.
 #
-# Configuration, state and logs lie in FOLDER; export SLURM_CONF=FOLDER/slurm.conf to speak to it. Two tasks may share
-# a core, so that a machine of any size takes the job. Debian: apt-get install slurm-wlm munge.
+# Configuration, state and logs are in FOLDER; export SLURM_CONF=FOLDER/slurm.conf to use it. The node claims 8 CPUs, so
+# that a machine of any size takes the job. Debian: apt-get install slurm-wlm munge.
 set -eu
 folder=$(realpath "$1")
 
 stop() {
-    # A job whose test failed: its processes would wait for ever for daemons that are gone.
+    # The job of a failed test would wait for ever for daemons that are gone.
     export SLURM_CONF="$folder/slurm.conf"
     timeout 5 scancel --full --signal=KILL --user="$(id -un)" 2>/dev/null || true
     timeout 20 bash -c 'while squeue --noheader | grep -q .; do :; done' 2>/dev/null || true

@@ -1,4 +1,4 @@
-"""Ids are those of ``tokenizers``, whichever library makes them, and no text spells a special token."""
+"""Both libraries give the ids of ``tokenizers``, and texts that spell special tokens are encoded as text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from mtnlg_data.console import Failure
-from mtnlg_data.tokens import encoder as encoding
-from mtnlg_data.tokens.encoder import encoder, some_at_once
-from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, read, trained
+from mtnlg_data.tokens import encoder as encoder_module
+from mtnlg_data.tokens.encoder import batch_slices, open_encoder
+from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, read_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GPT2 = Path(__file__).parents[4] / "shared" / "data" / "gpt2"
 LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken")
 TEXTS = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
-NEWER = ["\U0003275f's", "a\U00032d59't b", "\u10d0\u1c90's", "\u088f\u088f x"]
+NEW_LETTERS = ["\U0003275f's", "a\U00032d59't b", "\u10d0\u1c90's", "\u088f\u088f x"]
 AWKWARD = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20, "it's 'S  don'T\r\n\n  x", "\u00a0\u2003 a\u2028b"]
 
 
@@ -33,11 +33,12 @@ AWKWARD = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20, "it's 'S  d
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "gpt2" and not GPT2.exists():
         pytest.skip("GPT-2's two files are not on this machine")
-    made = (
-        trained(iter(TEXTS), 400) if request.param == "trained" else read([GPT2 / "encoder.json", GPT2 / "vocab.bpe"])
-    )
+    if request.param == "trained":
+        tokenizer = train_tokenizer(iter(TEXTS), 400)
+    else:
+        tokenizer = read_tokenizer([GPT2 / "encoder.json", GPT2 / "vocab.bpe"])
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    made.save(str(path))
+    tokenizer.save(str(path))
     return path
 
 
@@ -45,7 +46,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def encode(request: pytest.FixtureRequest, path: Path) -> Encoder:
     if request.param == "gigatoken":
         pytest.importorskip("gigatoken", reason="gigatoken is not installed")
-    return encoder(path, cast("Library", request.param))
+    return open_encoder(path, cast("Library", request.param))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def oracle(path: Path) -> Tokenizer:
     return tokenizer
 
 
-@given(texts=st.lists(st.one_of(st.text(), st.sampled_from(TEXTS + AWKWARD + NEWER)), max_size=8))
+@given(texts=st.lists(st.one_of(st.text(), st.sampled_from(TEXTS + AWKWARD + NEW_LETTERS)), max_size=8))
 def test_ids_are_those_of_tokenizers_one_text_at_a_time(texts: list[str], encode: Encoder, oracle: Tokenizer) -> None:
     ids, sizes = encode(texts)
     assert (ids.dtype.name, sizes.dtype.name) == ("uint32", "int64")
@@ -70,34 +71,32 @@ def test_gpt2s_ids_are_those_of_the_class_that_tokenizers_has_for_gpt2(library: 
     if library == "gigatoken":
         pytest.importorskip("gigatoken", reason="gigatoken is not installed")
     theirs = ByteLevelBPETokenizer(str(GPT2 / "encoder.json"), str(GPT2 / "vocab.bpe"))
-    read([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(tmp_path / "tokenizer.json"))
-    texts = [*TEXTS, *AWKWARD, *NEWER, Path(__file__).read_text(encoding="utf-8")]
-    ids, _ = encoder(tmp_path / "tokenizer.json", library)(texts)
+    read_tokenizer([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(tmp_path / "tokenizer.json"))
+    texts = [*TEXTS, *AWKWARD, *NEW_LETTERS, Path(__file__).read_text(encoding="utf-8")]
+    ids, _ = open_encoder(tmp_path / "tokenizer.json", library)(texts)
     assert ids.tolist() == [one for text in texts for one in theirs.encode(text).ids]
 
 
 @given(lengths=st.lists(st.integers(0, 50), max_size=60), texts=st.integers(1, 10), characters=st.integers(1, 100))
-def test_texts_are_encoded_in_stretches_that_are_short_and_cover_all(
-    lengths: list[int], texts: int, characters: int
-) -> None:
+def test_batches_are_within_their_limits_and_cover_all_texts(lengths: list[int], texts: int, characters: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "TEXTS_AT_ONCE", texts)
-        patch.setattr(encoding, "CHARACTERS_AT_ONCE", characters)
-        stretches = [["x" * length for length in lengths][some] for some in some_at_once(["x" * n for n in lengths])]
-    assert [len(text) for some in stretches for text in some] == lengths
-    for some in stretches:
-        assert 1 <= len(some) <= texts
-        assert sum(map(len, some)) <= characters or sum(map(bool, some)) == 1
+        patch.setattr(encoder_module, "MAX_BATCH_TEXTS", texts)
+        patch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", characters)
+        batches = [["x" * length for length in lengths][bounds] for bounds in batch_slices(["x" * n for n in lengths])]
+    assert [len(text) for batch in batches for text in batch] == lengths
+    for batch in batches:
+        assert 1 <= len(batch) <= texts
+        assert sum(map(len, batch)) <= characters or sum(map(bool, batch)) == 1
 
 
 @pytest.mark.skipif(not GPT2.exists(), reason="GPT-2's two files are not on this machine")
-def test_letters_newer_than_either_librarys_unicode_get_the_ids_of_tokenizers(tmp_path: Path) -> None:
+def test_letters_newer_than_the_unicode_of_either_library_get_the_ids_of_tokenizers(tmp_path: Path) -> None:
     pytest.importorskip("gigatoken", reason="gigatoken is not installed")
     path = tmp_path / "tokenizer.json"
-    read([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(path))
-    texts = ["plain", *NEWER, "and plain", "caf\u00e9", NEWER[0]]
-    ids, sizes = encoder(path, "gigatoken")(texts)
-    expected, each = encoder(path, "tokenizers")(texts)
+    read_tokenizer([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(path))
+    texts = ["plain", *NEW_LETTERS, "and plain", "caf\u00e9", NEW_LETTERS[0]]
+    ids, sizes = open_encoder(path, "gigatoken")(texts)
+    expected, each = open_encoder(path, "tokenizers")(texts)
     assert (sizes.tolist(), ids.tolist()) == (each.tolist(), expected.tolist())
 
 
@@ -105,29 +104,31 @@ def test_letters_newer_than_either_librarys_unicode_get_the_ids_of_tokenizers(tm
 
 
 def test_without_gigatoken_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "find_spec", lambda _: None)
+    monkeypatch.setattr(encoder_module, "find_spec", lambda _: None)
     line = r'not installed; pip install "mtnlg-data\[gigatoken\]", or take "tokenizers"'
     with pytest.raises(Failure, match=line):
-        encoder(tmp_path / "tokenizer.json", "gigatoken")
+        open_encoder(tmp_path / "tokenizer.json", "gigatoken")
     with pytest.raises(Failure, match=line):
         TokenizeSettings(vocabulary=300, library="gigatoken").check()
 
 
-def test_a_tokenizer_that_gigatoken_does_not_know_is_a_line(tmp_path: Path) -> None:
+def test_a_tokenizer_that_gigatoken_does_not_support_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("gigatoken", reason="gigatoken is not installed")
     words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
     words.pre_tokenizer = Whitespace()
     words.save(str(tmp_path / "words.json"))
-    with pytest.raises(Failure, match=r'words\.json: gigatoken does not know it: .*take library = "tokenizers"'):
-        encoder(tmp_path / "words.json", "gigatoken")
+    with pytest.raises(
+        Failure, match=r'words\.json: gigatoken does not support this tokenizer: .*take library = "tokenizers"'
+    ):
+        open_encoder(tmp_path / "words.json", "gigatoken")
 
 
-def test_ids_that_are_not_those_of_tokenizers_end_the_unit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_that_differ_from_those_of_tokenizers_end_the_unit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gigatoken", reason="gigatoken is not installed")
-    wrong = encoder(path, "gigatoken")
+    wrong = open_encoder(path, "gigatoken")
 
     def shifted(texts: Sequence[str]) -> object:
-        ids, sizes = encoder(path, "tokenizers")(texts)
+        ids, sizes = open_encoder(path, "tokenizers")(texts)
         return ids + 1, sizes
 
     monkeypatch.setattr(wrong, "_encode", shifted)

@@ -1,4 +1,4 @@
-"""A checkpoint from a stranger: every lie and every damage is one `CheckpointError`, and nothing outside is read."""
+"""An untrusted checkpoint: every forgery and every damage is one `CheckpointError`, and nothing outside is read."""
 
 import copy
 import json
@@ -61,7 +61,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def seal(checkpoint: Path, content: Manifest) -> None:
-    """Write a manifest with its checksum right, as a liar would."""
+    """Write a manifest with a correct checksum, as a forger would."""
     content.pop("checksum", None)
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     content["checksum"] = xxhash.xxh3_128_hexdigest(text.encode())
@@ -77,8 +77,8 @@ def read_everything(checkpoint: Path) -> None:
 
 
 def pieces(content: Manifest, slot: str = "weight") -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = content["tensors"][NAME]["slots"][slot]["pieces"]
-    return found
+    entries: list[dict[str, Any]] = content["tensors"][NAME]["slots"][slot]["pieces"]
+    return entries
 
 
 def parent(content: Manifest, path: str) -> tuple[Any, Any]:
@@ -91,19 +91,19 @@ def parent(content: Manifest, path: str) -> tuple[Any, Any]:
 
 
 def change(path: str, value: object) -> Callable[[Manifest], None]:
-    def lie(content: Manifest) -> None:
+    def forge(content: Manifest) -> None:
         place, last = parent(content, path)
         place[last] = value
 
-    return lie
+    return forge
 
 
 def drop(path: str) -> Callable[[Manifest], None]:
-    def lie(content: Manifest) -> None:
+    def forge(content: Manifest) -> None:
         place, last = parent(content, path)
         del place[last]
 
-    return lie
+    return forge
 
 
 def list_file(name: str) -> Callable[[Manifest], None]:
@@ -124,12 +124,12 @@ def huge(content: Manifest) -> None:
 WEIGHT = "tensors/*/slots/weight"
 FIRST, SECOND = f"{WEIGHT}/pieces/0", f"{WEIGHT}/pieces/1"
 FLAT = "tensors/*/slots/master/pieces/1/flat"
-LIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
+FORGERIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "a file name that climbs": (change(f"{FIRST}/file", "../../secret"), r"pieces\.0\.file = '../../secret'"),
     "an absolute file name": (change(f"{FIRST}/file", "/etc/passwd"), r"pieces\.0\.file = '/etc/passwd'"),
     "a hidden file name": (change(f"{FIRST}/file", ".."), r"pieces\.0\.file = '\.\.'"),
     "a file name with a NUL": (change(f"{FIRST}/file", "a\0b"), r"pieces\.0\.file"),
-    "a file that is not listed": (change(f"{FIRST}/file", "c.safetensors"), "c.safetensors is not among files"),
+    "a file that is not listed": (change(f"{FIRST}/file", "c.safetensors"), "c.safetensors is not listed in files"),
     "a listed file that climbs": (list_file("x/../y"), r"files\.x/\.\./y"),
     "a listed file that is not there": (list_file("gone"), "gone: No such file"),
     "an entry that is not there": (change(f"{FIRST}/key", "other"), "'other': no such entry"),
@@ -146,7 +146,7 @@ LIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "a flat range outside its box": (change(FLAT, [16, 33]), "flat range 16:33 is not inside box"),
     "a flat range backwards": (change(FLAT, [16, 4]), "flat range 16:4 is not inside"),
     "a flat gap": (change(FLAT, [17, 32]), "elements 16:17 of box .* are missing"),
-    "a flat overlap": (change(FLAT, [15, 32]), "elements 15:16 of box .* are there twice"),
+    "a flat overlap": (change(FLAT, [15, 32]), "elements 15:16 of box .* are present twice"),
     "a dtype that does not exist": (change(f"{WEIGHT}/dtype", "F12"), r"weight\.dtype = 'F12': Input should be 'F64'"),
     "another dtype than the file's": (change(f"{WEIGHT}/dtype", "F16"), "is BF16 .* where the manifest says F16"),
     "a slot that does not exist": (change("tensors/*/slots/third", {"dtype": "F32", "pieces": []}), "third"),
@@ -160,7 +160,7 @@ LIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "heads that do not divide": (change("config/heads", 3), "heads = 3 does not divide hidden = 4"),
     "a tensor of no name": (change("tensors/extra", {"shape": [1], "slots": {}}), "tensors: 17 where config has 16"),
     "a missing tensor": (drop("tensors/final_norm.bias"), "tensors: 15 where config has 16"),
-    "a renamed tensor": (lambda c: c["tensors"].update(x=c["tensors"].pop("final_norm.bias")), "look at .*'x'"),
+    "a renamed tensor": (lambda c: c["tensors"].update(x=c["tensors"].pop("final_norm.bias")), "see .*'x'"),
     "a missing weight": (drop(WEIGHT), "weight is missing"),
     "half an optimizer": (drop("tensors/*/slots/exp_avg"), "only some of them have exp_avg and exp_avg_sq"),
     "no tokenizer": (drop("files/tokenizer.json"), r"files: tokenizer\.json is missing"),
@@ -170,7 +170,7 @@ LIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
         change("files/tokenizer.json/bytes", 1 << 60),
         "bytes where manifest.json says",
     ),
-    "another checksum": (change("files/tokenizer.json/checksum", "0" * 32), "its checksum is not the one in"),
+    "another checksum": (change("files/tokenizer.json/checksum", "0" * 32), "checksum differs from manifest.json"),
     "another way of checksums": (change("algorithm", "crc32"), "algorithm = 'crc32': Input should be 'xxh3-128'"),
     "another version": (change("version", 2), "version = 2: Input should be 1"),
     "another format": (change("format", "x"), "format = 'x': Input should be 'mtnlg-checkpoint'"),
@@ -180,13 +180,13 @@ LIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_every_lie_is_one_line_that_names_it(whole: Path, tmp_path: Path, lie: str) -> None:
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_every_forgery_is_a_one_line_error_that_names_it(whole: Path, tmp_path: Path, forgery: str) -> None:
     checkpoint = tmp_path / "step-1"
     shutil.copytree(whole, checkpoint)
-    tell, message = LIES[lie]
+    forge, message = FORGERIES[forgery]
     content = read_manifest(checkpoint)
-    tell(content)
+    forge(content)
     seal(checkpoint, content)
     with pytest.raises(CheckpointError, match=message) as error:
         read_everything(checkpoint)
@@ -201,7 +201,7 @@ def test_links_are_not_followed_and_pipes_not_waited_for(whole: Path, tmp_path: 
             shutil.copytree(whole, checkpoint)
             (checkpoint / name).unlink()
             make(checkpoint / name)
-            with pytest.raises(CheckpointError, match=r"is no plain file|it has no manifest"):
+            with pytest.raises(CheckpointError, match=r"not a regular file|no manifest\.json in it"):
                 read_everything(checkpoint)
             shutil.rmtree(checkpoint)
 
@@ -230,9 +230,9 @@ HEADERS: dict[str, tuple[object, str]] = {
 }
 
 
-@pytest.mark.parametrize("lie", HEADERS)
-def test_a_header_that_lies_is_refused(tmp_path: Path, lie: str) -> None:
-    entry, message = HEADERS[lie]
+@pytest.mark.parametrize("forgery", HEADERS)
+def test_a_forged_header_is_refused(tmp_path: Path, forgery: str) -> None:
+    entry, message = HEADERS[forgery]
     header = json.dumps({"x": entry}).encode()
     (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     with pytest.raises(CheckpointError, match=message):
@@ -254,13 +254,13 @@ def test_a_file_cut_short_under_a_reader_is_an_error(whole: Path, tmp_path: Path
     opened.tensor(NAME)
     file = tmp_path / "step-1" / "b.weights-0.safetensors"
     os.truncate(file, file.stat().st_size - 200)
-    with pytest.raises(CheckpointError, match="the file ends within it"):
+    with pytest.raises(CheckpointError, match="the file ends within this entry"):
         [opened.tensor(name) for name in opened.names]
     with pytest.raises(CheckpointError, match="bytes where manifest"):
         Checkpoint.open(tmp_path / "step-1")
 
 
-ODD: st.SearchStrategy[Any] = st.one_of(
+VALUES: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 20),
@@ -271,7 +271,7 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-def some_place(data: st.DataObject, content: Manifest) -> tuple[Any, Any]:
+def draw_field(data: st.DataObject, content: Manifest) -> tuple[Any, Any]:
     """A field or item somewhere in the manifest: what holds it, and its key there."""
     place: Any = content
     while True:
@@ -288,14 +288,14 @@ def some_place(data: st.DataObject, content: Manifest) -> tuple[Any, Any]:
 def test_any_change_to_a_manifest_is_refused_or_harmless(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """A liar changes, removes or doubles one to three fields and computes the checksum anew."""
+    """One to three fields changed, removed or doubled, and the checksum computed again."""
     checkpoint = _scratch(whole, tmp_path_factory)
     content = read_manifest(whole)
     for _ in range(data.draw(st.integers(1, 3))):
-        place, last = some_place(data, content)
+        place, last = draw_field(data, content)
         how = data.draw(st.sampled_from(["change", "remove", "double"]))
         if how == "change":
-            place[last] = data.draw(ODD)
+            place[last] = data.draw(VALUES)
         elif how == "remove":
             del place[last]
         elif isinstance(place, list):
@@ -351,7 +351,7 @@ def test_a_changed_digit_of_the_manifest_is_seen(whole: Path, tmp_path: Path) ->
     shutil.copytree(whole, tmp_path / "step-1")
     path = tmp_path / "step-1" / "manifest.json"
     path.write_text(path.read_text().replace('"samples": 2', '"samples": 3'))
-    with pytest.raises(CheckpointError, match="checksum: does not match the content"):
+    with pytest.raises(CheckpointError, match="checksum does not match the content"):
         Checkpoint.open(tmp_path / "step-1")
 
 

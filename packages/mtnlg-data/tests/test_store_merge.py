@@ -1,4 +1,4 @@
-"""Stores merged without their texts: every document once, every store evenly over the whole, in bounded memory."""
+"""Merged stores hold every document once, those of each store spread evenly over the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.tokens import merge as merging
+from mtnlg_data.tokens import merge as merge_module
 from mtnlg_data.tokens.merge import concatenate, merge
 from mtnlg_data.tokens.store import TokenStore, bin_path, crc_path, idx_path, writing_store
 
@@ -38,14 +38,14 @@ stores_of_documents = st.lists(st.lists(st.lists(st.integers(0, 999), max_size=4
 
 
 @settings(max_examples=15)
-@given(stores=stores_of_documents, at_once=st.integers(1, 40))
-def test_a_merged_store_has_every_document_at_the_place_of_its_share(
-    stores: list[list[list[int]]], at_once: int, tmp_path_factory: pytest.TempPathFactory
+@given(stores=stores_of_documents, batch=st.integers(1, 40))
+def test_merge_interleaves_every_document_by_its_relative_position(
+    stores: list[list[list[int]]], batch: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("merge")
     prefixes = [write(folder / f"{number}", documents) for number, documents in enumerate(stores)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merging, "DOCUMENTS_AT_ONCE", at_once)
+        patch.setattr(merge_module, "DOCUMENTS_PER_BATCH", batch)
         merged = merge(prefixes, folder / "merged")
         joined = concatenate(prefixes, folder / "joined", 1000)
     placed = [((j + 0.5) / len(own), document) for own in stores for j, document in enumerate(own)]
@@ -53,7 +53,7 @@ def test_a_merged_store_has_every_document_at_the_place_of_its_share(
     assert contents(joined) == list(itertools.chain(*stores))
 
 
-def test_every_stretch_of_a_merged_store_has_of_each_store_its_share(tmp_path: Path) -> None:
+def test_every_stretch_of_a_merged_store_has_a_proportional_share_of_each(tmp_path: Path) -> None:
     sizes = (5000, 300, 1700)
     prefixes = [write(tmp_path / f"{k}", [[k]] * size) for k, size in enumerate(sizes)]
     merged = merge(prefixes, tmp_path / "merged")
@@ -63,7 +63,7 @@ def test_every_stretch_of_a_merged_store_has_of_each_store_its_share(tmp_path: P
         assert np.abs(drift).max() <= 1.5  # half a place each way by rounding, and one sample itself
 
 
-def test_a_merge_of_one_store_is_that_store_byte_for_byte(tmp_path: Path) -> None:
+def test_merging_one_store_copies_it_byte_for_byte(tmp_path: Path) -> None:
     write(tmp_path / "one", [[1, 2], [], [3]], 65_536)
     merge([tmp_path / "one"], tmp_path / "again")
     for path in (bin_path, idx_path, crc_path):
@@ -89,10 +89,10 @@ def test_the_command_merges_stores_by_prefix_or_file(tmp_path: Path) -> None:
     for name, documents in (("a", [[1], [2]]), ("b.c", [[3]])):
         write(tmp_path / name, documents)
     words = ["merge", str(tmp_path / "a"), str(tmp_path / "b.c.idx"), "--out", str(tmp_path / "all"), "--json"]
-    told = json.loads(CliRunner().invoke(app, words).stdout)
+    printed = json.loads(CliRunner().invoke(app, words).stdout)
     merged = TokenStore(tmp_path / "all")
     assert contents(merged) == [[1], [3], [2]]
-    assert told == {
+    assert printed == {
         "prefix": str(tmp_path / "all"),
         "documents": 3,
         "tokens": 3,

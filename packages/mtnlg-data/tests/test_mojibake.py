@@ -1,4 +1,4 @@
-"""``repaired`` is ftfy's ``fix_text`` to the character, whatever a text holds."""
+"""Our ``fix_text`` equals ftfy's to the character, for any text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ftfy.badness import BADNESS_RE, MOJIBAKE_CATEGORIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtnlg_data.clean.mojibake import LONGEST_LINE, LOOK, repaired
+from mtnlg_data.clean.mojibake import MAX_PIECE_CHARACTERS, TRIGGERS, fix_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,66 +53,66 @@ PIECES = st.one_of(
 
 @given(st.lists(PIECES, max_size=12).map("".join))
 @example("a\r\nÂ b")  # bad only once the line break is one character
-@example("ГўВЂВ\rA ÐŸ")  # bad only while it is another
+@example("ГўВЂВ\rA ÐŸ")  # bad only while it is a carriage return
 @example("<b>\n&amp;")
 @example("&amp;\n<b>&amp;\n&amp;")
-def test_repair_is_fix_text_to_the_character(text: str) -> None:
-    assert repaired(text) == ftfy.fix_text(text)
+def test_fix_text_equals_ftfy_to_the_character(text: str) -> None:
+    assert fix_text(text) == ftfy.fix_text(text)
 
 
-def test_repair_is_fix_text_on_every_character_of_the_basic_plane() -> None:
+def test_fix_text_equals_ftfy_on_every_character_of_the_basic_plane() -> None:
     for code in range(0x10000):
         text = f"a{chr(code)}b"
-        assert repaired(text) == ftfy.fix_text(text), ascii(text)
+        assert fix_text(text) == ftfy.fix_text(text), ascii(text)
 
 
-def test_repair_is_fix_text_on_every_suspicious_character_beside_one_of_every_category() -> None:
-    suspicious = [chr(code) for code in range(0x80, 0x2600) if LOOK.match(chr(code))]
+def test_fix_text_equals_ftfy_on_every_trigger_beside_one_of_every_category() -> None:
+    suspicious = [chr(code) for code in range(0x80, 0x2600) if TRIGGERS.match(chr(code))]
     beside = [characters[0] for characters in MOJIBAKE_CATEGORIES.values()]
     for one in suspicious:
         text = "\n".join(f"a{one}{other} {other}{one}b" for other in beside)
-        assert repaired(text) == ftfy.fix_text(text), ascii(text)
+        assert fix_text(text) == ftfy.fix_text(text), ascii(text)
 
 
-def test_a_line_of_more_than_a_million_characters_is_repaired_in_ftfys_pieces() -> None:
-    text = "“x”" + "x" * (LONGEST_LINE - 5) + "\r&amp; <" + "y" * 10 + "\r\n&amp; “"
-    assert len(text) > LONGEST_LINE
-    assert repaired(text) == ftfy.fix_text(text)
+def test_a_line_of_more_than_a_million_characters_is_fixed_in_ftfys_pieces() -> None:
+    text = "“x”" + "x" * (MAX_PIECE_CHARACTERS - 5) + "\r&amp; <" + "y" * 10 + "\r\n&amp; “"
+    assert len(text) > MAX_PIECE_CHARACTERS
+    assert fix_text(text) == ftfy.fix_text(text)
 
 
 @pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
-def test_real_texts_are_repaired_as_ftfy_does() -> None:
+def test_real_texts_are_fixed_as_ftfy_does() -> None:
     path = WEB / "cc_en_head-0091.jsonl.gz"
     texts = [json.loads(line)["text"] for line in gzip.decompress(path.read_bytes()).splitlines()]
-    assert any(repaired(text) != text for text in texts)
+    assert any(fix_text(text) != text for text in texts)
     for text in texts:
-        assert repaired(text) == ftfy.fix_text(text)
+        assert fix_text(text) == ftfy.fix_text(text)
 
 
-def test_ftfy_calls_nothing_bad_without_a_character_that_we_look_for() -> None:
-    """Every alternative of the expression that decides it has a place that only such characters can take."""
+def test_ftfy_matches_no_mojibake_without_a_trigger_character() -> None:
+    """Every alternative of ``BADNESS_RE`` has a position that only characters of ``TRIGGERS`` match."""
     parser: Any = importlib.import_module("re._parser")
     ((kind, (_, alternatives)),) = parser.parse(BADNESS_RE.pattern, BADNESS_RE.flags)
     assert str(kind) == "BRANCH"
     assert len(alternatives) > 30
     for alternative in alternatives:
-        assert any(all(map(LOOK.fullmatch, characters)) for characters in _places(alternative) if characters), (
+        assert any(all(map(TRIGGERS.fullmatch, characters)) for characters in _positions(alternative) if characters), (
             alternative
         )
 
 
-def _places(alternative: Iterable[tuple[object, Any]]) -> list[list[str]]:
-    """The characters that each place of an alternative admits; none where they are not listed there."""
-    places = []
+def _positions(alternative: Iterable[tuple[object, Any]]) -> list[list[str]]:
+    """The characters that each position of an alternative matches, where the expression lists them."""
+    positions = []
     for kind, what in alternative:
         if str(kind) == "LITERAL":
-            places.append([chr(what)])
+            positions.append([chr(what)])
         elif str(kind) == "IN" and {str(each) for each, _ in what} <= {"LITERAL", "RANGE"}:
             ranges = [(value, value) if str(each) == "LITERAL" else value for each, value in what]
-            places.append([chr(code) for first, last in ranges for code in range(first, last + 1)])
-    return places
+            positions.append([chr(code) for first, last in ranges for code in range(first, last + 1)])
+    return positions
 
 
-def test_the_places_of_an_expression_are_told() -> None:
+def test_the_positions_of_an_expression_are_listed() -> None:
     parser: Any = importlib.import_module("re._parser")
-    assert _places(parser.parse("[a-c]x[^y].", re.VERBOSE)) == [["a", "b", "c"], ["x"]]
+    assert _positions(parser.parse("[a-c]x[^y].", re.VERBOSE)) == [["a", "b", "c"], ["x"]]

@@ -1,0 +1,55 @@
+from .clean.mojibake import fix_text
+from .clean.stage import CleanSettings, clean_documents
+from .decontaminate.cut_planning import DecontaminateSettings
+from .decontaminate.stage import decontaminate_documents
+from .dedup.plan import deduplication_state_bytes
+from .dedup.stage import DeduplicateSettings, deduplicate_documents
+from .document import Document, batch_documents, read_documents, write_documents
+from .engine import Local, open_engine
+from .extract.boilerplate import BoilerplateSettings, main_text
+from .extract.charset import decode_html
+from .extract.paragraphs import read_page
+from .extract.stage import extract_documents
+from .extract.text import ExtractSettings
+from .pipeline import curate
+from .quality.stage import QualitySettings, filter_documents
+from .recipe import Recipe, load_recipe
+from .sources import SourceFile
+from .stream import TokenStream, open_stream
+from .tokens.stage import tokenize_documents
+from .tokens.store import TokenStore
+from .tokens.tokenizer import TokenizeSettings
+
+__all__ = [
+    "BoilerplateSettings",
+    "CleanSettings",
+    "DecontaminateSettings",
+    "DeduplicateSettings",
+    "Document",
+    "ExtractSettings",
+    "Local",
+    "QualitySettings",
+    "Recipe",
+    "SourceFile",
+    "TokenStore",
+    "TokenStream",
+    "TokenizeSettings",
+    "batch_documents",
+    "clean_documents",
+    "curate",
+    "decode_html",
+    "decontaminate_documents",
+    "deduplicate_documents",
+    "deduplication_state_bytes",
+    "extract_documents",
+    "filter_documents",
+    "fix_text",
+    "load_recipe",
+    "main_text",
+    "open_engine",
+    "open_stream",
+    "read_documents",
+    "read_page",
+    "tokenize_documents",
+    "write_documents",
+]

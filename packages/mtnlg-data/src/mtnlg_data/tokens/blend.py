@@ -1,0 +1,71 @@
+"""blend.json: the token stores of a data set, their weights, and the share held out for validation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from mtnlg_data.console import Failure
+from mtnlg_data.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UNITS = 1 << 32
+"""Integer weights of the sources of a blend add up to this."""
+
+
+class BlendSource(Settings):
+    """One token store of a blend, as in blend.json."""
+
+    name: str
+    prefix: str = Field(description="of the .bin/.idx pair, from blend.json's folder")
+    weight: float = Field(gt=0)
+    documents: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    sha256: str = Field(description="TokenStore.checksum")
+
+
+class Blend(Settings):
+    """blend.json: the token stores, their weights, and the share held out for validation."""
+
+    seed: int
+    vocabulary: int = Field(gt=0)
+    eod: int = Field(ge=0)
+    validation: float = Field(ge=0, lt=1, description="share of each source's documents, from its end")
+    sources: tuple[BlendSource, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_names_and_weights(self) -> Self:
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"sources share a name: {', '.join(names)}")
+        least = min(self.sources, key=lambda source: source.weight)
+        if least.weight * UNITS < sum(source.weight for source in self.sources):
+            raise ValueError(f"weight {least.weight} of {least.name} is under 2**-32 of all; leave it out")
+        return self
+
+
+def read_blend(tokens: Path) -> Blend:
+    """The blend in a folder of token stores. Raises ``Failure`` if blend.json is missing or wrong."""
+    path = tokens / "blend.json"
+    try:
+        return Blend.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}; it is written by the tokenize stage of mtnlg-data") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise Failure(f"{path}: {where}{first['msg'].removeprefix('Value error, ')}") from None
+
+
+def held_out(documents: int, validation: float) -> int:
+    """Number of a source's last documents held out for validation: its share, rounded.
+
+    With two or more documents and a share above zero, each split gets at least one document.
+    """
+    if documents < 2 or validation == 0:
+        return 0
+    numerator, denominator = validation.as_integer_ratio()
+    return min(max((2 * numerator * documents + denominator) // (2 * denominator), 1), documents - 1)

@@ -1,0 +1,103 @@
+"""Score a checkpoint on the paper's tasks: the function behind ``mtnlg-eval run``, and the checks of its arguments.
+
+Nothing slow is imported until a checkpoint is scored, so that the command line starts fast.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from mtnlg_eval.tasks.published import TASKS
+from mtnlg_model.console import Failure, UsageFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Literal
+
+TASK_NAMES = tuple(task.name for task in TASKS)
+
+
+def evaluate(
+    checkpoint: Path,
+    out: Path,
+    *,
+    tasks: Sequence[str] = TASK_NAMES,
+    shots: Sequence[str] = ("0", "1", "few"),
+    data: Path | None = None,
+    limit: int | None = None,
+    style: Literal["paper", "gpt3", "lm_eval"] = "paper",
+    layout: str | None = None,
+    batch_tokens: int = 8192,
+    shot_source: Literal["any", "other_subcases"] = "any",
+    shot_labels: Literal["drawn", "interleaved", "negative"] = "drawn",
+) -> dict[str, Any]:
+    """Score a checkpoint on ``tasks`` at each number of ``shots`` and return the content of ``out/summary.json``.
+
+    ``checkpoint`` is a checkpoint, a folder of them (the newest counts) or a Hugging Face GPT-2 folder; rows come from
+    ``data`` or the hub; ``layout`` (tp=2,pp=2,dp=1) shards the model; other options are those of ``mtnlg-eval run``.
+    Also writes results.json and samples/ into ``out``. Called again after an interruption, it resumes.
+
+    A task that cannot run is listed under ``not_run``. Raises ``UsageFailure`` for a wrong argument and ``Failure`` if
+    no task can run. Under torchrun, ranks other than 0 return an empty dictionary.
+    """
+    check_tasks(tasks)
+    check_shots(shots)
+    check_data(data)
+    if (shot_source, shot_labels) != ("any", "drawn") and list(tasks) != ["hans"]:
+        raise UsageFailure("--shot-source and --shot-labels are modes of the HANS study; use them with --tasks hans")
+
+    from mtnlg_eval.scoring.harness import Evaluation  # noqa: PLC0415  (slow to import)
+    from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm  # noqa: PLC0415  (slow to import)
+    from mtnlg_eval.tasks.shots import ShotChoice  # noqa: PLC0415  (slow to import)
+
+    started, opened = time.monotonic(), open_checkpoint(checkpoint, out)
+    with open_lm(opened, out, layout) as lm:
+        if lm is None:
+            return {}
+        lm.batch_tokens = batch_tokens
+        choice = ShotChoice(shot_source, shot_labels)
+        evaluation = Evaluation(tasks, shots, data, limit, choice=choice, style=style)
+        evaluation.run(lm, out)
+        return evaluation.write(lm, opened, out, time.monotonic() - started)
+
+
+def check_tasks(names: Sequence[str]) -> None:
+    """Raise ``UsageFailure`` unless these are names of tasks, at least one."""
+    if unknown := [name for name in names if name not in TASK_NAMES]:
+        raise UsageFailure(f"--tasks: no task {', '.join(unknown)}; choose from {', '.join(TASK_NAMES)}")
+    if not names:
+        raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}")
+
+
+def check_shots(shots: Sequence[str]) -> None:
+    """Raise ``UsageFailure`` unless each is a number of examples or "few"."""
+    for count in shots:
+        if count != "few" and not (count.isascii() and count.isdigit() and str(int(count)) == count):
+            raise UsageFailure(f"--shots: {count!r} is neither a number of examples nor few; such as 0,1,few")
+
+
+def check_data(data: Path | None) -> None:
+    """Raise ``Failure`` for a folder of rows that does not exist."""
+    if data is not None and not data.is_dir():
+        raise Failure(f"{data}: no such folder")
+
+
+def silence_lm_eval() -> None:
+    """Switch off the progress bars, logs and warnings of lm-eval and its libraries; errors and our progress remain.
+
+    Call it before lm_eval or datasets is imported: they read these variables at import.
+    """
+    os.environ |= {
+        "TQDM_DISABLE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_VERBOSITY": "critical",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "DATASETS_VERBOSITY": "critical",
+    }
+    logging.getLogger("lm_eval").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")  # nor are they needed

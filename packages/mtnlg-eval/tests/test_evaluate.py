@@ -1,0 +1,58 @@
+"""The package's public functions: the same evaluation as the command's, and the stub's names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mtnlg_eval
+from mtnlg_eval import cli
+from mtnlg_model.console import Failure, UsageFailure
+
+if TYPE_CHECKING:
+    from mtnlg_model.checkpoint.reader import Checkpoint
+
+ROWS = Path(__file__).parent / "rows"
+
+
+def test_evaluate_returns_the_summary_that_the_command_writes(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", checkpoint.directory, "--data", ROWS, "--out", tmp_path / "command"]
+    words += ["--tasks", "wic,race_h", "--shots", "0,2", "--limit", "2", "--style", "gpt3"]
+    monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    out = tmp_path / "function"
+    summary = mtnlg_eval.evaluate(
+        checkpoint.directory, out, tasks=("wic", "race_h"), shots=("0", "2"), data=ROWS, limit=2, style="gpt3"
+    )
+    assert summary == json.loads((out / "summary.json").read_bytes())
+    expected = json.loads((tmp_path / "command" / "summary.json").read_bytes())
+    assert summary | {"seconds": 0} == expected | {"seconds": 0}
+    for file in ("results.json", "samples/wic_0.jsonl", "samples/race_h_2.jsonl"):
+        assert (out / file).read_bytes() == (tmp_path / "command" / file).read_bytes()
+
+
+def test_wrong_arguments_are_refused_before_anything_is_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UsageFailure, match="no task squad; choose from lambada, race_h"):
+        mtnlg_eval.evaluate(checkpoint.directory, out, tasks=["squad"])
+    with pytest.raises(UsageFailure, match="'-1' is neither a number of examples nor few"):
+        mtnlg_eval.evaluate(checkpoint.directory, out, shots=["-1"])
+    with pytest.raises(UsageFailure, match="use them with --tasks hans"):
+        mtnlg_eval.evaluate(checkpoint.directory, out, shot_labels="negative")
+    with pytest.raises(Failure, match="nowhere: no such folder"):
+        mtnlg_eval.evaluate(checkpoint.directory, out, data=tmp_path / "nowhere")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["TASKS", "DecoderLM", "evaluate", "wilson_interval", "write_report"])
+def test_every_public_name_loads(name: str) -> None:
+    assert name in mtnlg_eval.__all__
+    assert getattr(mtnlg_eval, name)

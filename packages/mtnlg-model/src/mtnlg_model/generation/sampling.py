@@ -1,0 +1,64 @@
+"""How the next token is drawn: greedy, or from the softmax under temperature, top-k and top-p.
+
+    p = softmax(logits / temperature), cut to the top_k likeliest, then to the fewest with a sum of at least top_p
+
+B rows of the batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+
+from mtnlg_model.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class Sampling(Settings):
+    """Sampling options. Temperature 0 is greedy. Each row has its own random stream, decided by (seed, row)."""
+
+    temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    seed: int = 0
+
+
+GREEDY = Sampling()
+
+
+def row_generators(sampling: Sampling, rows: int) -> list[torch.Generator]:
+    """One random generator per row, seeded by (seed, row) alone."""
+    return [torch.Generator().manual_seed(sampling.seed * 1_000_003 + row) for row in range(rows)]
+
+
+def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
+    """The next token of every row: the likeliest at temperature 0, else drawn with that row's generator."""
+    if sampling.temperature == 0:
+        return [int(token) for token in logits_BV.argmax(-1)]
+    p_BV = probabilities(logits_BV, sampling)
+    u_B1 = torch.stack([torch.rand(1, generator=generator) for generator in generators]).double().to(p_BV.device)
+    cdf_BV = p_BV.double().cumsum(-1)
+    # Scaled by the last sum, which rounding leaves a little off 1; the first sum above it has a token with p > 0.
+    return [int(token) for token in torch.searchsorted(cdf_BV, u_B1 * cdf_BV[:, -1:], right=True)[:, 0]]
+
+
+def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    """Distribution [B, V] that tokens are drawn from, in fp32; requires a temperature above 0."""
+    p_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
+    if sampling.top_k is not None:
+        least_B1 = p_BV.topk(min(sampling.top_k, p_BV.shape[-1])).values[:, -1:]
+        p_BV = torch.where(p_BV < least_B1, 0.0, p_BV)
+        p_BV /= p_BV.sum(-1, keepdim=True)
+    if sampling.top_p < 1:
+        sorted_BV, order_BV = p_BV.sort(descending=True, stable=True)
+        before_BV = sorted_BV.cumsum(-1) - sorted_BV
+        excluded_BV = torch.zeros_like(p_BV, dtype=torch.bool).scatter(1, order_BV, before_BV >= sampling.top_p)
+        p_BV = p_BV.masked_fill(excluded_BV, 0)
+        p_BV /= p_BV.sum(-1, keepdim=True)
+    return p_BV

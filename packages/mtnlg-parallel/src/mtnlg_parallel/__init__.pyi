@@ -1,0 +1,31 @@
+from .launch.run import train
+from .layout import Layout, parse_layout, stages
+from .planner.cluster import Cluster, Software, load_cluster, load_software
+from .planner.report import plan
+from .planner.run import Run
+from .planner.search import search
+from .planner.step import Prediction, predict
+from .recipe import Recipe, RunOptions, load_recipe
+from .training.schedule import BatchSize, LearningRate, Ramp
+
+__all__ = [
+    "BatchSize",
+    "Cluster",
+    "Layout",
+    "LearningRate",
+    "Prediction",
+    "Ramp",
+    "Recipe",
+    "Run",
+    "RunOptions",
+    "Software",
+    "load_cluster",
+    "load_recipe",
+    "load_software",
+    "parse_layout",
+    "plan",
+    "predict",
+    "search",
+    "stages",
+    "train",
+]
