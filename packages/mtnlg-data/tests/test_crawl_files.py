@@ -57,6 +57,18 @@ def test_only_html_responses_of_status_200_are_pages(tmp_path: Path, corpus: Mod
     assert [(drop.reason, drop.what) for drop in dropped] == [("not_html", None), ("http_status", None)]
 
 
+def test_the_type_of_a_page_is_read_in_any_case_and_a_record_without_http_is_named(
+    tmp_path: Path, corpus: ModuleType
+) -> None:
+    records = [
+        corpus.record(b"<p>one", http="HTTP/1.1 200 OK\r\nContent-Type: Text/HTML; Charset=UTF-8"),
+        corpus.record(b"<p>two", http="HTTP/1.1 200 OK\r\nContent-Type: APPLICATION/XHTML+XML"),
+    ]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=False))
+    assert [page.content for page in pages] == [b"<p>one", b"<p>two"]
+    assert not dropped
+
+
 def test_transfer_and_content_encodings_are_undone(tmp_path: Path, corpus: ModuleType) -> None:
     body = gzip.compress(b"<p>hello")
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Claims, JobArray, Local, checksum, manifest_path, run_units
+from mtnlg_data.engine import Claims, JobArray, Local, checksum, lock_folder, manifest_path, run_units
 from mtnlg_data.engine.units import run_unit
 
 if TYPE_CHECKING:
@@ -111,3 +111,26 @@ def test_workers_end_at_once_with_their_parent(tmp_path: Path, units: ModuleType
         parent.send_signal(how)
         parent.communicate(timeout=60)
     assert parent.returncode != 0
+
+
+def test_only_partial_files_of_our_own_are_removed(tmp_path: Path) -> None:
+    """A user's hidden .tmp files below --out are not ours, whoever left them."""
+    (tmp_path / "sub").mkdir()
+    ours, others = [".a.parquet.0123abcd.tmp", "sub/.b.json.ffffffff.tmp"], [".notes.tmp", "sub/.other.12.tmp"]
+    for name in (*ours, *others):
+        (tmp_path / name).touch()
+    with lock_folder(tmp_path, "key", shared=False):
+        assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".*.tmp")) == sorted(others)
+
+
+def test_a_lock_file_that_is_a_link_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.lock").symlink_to(target)
+    with (
+        pytest.raises(Failure, match=r"\.lock: a symbolic link; remove it"),
+        lock_folder(tmp_path / "out", "k", shared=False),
+    ):
+        pass
+    assert target.read_text() == "precious"

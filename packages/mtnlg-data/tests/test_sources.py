@@ -58,6 +58,25 @@ def test_lines_are_read_plain_and_compressed_and_bad_ones_are_named(tmp_path: Pa
     ]
 
 
+def test_a_byte_order_mark_and_the_numbers_of_pythons_json_cost_no_record(tmp_path: Path) -> None:
+    """Windows programs begin a file with a mark; ``json.dumps`` writes NaN and Infinity unless it is told not to."""
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"text": "one"}\n{"text": "two", "score": NaN}\n{"text": "three", "x": [-Infinity]}\n'
+    )
+    records, dropped = read(path, "jsonl")
+    assert [record.content for record in records] == ["one", "two", "three"]
+    assert not dropped
+
+
+def test_a_line_nested_too_deep_for_any_parser_is_dropped_alone(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b"NaN" + b"[" * 100_000 + b'\n{"x": NaN, "y": ' + b"[" * 100_000 + b'\n{"text": "one"}\n')
+    records, dropped = read(path, "jsonl")
+    assert [record.content for record in records] == ["one"]
+    assert [drop.reason for drop in dropped] == ["not_json", "not_json"]
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_truncated_stream_gives_its_complete_lines_and_names_the_loss(tmp_path: Path, suffix: str) -> None:
     rng = random.Random(0)

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -26,6 +27,10 @@ def sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
+"""Names of the temporary files of `atomic_path`."""
 
 
 @contextmanager

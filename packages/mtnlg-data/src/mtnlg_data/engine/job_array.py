@@ -16,11 +16,13 @@ import errno
 import fcntl
 import hashlib
 import math
+import os
 import time
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 from mtnlg_data.console import Failure, say
+from mtnlg_data.files import PARTIAL_NAME
 
 from .units import recorded_summary
 
@@ -78,7 +80,7 @@ def lock_folder(out: Path, key: str, *, shared: bool) -> Iterator[Claims]:
     systems do not reach other machines, so their owners may still be writing them.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("a+b") as lock:
+    with _open_lock(out / ".lock") as lock:
         if _try_lock(lock, fcntl.LOCK_EX, FOLDER_BYTE):
             _remove_partial_files(out, time.time() - SECONDS_PER_DAY if shared else math.inf)
             lock.truncate(0)
@@ -91,10 +93,20 @@ def lock_folder(out: Path, key: str, *, shared: bool) -> Iterator[Claims]:
         yield Claims(lock, out)
 
 
+def _open_lock(path: Path) -> IO[bytes]:
+    """Open the lock file; a link is refused, since its target would be emptied."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise Failure(f"{path}: a symbolic link; remove it") from None
+
+
 def _remove_partial_files(out: Path, before: float) -> None:
     for partial in out.rglob(".*.tmp"):
         with suppress(FileNotFoundError):
-            if partial.stat().st_mtime <= before:
+            if PARTIAL_NAME.fullmatch(partial.name) and partial.lstat().st_mtime <= before:
                 partial.unlink()
 
 

@@ -6,8 +6,10 @@ subsets are in MT-NLG's corpus.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
+import json
 import os
 import zlib
 from contextlib import contextmanager
@@ -93,10 +95,15 @@ def read_objects(path: Path, max_bytes: int) -> Iterator[tuple[int, dict[str, An
 
 
 def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, Any]] | Dropped:
+    line = line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        return Dropped("not_json", where, str(error))
+        try:
+            # Python's json writes and reads NaN and Infinity; orjson refuses what else it reads beyond JSON.
+            row = orjson.loads(orjson.dumps(json.loads(line.decode())))
+        except (TypeError, ValueError, RecursionError):
+            return Dropped("not_json", where, str(error))
     return (number, row) if isinstance(row, dict) else Dropped("not_json", where, "not an object")
 
 

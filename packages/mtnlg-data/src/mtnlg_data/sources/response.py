@@ -32,7 +32,7 @@ def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_by
         status = record.http_headers.status_code if record.http_headers else None
         if status != OK:
             return Dropped("http_status", where)
-        if record.http_content_type not in HTML_TYPES:
+        if (record.http_content_type or "").lower() not in HTML_TYPES:
             return Dropped("not_html", where)
         codings = record.http_headers.get("Content-Encoding") or ""
         content = decode_content(record.reader.read(max_bytes + 1), codings, max_bytes)
