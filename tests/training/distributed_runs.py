@@ -16,11 +16,11 @@ import traceback
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 warnings.simplefilter("ignore")
 
-import deepspeed  # noqa: E402, F401  (imported here once, before the ranks are forked)
+import deepspeed  # noqa: E402  (imported here once, before the ranks are forked)
 import torch  # noqa: E402
 import torch.utils.tensorboard  # noqa: E402
 from torch import distributed  # noqa: E402
@@ -34,6 +34,9 @@ from mtnlg_parallel.training import watchdog  # noqa: E402
 from mtnlg_parallel.training.loop import Training  # noqa: E402
 from mtnlg_parallel.training.run_dir import prepare_run_dir  # noqa: E402
 from mtnlg_parallel.training.samples import open_data  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
@@ -88,6 +91,24 @@ def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     distributed.barrier()
     weights = sum(parameter.nbytes for parameter in parameters)
     return {"parameters": weights, "gradients": sum(gradient_bytes), "moments": sum(moments)}
+
+
+def reduced_dtypes(request: dict[str, Any], rank: int) -> list[str]:
+    """Train; return the dtypes of what DeepSpeed sums over ranks: gradients, their norm, the loss."""
+    dtypes: set[str] = set()
+
+    def recording(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def record(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  (as the collective)
+            if tensor.is_floating_point():
+                dtypes.add(str(tensor.dtype))
+            return collective(tensor, *arguments, **options)
+
+        return record
+
+    for name in ("all_reduce", "reduce"):
+        setattr(deepspeed.comm, name, recording(getattr(deepspeed.comm, name)))
+    train(request, rank)
+    return sorted(dtypes)
 
 
 def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None:
@@ -164,6 +185,7 @@ SCENARIOS = {
     "attention_masks": attention_masks,
     "state_bytes": state_bytes,
     "head_losses": head_losses,
+    "reduced_dtypes": reduced_dtypes,
 }
 
 

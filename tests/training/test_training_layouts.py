@@ -124,6 +124,15 @@ def test_bf16_follows_fp32_and_resumes_to_the_last_bit(
     assert losses_and_norms([*first, *second]) == losses_and_norms(whole)
 
 
+@pytest.mark.parametrize(("layout", "what"), [((1, 1, 2), "dp"), ((1, 2, 1), "tied table"), ((2, 1, 1), "sequence")])
+def test_gradients_of_bf16_cross_ranks_in_fp32(
+    run_ranks: RunRanks, data: Path, tmp_path: Path, layout: tuple[int, int, int], what: str
+) -> None:
+    recipe = recipe_of(layout, precision="bf16", samples=8, sequence_parallel=what == "sequence")
+    for dtypes in run_ranks("reduced_dtypes", [recipe], data=data, outs=[tmp_path]):
+        assert dtypes == ["torch.float32"]
+
+
 def test_a_run_resumes_in_another_precision(
     reference: Reference, run_ranks: RunRanks, data: Path, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     if train.precision == "bf16":
         config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+        config["communication_data_type"] = "fp32"
     return config
 
 

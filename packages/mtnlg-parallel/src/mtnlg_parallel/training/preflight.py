@@ -63,13 +63,14 @@ def forecast(recipe: Recipe, cluster: str | None, force: bool) -> Forecast:
         sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
         precision=train.precision,
     )
-    held = memory(run, software)
-    reason = memory_error(held, target)
+    stage_memory = memory(run, software)
+    reason = memory_error(stage_memory, target)
     if reason and not force:
         remedy = "a larger tp or pp, a smaller train.micro_batch"
         remedy += "" if train.recompute == "full" else ', train.recompute = "full"'
         raise UsageFailure(f"layout {recipe.layout} cannot fit: {reason}; use {remedy}, or --force to try anyway")
-    return Forecast(target.name, predict(run, target, software).seconds, held[fullest_stage(held)].total)
+    fullest = stage_memory[fullest_stage(stage_memory)]
+    return Forecast(target.name, predict(run, target, software).seconds, fullest.total)
 
 
 def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | None:
