@@ -17,6 +17,7 @@ docs/planner-accuracy.svg. The rows themselves are not copied.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -240,10 +241,11 @@ def draw(path: Path, rows: Sequence[Row], relative: NDArray[np.float64], others:
 
 def main() -> None:
     """Fit, cross-validate, predict, and write the results and the figure."""
-    if len(sys.argv) != 2:
-        sys.exit("usage: planner_fit.py FOLDER")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="holds dgx_a100_1_node.csv and dgx_a100_many_nodes.csv")
+    folder = parser.parse_args().folder
     begin = time.perf_counter()
-    rows, cluster = read_rows(Path(sys.argv[1])), load_cluster("dgx-a100")
+    rows, cluster = read_rows(folder), load_cluster("dgx-a100")
     fitted = fit(rows, cluster)
     constants = {name: float(f"{getattr(fitted.measured, name):.4g}") for name in FITTED}
     fitted = with_constants(cluster, **constants)
