@@ -6,7 +6,7 @@ K, the number of few-shot examples, is GPT-3's; MT-NLG reused it without a searc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Shots = Literal["0", "1", "few"]
@@ -27,13 +27,6 @@ class Figures(NamedTuple):
         return self[SHOTS.index(shots)]
 
 
-class Supervised(NamedTuple):
-    """The best fine-tuned model in the table, and its accuracy in percent."""
-
-    model: str
-    accuracy: float
-
-
 @dataclass(frozen=True)
 class Task:
     """One of the nine tasks and its published figures."""
@@ -42,10 +35,6 @@ class Task:
     """Name on the command line."""
     title: str
     """Name in the paper."""
-    category: str
-    """Section heading in the paper."""
-    table: int
-    """Number of the paper's table with the figures."""
     few: int
     """K: examples in a few-shot prompt."""
     rows: int
@@ -53,18 +42,14 @@ class Task:
     chance: float | None
     """Accuracy of random guessing in percent; None for LAMBADA, which has no choices."""
     figures: dict[Model, Figures]
-    supervised: Supervised | None = None
-    footnotes: dict[tuple[Model, Shots], str] = field(default_factory=dict)
+    footnotes: frozenset[tuple[Model, Shots]] = frozenset()
+    """Figures that the paper prints with a footnote."""
 
-
-FOOTNOTE = "the paper prints this figure with a footnote"
 
 TASKS: tuple[Task, ...] = (
     Task(
         name="lambada",
-        title="LAMBADA",
-        category="Completion prediction",
-        table=2,
+        title="LAMBADA",  # table 2
         few=15,
         rows=5153,
         chance=None,
@@ -76,9 +61,7 @@ TASKS: tuple[Task, ...] = (
     ),
     Task(
         name="race_h",
-        title="RACE-h",
-        category="Reading comprehension",
-        table=3,
+        title="RACE-h",  # table 3
         few=10,
         rows=3498,
         chance=25.0,
@@ -87,25 +70,19 @@ TASKS: tuple[Task, ...] = (
             "GPT-3": Figures(45.50, 45.90, 46.80),
             "Gopher": Figures(None, None, 71.60),
         },
-        supervised=Supervised("ALBERT ensemble", 91.40),
-        footnotes={("Gopher", "few"): FOOTNOTE},
+        footnotes=frozenset({("Gopher", "few")}),
     ),
     Task(
         name="boolq",
-        title="BoolQ",
-        category="Reading comprehension",
-        table=3,
+        title="BoolQ",  # table 3
         few=32,
         rows=3270,
         chance=50.0,
         figures={"MT-NLG": Figures(78.20, 82.51, 84.83), "GPT-3": Figures(60.50, 76.70, 77.50)},
-        supervised=Supervised("T5 + UDG", 91.40),
     ),
     Task(
         name="winogrande",
-        title="WinoGrande",
-        category="Commonsense reasoning",
-        table=4,
+        title="WinoGrande",  # table 4
         few=50,
         rows=1267,
         chance=50.0,
@@ -114,13 +91,10 @@ TASKS: tuple[Task, ...] = (
             "GPT-3": Figures(70.20, 73.20, 77.70),
             "Gopher": Figures(70.20, None, None),
         },
-        supervised=Supervised("UNICORN", 91.28),
     ),
     Task(
         name="hellaswag",
-        title="HellaSwag",
-        category="Commonsense reasoning",
-        table=4,
+        title="HellaSwag",  # table 4
         few=20,
         rows=10042,
         chance=25.0,
@@ -129,13 +103,10 @@ TASKS: tuple[Task, ...] = (
             "GPT-3": Figures(78.90, 78.10, 79.30),
             "Gopher": Figures(79.20, None, None),
         },
-        supervised=Supervised("UNICORN", 93.90),
     ),
     Task(
         name="piqa",
-        title="PiQA",
-        category="Commonsense reasoning",
-        table=4,
+        title="PiQA",  # table 4
         few=50,
         rows=1838,
         chance=50.0,
@@ -144,24 +115,18 @@ TASKS: tuple[Task, ...] = (
             "GPT-3": Figures(81.00, 80.50, 82.30),
             "Gopher": Figures(81.80, None, None),
         },
-        supervised=Supervised("UNICORN", 90.10),
     ),
     Task(
         name="anli_r2",
-        title="ANLI R2",
-        category="Natural language inference",
-        table=5,
+        title="ANLI R2",  # table 5
         few=50,
         rows=1000,
         chance=100 / 3,
         figures={"MT-NLG": Figures(36.60, 39.70, 39.60), "GPT-3": Figures(35.40, 33.90, 34.00)},
-        supervised=Supervised("InfoBERT", 51.40),
     ),
     Task(
         name="hans",
-        title="HANS",
-        category="Natural language inference",
-        table=5,
+        title="HANS",  # table 5
         few=32,
         rows=30000,
         chance=50.0,
@@ -169,15 +134,12 @@ TASKS: tuple[Task, ...] = (
     ),
     Task(
         name="wic",
-        title="WiC",
-        category="Word sense disambiguation",
-        table=6,
+        title="WiC",  # table 6
         few=32,
         rows=638,
         chance=50.0,
         figures={"MT-NLG": Figures(48.59, 51.25, 58.46), "GPT-3": Figures(0.00, 48.60, 55.30)},
-        supervised=Supervised("T5 + UDG", 77.9),
-        footnotes={("GPT-3", "0"): FOOTNOTE},
+        footnotes=frozenset({("GPT-3", "0")}),
     ),
 )
 

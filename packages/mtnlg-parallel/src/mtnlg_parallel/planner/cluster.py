@@ -33,8 +33,6 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(gt=0)]
 
-GIB: Final = 1 << 30
-
 
 class Gpu(Settings):
     """One GPU, by its data sheet."""
