@@ -4,11 +4,12 @@ import pytest
 
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_parallel.layout import Layout, head_chunk
-from mtnlg_parallel.planner.cluster import GIB, load_cluster, load_software
+from mtnlg_parallel.planner.cluster import load_cluster, load_software
 from mtnlg_parallel.planner.memory import Memory, fullest_stage, layer_bytes, memory, memory_error
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.search import search
 
+GIB = 1 << 30
 LM = load_software("megatron-lm")
 SELENE = load_cluster("selene")
 
