@@ -43,7 +43,7 @@ from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training.metrics import peak_flops
+from mtnlg_parallel.record.metrics import peak_flops
 from mtnlg_parallel.training.samples import micro_batches, open_data
 from record import option_parser, today, write_result
 

@@ -24,7 +24,7 @@ MAY_IMPORT = {
 FLOW = {
     "mtnlg_data": ("sources", "extract", "quality", "clean", "dedup", "decontaminate", "tokens", "stream"),
     "mtnlg_model": ("config", "functional", "decoder", "checkpoint", "convert"),
-    "mtnlg_parallel": ("layout", "model", "engine", "training", "launch"),
+    "mtnlg_parallel": ("layout", "model", "engine", "record", "training", "launch"),
     "mtnlg_eval": ("tasks", "scoring", "sharded", "studies", "report"),
 }
 MODULES_A_ROOM, LINES_A_MODULE = (2, 12), (31, 400)

@@ -30,9 +30,9 @@ from mtnlg_parallel.engine import deepspeed_engine  # noqa: E402
 from mtnlg_parallel.model import head, tensor_parallel  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
 from mtnlg_parallel.recipe import Recipe  # noqa: E402
+from mtnlg_parallel.record.run_dir import prepare_run_dir  # noqa: E402
 from mtnlg_parallel.training import watchdog  # noqa: E402
 from mtnlg_parallel.training.loop import Training  # noqa: E402
-from mtnlg_parallel.training.run_dir import prepare_run_dir  # noqa: E402
 from mtnlg_parallel.training.samples import open_data  # noqa: E402
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_parallel.training.metrics import read_steps
+from mtnlg_parallel.record.metrics import read_steps
 from training.reference_loop import RunRanks, assert_same_steps, recipe_of, reference_run
 
 GUARD = {"window": 5, "deviations": 20.0, "most_skips": 3, "patience": 3.0}

@@ -12,8 +12,8 @@ from mtnlg_model.console import Failure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import local
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.training.metrics import read_steps
-from mtnlg_parallel.training.run_dir import RunState
+from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.record.run_dir import RunState
 from training.reference_loop import FP32, assert_same_steps, recipe_of, reference_run
 
 NEW_RUN = RunState(step=0, samples=0, steps=10, complete=False)

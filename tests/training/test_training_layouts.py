@@ -20,7 +20,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training.run_dir import prepare_run_dir
+from mtnlg_parallel.record.run_dir import prepare_run_dir
 from mtnlg_parallel.training.samples import open_data
 from training.reference_loop import (
     FP32,

@@ -13,8 +13,8 @@ import pytest
 
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.settings import dump
-from mtnlg_parallel.training.metrics import read_steps
-from mtnlg_parallel.training.run_dir import read_summary
+from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.record.run_dir import read_summary
 from training.reference_loop import FP32, recipe_of, reference_run
 
 STEPS = 40

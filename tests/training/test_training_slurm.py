@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mtnlg_model.settings import dump
-from mtnlg_parallel.training.metrics import read_steps
-from mtnlg_parallel.training.run_dir import read_summary
+from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.record.run_dir import read_summary
 from training.reference_loop import FP32, recipe_of, reference_run
 
 SCRIPT = Path(__file__).with_name("start_slurm.sh")

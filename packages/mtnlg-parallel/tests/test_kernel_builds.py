@@ -14,7 +14,7 @@ from mtnlg_parallel.kernels import build
 from mtnlg_parallel.kernels.build import Built, Kernel
 from mtnlg_parallel.launch.run import announce
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training.run_dir import RunState
+from mtnlg_parallel.record.run_dir import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mtnlg_parallel.engine.deepspeed_engine import GuardedAdamW
 from mtnlg_parallel.recipe import GuardSettings
+from mtnlg_parallel.record.metrics import Step
 from mtnlg_parallel.training.guard import Guard
-from mtnlg_parallel.training.metrics import Step
 from mtnlg_parallel.training.watchdog import PHASES, phase_of
 
 FOUR = GuardSettings(deviations=3.0, window=4, most_skips=2)
@@ -86,7 +86,7 @@ def test_skipped_steps_stay_out_of_the_window_and_are_counted_in_a_row() -> None
         (["mtnlg_parallel/training/samples.py", "mtnlg_data/tokens/store.py"], "data"),
         (["mtnlg_parallel/training/checkpointing.py", "mtnlg_parallel/training/guard.py"], "checkpoint"),
         (["mtnlg_parallel/engine/zero.py", "mtnlg_parallel/model/slicing.py"], "checkpoint"),
-        (["mtnlg_parallel/training/run_dir.py", "mtnlg_model/checkpoint/writer.py"], "checkpoint"),
+        (["mtnlg_parallel/record/run_dir.py", "mtnlg_model/checkpoint/writer.py"], "checkpoint"),
         (["mtnlg_parallel/training/checkpointing.py", "torch/distributed/distributed_c10d.py"], "communication"),
     ],
 )

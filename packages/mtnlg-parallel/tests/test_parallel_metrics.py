@@ -12,7 +12,7 @@ import pytest
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training.metrics import (
+from mtnlg_parallel.record.metrics import (
     Follower,
     Recorder,
     Step,
@@ -23,7 +23,7 @@ from mtnlg_parallel.training.metrics import (
     throughput,
     truncate_after,
 )
-from mtnlg_parallel.training.trackers import WeightsAndBiases, check_wandb
+from mtnlg_parallel.record.trackers import WeightsAndBiases, check_wandb
 
 STEP: Step = {
     "step": 1,
@@ -136,6 +136,6 @@ def test_weights_and_biases_continues_the_run_of_the_same_folder(
 
 
 def test_a_missing_wandb_is_refused_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtnlg_parallel.training.trackers.find_spec", lambda _: None)
+    monkeypatch.setattr("mtnlg_parallel.record.trackers.find_spec", lambda _: None)
     with pytest.raises(UsageFailure, match=r"pip install 'mtnlg-parallel\[wandb\]'"):
         check_wandb()

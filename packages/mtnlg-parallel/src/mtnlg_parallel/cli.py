@@ -9,7 +9,7 @@ import typer
 
 from mtnlg_model.console import UsageFailure, application, print_json, run, say
 from mtnlg_parallel.planner.command import plan_command
-from mtnlg_parallel.training.trackers import check_wandb
+from mtnlg_parallel.record.trackers import check_wandb
 
 from .launch import run as launch
 from .launch.local import die_with_parent, is_rank

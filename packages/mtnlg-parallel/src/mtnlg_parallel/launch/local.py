@@ -19,8 +19,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_model.console import Failure, UsageFailure, progress
-from mtnlg_parallel.training.metrics import Follower, progress_line
-from mtnlg_parallel.training.run_dir import CHECKPOINTS, LOGS, RunState
+from mtnlg_parallel.record.metrics import Follower, progress_line
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RunState
 from mtnlg_parallel.training.watchdog import HUNG_STATUS
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from mtnlg_model.console import say
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
-from mtnlg_parallel.training.preflight import Forecast, compare_step_time, forecast
-from mtnlg_parallel.training.run_dir import RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
+from mtnlg_parallel.record.run_dir import RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
+from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.training.samples import open_data
-from mtnlg_parallel.training.trackers import check_wandb
 
 from . import slurm
 from .local import STOP_SIGNALS, record_signals, run_local, stopped_line
+from .preflight import Forecast, compare_step_time, forecast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

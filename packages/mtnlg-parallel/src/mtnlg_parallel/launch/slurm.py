@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.files import write_text
-from mtnlg_parallel.training.run_dir import SUMMARY
+from mtnlg_parallel.record.run_dir import SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from torch import distributed
 
 from mtnlg_model.console import Failure, progress, say
 from mtnlg_parallel.engine import deepspeed_engine
+from mtnlg_parallel.record.metrics import progress_line
 from mtnlg_parallel.training.loop import Training
-from mtnlg_parallel.training.metrics import progress_line
 from mtnlg_parallel.training.samples import open_data
 
 from .local import PeerFailure, stopped_line
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe, RunOptions
-    from mtnlg_parallel.training.run_dir import RunState
+    from mtnlg_parallel.record.run_dir import RunState
 
 _PEER_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|peer.* terminated", re.IGNORECASE)
 

@@ -1,1 +1,1 @@
-"""The training loop and its parts: samples, schedule, guard, checkpoints, metrics."""
+"""The training loop and its parts: samples, schedule, guard, checkpoints, watchdog."""

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_parallel.recipe import GuardSettings
-
-    from .metrics import Step
+    from mtnlg_parallel.record.metrics import Step
 
 
 class Guard:

@@ -26,14 +26,14 @@ from mtnlg_parallel.engine import deepspeed_engine, zero
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import RunOptions
+from mtnlg_parallel.record.metrics import Recorder, Step, last_steps, peak_flops, throughput
+from mtnlg_parallel.record.profiler import StepProfiler
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, SUMMARY, summarize
+from mtnlg_parallel.record.trackers import TensorBoard, WeightsAndBiases
 
 from .checkpointing import BackgroundCheckpoint
 from .guard import Guard
-from .metrics import Recorder, Step, last_steps, peak_flops, throughput
-from .profiler import StepProfiler
-from .run_dir import CHECKPOINTS, SUMMARY, summarize
 from .samples import Data, Prefetch, micro_batches, validation_samples
-from .trackers import TensorBoard, WeightsAndBiases
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
-
-    from .trackers import Tracker
+    from mtnlg_parallel.record.trackers import Tracker
 
 
 class Training:

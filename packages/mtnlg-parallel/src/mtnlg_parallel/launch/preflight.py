@@ -12,8 +12,7 @@ from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, load_cl
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.step import predict
-
-from .metrics import read_steps
+from mtnlg_parallel.record.metrics import read_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
