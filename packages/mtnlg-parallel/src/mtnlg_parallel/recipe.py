@@ -50,6 +50,8 @@ class Train(Settings):
     kernels: bool = Field(True, description="use fused kernels where the device has them")
     checkpoint_every: Every = Field(description="steps; 0: only at the end")
     keep: Samples = Field(2, description="number of checkpoints kept")
+    memory_checkpoint_every: Every = Field(0, description="steps between copies in host memory on two nodes; 0: never")
+    initial: str = Field("", description="checkpoint whose weights the run starts from; empty: initial weights")
     validation_every: Every = Field(0, description="steps; 0: never")
     validation_samples: Samples = 64
 
@@ -77,11 +79,20 @@ class GuardSettings(Settings):
     window: Samples = Field(128, description="steps")
     most_skips: Samples = Field(10, description="consecutive skipped steps that end the run")
     patience: Positive = Field(600.0, description="seconds a step may take before the run ends")
+    disk_patience: Positive = Field(3600.0, description="seconds that loading or writing a checkpoint may take")
 
     @property
     def history(self) -> int:
         """Number of past steps that the guard needs at most."""
         return self.window + self.most_skips
+
+
+class Slurm(Settings):
+    """What a site's Slurm needs (`mtnlg_parallel.launch.slurm`)."""
+
+    sbatch: dict[str, str | int | bool] = Field({}, description='options of sbatch, such as partition = "batch"')
+    srun: dict[str, str | int | bool] = Field({}, description="options of srun, such as container-image")
+    setup: tuple[str, ...] = Field((), description="lines of bash before srun, such as module load cuda")
 
 
 class Recipe(Settings):
@@ -91,6 +102,7 @@ class Recipe(Settings):
     layout: Layout = Layout()
     train: Train
     guard: GuardSettings = GuardSettings()
+    slurm: Slurm = Slurm()
 
     @field_validator("model", mode="before")
     @classmethod
@@ -133,8 +145,9 @@ class Recipe(Settings):
 CHANGEABLE: dict[str, set[str] | bool] = {
     "layout": True,
     "guard": True,
+    "slurm": True,
     "train": {"samples", "micro_batch", "precision", "recompute", "sequence_parallel", "kernels"}
-    | {"checkpoint_every", "keep", "validation_every", "validation_samples"},
+    | {"checkpoint_every", "memory_checkpoint_every", "keep", "validation_every", "validation_samples"},
 }
 """Keys that a resumed run may change; any other change makes it a different run."""
 
