@@ -29,7 +29,7 @@ InputPaths = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
-        help="Files and folders: WARC, JSON lines (.gz, .zst), Parquet, a stage's output; NAME=PATH names a source.",
+        help="Files and folders: WARC, JSON lines (.gz, .zst, .xz, .bz2), Parquet, a stage's output; NAME=PATH.",
     ),
 ]
 StageFolder = Annotated[Path, typer.Option("--out", help="Folder for shards, manifests, summary and report.")]
@@ -38,6 +38,9 @@ StageOverrides = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of processes; all cores if not given.")]
 OnEngine = Annotated[EngineName, typer.Option(help="Where to run: processes of this machine, or a Ray cluster.")]
+AllowFailures = Annotated[
+    bool, typer.Option("--allow-failures", help="Exit with 0 where files or records could not be read.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -52,6 +55,7 @@ def run_recipe(
         str | None, typer.Option(metavar="I/N", help="Run as task I (from 0) of N that share the folder.")
     ] = None,
     overrides: RecipeOverrides = None,
+    allow_failures: AllowFailures = False,
     as_json: AsJson = False,
 ) -> None:
     """Run every stage of a recipe: from raw sources to the tokens that training reads.
@@ -72,6 +76,16 @@ def run_recipe(
     write_report(out)
     if as_json:
         print_json(summary)
+    _check_failures(summary, allow=allow_failures)
+
+
+def _check_failures(summary: Summary, *, allow: bool) -> None:
+    """Raise ``Failure`` where files or too many records could not be read; with ``allow`` say so instead."""
+    for stage in summary["stages"]:
+        if failure := stage.get("failure"):
+            if not allow:
+                raise Failure(f"{failure}; all else is done; --allow-failures takes this for a success")
+            say(f"allowed: {failure}")
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:
@@ -150,6 +164,7 @@ def extract(
     overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
+    allow_failures: AllowFailures = False,
     as_json: AsJson = False,
 ) -> None:
     """Extract documents from records: charset, language, and the text of a web page without its boilerplate."""
@@ -160,7 +175,9 @@ def extract(
     file_options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
     settings = from_overrides(ExtractSettings, overrides or [])
     files = standalone.find_inputs(inputs, raw=True, **file_options)
-    _run_stage(lambda on: standalone.extract(files, out, settings, on), engine, workers, as_json=as_json)
+    _run_stage(
+        lambda on: standalone.extract(files, out, settings, on), engine, workers, allow_failures, as_json=as_json
+    )
 
 
 @app.command()
@@ -174,6 +191,7 @@ def score(
     overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
+    allow_failures: AllowFailures = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a quality classifier, score every document, and keep those that the Pareto draw keeps.
@@ -186,7 +204,13 @@ def score(
 
     settings = from_overrides(QualitySettings, overrides or [])
     files, good = standalone.find_inputs(inputs), standalone.find_inputs(positive or [], unnamed="positives")
-    _run_stage(lambda on: standalone.score(files, out, settings, on, positives=good), engine, workers, as_json=as_json)
+    _run_stage(
+        lambda on: standalone.score(files, out, settings, on, positives=good),
+        engine,
+        workers,
+        allow_failures,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -200,6 +224,7 @@ def clean(
     overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
+    allow_failures: AllowFailures = False,
     as_json: AsJson = False,
 ) -> None:
     """Repair Unicode and white space; drop other languages, JavaScript stubs and short documents."""
@@ -209,7 +234,13 @@ def clean(
 
     settings = from_overrides(CleanSettings, overrides or [])
     files, chosen = standalone.find_inputs(inputs), standalone.parse_rules(rules)
-    _run_stage(lambda on: standalone.clean(files, out, settings, on, rules=chosen), engine, workers, as_json=as_json)
+    _run_stage(
+        lambda on: standalone.clean(files, out, settings, on, rules=chosen),
+        engine,
+        workers,
+        allow_failures,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -220,6 +251,7 @@ def dedup(
     overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
+    allow_failures: AllowFailures = False,
     as_json: AsJson = False,
 ) -> None:
     """Keep one of near duplicates over all inputs, of the source named first; OUT/removed.parquet lists the others."""
@@ -229,7 +261,7 @@ def dedup(
 
     settings = from_overrides(DeduplicateSettings, overrides or [])
     files = standalone.find_inputs(inputs)
-    _run_stage(lambda on: standalone.dedup(files, out, settings, on), engine, workers, as_json=as_json)
+    _run_stage(lambda on: standalone.dedup(files, out, settings, on), engine, workers, allow_failures, as_json=as_json)
 
 
 @app.command()
@@ -241,6 +273,7 @@ def decontaminate(
     overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
+    allow_failures: AllowFailures = False,
     as_json: AsJson = False,
 ) -> None:
     """Cut the n-grams of the evaluation tasks, and the text around them, out of the documents."""
@@ -251,7 +284,11 @@ def decontaminate(
     settings = from_overrides(DecontaminateSettings, overrides or [])
     files = standalone.find_inputs(inputs)
     _run_stage(
-        lambda on: standalone.decontaminate(files, out, settings, on, texts=texts), engine, workers, as_json=as_json
+        lambda on: standalone.decontaminate(files, out, settings, on, texts=texts),
+        engine,
+        workers,
+        allow_failures,
+        as_json=as_json,
     )
 
 
@@ -266,6 +303,7 @@ def tokenize(
     overrides: StageOverrides = None,
     workers: Workers = None,
     engine: OnEngine = "local",
+    allow_failures: AllowFailures = False,
     as_json: AsJson = False,
 ) -> None:
     """Tokenize documents into Megatron token stores and their blend.
@@ -279,17 +317,24 @@ def tokenize(
     settings = from_overrides(TokenizeSettings, overrides or [])
     files, weights = standalone.find_inputs(inputs), standalone.parse_weights(weight or [])
     _run_stage(
-        lambda on: standalone.tokenize(files, out, settings, on, weights=weights), engine, workers, as_json=as_json
+        lambda on: standalone.tokenize(files, out, settings, on, weights=weights),
+        engine,
+        workers,
+        allow_failures,
+        as_json=as_json,
     )
 
 
-def _run_stage(stage: Callable[[Engine], Summary], engine: EngineName, workers: int | None, *, as_json: bool) -> None:
+def _run_stage(
+    stage: Callable[[Engine], Summary], engine: EngineName, workers: int | None, allow_failures: bool, *, as_json: bool
+) -> None:
     from .engine import open_engine  # noqa: PLC0415
 
     with open_engine(engine, workers) as opened:
         summary = stage(opened)
     if as_json:
         print_json(summary)
+    _check_failures(summary, allow=allow_failures)
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """One stage by itself, on paths: what the commands ``extract``, ``score``, ``clean``, ``dedup``, … run.
 
-Inputs are files and folders of any format: WARC, JSON lines (plain, .gz, .zst; the Pile is such), Parquet, and the
+Inputs are files and folders of any format: WARC, JSON lines (plain or compressed; the Pile is such), Parquet, and the
 shards of another stage. Files that are not shards are extracted first, into the folder ``documents`` of the output. The
 output is what the stage leaves in a curation (shards with their manifests, or token stores), ``summary.json`` and the
 report. The same call resumes an interrupted one.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 NAMED_INPUT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(.+)", re.DOTALL)
 KIND_PATTERNS: tuple[tuple[str, Kind], ...] = (
     (r"\.w?arc(\.gz)?$", "warc"),
-    (r"\.(jsonl|ndjson|json)(\.gz|\.zst)?$", "jsonl"),
+    (r"\.(jsonl|ndjson|json)(\.gz|\.zst|\.xz|\.bz2)?$", "jsonl"),
     (r"\.parquet$", "parquet"),
 )
 
@@ -118,7 +118,7 @@ def _source_files(source: str, path: Path, file_options: Mapping[str, Any]) -> l
         if file.is_file() and (kind := _kind(file)) is not None
     ]
     if not files:
-        raise Failure(f"{path}: no file that ends in .warc.gz, .jsonl (.gz, .zst) or .parquet")
+        raise Failure(f"{path}: no file that ends in .warc.gz, .jsonl (.gz, .zst, .xz, .bz2) or .parquet")
     return files
 
 

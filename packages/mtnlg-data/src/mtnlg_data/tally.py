@@ -38,6 +38,8 @@ class Tally:
         self.reasons: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
         self.errors: list[dict[str, str]] = []
+        self.failed = 0  # documents that could not be read
+        self.lost: list[dict[str, str]] = []  # files of which a part, or all, could not be read
         self._examples: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
 
     def keep(self, characters: int, characters_out: int | None = None) -> None:
@@ -58,8 +60,13 @@ class Tally:
     def fail(self, reason: str, where: str, what: str) -> None:
         """Count a document that could not be read, and keep its place and error among the first ``ERRORS_SHOWN``."""
         self.drop(0, reason)
+        self.failed += 1
         if len(self.errors) < ERRORS_SHOWN:
             self.errors.append({"where": where, "what": what})
+
+    def lose(self, where: str, what: str) -> None:
+        """Note that the file at this place ends early, or holds nothing that could be read."""
+        self.lost.append({"where": where, "what": what})
 
     def show(self, fate: str, name: str, text: str, score: float | None = None) -> None:
         """Offer a document as an example of its fate: ``KEPT``, or the reason it was dropped for."""
@@ -76,9 +83,10 @@ class Tally:
     def summary(self) -> Summary:
         """The tally as JSON, for a unit's manifest; an octave's key is its shortest length."""
         lengths = {str(1 << bits >> 1): self.lengths[bits] for bits in sorted(self.lengths)}
-        counts = {**self.counts, "dropped": dict(sorted(self.reasons.items())), "lengths": lengths}
+        dropped = dict(sorted(self.reasons.items()))
+        counts = {**self.counts, "failed": self.failed, "dropped": dropped, "lengths": lengths}
         shown = [example for fate in sorted(self._examples) for *_, example in self._examples[fate]]
-        return {"sources": {self.source: counts}, "errors": self.errors, "shown": shown}
+        return {"sources": {self.source: counts}, "errors": self.errors, "lost": self.lost, "shown": shown}
 
 
 class Tallies:
@@ -99,6 +107,7 @@ class Tallies:
         return {
             "sources": {source: counts for part in parts for source, counts in part["sources"].items()},
             "errors": [error for part in parts for error in part["errors"]],
+            "lost": [file for part in parts for file in part["lost"]],
             "shown": [example for part in parts for example in part["shown"]],
         }
 
@@ -112,16 +121,20 @@ def order_sources(summaries: Iterable[Summary], order: Sequence[str]) -> list[st
 def stage_summary(name: str, summaries: Iterable[Summary], order: Sequence[str]) -> Summary:
     """Add up the summaries of a stage's units, sources in this order; ``seconds`` is left for the caller to set."""
     sources: dict[str, Any] = {
-        source: {**dict.fromkeys(COUNTS, 0), "dropped": Counter(), "lengths": Counter()} for source in order
+        source: {**dict.fromkeys(COUNTS, 0), "failed": 0, "dropped": Counter(), "lengths": Counter()}
+        for source in order
     }
     errors: list[dict[str, str]] = []
+    lost: list[dict[str, str]] = []
     shown: list[dict[str, Any]] = []
     for summary in summaries:
         errors += summary.get("errors", [])
+        lost += summary.get("lost", [])
         shown += summary.get("shown", [])
         for source, tally in summary["sources"].items():
             for count in COUNTS:
                 sources[source][count] += tally[count]
+            sources[source]["failed"] += tally.get("failed", 0)
             sources[source]["dropped"].update(tally["dropped"])
             sources[source]["lengths"].update(tally["lengths"])
     for total in sources.values():
@@ -129,7 +142,8 @@ def stage_summary(name: str, summaries: Iterable[Summary], order: Sequence[str])
         total["lengths"] = dict(sorted(total["lengths"].items(), key=lambda item: int(item[0])))
     totals: dict[str, Any] = {count: sum(total[count] for total in sources.values()) for count in COUNTS}
     head = {"name": name, "seconds": 0.0, **totals, "sources": sources}
-    return {**head, "errors": errors[:ERRORS_SHOWN], "shown": _choose_examples(shown, order)}
+    read = {"errors": errors[:ERRORS_SHOWN], "files_lost": len(lost), "lost": lost[:ERRORS_SHOWN]}
+    return {**head, **read, "shown": _choose_examples(shown, order)}
 
 
 def _choose_examples(shown: list[dict[str, Any]], order: Sequence[str]) -> list[dict[str, Any]]:
@@ -143,6 +157,22 @@ def _choose_examples(shown: list[dict[str, Any]], order: Sequence[str]) -> list[
         if taken[group] <= SHOWN_PER_FATE:
             examples.append(example)
     return sorted(examples, key=lambda example: (positions[example["source"]], example["fate"]))
+
+
+def read_failure(stage: Summary, max_failed: float) -> str | None:
+    """Why a stage that read source files must not pass for a success, in one line; None where nothing was lost.
+
+    That is a file that ended early or held nothing, or more than this share of a source's records unreadable.
+    """
+    reasons = [f"{file['where']}: {file['what']}" for file in stage["lost"][:1]]
+    if (more := stage["files_lost"] - 1) > 0:
+        reasons[0] += f" (and {more} more)"
+    for source, counts in stage["sources"].items():
+        if counts["failed"] > max_failed * counts["documents_in"]:
+            share = counts["failed"] / counts["documents_in"]
+            unreadable = f"{counts['failed']:,} of {counts['documents_in']:,} records could not be read ({share:.1%})"
+            reasons.append(f"{source}: {unreadable}, more than max_failed = {max_failed:.1%}")
+    return "; ".join(reasons) or None
 
 
 def passthrough_summary(source: str, before: Summary) -> Summary:

@@ -19,7 +19,7 @@ from mtnlg_data.document import Document, shard_name, writing_documents
 from mtnlg_data.engine import Unit, manifest_path, run_units
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.jsonl import read_pile
-from mtnlg_data.tally import Tallies, stage_summary
+from mtnlg_data.tally import Tallies, read_failure, stage_summary
 
 from .text import PARSE_ERRORS, ExtractSettings, extract_record
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
     """Write ``out/<source>-<number>.parquet`` for every file, in several parts for large files.
 
-    Returns the stage's summary with ``languages`` and, in the order of the files, the names of the ``shards``.
+    Returns the stage's summary with ``languages``, the names of the ``shards`` in the order of the files, and under
+    ``failure`` what of the files could not be read, if that is more than the settings allow.
     """
     units = []
     for feeds in _group_by_file(files):
@@ -47,8 +48,11 @@ def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractS
         languages.update(summary["languages"])
     sources = list(dict.fromkeys(file.source for file in files))
     shards = [name for summary in summaries for name in summary["shards"]]
+    stage = stage_summary("extract", summaries, sources)
+    failure = read_failure(stage, settings.max_failed)
     return {
-        **stage_summary("extract", summaries, sources),
+        **stage,
+        **({"failure": failure} if failure else {}),
         "languages": dict(languages.most_common()),
         "shards": shards,
     }
@@ -86,7 +90,7 @@ class ExtractUnit(Unit):
 
     def _key_parts(self) -> tuple[object, ...]:
         files = ((number, file.source, file.name, file.kind, file.field, file.subset) for file, number in self.feeds)
-        return ("extract", list(files), self.size_and_mtime, self.settings.model_dump())
+        return ("extract", list(files), self.size_and_mtime, self.settings.model_dump(exclude={"max_failed"}))
 
 
 def extract_file(unit: ExtractUnit) -> Summary:
@@ -95,7 +99,9 @@ def extract_file(unit: ExtractUnit) -> Summary:
     languages: Counter[str] = Counter()
     with ExitStack() as stack:
         writers = [stack.enter_context(_shard_writer(feed, unit, tallies[feed.file.source])) for feed in unit.feeds]
+        file, empty = unit.feeds[0].file, True
         for item in _read_items(unit):
+            empty = False
             # A record whose subset could not be read is counted with the first source.
             accepting = [writer for writer in writers if writer.feed.accepts(item)] or writers[:1]
             if isinstance(item, Record):
@@ -103,6 +109,8 @@ def extract_file(unit: ExtractUnit) -> Summary:
             else:
                 for writer in accepting:
                     writer.count_dropped(item)
+    if empty and file.kind != "pile":  # a file of the Pile may well hold no document of these subsets
+        tallies[file.source].lose(file.name, f"holds no document that a reader of {file.kind} finds")
     names = [path.name for writer in writers for path in writer.paths]
     return {**tallies.summary(), "languages": dict(sorted(languages.items())), "shards": names, "files": names[1:]}
 
@@ -166,6 +174,8 @@ class _ShardWriter:
             self.tally.drop(0, item.reason)
         else:
             self.tally.fail(item.reason, item.where, item.what)
+        if item.ends_file:
+            self.tally.lose(item.where, item.what or item.reason)
 
     def path(self, part: int) -> Path:
         """Path of the shard of this number."""

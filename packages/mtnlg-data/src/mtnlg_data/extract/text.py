@@ -47,6 +47,7 @@ class ExtractSettings(Settings):
     largest: int = Field(MAX_RECORD_BYTES, gt=0)  # bytes; longer records are dropped unread
     largest_page: int = Field(8_000_000, gt=0, lt=10_000_000)  # characters; libxml2 ends a text at ten million bytes
     shard_characters: int = Field(256_000_000, gt=0)  # of text, at which a file's output continues in another shard
+    max_failed: float = Field(0.01, ge=0, le=1)  # share of a source's records that may be unreadable in a success
 
     @field_validator("method")
     @classmethod

@@ -11,7 +11,7 @@ from .markup import MINUS, brief, count, duration, escape, figure, percent, row,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .summary_schema import SourceCounts, Stage, Summary
+    from .summary_schema import ReadError, SourceCounts, Stage, Summary
 
 LANGUAGES_SHOWN = 8
 OCTAVES_PER_TICK = 3
@@ -151,12 +151,20 @@ def blend(summary: Summary) -> str:
     return f"<p>{vocabulary}{weight}{entropy}</p>\n{table(head, rows)}"
 
 
+def lost_files(summary: Summary) -> str:
+    """A table of files that ended early or held nothing, the first of each stage."""
+    return _places((stage.name, file) for stage in summary.stages for file in stage.lost)
+
+
 def unreadable(summary: Summary) -> str:
     """A table of records that could not be read, the first of each stage."""
+    return _places((stage.name, error) for stage in summary.stages for error in stage.errors)
+
+
+def _places(errors: Iterable[tuple[str, ReadError]]) -> str:
     rows = "\n".join(
-        f'<tr><th scope="row">{escape(stage.name)}</th>'
+        f'<tr><th scope="row">{escape(stage)}</th>'
         f"<td><code>{escape(error.where)}</code></td><td>{escape(error.what)}</td></tr>"
-        for stage in summary.stages
-        for error in stage.errors
+        for stage, error in errors
     )
     return f'<div class="scroll"><table><tbody>\n{rows}\n</tbody></table></div>' if rows else ""

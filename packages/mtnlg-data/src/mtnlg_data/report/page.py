@@ -45,6 +45,7 @@ def _sections(summary: Summary) -> list[tuple[str, str]]:
         ("Decontamination", examples.decontamination(summary.decontamination) if summary.decontamination else ""),
         ("Blend", counts.blend(summary)),
         ("Sample documents", examples.documents(summary)),
+        ("Files not read to their end", counts.lost_files(summary)),
         ("Unreadable records", counts.unreadable(summary)),
     ]
 

@@ -25,6 +25,7 @@ class SourceCounts(SummaryPart):
     documents_out: int
     characters_in: int
     characters_out: int
+    failed: int = 0  # of those dropped, the ones that could not be read
     dropped: dict[str, int] = Field(default_factory=dict)
     lengths: dict[int, int] = Field(default_factory=dict)  # documents out, by the shortest length of their octave
 
@@ -57,6 +58,7 @@ class Stage(SummaryPart):
     characters_out: int
     sources: dict[str, SourceCounts]
     errors: list[ReadError] = Field(default_factory=list)
+    lost: list[ReadError] = Field(default_factory=list)  # files read in part or not at all
     shown: list[SampleDocument] = Field(default_factory=list)
 
 

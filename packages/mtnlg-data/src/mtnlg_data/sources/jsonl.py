@@ -1,4 +1,4 @@
-"""JSON lines and the Pile, plain or compressed with gzip or zstandard: one object per line, its text under a key.
+"""JSON lines and the Pile, plain or compressed (.gz, .zst, .xz, .bz2): one object per line, its text under a key.
 
 The Pile (arXiv 2101.00027) is JSON lines with the document's subset under ``meta.pile_set_name``; eleven of its
 subsets are in MT-NLG's corpus.
@@ -6,13 +6,15 @@ subsets are in MT-NLG's corpus.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
 import json
+import lzma
 import os
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -32,6 +34,9 @@ BUFFER_BYTES = 1 << 17
 #: Limit of decompression: this many bytes plus a multiple of the file's size. Text usually expands about fourfold.
 ALWAYS_ALLOWED_BYTES = 1 << 30
 MAX_EXPANSION_RATIO = 256
+#: The largest window that the format allows; ``zstd --long=31`` writes it, and decompression takes as much memory.
+ZSTD_WINDOW_BYTES = 1 << 31
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 def read_jsonl(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dropped]:
@@ -79,12 +84,12 @@ def read_objects(path: Path, max_bytes: int) -> Iterator[tuple[int, dict[str, An
                 while len(line) > max_bytes and not line.endswith(b"\n"):
                     line = file.readline(max_bytes + 1)
             except DecompressionBombError as error:
-                yield Dropped("bomb", where, f"{error}; the rest of the file is lost")
+                yield Dropped("bomb", where, f"{error}; the rest of the file is lost", ends_file=True)
                 return
-            except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+            except DECOMPRESSION_ERRORS as error:
                 if getattr(error, "errno", None):
                     raise
-                yield Dropped("unreadable", where, f"{error}; the rest of the file is lost")
+                yield Dropped("unreadable", where, f"{error}; the rest of the file is lost", ends_file=True)
                 return
             if not line:
                 return
@@ -103,25 +108,31 @@ def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, An
             # Python's json writes and reads NaN and Infinity; orjson refuses what else it reads beyond JSON.
             row = orjson.loads(orjson.dumps(json.loads(line.decode())))
         except (TypeError, ValueError, RecursionError):
-            return Dropped("not_json", where, str(error))
+            return Dropped("not_json", where, str(error), ends_file=not line.endswith(b"\n"))
     return (number, row) if isinstance(row, dict) else Dropped("not_json", where, "not an object")
 
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, decompressed by its suffix: .gz, .zst, else plain.
+    """Open a file for reading, decompressed by its suffix: .gz, .zst, .xz, .bz2, else plain.
 
     Reads raise ``DecompressionBombError`` beyond ``ALWAYS_ALLOWED_BYTES`` + ``MAX_EXPANSION_RATIO`` x the file's size.
     """
-    with path.open("rb") as raw:
+    with ExitStack() as stack:
+        raw = stack.enter_context(path.open("rb"))
         limit = ALWAYS_ALLOWED_BYTES + MAX_EXPANSION_RATIO * os.fstat(raw.fileno()).st_size
-        if path.suffix == ".gz":
-            yield io.BufferedReader(_LimitedStream(gzip.GzipFile(fileobj=raw), limit), BUFFER_BYTES)
-        elif path.suffix == ".zst":
-            stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            yield io.BufferedReader(_LimitedStream(stream, limit), BUFFER_BYTES)
-        else:
-            yield raw
+        stream: _Readable | None = None
+        match path.suffix:
+            case ".gz":
+                stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
+            case ".zst":
+                decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
+                stream = decompressor.stream_reader(raw, read_across_frames=True)
+            case ".xz":
+                stream = stack.enter_context(lzma.LZMAFile(raw))
+            case ".bz2":
+                stream = stack.enter_context(bz2.BZ2File(raw))
+        yield raw if stream is None else io.BufferedReader(_LimitedStream(stream, limit), BUFFER_BYTES)
 
 
 class DecompressionBombError(Exception):
@@ -129,7 +140,7 @@ class DecompressionBombError(Exception):
 
 
 class _Readable(Protocol):
-    """The common interface of gzip's and zstandard's readers."""
+    """The common interface of the decompressing readers."""
 
     def readinto(self, buffer: Buffer, /) -> int: ...
 

@@ -28,12 +28,12 @@ def read_parquet(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dr
         columns = [name for name in dict.fromkeys((field, "url")) if _has_strings(schema, name)]
         file = pq.ParquetFile(path, read_dictionary=columns) if field in columns else None
     except pa.ArrowException as error:
-        yield Dropped("unreadable", path.name, _first_line(error))
+        yield Dropped("unreadable", path.name, _first_line(error), ends_file=True)
         return
     if file is None:
         names = schema.names
         actual = f"it is of {schema.field(field).type}" if field in names else f"it has {', '.join(names)}"
-        yield Dropped("no_text", path.name, f"no column {field!r} of strings; {actual}")
+        yield Dropped("no_text", path.name, f"no column {field!r} of strings; {actual}", ends_file=True)
         return
     with file:
         number = 0
@@ -49,7 +49,8 @@ def read_parquet(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dr
             except (pa.ArrowException, OSError) as error:
                 if getattr(error, "errno", None):
                     raise
-                yield Dropped("unreadable", f"{path.name}: rows {number + 1} to {end}", _first_line(error))
+                rows = f"{path.name}: rows {number + 1} to {end}"
+                yield Dropped("unreadable", rows, _first_line(error), ends_file=end - number > 1)
             number = end
 
 

@@ -40,3 +40,4 @@ class Dropped(NamedTuple):
     where: str  # file and position, for error messages
     what: str | None = None  # the defect; None for a sound record that is not wanted
     subset: str | None = None  # of the Pile, where it could be read
+    ends_file: bool = False  # nothing of the file is read from here on, though more was to come

@@ -29,8 +29,9 @@ def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_by
     """The page of a complete response record: status 200, an HTML type, at most ``max_bytes`` bytes."""
     try:
         record.parse_http(auto_decode="transfer")
-        status = record.http_headers.status_code if record.http_headers else None
-        if status != OK:
+        if record.http_headers is None or record.http_headers.status_code is None:
+            return Dropped("bad_http", where, "a response without a status line of HTTP")
+        if record.http_headers.status_code != OK:
             return Dropped("http_status", where)
         if (record.http_content_type or "").lower() not in HTML_TYPES:
             return Dropped("not_html", where)

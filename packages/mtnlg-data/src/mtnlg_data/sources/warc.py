@@ -57,18 +57,21 @@ def _complete_records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[War
     start: int | None = 0
     reported = False
     while start is not None:
-        broken_at = -1
+        defect: Defect | None = None
         file.seek(start)
         for record in _records_until_defect(file, max_bytes):
             if isinstance(record, WarcRecord):
                 reported = False
                 yield record
             else:
-                broken_at, reason, what = record
-                if not reported:  # a false start found by the search is still the same broken record
-                    yield Dropped(reason, f"{name}: byte {broken_at}", what)
-                reported = True
-        start = _find(RECORD_START, file, _search_offset(file, max(broken_at, start))) if broken_at >= 0 else None
+                defect = record
+        if defect is None:
+            return
+        broken_at, reason, what = defect
+        start = _find(RECORD_START, file, _search_offset(file, max(broken_at, start)))
+        if not reported:  # a false start found by the search is still the same broken record
+            yield Dropped(reason, f"{name}: byte {broken_at}", what, ends_file=start is None and reason != "too_large")
+        reported = True
 
 
 def _records_until_defect(file: BinaryIO, max_bytes: int) -> Iterator[WarcRecord | Defect]:

@@ -1,0 +1,157 @@
+"""Bad input, one kind after another: what the command says, its exit status, and how many documents are kept."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure
+from mtnlg_data.document import read_documents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RNG = random.Random(0)
+# Random words, so that a compressed file has many blocks and a cut leaves some of them whole.
+ROWS = [{"text": " ".join(str(RNG.random()) for _ in range(200))} for _ in range(400)]
+PROSE = b"It is a truth that the people of the town did not know what to do with all of the rain that came in May. " * 4
+LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+
+
+def wide_zstd(content: bytes) -> bytes:
+    """As ``zstd --long=31`` writes it: a window of 2 GiB, whatever the content."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
+    target = io.BytesIO()
+    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(target, closefd=False) as stream:
+        stream.write(content)
+    return target.getvalue()
+
+
+def in_rows(texts: list[str | None], column: str = "text") -> bytes:
+    target = io.BytesIO()
+    pq.write_table(pa.table({column: pa.array(texts, pa.string())}), target)
+    return target.getvalue()
+
+
+def wet(pages: int) -> bytes:
+    """A file of extracted texts, which Common Crawl names .warc.wet.gz, under the name of a file of pages."""
+    record = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
+    return b"".join(gzip.compress(record) for _ in range(pages))
+
+
+RESPONSE_HEAD = (
+    b"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: http://a.example/\r\n"
+    b"Content-Type: application/http; msgtype=response\r\nContent-Length: %d\r\n\r\n"
+)
+
+
+def warc(pages: int) -> bytes:
+    body = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>" + PROSE
+    return b"".join(gzip.compress(RESPONSE_HEAD % len(body) + body + b"\r\n\r\n") for _ in range(pages))
+
+
+def extract(folder: Path, *options: str) -> tuple[int, str, int]:
+    """Exit status, the error's line, and the number of documents kept."""
+    inputs = [f"{path.name}={path}" for path in sorted(folder.iterdir()) if path.name != "out"]
+    result = CliRunner().invoke(app, ["extract", *inputs, "--out", str(folder / "out"), *options])
+    error = "" if result.exception is None or isinstance(result.exception, SystemExit) else str(result.exception)
+    assert not result.exception or isinstance(result.exception, Failure | SystemExit), result.exception
+    shards = [shard for shard in (folder / "out").glob("*.parquet") if not shard.name.startswith("removed")]
+    return (1 if error else result.exit_code), error, sum(b.num_rows for s in shards for b in read_documents(s))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kept"),
+    [
+        ("a.jsonl", LINES, 400),
+        ("a.jsonl.gz", gzip.compress(LINES), 400),
+        ("a.jsonl.zst", wide_zstd(LINES), 400),
+        ("a.jsonl.xz", lzma.compress(LINES), 400),
+        ("a.jsonl.bz2", bz2.compress(LINES) + bz2.compress(LINES), 800),
+        ("a.jsonl", b"\xef\xbb\xbf" + LINES, 400),
+        ("a.jsonl", LINES.replace(b"\n", b"\r\n\n"), 400),
+        ("a.jsonl", b'{"text": "one", "score": NaN}\n', 1),
+        ("a.jsonl", LINES.rstrip(b"\n"), 400),
+        ("a.jsonl", LINES + b"not JSON\n", 400),  # 1 of 401 is under max_failed
+        ("a.parquet", in_rows(["one", "two"]), 2),
+        ("a.warc.gz", warc(3), 3),
+    ],
+)
+def test_a_file_that_can_be_read_loses_nothing(tmp_path: Path, name: str, content: bytes, kept: int) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(content)
+    assert extract(tmp_path) == (0, "", kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.jsonl.gz", gzip.compress(LINES)[: len(gzip.compress(LINES)) // 2], "the rest of the file is lost"),
+        ("a.jsonl.zst", zstandard.compress(LINES)[:-1000], "a.jsonl.zst: line"),
+        ("a.jsonl.xz", lzma.compress(LINES)[:-1000], "the rest of the file is lost"),
+        ("a.jsonl.bz2", bz2.compress(LINES)[:-1000], "the rest of the file is lost"),
+        ("a.jsonl.gz", LINES, "Not a gzipped file"),
+        ("a.jsonl", LINES[:-500], "a.jsonl: line 400"),  # cut within its last line
+        ("a.jsonl", b"", "holds no document that a reader of jsonl finds"),
+        ("a.jsonl", b"\n\n", "holds no document that a reader of jsonl finds"),
+        ("a.jsonl", LINES + b"not JSON\n" * 10, "10 of 410 records could not be read (2.4%), more than max_failed"),
+        ("a.parquet", in_rows(["one", "two"])[:-20], "a.parquet"),
+        ("a.parquet", in_rows(["one"], "content"), "no column 'text'"),
+        ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "5 of 100 records could not be read"),
+        ("a.warc.gz", wet(3), "holds no document that a reader of warc finds"),
+        ("a.warc.gz", warc(300)[:-30], "a.warc.gz: byte"),
+        ("a.warc", RESPONSE_HEAD % 3 + b"<p>\r\n\r\n", "1 of 1 records could not be read"),  # no HTTP headers
+    ],
+)
+def test_a_loss_fails_the_command_after_all_else_and_is_named(
+    tmp_path: Path, name: str, content: bytes, line: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(content)
+    (tmp_path / "sound").mkdir()
+    (tmp_path / "sound" / "b.jsonl").write_bytes(LINES)
+    status, error, kept = extract(tmp_path)
+    assert status == 1
+    assert line in error
+    assert "--allow-failures" in error
+    assert kept >= 400
+    assert (tmp_path / "out" / "report.html").exists()
+    again = extract(tmp_path)  # nothing is read a second time, and the loss is not forgotten
+    assert again == (status, error, kept)
+    assert extract(tmp_path, "--allow-failures") == (0, "", kept)
+
+
+def test_the_share_of_unreadable_records_is_a_setting_that_reads_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(LINES + b"not JSON\n" * 10)
+    assert extract(tmp_path)[0] == 1
+    read_again: list[object] = []
+    record: Callable[..., None] = lambda *words: read_again.append(words)  # noqa: E731
+    monkeypatch.setattr("mtnlg_data.extract.stage.read_records", record)
+    assert extract(tmp_path, "--set", "max_failed=0.03") == (0, "", 400)
+    assert not read_again
+
+
+def test_the_report_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "short.jsonl.gz").write_bytes(gzip.compress(LINES)[:20_000])
+    extract(tmp_path)
+    assert "Files not read to their end" in (tmp_path / "out" / "report.html").read_text()
+    stage = json.loads((tmp_path / "out" / "summary.json").read_text())["stages"][0]
+    assert stage["files_lost"] == 1
+    assert stage["lost"][0]["where"].startswith("short.jsonl.gz: line")
