@@ -155,3 +155,37 @@ def test_the_report_names_the_file(tmp_path: Path) -> None:
     stage = json.loads((tmp_path / "out" / "summary.json").read_text())["stages"][0]
     assert stage["files_lost"] == 1
     assert stage["lost"][0]["where"].startswith("short.jsonl.gz: line")
+
+
+def test_a_file_name_that_is_not_utf8_is_escaped_in_ids(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "caf\udce9.jsonl").write_bytes(b'{"text": "one"}\n')
+    assert extract(tmp_path) == (0, "", 1)
+    shard = tmp_path / "out" / "in-00000.parquet"
+    assert [batch.column("id").to_pylist() for batch in read_documents(shard)] == [["in/caf\\xe9.jsonl/0"]]
+
+
+@pytest.mark.parametrize(("inputs", "out"), [("in", "in"), ("in/a.jsonl", "in"), ("in", "in/below/out")])
+def test_an_output_folder_within_an_input_is_refused(tmp_path: Path, inputs: str, out: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(LINES)
+    for command in ("extract", "dedup"):
+        result = CliRunner().invoke(app, [command, str(tmp_path / inputs), "--out", str(tmp_path / out)])
+        assert f"--out {tmp_path / out} is in the input {tmp_path / inputs}" in str(result.exception)
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.jsonl"]
+
+
+def test_files_of_one_source_that_would_give_equal_ids_are_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "f.jsonl").write_bytes(LINES)
+    inputs = [f"own={tmp_path / folder}" for folder in ("a", "b")]
+    result = CliRunner().invoke(app, ["extract", *inputs, "--out", str(tmp_path / "out")])
+    assert f"{tmp_path / 'b' / 'f.jsonl'}: {tmp_path / 'a' / 'f.jsonl'} of source own has the same name" in str(
+        result.exception
+    )
+
+
+def test_an_address_is_refused_as_such(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["extract", "s3://bucket/file.jsonl", "--out", str(tmp_path / "out")])
+    assert "s3://bucket/file.jsonl: only paths of this machine" in str(result.exception)

@@ -38,7 +38,7 @@ from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydant
 
 from .console import Failure
 from .settings import Settings, load
-from .sources import Kind, SourceFile
+from .sources import Kind, SourceFile, name_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +179,7 @@ class Recipe(Settings):
                     f"{full_pattern}: no such file (source {name}); paths are relative to input = {self.input}"
                 )
             for path in matches:
-                inner = path.relative_to(base).as_posix()
+                inner = name_below(path, base)
                 if files.setdefault(inner, path) != path:
                     raise Failure(f"{path}: {files[inner]} of source {name} has the same name; rename one of the two")
         return files

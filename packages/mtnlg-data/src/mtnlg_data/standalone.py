@@ -32,7 +32,7 @@ from .document import SCHEMA, read_documents, shard_source
 from .engine import lock_folder, manifest_path
 from .files import write_json
 from .report import write_report
-from .sources import SourceFile
+from .sources import SourceFile, name_below
 from .tally import merge_summaries, summary_line
 
 if TYPE_CHECKING:
@@ -57,8 +57,12 @@ KIND_PATTERNS: tuple[tuple[str, Kind], ...] = (
 
 @dataclass
 class Inputs:
-    """Inputs of a stage: shards, files still to be extracted, and their sources in the order of the arguments."""
+    """Inputs of a stage: shards, files still to be extracted, and their sources in the order of the arguments.
 
+    ``paths`` are the files and folders that were given.
+    """
+
+    paths: list[Path] = field(default_factory=list)
     shards: list[Path] = field(default_factory=list)
     files: list[SourceFile] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
@@ -81,8 +85,11 @@ def find_inputs(
     for argument in arguments:
         named = None if Path(argument).exists() else NAMED_INPUT.fullmatch(argument)
         source, path = (named[1], Path(named[2])) if named else (unnamed, Path(argument))
+        if not path.exists() and "://" in argument:
+            raise UsageFailure(f"{argument}: only paths of this machine can be read; copy the files here first")
         if not path.exists():
             raise Failure(f"{path}: no such file or folder; an input is PATH or NAME=PATH")
+        inputs.paths.append(path)
         shards = [] if raw else _shards(path)
         if shards and named:
             raise UsageFailure(f"{argument}: its documents are of {shard_source(shards[0])} already; give only PATH")
@@ -93,6 +100,13 @@ def find_inputs(
             inputs.files += _source_files(source, path, file_options)
             inputs.sources.append(source)
     inputs.sources = list(dict.fromkeys(inputs.sources))
+    by_id: dict[tuple[str, str], Path] = {}
+    for file in inputs.files:
+        if (first := by_id.setdefault((file.source, file.name), file.path)) != file.path:
+            raise UsageFailure(
+                f"{file.path}: {first} of source {file.source} has the same name, and so the same ids; "
+                "give one of them another source by NAME="
+            )
     return inputs
 
 
@@ -113,7 +127,7 @@ def _source_files(source: str, path: Path, file_options: Mapping[str, Any]) -> l
     """The file, or all files of a known format below the folder."""
     base, paths = (path, sorted(path.rglob("*"))) if path.is_dir() else (path.parent, [path])
     files = [
-        SourceFile(source, file, file.relative_to(base).as_posix(), **{"kind": kind, **file_options})
+        SourceFile(source, file, name_below(file, base), **{"kind": kind, **file_options})
         for file in paths
         if file.is_file() and (kind := _kind(file)) is not None
     ]
@@ -184,8 +198,16 @@ class StandaloneRunner:
 
 
 @contextmanager
-def standalone_runner(out: Path, engine: Engine) -> Iterator[StandaloneRunner]:
-    """Lock ``out`` for one run; write summary and report when the block ends."""
+def standalone_runner(out: Path, engine: Engine, *inputs: Inputs) -> Iterator[StandaloneRunner]:
+    """Lock ``out`` for one run; write summary and report when the block ends.
+
+    Raises ``UsageFailure`` where ``out`` is in an input folder: what is written there would overwrite the input, or be
+    read as one by the next run.
+    """
+    for path in (path for given in inputs for path in given.paths):
+        folder = path if path.is_dir() else path.parent
+        if out.resolve() == folder.resolve() or (path.is_dir() and folder.resolve() in out.resolve().parents):
+            raise UsageFailure(f"--out {out} is in the input {path}; give a folder outside of it")
     with lock_folder(out, "a stage by itself", shared=False):
         runner = StandaloneRunner(out, engine)
         yield runner
@@ -195,7 +217,7 @@ def standalone_runner(out: Path, engine: Engine) -> Iterator[StandaloneRunner]:
 
 def extract(inputs: Inputs, out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
     """Records to documents: ``out/<source>-<number>.parquet``."""
-    with standalone_runner(out, engine) as runner:
+    with standalone_runner(out, engine, inputs) as runner:
         runner.run(lambda: extract_documents(inputs.files, out, settings, engine))
     return runner.summary()
 
@@ -211,7 +233,7 @@ def score(inputs: Inputs, out: Path, settings: QualitySettings, engine: Engine, 
     if settings.model is None and not curated:
         raise UsageFailure("score needs --positive INPUT, examples of good documents, or --set model=FILE")
     settings.check()
-    with standalone_runner(out, engine) as runner:
+    with standalone_runner(out, engine, inputs, positives) as runner:
         shards = [*runner.shards(inputs), *runner.shards(positives, "positives")]
         before = _count_documents(shards)
         runner.run(lambda: filter_documents(shards, out, settings, filtered, curated, before=before, engine=engine))
@@ -232,7 +254,7 @@ def _count_documents(shards: Sequence[Path]) -> dict[str, Summary]:
 def clean(inputs: Inputs, out: Path, settings: CleanSettings, engine: Engine, *, rules: Sequence[Rule]) -> Summary:
     """Apply these rules to every document."""
     rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
-    with standalone_runner(out, engine) as runner:
+    with standalone_runner(out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         runner.run(lambda: clean_documents(shards, out, settings, rules_by_source, engine))
     return runner.summary()
@@ -240,7 +262,7 @@ def clean(inputs: Inputs, out: Path, settings: CleanSettings, engine: Engine, *,
 
 def dedup(inputs: Inputs, out: Path, settings: DeduplicateSettings, engine: Engine) -> Summary:
     """Keep one of near duplicates, the copy from the source that the inputs name first."""
-    with standalone_runner(out, engine) as runner:
+    with standalone_runner(out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         runner.run(lambda: deduplicate_documents(shards, out, settings, inputs.sources, engine))
     return runner.summary()
@@ -252,7 +274,7 @@ def decontaminate(
     """Cut the n-grams of the task texts out of the documents."""
     if not texts.is_file():
         raise Failure(f"{texts}: no such file of task texts; mtnlg-eval texts --out {texts} writes it")
-    with standalone_runner(out, engine) as runner:
+    with standalone_runner(out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         runner.run(lambda: decontaminate_documents(shards, out, settings, texts, engine))
     return runner.summary()
@@ -265,7 +287,7 @@ def tokenize(
     weights = weights or (dict.fromkeys(inputs.sources, 1.0) if len(inputs.sources) == 1 else {})
     if set(weights) != set(inputs.sources):
         raise UsageFailure(f"--weight needs NAME=SHARE for each of {', '.join(inputs.sources)}")
-    with standalone_runner(out, engine) as runner:
+    with standalone_runner(out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         by_source = {source: [s for s in shards if shard_source(s) == source] for source in inputs.sources}
         runner.run(lambda: tokenize_documents(by_source, out, settings, weights, engine))

@@ -23,6 +23,11 @@ class SourceFile:
     subset: str | None = None  # meta.pile_set_name to keep (pile); None keeps all
 
 
+def name_below(path: Path, base: Path) -> str:
+    """The path below ``base`` for the ids of documents; bytes of a file name that are not UTF-8 are escaped."""
+    return path.relative_to(base).as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 class Record(NamedTuple):
     """A document as its source stores it."""
 
