@@ -18,6 +18,10 @@ def end(how: str) -> None:
         raise UsageFailure("recipe.toml: tp = 3 does not divide heads = 16")
     if how == "disk":
         raise OSError(errno.ENOSPC, "No space left on device", "out/tokens.bin")
+    if how == "absent":
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "out/blend.json")
+    if how == "damage":
+        raise OSError("not a gzipped file")
     if how == "steer":
         raise Failure("x.pt: \\x1b[2J\\u202e: a tensor that this decoder does not have")
     if how == "bug":
@@ -40,8 +44,10 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     [
         ("failure", 1, "data/x.bin: no such store; run mtnlg-data first"),
         ("usage", 2, "recipe.toml: tp = 3 does not divide heads = 16"),
-        ("disk", 1, "out/tokens.bin: No space left on device"),
+        ("disk", 74, "out/tokens.bin: No space left on device"),
         ("steer", 1, r"x.pt: \x1b[2J\u202e: a tensor that this decoder does not have"),
+        ("absent", 1, "out/blend.json: No such file or directory"),
+        ("damage", 1, "internal error: OSError: not a gzipped file"),
         ("bug", 1, "internal error: KeyError: 'absent' (--debug shows where)"),
         ("interrupt", 130, "interrupted; run the same command again to continue"),
         ("well", 0, ""),

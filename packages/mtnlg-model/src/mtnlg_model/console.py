@@ -1,8 +1,8 @@
 """Shared behavior of all commands: exit status, one-line errors, progress, JSON output.
 
-A failed command prints one line on stderr and exits with status 2 if the command line or the recipe is wrong, else 1
-(a missing input, a full disk). ``--debug`` adds the traceback. ``mtnlg_data`` and ``mtnlg_model`` must not import one
-another, so each has a copy of this file; a test keeps the copies byte-equal.
+A failed command prints one line on stderr and exits with status 2 if the command line or the recipe is wrong, 74 if a
+disk or a network file system failed (full, I/O error), else 1. ``--debug`` adds the traceback. ``mtnlg_data`` and
+``mtnlg_model`` must not import one another, so each has a copy of this file; a test keeps the copies byte-equal.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ class UsageFailure(Failure):
     """The command line or a recipe is wrong. Exit status 2; nothing was started."""
 
     exit_status = 2
+
+
+class IoFailure(Failure):
+    """A disk is full or a file system fails: the same command may work later. Exit status 74, sysexits.h's EX_IOERR."""
+
+    exit_status = 74
+
+
+MISTAKES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+"""Kinds of ``OSError`` that the same command meets again: a wrong path, or no permission."""
 
 
 @dataclass
@@ -102,12 +112,20 @@ def _exit_status(command: Callable[[], object]) -> int:
     except Exception as error:  # noqa: BLE001  (the outermost level: report one line)
         if _flags.debug:
             traceback.print_exc()
-        sys.stderr.write(f"{name}: {_escape_controls(_error_line(error))}\n")
-        return getattr(error, "exit_status", 1)
+        sys.stderr.write(f"{name}: {_escape_controls(error_line(error))}\n")
+        return error_status(error)
     return 0
 
 
-def _error_line(error: Exception) -> str:
+def error_status(error: Exception) -> int:
+    """The exit status of a command that this error ends."""
+    if isinstance(error, OSError) and error.errno and not isinstance(error, MISTAKES):
+        return IoFailure.exit_status
+    return getattr(error, "exit_status", 1)
+
+
+def error_line(error: Exception) -> str:
+    """The line that a command prints for the error that ends it."""
     if hasattr(error, "exit_status"):  # a Failure of either copy of this module
         return str(error)
     if isinstance(error, OSError) and error.strerror:

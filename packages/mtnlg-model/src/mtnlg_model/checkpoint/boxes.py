@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 Index = tuple[slice, ...]
 Box = tuple[tuple[int, int], ...]
@@ -96,42 +96,57 @@ def contiguous_runs(inner: Box, outer: Box) -> Iterator[tuple[int, int]]:
 
 def explain_tiling(shape: Sequence[int], pieces: Sequence[tuple[Box, tuple[int, int] | None]]) -> str | None:
     """Why these pieces (a box, or a flat range of one) do not tile ``shape`` exactly once; None if they do."""
-    flats: dict[Box, list[tuple[int, int]]] = {}
+    flats: dict[Box, list[tuple[int, int] | None]] = {}
     for box, flat in pieces:
-        if len(box) != len(shape) or not all(0 <= a < b <= n for (a, b), n in zip(box, shape, strict=True)):
-            return f"box {show(box)} is not inside shape {list(shape)}"
-        first, last = flat or (0, volume(box))
-        if not 0 <= first < last <= volume(box):
-            return f"flat range {first}:{last} is not inside box {show(box)} of {volume(box)} elements"
-        flats.setdefault(box, []).append((first, last))
+        flats.setdefault(box, []).append(flat)
     if len(flats) > MAX_BOXES:
         return f"{len(flats)} different boxes, more than {MAX_BOXES}"
-    return _explain_flats(flats) or _explain_boxes(shape, list(flats))
-
-
-def _explain_flats(flats: dict[Box, list[tuple[int, int]]]) -> str | None:
+    covered = 0
     for box, ranges in flats.items():
-        reached = 0
-        for first, last in [*sorted(ranges), (volume(box), volume(box))]:
-            if first != reached:
-                fault = "missing" if first > reached else "present twice"
-                return f"elements {min(first, reached)}:{max(first, reached)} of box {show(box)} are {fault}"
-            reached = last
+        size, inside = 1, len(box) == len(shape)
+        for (start, stop), limit in zip(box, shape, strict=False):
+            inside &= 0 <= start < stop <= limit
+            size *= stop - start
+        if not inside:
+            return f"box {show(box)} is not inside shape {list(shape)}"
+        why = None if ranges == [None] else _explain_ranges(box, size, [flat or (0, size) for flat in ranges])
+        if why:
+            return why
+        covered += size
+    # Nothing overlaps and as many elements are covered as there are: none is missing.
+    if len(flats) > 1 and (overlap := _overlap(shape, flats)):
+        return f"boxes {show(overlap[0])} and {show(overlap[1])} overlap"
+    missing = prod(shape) - covered
+    return f"{missing} of {prod(shape)} elements are missing" if missing else None
+
+
+def _explain_ranges(box: Box, size: int, ranges: list[tuple[int, int]]) -> str | None:
+    """Why these ranges do not tile the ``size`` elements of ``box`` exactly once; None if they do."""
+    for first, last in ranges:
+        if not 0 <= first < last <= size:
+            return f"flat range {first}:{last} is not inside box {show(box)} of {size} elements"
+    reached = 0
+    for first, last in [*sorted(ranges), (size, size)]:
+        if first != reached:
+            fault = "missing" if first > reached else "present twice"
+            return f"elements {min(first, reached)}:{max(first, reached)} of box {show(box)} are {fault}"
+        reached = last
     return None
 
 
-def _explain_boxes(shape: Sequence[int], boxes: list[Box]) -> str | None:
+def _overlap(shape: Sequence[int], boxes: Collection[Box]) -> tuple[Box, Box] | None:
+    """Two of the boxes that have elements in common; None if there are none."""
     # Sweep along the axis that is cut most often, comparing only boxes that share a coordinate there.
     axis = max(range(len(shape)), key=lambda n: len({box[n] for box in boxes}), default=0)
     active: list[Box] = []
     for box in sorted(boxes, key=lambda box: box[axis]):
-        active = [other for other in active if other[axis][1] > box[axis][0]]
-        overlap = next((other for other in active if intersection(box, other)), None)
-        if overlap is not None:
-            return f"boxes {show(overlap)} and {show(box)} overlap"
+        start = box[axis][0]
+        active = [other for other in active if other[axis][1] > start]
+        for other in active:
+            if intersection(box, other):
+                return other, box
         active.append(box)
-    missing = prod(shape) - sum(volume(box) for box in boxes)
-    return f"{missing} of {prod(shape)} elements are missing" if missing else None
+    return None
 
 
 def show(box: Box) -> str:

@@ -12,7 +12,7 @@ Nothing is pickled, so an untrusted checkpoint is safe to open; a wrong one rais
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -30,6 +30,7 @@ from .manifest import (
     SlotName,
     check_file,
     file_checksum,
+    parse_manifest,
     read_manifest,
     resolve_checkpoint,
 )
@@ -37,7 +38,7 @@ from .tensor_file import DTYPES, TensorFile
 from .writer import CheckpointWriter, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -45,14 +46,25 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
     from .boxes import Box, Index
-    from .manifest import DtypeName, Piece, Slot, TensorEntry
+    from .manifest import Piece, Slot, TensorEntry
+
+
+class _Read(NamedTuple):
+    """One box to read: ``shared`` by a wanted box and a stored one, each with its offset in its flattened whole."""
+
+    piece: Piece
+    shared: Box
+    stored: Box
+    stored_at: int
+    wanted: Box
+    wanted_at: int
 
 
 class Checkpoint:
-    """A checkpoint folder to read. Construct it with `open`."""
+    """A checkpoint folder to read. Construct it with `open` or `from_manifest`."""
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self.directory, self._manifest = directory, manifest
+    def __init__(self, directory: Path, manifest: Manifest, wait: float = 0.0) -> None:
+        self.directory, self._manifest, self._wait = directory, manifest, wait
         self._files: dict[str, TensorFile] = {}
 
     @classmethod
@@ -63,6 +75,15 @@ class Checkpoint:
         """
         directory = resolve_checkpoint(directory)
         return cls(directory, read_manifest(directory))
+
+    @classmethod
+    def from_manifest(cls, directory: Path, raw: bytes, wait: float = 0.0) -> Checkpoint:
+        """The checkpoint in ``directory`` by its manifest's bytes, as one process read them for all.
+
+        No file is touched until it is read; one that is missing then is waited for, ``wait`` seconds at most. Raises
+        ``CheckpointError`` naming what is wrong.
+        """
+        return cls(directory, parse_manifest(directory, raw), wait)
 
     @property
     def config(self) -> ModelConfig:
@@ -86,8 +107,10 @@ class Checkpoint:
 
     @property
     def tokenizer_path(self) -> Path:
-        """The tokenizer.json inside the folder."""
-        return self.directory / TOKENIZER
+        """The tokenizer.json inside the folder. Raises ``CheckpointError`` unless it is as long as listed."""
+        path = self.directory / TOKENIZER
+        check_file(path, self._manifest.files[TOKENIZER])
+        return path
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,28 +130,41 @@ class Checkpoint:
         return DTYPES[self._slot(name, slot).dtype]
 
     def tensor(
-        self, name: str, index: Index | None = None, slot: SlotName = "weight", out: Tensor | None = None
+        self,
+        name: str,
+        index: Index | None = None,
+        slot: SlotName = "weight",
+        out: Tensor | None = None,
+        flat: tuple[int, int] | None = None,
     ) -> Tensor:
         """The box ``index`` (slices of step 1; None for all) of a global tensor, on the CPU.
 
-        Reads only the bytes inside the box, into ``out`` if given: a contiguous CPU tensor of the box's shape and the
-        slot's dtype.
+        With ``flat`` = (a, b), elements [a, b) of the box in row-major order, as in a ZeRO fragment. Reads only the
+        bytes asked for, into ``out`` if given: a contiguous CPU tensor of their shape and the slot's dtype.
         """
-        stored = self._slot(name, slot)
-        try:
-            box = boxes.box_of(index, self.shape(name))
-        except ValueError as error:
-            raise CheckpointError(f"{name}: {error}") from None
+        stored, box = self._slot(name, slot), self._box(name, index)
+        reads = list(self._reads(name, stored, box, flat))
+        # The files' headers first: a forged shape must not make us allocate what no file holds.
+        for read in reads:
+            self._file(read.piece.file).expect(read.piece.key, stored.dtype, read.piece.stored_shape)
+        shape, dtype = boxes.lengths(box) if flat is None else (flat[1] - flat[0],), DTYPES[stored.dtype]
         if out is None:
-            out = torch.empty(boxes.lengths(box), dtype=DTYPES[stored.dtype], device="cpu")
-        elif not _fits(out, boxes.lengths(box), DTYPES[stored.dtype]):
-            target = f"{out.dtype} {list(out.shape)} on {out.device}"
-            expected = f"{DTYPES[stored.dtype]} {list(boxes.lengths(box))}"
+            out = torch.empty(shape, dtype=dtype, device="cpu")
+        elif not _fits(out, shape, dtype):
+            target, expected = f"{out.dtype} {list(out.shape)} on {out.device}", f"{dtype} {list(shape)}"
             raise CheckpointError(f"{name}: {slot}: cannot be read into {target}; give a contiguous CPU {expected}")
-        for piece in stored.pieces:
-            if boxes.intersection(piece.box, box):
-                self._copy(piece, stored.dtype, box, out)
+        elements = out.view(-1)
+        for read in reads:
+            wanted = elements[read.wanted_at : read.wanted_at + boxes.volume(read.wanted)]
+            self._copy(read, wanted.view(boxes.lengths(read.wanted)))
         return out
+
+    def files(
+        self, name: str, index: Index | None = None, slot: SlotName = "weight", flat: tuple[int, int] | None = None
+    ) -> set[str]:
+        """Names of the files that `tensor` with these arguments reads."""
+        stored, box = self._slot(name, slot), self._box(name, index)
+        return {read.piece.file for read in self._reads(name, stored, box, flat)}
 
     def optimizer(self, name: str, slot: SlotName, index: Index | None = None) -> Tensor:
         """`tensor` of an optimizer slot: fp32 master, exp_avg or exp_avg_sq."""
@@ -158,7 +194,7 @@ class Checkpoint:
         for entry in self._manifest.tensors.values():
             for slot in entry.slots.values():
                 for piece in slot.pieces:
-                    self._file(piece).expect(piece.key, slot.dtype, piece.stored_shape)
+                    self._file(piece.file).expect(piece.key, slot.dtype, piece.stored_shape)
 
     def _entry(self, name: str) -> TensorEntry:
         entry = self._manifest.tensors.get(name)
@@ -172,27 +208,42 @@ class Checkpoint:
             raise CheckpointError(f"{self.directory}: {name}: no {slot}, only {', '.join(self.slots(name))}")
         return stored
 
-    def _file(self, piece: Piece) -> TensorFile:
-        if piece.file not in self._files:
-            self._files[piece.file] = TensorFile(self.directory / piece.file)
-        return self._files[piece.file]
+    def _box(self, name: str, index: Index | None) -> Box:
+        try:
+            return boxes.box_of(index, self.shape(name))
+        except ValueError as error:
+            raise CheckpointError(f"{name}: {error}") from None
 
-    def _copy(self, piece: Piece, dtype: DtypeName, box: Box, out: Tensor) -> None:
-        """Read the elements that ``piece`` and ``box`` share into ``out``, which holds ``box``."""
-        file = self._file(piece)
-        file.expect(piece.key, dtype, piece.stored_shape)
-        for part, offset in boxes.split_flat_range(piece.box, *piece.elements):
-            shared = boxes.intersection(part, box)
-            if shared is None:
-                continue
-            target = out[boxes.within(shared, box)]
-            buffer = (
-                target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
-            )
-            runs = ((offset + start, length) for start, length in boxes.contiguous_runs(shared, part))
-            file.read(piece.key, runs, buffer)
-            if buffer is not target:
-                target.copy_(buffer)
+    def _file(self, name: str) -> TensorFile:
+        if name not in self._files:
+            self._files[name] = TensorFile(self.directory / name, self._manifest.files[name], self._wait)
+        return self._files[name]
+
+    @staticmethod
+    def _reads(name: str, slot: Slot, box: Box, flat: tuple[int, int] | None) -> Iterator[_Read]:
+        """What to read for ``box``, or elements ``flat`` of it."""
+        first, last = flat or (0, boxes.volume(box))
+        if not 0 <= first <= last <= boxes.volume(box):
+            raise CheckpointError(f"{name}: {first}:{last} is not a range of the elements of box {boxes.show(box)}")
+        if first == last:
+            return
+        for wanted, wanted_at in boxes.split_flat_range(box, first, last):
+            for piece in slot.pieces:
+                if boxes.intersection(piece.box, wanted):
+                    for stored, stored_at in boxes.split_flat_range(piece.box, *piece.elements):
+                        shared = boxes.intersection(stored, wanted)
+                        if shared:
+                            yield _Read(piece, shared, stored, stored_at, wanted, wanted_at)
+
+    def _copy(self, read: _Read, out: Tensor) -> None:
+        """Read into ``out``, which holds the wanted box."""
+        target = out[boxes.within(read.shared, read.wanted)]
+        buffer = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
+        runs = boxes.contiguous_runs(read.shared, read.stored)
+        shifted = ((read.stored_at + start, length) for start, length in runs)
+        self._file(read.piece.file).read(read.piece.key, shifted, buffer)
+        if buffer is not target:
+            target.copy_(buffer)
 
 
 def save(  # noqa: PLR0917  (public interface)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,10 +19,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from mtnlg_model.settings import Settings
 
-from .manifest import CHUNK_BYTES, ITEM_BYTES, CheckpointError, DtypeName, FileEntry, NonNegative
+from .manifest import (
+    CHUNK_BYTES,
+    ITEM_BYTES,
+    CheckpointError,
+    DtypeName,
+    FileEntry,
+    NonNegative,
+    check_length,
+    open_regular,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from io import FileIO
     from pathlib import Path
 
@@ -98,10 +106,12 @@ def _write_hashed(file: FileIO, checksum: xxhash.xxh3_128, block: memoryview) ->
 class TensorFile:
     """A safetensors file to read. The header is read and checked at once, data by `read`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with _open_for_reading(path) as descriptor:
-            size = os.fstat(descriptor).st_size
+    def __init__(self, path: Path, listed: FileEntry | None = None, wait: float = 0.0) -> None:
+        """``listed`` is the manifest's entry, whose length the file must have; ``wait`` that of `open_regular`."""
+        self.path, self._wait = path, wait
+        with open_regular(path, wait) as (descriptor, size):
+            if listed:
+                check_length(path, size, listed)
             prefix = os.pread(descriptor, 8, 0)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
             if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
@@ -142,7 +152,7 @@ class TensorFile:
         """Fill the contiguous tensor ``out`` with these (offset, length) runs of elements of entry ``key``."""
         target, item, done = _bytes(out), out.element_size(), 0
         base = self._start + self.entries[key].data_offsets[0]
-        with _open_for_reading(self.path) as descriptor:
+        with open_regular(self.path, self._wait) as (descriptor, _):
             for offset, length in runs:
                 position, end = base + offset * item, done + length * item
                 while done < end:
@@ -150,19 +160,6 @@ class TensorFile:
                     if count == 0:
                         raise CheckpointError(f"{self.path}: {key!r}: the file ends within this entry")
                     position, done = position + count, done + count
-
-
-@contextmanager
-def _open_for_reading(path: Path) -> Iterator[int]:
-    """Yield a descriptor of a file that is not a symbolic link; opening a pipe does not block."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

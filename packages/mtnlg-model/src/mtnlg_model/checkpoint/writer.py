@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import xxhash
 
 from mtnlg_model.files import atomic_open, sync_directory, write_text
 
@@ -16,32 +21,37 @@ from .manifest import (
     CheckpointError,
     FileEntry,
     Manifest,
+    MissingFileError,
     PartialManifest,
     Piece,
     Slot,
     TensorEntry,
-    check_file,
     check_manifest,
-    file_checksum,
-    read_json,
+    collection_paused,
+    parse_json,
+    read_bounded,
     to_json,
 )
 from .tensor_file import DTYPE_NAMES, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
     from mtnlg_model.config import ModelConfig
 
     from .boxes import Box, Index
-    from .manifest import Progress, SlotName
+    from .manifest import DtypeName, Progress, SlotName
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 FILE_BYTES = 1 << 29
 THREADS = 2
 """Files written concurrently: one thread does not saturate a fast disk."""
+DISK_THREADS = 8
+"""Parts of the manifest read, and removed, concurrently by `publish`."""
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
@@ -68,7 +78,7 @@ class CheckpointWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         # A part left by a killed attempt must not count for this one.
         _part_path(self._folder, writer).unlink(missing_ok=True)
-        self._tensors: dict[str, TensorEntry] = {}
+        self._pieces = _Pieces()
         self._groups: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
         self._numbers = {"weights": 0, "optimizer": 0}
         self._files: dict[str, Future[FileEntry]] = {}
@@ -99,8 +109,7 @@ class CheckpointWriter:
         piece = Piece(file=self._file_name(kind), key=_entry_key(name, slot, box, flat, shape), box=box, flat=flat)
         if tensor.numel() != (elements := prod(piece.stored_shape)):
             raise CheckpointError(f"{place}: {tensor.numel()} elements given for {piece.key}, which has {elements}")
-        slots = {slot: Slot(dtype=DTYPE_NAMES[tensor.dtype], pieces=(piece,))}
-        _merge_entry(self._tensors, name, TensorEntry(shape=tuple(shape), slots=slots))
+        self._pieces.add(name, tuple(shape), slot, DTYPE_NAMES[tensor.dtype], [piece])
         group = self._groups[kind]
         group[piece.key] = tensor.detach().reshape(piece.stored_shape).to("cpu", copy=self._copy).contiguous()
         if _size(group) >= FILE_BYTES:
@@ -117,16 +126,19 @@ class CheckpointWriter:
         """Whether `close` would return without waiting: every file after `finish` is on disk or has failed."""
         return not any(self._groups.values()) and all(file.done() for file in self._files.values())
 
-    def close(self) -> None:
-        """Wait until every file is on disk and synced, then write this writer's part of the manifest.
+    def close(self, *, leave_part: bool = True) -> bytes:
+        """Wait until every file is on disk and synced; return this writer's part of the manifest, for `merge_parts`.
 
-        Raises the first error of a write, such as ``OSError`` for a full disk.
+        ``leave_part`` also writes it to the folder, where `publish` finds it. Raises the first error of a write, such
+        as ``OSError`` for a full disk.
         """
         self.finish()
         files = {name: file.result() for name, file in self._files.items()}
         self._threads.shutdown()
-        part = PartialManifest(files=files, tensors=self._tensors)
-        write_text(_part_path(self._folder, self._writer), part.model_dump_json())
+        part = PartialManifest(files=files, tensors=self._pieces.entries()).model_dump_json()
+        if leave_part:
+            write_text(_part_path(self._folder, self._writer), part)
+        return part.encode()
 
     def _file_name(self, kind: str) -> str:
         return f"{self._writer}.{kind}-{self._numbers[kind]}.safetensors"
@@ -155,60 +167,100 @@ def publish(  # noqa: PLR0917  (public interface)
 ) -> Path:
     """Merge the parts of ``writers`` into the manifest and rename the folder to step-N. One process calls this.
 
-    All writers must have closed. ``optimizer_steps`` is the optimizer's count of updates, ``progress.step`` if None.
-    Raises ``CheckpointError`` and publishes nothing unless the pieces tile every tensor of ``config`` exactly once.
+    All writers must have closed; files are as long as they say, and none is looked at again. ``optimizer_steps`` is the
+    optimizer's count of updates, ``progress.step`` if None. Raises ``CheckpointError`` and publishes nothing unless the
+    pieces tile every tensor of ``config`` exactly once.
     """
     folder, final = directory / f"step-{step}.tmp", directory / f"step-{step}"
-    files: dict[str, FileEntry] = {}
-    tensors: dict[str, TensorEntry] = {}
-    for writer in writers:
-        path = _part_path(folder, writer)
-        if not path.exists():
-            raise CheckpointError(f"{path}: missing: writer {writer} has not closed")
-        part = read_json(path, PartialManifest)
-        files |= part.files
-        for name, entry in part.tensors.items():
-            _merge_entry(tensors, name, entry)
+    vocabulary = tokenizer.read_bytes()
+    with collection_paused():
+        parts = _in_threads(partial(read_part, folder), writers)
+        manifest = merge_parts(parts, config, progress, vocabulary, optimizer_steps, folder)
+        text, listed = to_json(manifest), {MANIFEST, *manifest.files}
+        del manifest  # while nothing collects
     with atomic_open(folder / TOKENIZER) as copy:
-        copy.write(tokenizer.read_bytes())
-    copied = folder / TOKENIZER
-    files[TOKENIZER] = FileEntry(bytes=copied.stat().st_size, checksum=file_checksum(copied))
-    manifest = Manifest(
-        config=config,
-        progress=progress,
-        optimizer_steps=progress.step if optimizer_steps is None else optimizer_steps,
-        files=files,
-        tensors=tensors,
-    )
-    check_manifest(manifest, folder / MANIFEST)
-    for name, file in files.items():
-        check_file(folder / name, file)
-    write_text(folder / MANIFEST, to_json(manifest))
-    for path in folder.iterdir():
-        if path.name not in {MANIFEST, *files}:
-            path.unlink()
+        copy.write(vocabulary)
+    write_text(folder / MANIFEST, text)
+    _in_threads(Path.unlink, [path for path in folder.iterdir() if path.name not in listed])
     sync_directory(folder)
     folder.rename(final)
     sync_directory(directory)
     return final
 
 
+def read_part(folder: Path, writer: str) -> bytes:
+    """The part of the manifest that a closed writer left in ``folder``. Raises ``CheckpointError``."""
+    path = _part_path(folder, writer)
+    try:
+        return read_bounded(path)
+    except MissingFileError:
+        raise CheckpointError(f"{path}: missing: writer {writer} has not closed") from None
+
+
+def merge_parts(  # noqa: PLR0917  (as `publish`)
+    parts: Iterable[bytes],
+    config: ModelConfig,
+    progress: Progress,
+    tokenizer: bytes,
+    optimizer_steps: int | None,
+    folder: Path,
+) -> Manifest:
+    """The checked manifest of all writers' files, wherever these are; ``folder`` is only named in errors.
+
+    ``tokenizer`` is the content of tokenizer.json. Raises ``CheckpointError`` as `publish`.
+    """
+    files = {TOKENIZER: FileEntry(bytes=len(tokenizer), checksum=xxhash.xxh3_128_hexdigest(tokenizer))}
+    pieces = _Pieces()
+    for number, raw in enumerate(parts):
+        part = parse_json(raw, PartialManifest, f"{folder}: part {number}")
+        files |= part.files
+        for name, entry in part.tensors.items():
+            for slot, stored in entry.slots.items():
+                pieces.add(name, entry.shape, slot, stored.dtype, stored.pieces)
+    steps = progress.step if optimizer_steps is None else optimizer_steps
+    tensors = pieces.entries()
+    manifest = Manifest(config=config, progress=progress, optimizer_steps=steps, files=files, tensors=tensors)
+    check_manifest(manifest, folder / MANIFEST)
+    return manifest
+
+
+class _Pieces:
+    """Pieces of many tensors, added in any order."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._slots: dict[str, dict[SlotName, tuple[DtypeName, list[Piece]]]] = {}
+
+    def add(self, name: str, shape: tuple[int, ...], slot: SlotName, dtype: DtypeName, pieces: Iterable[Piece]) -> None:
+        """Add pieces of one slot. Raises ``CheckpointError`` if shape or dtype differs from that of earlier ones."""
+        if (earlier := self._shapes.setdefault(name, shape)) != shape:
+            raise CheckpointError(f"{name}: written with shape {list(earlier)} and with {list(shape)}")
+        stored, known = self._slots.setdefault(name, {}).setdefault(slot, (dtype, []))
+        if stored != dtype:
+            raise CheckpointError(f"{name}: {slot}: written as {stored} and as {dtype}")
+        known.extend(pieces)
+
+    def entries(self) -> dict[str, TensorEntry]:
+        """Entries of a manifest."""
+        return {
+            name: TensorEntry(
+                shape=self._shapes[name],
+                slots={slot: Slot(dtype=dtype, pieces=tuple(pieces)) for slot, (dtype, pieces) in slots.items()},
+            )
+            for name, slots in self._slots.items()
+        }
+
+
+def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Results of ``work``, in order of the items, from a few threads: on a shared disk each waits for a server."""
+    share = -(-len(items) // DISK_THREADS) or 1
+    shares = [items[start : start + share] for start in range(0, len(items), share)]
+    with ThreadPoolExecutor(DISK_THREADS, "publish") as pool:
+        return list(chain.from_iterable(pool.map(lambda share: [work(item) for item in share], shares)))
+
+
 def _part_path(folder: Path, writer: str) -> Path:
     return folder / f"{writer}.part.json"
-
-
-def _merge_entry(tensors: dict[str, TensorEntry], name: str, new: TensorEntry) -> None:
-    """Add the pieces of ``new`` to ``tensors[name]``. Raises ``CheckpointError`` if shapes or dtypes differ."""
-    old = tensors.setdefault(name, TensorEntry(shape=new.shape, slots={}))
-    if old.shape != new.shape:
-        raise CheckpointError(f"{name}: written with shape {list(old.shape)} and with {list(new.shape)}")
-    slots = dict(old.slots)
-    for slot, added in new.slots.items():
-        if slot in slots and slots[slot].dtype != added.dtype:
-            raise CheckpointError(f"{name}: {slot}: written as {slots[slot].dtype} and as {added.dtype}")
-        earlier = slots[slot].pieces if slot in slots else ()
-        slots[slot] = Slot(dtype=added.dtype, pieces=(*earlier, *added.pieces))
-    tensors[name] = TensorEntry(shape=old.shape, slots=slots)
 
 
 def _entry_key(name: str, slot: SlotName, box: Box, flat: tuple[int, int] | None, shape: Sequence[int]) -> str:

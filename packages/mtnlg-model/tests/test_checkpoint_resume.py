@@ -1,0 +1,200 @@
+"""What a resume on many ranks needs: one process reads the manifest, and each of them only its own bytes."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mtnlg_model.checkpoint import boxes
+from mtnlg_model.checkpoint.manifest import (
+    SLOTS,
+    CheckpointError,
+    Layout,
+    MissingFileError,
+    Progress,
+    parse_manifest,
+    read_manifest_bytes,
+    to_json,
+)
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.checkpoint.writer import CheckpointWriter, merge_parts, publish
+from mtnlg_model.config import ModelConfig
+
+CONFIG = ModelConfig(layers=1, hidden=6, heads=2, sequence=5, vocabulary=7)
+PROGRESS = Progress(step=1, samples=2, tokens=3, loss=1.5, stream="f00d", layout=Layout(dp=3))
+WRITERS = ["a", "b", "c"]
+NAME = "layers.0.mlp.up.weight"
+
+
+def value(name: str) -> torch.Tensor:
+    """The tensor of this parameter, in every slot."""
+    shape = CONFIG.parameter_shapes()[name]
+    return torch.arange(boxes.volume(tuple((0, size) for size in shape)), dtype=torch.float32).reshape(shape)
+
+
+def write(folders: dict[str, Path], *, leave_part: bool) -> list[bytes]:
+    """Write as data-parallel ranks do, a third of every tensor each, each in its own folder; return their parts."""
+    writers = {name: CheckpointWriter(folder, 1, name) for name, folder in folders.items()}
+    for name, shape in CONFIG.parameter_shapes().items():
+        tensor = value(name)
+        cuts = [round(tensor.numel() * part / len(writers)) for part in range(len(writers) + 1)]
+        for number, writer in enumerate(writers.values()):
+            flat = (cuts[number], cuts[number + 1])
+            for slot in SLOTS:
+                writer.add(name, shape, slot, None, tensor.flatten()[slice(*flat)], flat)
+    return [writer.close(leave_part=leave_part) for writer in writers.values()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    write(dict.fromkeys(WRITERS, folder), leave_part=True)
+    return publish(folder, 1, WRITERS, CONFIG, PROGRESS, tokenizer_path)
+
+
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of tensors that each call has read."""
+    read, preadv = list[int](), os.preadv
+
+    def counting(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        read.append(preadv(descriptor, buffers, offset))
+        return read[-1]
+
+    monkeypatch.setattr(os, "preadv", counting)
+    return read
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_elements_of_any_box_are_read_and_no_byte_more(
+    whole: Path, bytes_read: list[int], data: st.DataObject
+) -> None:
+    checkpoint, tensor = Checkpoint.open(whole), value(NAME)
+    index = tuple(
+        slice(*sorted((data.draw(st.integers(0, size)), data.draw(st.integers(0, size))))) for size in tensor.shape
+    )
+    box = tensor[index]
+    flat = tuple(sorted((data.draw(st.integers(0, box.numel())), data.draw(st.integers(0, box.numel())))))
+    bytes_read.clear()
+    read = checkpoint.tensor(NAME, index, "master", flat=(flat[0], flat[1]))
+    assert torch.equal(read, box.flatten()[slice(*flat)])
+    assert sum(bytes_read) == 4 * (flat[1] - flat[0])
+    assert {file.path.name for file in checkpoint._files.values()} == checkpoint.files(
+        NAME, index, "master", (flat[0], flat[1])
+    )
+
+
+def test_elements_outside_a_box_are_refused(whole: Path) -> None:
+    for flat in ((0, 145), (-1, 3), (5, 4)):
+        with pytest.raises(CheckpointError, match=r"up\.weight: .* is not a range of the elements of box \[0:24,0:6\]"):
+            Checkpoint.open(whole).tensor(NAME, flat=flat)
+
+
+def test_a_manifest_is_checked_where_none_of_its_files_is(whole: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.from_manifest(tmp_path / "elsewhere", read_manifest_bytes(whole))
+    assert checkpoint.progress == PROGRESS
+    with pytest.raises(MissingFileError, match=r"elsewhere/a\.weights-0\.safetensors: No such file or directory$"):
+        checkpoint.tensor(NAME)
+    with pytest.raises(CheckpointError, match=r"no manifest\.json in it"):
+        read_manifest_bytes(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"elsewhere/manifest\.json: checksum does not match the content"):
+        Checkpoint.from_manifest(tmp_path / "elsewhere", read_manifest_bytes(whole).replace(b"f00d", b"f00e"))
+
+
+def test_no_file_of_tensors_is_looked_at_before_it_is_read(
+    tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when publishing, where the writers know what they wrote, nor when opening."""
+    looked_at: list[str] = []
+    write(dict.fromkeys(WRITERS, tmp_path), leave_part=True)
+
+    def noting(function: Callable[..., object]) -> Callable[..., object]:
+        def note(path: object, *arguments: object, **options: object) -> object:
+            looked_at.append(str(path))
+            return function(path, *arguments, **options)
+
+        return note
+
+    for name in ("stat", "lstat", "open"):
+        monkeypatch.setattr(os, name, noting(getattr(os, name)))
+    checkpoint = Checkpoint.open(publish(tmp_path, 1, WRITERS, CONFIG, PROGRESS, tokenizer_path))
+    assert any(path.endswith("manifest.json") for path in looked_at)
+    assert not [path for path in looked_at if path.endswith(".safetensors")]
+    checkpoint.tensor(NAME)
+    assert {Path(path).name for path in looked_at if path.endswith(".safetensors")} == checkpoint.files(NAME)
+
+
+def test_a_file_that_shows_late_is_waited_for(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now > 103 and not folder.exists():
+            shutil.copytree(whole, folder)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    folder, raw = tmp_path / "step-1", read_manifest_bytes(whole)
+    with pytest.raises(MissingFileError, match=r"weights-0\.safetensors: No such file or directory, for 2 s$"):
+        Checkpoint.from_manifest(folder, raw, wait=2.0).tensor(NAME)
+    assert not folder.exists()
+    assert torch.equal(Checkpoint.from_manifest(folder, raw, wait=2.0).tensor(NAME), value(NAME))
+
+
+@pytest.mark.usefixtures("no_gigabytes")
+def test_memory_is_not_taken_for_what_no_file_holds(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "step-1")
+    content = json.loads(read_manifest_bytes(whole))
+    content["config"]["vocabulary"] <<= 36
+    entry = content["tensors"]["embedding.token.weight"]
+    entry["shape"][0] <<= 36
+    for slot in entry["slots"].values():
+        slot["pieces"] = [{**slot["pieces"][0], "box": [[0, size] for size in entry["shape"]], "flat": None}]
+    for file in content["files"].values():
+        file["bytes"] <<= 40
+    content.pop("checksum")
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    raw = json.dumps({**content, "checksum": xxhash.xxh3_128_hexdigest(text.encode())}).encode()
+    with pytest.raises(CheckpointError, match=r"a\.weights-0\.safetensors: [0-9]+ bytes where manifest\.json says"):
+        Checkpoint.from_manifest(tmp_path / "step-1", raw).tensor("embedding.token.weight")
+
+
+def test_parts_of_files_on_several_nodes_make_a_checkpoint_of_those_that_a_rank_fetches(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
+    folders = {name: tmp_path / name for name in WRITERS}
+    parts = write(folders, leave_part=False)
+    assert not list(tmp_path.rglob("*.part.json"))
+    manifest = merge_parts(parts, CONFIG, PROGRESS, tokenizer_path.read_bytes(), 7, tmp_path)
+    fetched = tmp_path / "fetched"
+    fetched.mkdir()
+    checkpoint = Checkpoint.from_manifest(fetched, to_json(manifest).encode())
+    assert checkpoint.optimizer_steps == 7
+    for name in (needed := checkpoint.files(NAME, None, "exp_avg", (60, 90))):
+        shutil.copy(folders[name[0]] / "step-1.tmp" / name, fetched)
+    assert {name[0] for name in needed} == {"b"}
+    assert torch.equal(checkpoint.tensor(NAME, None, "exp_avg", flat=(60, 90)), value(NAME).flatten()[60:90])
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: part 1: tensors = .*: Field required"):
+        merge_parts([parts[0], b'{"files": {}}'], CONFIG, PROGRESS, b"", None, tmp_path)
+    with pytest.raises(CheckpointError, match=r"elements .* of box .* are missing"):
+        merge_parts(parts[:2], CONFIG, PROGRESS, b"", None, tmp_path)
+
+
+def test_the_manifests_text_is_canonical_and_any_other_white_space_is_read(whole: Path) -> None:
+    raw = read_manifest_bytes(whole)
+    content = json.loads(raw)
+    checksum = content.pop("checksum")
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert raw.decode() == f'{{"checksum":"{checksum}",{canonical[1:]}\n'
+    indented = json.dumps({**content, "checksum": checksum}, indent=2).encode()
+    assert parse_manifest(whole, indented) == parse_manifest(whole, raw)
