@@ -110,7 +110,7 @@ def engine_side(recipe: Recipe, data: Path, out: Path) -> Callable[[int], dict[s
         began = time.perf_counter()
         for number in range(steps):
             if save and number == 0:
-                training.checkpoint.begin(training.engine, training.progress)
+                training.checkpoint.begin(training.progress)
             steps_made.append(training.step(batches))
             training._agree()  # noqa: SLF001  (as above)
         seconds = time.perf_counter() - began

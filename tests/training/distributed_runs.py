@@ -6,37 +6,56 @@ train several recipes of one layout in turn, within one process group.
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 warnings.simplefilter("ignore")
 
-import deepspeed  # noqa: E402  (imported here once, before the ranks are forked)
+import deepspeed  # noqa: E402, F401  (imported here once, before the ranks are forked)
 import torch  # noqa: E402
 import torch.utils.tensorboard  # noqa: E402
 from torch import distributed  # noqa: E402
+from torch.distributed import distributed_c10d  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from mtnlg_model.checkpoint import tensor_file  # noqa: E402
+from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
+from mtnlg_model.console import Failure  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel.engine import deepspeed_engine  # noqa: E402
-from mtnlg_parallel.model import head, tensor_parallel  # noqa: E402
+from mtnlg_parallel.engine import deepspeed_engine, zero  # noqa: E402
+from mtnlg_parallel.launch import health  # noqa: E402
+from mtnlg_parallel.model import head, slicing, tensor_parallel  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
 from mtnlg_parallel.recipe import Recipe  # noqa: E402
 from mtnlg_parallel.record.run_dir import prepare_run_dir  # noqa: E402
-from mtnlg_parallel.training import watchdog  # noqa: E402
+from mtnlg_parallel.training import loop, watchdog  # noqa: E402
 from mtnlg_parallel.training.loop import Training  # noqa: E402
 from mtnlg_parallel.training.samples import open_data  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from training import resume_runs  # noqa: E402
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import CodeType
+
+    from mtnlg_parallel.layout import Layout
+    from mtnlg_parallel.record.metrics import Step
+    from mtnlg_parallel.training.samples import Prefetch
 
 
 def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
@@ -53,6 +72,8 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         distributed.barrier()
         training = Training(recipe, data, Path(out), rank, device)
         inject_faults(request.get("faults", {}), training, rank)
+        if "slow_disk" in request:
+            write_no_file_before(request["slow_disk"], training)
         steps: list[Any] = []
         training.run(steps.append)
         distributed.barrier()
@@ -61,6 +82,7 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
             {
                 "steps": steps,
                 "parameters": sum(part.parameter.numel() for part in local),
+                "judged": [list(window) for window in training.guard._window.values()],
                 "sums": {part.name: float(part.parameter.double().sum()) for part in local if part.parameter.ndim == 1},
             }
         )
@@ -93,26 +115,127 @@ def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     return {"parameters": weights, "gradients": sum(gradient_bytes), "moments": sum(moments)}
 
 
-def reduced_dtypes(request: dict[str, Any], rank: int) -> list[str]:
-    """Train; return the dtypes of what DeepSpeed sums over ranks: gradients, their norm, the loss."""
-    dtypes: set[str] = set()
+class ReducedDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the dtypes of what process groups sum: by the layers (activations), and by each other function."""
 
-    def recording(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def record(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  (as the collective)
-            if tensor.is_floating_point():
-                dtypes.add(str(tensor.dtype))
-            return collective(tensor, *arguments, **options)
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers: set[str] = set()
+        self.others: dict[str, set[str]] = {}
 
-        return record
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401  (torch's)
+        if func.namespace == "c10d" and "reduce" in func.__name__:
+            tensors = [tensor for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)]
+            if dtypes := {str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()}:
+                code = self._caller()
+                of_layers = any(part in code.co_filename for part in ("megatron/core/", "mtnlg_parallel/model/"))
+                (self.layers if of_layers else self.others.setdefault(code.co_name, set())).update(dtypes)
+        return func(*args, **(kwargs or {}))
 
-    for name in ("all_reduce", "reduce"):
-        setattr(deepspeed.comm, name, recording(getattr(deepspeed.comm, name)))
+    @staticmethod
+    def _caller() -> CodeType:
+        """The innermost function that is not of torch's, DeepSpeed's or typing's wrappers of a collective."""
+        frame = sys._getframe(2)
+        while any(part in frame.f_code.co_filename for part in ("/torch/", "deepspeed/comm/", "typing_extensions")):
+            assert frame.f_back
+            frame = frame.f_back
+        return frame.f_code
+
+
+def reduced_dtypes(request: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train; return the dtypes that ranks summed."""
+    with ReducedDtypes() as dtypes:
+        train(request, rank)
+    return {"layers": sorted(dtypes.layers), "others": {name: sorted(found) for name, found in dtypes.others.items()}}
+
+
+def dropout_seeds(request: dict[str, Any], rank: int) -> list[int]:
+    """Train; return the seed of every step."""
+    seeds, step = [], Training.step
+
+    def recording(training: Training, batches: Prefetch | None) -> Step:
+        done = step(training, batches)
+        seeds.append(torch.initial_seed())
+        return done
+
+    Training.step = recording  # type: ignore[assignment, method-assign]
     train(request, rank)
-    return sorted(dtypes)
+    return seeds
+
+
+def group_timeouts(request: dict[str, Any], rank: int) -> list[float]:
+    """Train; return the timeout in seconds of every process group that this rank is in."""
+    train(request, rank)
+    backends = [group._get_backend(torch.device("cpu")) for group in distributed_c10d._world.pg_map]
+    return [backend.options._timeout.total_seconds() for backend in backends]
+
+
+def groups_made(request: dict[str, Any], _rank: int) -> dict[str, int]:
+    """Build the engine of a rank of a job that is not running; return the groups all ranks make, and those it joins."""
+    recipe = validate(request["recipes"][0], Recipe, "request")
+    distributed.init_process_group("fake", store=FakeStore(), rank=request["rank"], world_size=recipe.layout.world)
+    vars(slicing)["init_process_group"] = lambda *_: None
+    deepspeed_engine.build_engine(recipe, deepspeed_engine.init_distributed(recipe.layout))
+    return {"together": distributed_c10d._world.group_count, "joined": len(distributed_c10d._world.pg_map)}
+
+
+def checked_health(request: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Check each rank as a node of its own, rank 1 with a fault; return what it says, or the failure."""
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", SLURMD_NODENAME=f"node-{rank}")
+    recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["out"])
+    device = deepspeed_engine.init_distributed(recipe.layout, device="cpu")
+    lines: list[str] = []
+    vars(health).update(say=lines.append, VISIBLE_SECONDS=0.2)
+    if rank == 1:
+        match request["fault"]:
+            case "product":
+                mm = torch.mm
+                vars(torch)["mm"] = lambda *factors: mm(*factors).index_fill(0, torch.tensor(7), 0.0)
+            case "full":
+                vars(os)["fsync"] = raise_full
+            case "unshared":
+                out /= "elsewhere"
+    try:
+        health.check(recipe, out, device)
+    except Failure as failure:
+        return {"status": failure.exit_status, "line": str(failure)}
+    return {"lines": lines}
+
+
+def restored_bytes(request: dict[str, Any], _rank: int) -> dict[str, Any]:
+    """Restore the newest checkpoint; return the bytes read of tensors, the elements held, and both lists of files."""
+    recipe = validate(request["recipes"][0], Recipe, "request")
+    engine = deepspeed_engine.build_engine(recipe, deepspeed_engine.init_distributed(recipe.layout))
+    state = zero.CheckpointState(Checkpoint.open(Path(request["out"]) / "checkpoints"))
+    preadv, read = os.preadv, []
+
+    def counting(*arguments: Any) -> int:  # noqa: ANN401  (as the function that it wraps)
+        read.append(preadv(*arguments))
+        return read[-1]
+
+    os.preadv = counting
+    zero.restore(engine, state)
+    return {
+        "bytes": sum(read),
+        "weights": sum(local.parameter.numel() for local in engine.module.local_parameters()),
+        "fragments": sum(fragment.stop - fragment.start for fragment in zero.local_fragments(engine)),
+        "opened": sorted(state.checkpoint._files),
+        "needed": sorted(state.files(engine)),
+    }
+
+
+def raise_full(_descriptor: int) -> None:
+    """As fsync on a full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None:
-    """Inject faults at given steps: {"nan": [steps], "leap": [steps], "hang": step, "stop": step, "truncate": step}."""
+    """Inject faults at given steps: {"nan": [steps], "leap": [steps], "hang": step, "stop": step, "truncate": step}.
+
+    {"ahead": seconds}: the clock of the last rank is so much ahead.
+    {"own_bits": True}: the engine returns other last bits of loss and gradient norm on every rank.
+    {"clock": seconds}: by the loop's clock, each validation and each beginning of a checkpoint takes so long.
+    """
     step, factor = training.step, [1.0]
 
     def faulty_step(batches: Any) -> Any:  # noqa: ANN401  (as the step that it wraps)
@@ -129,8 +252,53 @@ def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None
         return step(batches)
 
     training.step = faulty_step  # type: ignore[method-assign]
+    if "ahead" in faults and rank == training.recipe.layout.world - 1:
+        now = time.time
+        time.time = lambda: now() + faults["ahead"]
+    if "clock" in faults:
+        slow_clock(training, faults["clock"])
+    if faults.get("own_bits"):
+        for name in ("train_batch", "get_global_grad_norm"):
+            figure = getattr(training.engine, name)
+            setattr(training.engine, name, lambda *words, figure=figure: float(figure(*words)) * (1 + 1e-6 * rank))
     if rank == 0:
         next(training.engine.module.parameters()).register_hook(lambda gradient: gradient * factor[0])
+
+
+def write_no_file_before(last: int, training: Training) -> None:
+    """Let the disk take nothing before step ``last`` has ended."""
+    step, write, ended = training.step, tensor_file._write_hashed, threading.Event()
+
+    def delayed(*arguments: Any) -> None:  # noqa: ANN401  (as the function that it wraps)
+        ended.wait()
+        write(*arguments)
+
+    def step_and_write(batches: Any) -> Any:  # noqa: ANN401  (as above)
+        taken = step(batches)
+        if training.progress.step == last:
+            ended.set()
+        return taken
+
+    tensor_file._write_hashed = delayed  # type: ignore[assignment]
+    training.step = step_and_write  # type: ignore[method-assign]
+
+
+def slow_clock(training: Training, seconds: float) -> None:
+    """Have the loop read a clock that goes a millisecond a look, and ``seconds`` a validation or begun checkpoint."""
+    now = [0.0]
+
+    def perf_counter() -> float:
+        now[0] += 1e-3
+        return now[0]
+
+    vars(loop)["time"] = SimpleNamespace(perf_counter=perf_counter)
+
+    def work(original: Any, *words: Any) -> Any:  # noqa: ANN401  (as the original)
+        now[0] += seconds
+        return original(*words)
+
+    for owner, name in ((training, "validate"), (training.checkpoint, "begin")):
+        setattr(owner, name, partial(work, getattr(owner, name)))
 
 
 def compute_as_on_cuda() -> None:
@@ -140,8 +308,8 @@ def compute_as_on_cuda() -> None:
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
     here = Slicing.of_this_rank.__func__  # type: ignore[attr-defined]
 
-    def overlapped(cls: type[Slicing], sequence_parallel: bool, device: torch.device) -> Slicing:
-        slicing: Slicing = here(cls, sequence_parallel, device)
+    def overlapped(cls: type[Slicing], layout: Layout, sequence_parallel: bool, device: torch.device) -> Slicing:
+        slicing: Slicing = here(cls, layout, sequence_parallel, device)
         return Slicing(slicing.group, slicing.sequence_parallel, overlapped=slicing.sequence_parallel)
 
     Slicing.of_this_rank = classmethod(overlapped)  # type: ignore[assignment]
@@ -152,7 +320,7 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     recipe = validate(request["recipes"][0], Recipe, "request")
     device = deepspeed_engine.init_distributed(recipe.layout)
     attention = tensor_parallel.parallel_ops(
-        Slicing.of_this_rank(sequence_parallel=False, device=device), "none", head.EAGER
+        Slicing.of_this_rank(recipe.layout, sequence_parallel=False, device=device), "none", head.EAGER
     ).attention
     torch.manual_seed(5)
     ones = torch.ones(1, 2, 16, 8)
@@ -167,7 +335,8 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
 def head_losses(request: dict[str, Any], rank: int) -> list[list[Any]]:
     """The head's loss for each x, with the gradients of this rank's part of x and of its rows of the weight."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    slicing = Slicing.of_this_rank(recipe.train.sequence_parallel, deepspeed_engine.init_distributed(recipe.layout))
+    device = deepspeed_engine.init_distributed(recipe.layout)
+    slicing = Slicing.of_this_rank(recipe.layout, recipe.train.sequence_parallel, device)
     weight_VH, targets_BS = torch.tensor(request["weight"]), torch.tensor(request["targets"])
     results = []
     for x_SBH in torch.tensor(request["xs"]):
@@ -186,10 +355,16 @@ SCENARIOS = {
     "state_bytes": state_bytes,
     "head_losses": head_losses,
     "reduced_dtypes": reduced_dtypes,
+    "dropout_seeds": dropout_seeds,
+    "group_timeouts": group_timeouts,
+    "groups_made": groups_made,
+    "checked_health": checked_health,
+    "restored_bytes": restored_bytes,
+    **resume_runs.SCENARIOS,
 }
 
 
-def exit_with_line(line: str) -> None:
+def exit_with_line(line: str) -> NoReturn:
     """Return the watchdog's line as this rank's error, and kill a rank that was stopped."""
     stopped = Path(REQUEST["outs"][0]) / "stopped"
     with os.fdopen(REQUEST["answer"], "w") as pipe:

@@ -1,16 +1,19 @@
 """The train command's refusals before any rank starts, and what it shows without training."""
 
 import json
+import shutil
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from mtnlg_model.console import run
+from mtnlg_model.console import UsageFailure, run
 from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
+from mtnlg_parallel.launch.run import initial_weights
 from training.reference_loop import recipe_of
 
 
@@ -56,6 +59,7 @@ def recipe(tmp_path: Path) -> Path:
             "does not divide the 4 ranks",
         ),
         (["--dry-run", "--rank", "2"], 2, "--rank 2: layout tp=1,pp=2,dp=1 has ranks 0 to 1"),
+        (["--from", "/none"], 2, "--from /none: no checkpoint; give a step-N folder"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_any_rank_starts(  # noqa: PLR0917  (three parameters, four fixtures)
@@ -94,6 +98,32 @@ def test_layout_prints_a_table_or_json(command: Command, recipe: Path) -> None:
         ["embedding", "layers.0"],
         ["layers.1", "final_norm", "head"],
     ]
+
+
+def test_from_sets_the_initial_weights_of_a_new_run_and_of_the_same_command_again(tmp_path: Path) -> None:
+    checkpoints, out = tmp_path / 'a "b"', tmp_path / "out"
+    (checkpoints / "step-9").mkdir(parents=True)
+    with pytest.raises(UsageFailure, match="no checkpoint; give a step-N folder"):
+        initial_weights(checkpoints / "step-9", out)
+    (checkpoints / "step-9" / "manifest.json").touch()
+    override = initial_weights(checkpoints / "step-9", out)
+    assert tomllib.loads(override) == {"train": {"initial": str(checkpoints / "step-9")}}
+    with pytest.raises(UsageFailure, match=r"no checkpoint; its newest is .*step-9"):
+        initial_weights(checkpoints, None)
+    shutil.copytree(checkpoints, out / "checkpoints")
+    shutil.rmtree(checkpoints)
+    assert initial_weights(checkpoints / "step-9", out) == override
+
+
+def test_a_dry_run_of_a_slurm_job_prints_its_script_and_touches_nothing(
+    command: Command, recipe: Path, data: Path, tmp_path: Path
+) -> None:
+    words = ("--data", data, "--out", tmp_path / "out", "--launcher", "slurm", "--max-restarts", 7, "--device", "cpu")
+    script = command("train", recipe, *words, "--dry-run").out
+    assert script.startswith("#!/bin/bash\n")
+    assert "--max-restarts 7" in script
+    assert "--device=cpu" in script
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_shows_one_rank(command: Command, recipe: Path) -> None:

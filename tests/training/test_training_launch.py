@@ -1,8 +1,11 @@
 """The launcher: its ranks played by a few lines of Python, and a whole run by `mtnlg_parallel.train`."""
 
 import json
+import re
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,27 +13,54 @@ import pytest
 import mtnlg_parallel
 from mtnlg_model.console import Failure
 from mtnlg_model.settings import dump
-from mtnlg_parallel.launch import local
+from mtnlg_parallel.launch import local, supervise
 from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import RunState
 from training.reference_loop import FP32, assert_same_steps, recipe_of, reference_run
 
 NEW_RUN = RunState(step=0, samples=0, steps=10, complete=False)
+PLAY = """
+import os, signal, sys
+from pathlib import Path
+
+out, wait = Path(sys.argv[1]), signal.pause
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def kill(number=signal.SIGKILL):
+    os.kill(os.getpid(), number)
+
+def take(first, *steps):
+    with (out / "history.jsonl").open("a") as file:
+        file.write(f'{{"event": "resumed", "time": 0, "step": {first}, "lost_steps": 0}}\\n')
+    with (out / "metrics.jsonl").open("a") as file:
+        file.writelines(f'{{"step": {step}, "loss": 1.0, "lr": 1, "batch_size": 1, "tokens_per_second": 1.0, '
+                        f'"model_tflops": 1.0}}\\n' for step in steps)
+
+def complete():
+    (out / "summary.json").touch()
+"""
 
 
-def launch(out: Path, *statements: str) -> int:
+def launch(out: Path, *statements: str, max_restarts: int = 0) -> int:
     """Start ranks; rank N runs the N-th statement."""
     out.mkdir(exist_ok=True)
-    (out / "metrics.jsonl").touch()
     lines = [f"if os.environ['RANK'] == '{rank}':\n    {statement}" for rank, statement in enumerate(statements)]
-    code = "\n".join(["import os, signal, sys", "wait = signal.pause", *lines])
-    return local.run_local(Layout(dp=len(statements)), [sys.executable, "-c", code], out, NEW_RUN)
+    command = [sys.executable, "-c", "\n".join([PLAY, *lines]), str(out)]
+    layout = Layout(dp=len(statements))
+    return local.run_local(layout, command, out, NEW_RUN, lambda: None, max_restarts)
+
+
+def failures_of(out: Path) -> list[tuple[int, int, int]]:
+    """Status, steps reached and new ones of the failures recorded."""
+    failed = [event for event in read_events(out) if event["event"] == "failed"]
+    return [(event["status"], event["step"], event["new_steps"]) for event in failed]
 
 
 def test_a_rank_that_is_killed_ends_the_job_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"^rank 1 \(tp 0, pp 0, dp 1\) was killed by SIGKILL; its log is .*rank-1.log"):
-        launch(tmp_path, "wait()", "os.kill(os.getpid(), signal.SIGKILL)", "wait()")
+        launch(tmp_path, "wait()", "kill()", "wait()")
 
 
 def test_the_culprit_is_named_not_a_rank_that_only_lost_it(tmp_path: Path) -> None:
@@ -45,18 +75,124 @@ def test_the_watchdogs_line_is_printed_once_and_a_stopped_rank_is_killed(
     monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
     hung = "print('step 4 has not ended within 3 s: rank 1 (dp 1) is in data', file=sys.stderr); sys.exit(71)"
     with pytest.raises(Failure, match=r"^step 4 has not ended within 3 s: rank 1 \(dp 1\) is in data; logs are in"):
-        launch(tmp_path, hung, "os.kill(os.getpid(), signal.SIGSTOP)", hung)
+        launch(tmp_path, hung, "kill(signal.SIGSTOP)", hung)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_stop_signal_is_passed_on_and_ends_the_run_without_a_failure(tmp_path: Path, number: signal.Signals) -> None:
     stop = f"signal.signal({int(number)}, lambda *_: sys.exit(0)); os.kill(os.getppid(), {int(number)}); wait()"
     assert launch(tmp_path, stop, "wait()") == number  # rank 1 has no handler yet, so the signal kills it
+    (stopped,) = read_events(tmp_path)
+    assert (stopped["event"], stopped["signal"]) == ("stopped", number)
     assert local.stopped_line(tmp_path, number).startswith(f"stopped by {number.name}; it had not begun a step; the")
 
 
 def test_a_job_whose_ranks_all_exit_with_0_returns_0(tmp_path: Path) -> None:
-    assert launch(tmp_path, "pass", "pass") == 0
+    assert launch(tmp_path, "pass", "complete()") == 0
+
+
+@pytest.mark.parametrize(
+    ("fails", "line"),
+    [
+        ("kill()", "was killed by SIGKILL; restarting from step 0 (1 of 3)"),
+        ("print('cli.py: disk full', file=sys.stderr); sys.exit(74)", "ended with status 74: disk full; restarting"),
+        ("print('step 1 hangs', file=sys.stderr); sys.exit(71)", "step 1 hangs; restarting from step 0 (1 of 3)"),
+        ("kill(signal.SIGTERM)", "was killed by SIGTERM; restarting from step 0 (1 of 3)"),
+    ],
+)
+def test_ranks_that_fail_are_all_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: str, line: str
+) -> None:
+    again = "os.write(1, b'again'); complete() if attempt else wait()"
+    assert launch(tmp_path, again, f"sys.exit(0) if attempt else None; {fails}", max_restarts=3) == 0
+    assert line in capsys.readouterr().err
+    assert len(failures_of(tmp_path)) == 1
+    assert (tmp_path / "logs" / "rank-0.log").read_text() == "againagain", "the log of the first attempt is kept"
+
+
+def test_ranks_that_all_stop_because_one_was_told_to_are_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(tmp_path, "complete() if attempt else None", "pass", max_restarts=3) == 0
+    assert "a rank was told to stop, and all stopped; restarting from step 0 (1 of 3)" in capsys.readouterr().err
+
+
+def test_a_failure_after_the_runs_end_is_none(tmp_path: Path) -> None:
+    assert launch(tmp_path, "complete(); kill()") == 0
+    assert failures_of(tmp_path) == []
+
+
+def test_restarts_that_bring_new_steps_go_on_and_three_that_bring_none_end_the_run_with_their_causes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    wait = local.Signals.wait
+
+    def wait_shortly(signals: local.Signals, seconds: float) -> None:
+        pauses.append(seconds)
+        wait(signals, min(seconds, 0.1))
+
+    monkeypatch.setattr(local.Signals, "wait", wait_shortly)
+    steps = "[(0, 1, 2), (1, 2, 3), (3, 2), (3, 3), (2, 3)][attempt]"
+    with pytest.raises(Failure) as ended:
+        launch(tmp_path, f"take(*{steps}); sys.exit(80 + attempt)", "wait()", max_restarts=100)
+    assert failures_of(tmp_path) == [(80, 2, 2), (81, 3, 1), (82, 2, 0), (83, 3, 0), (84, 3, 0)]
+    assert [seconds for seconds in pauses if seconds != local.POLL_SECONDS] == [0.0, 0.0, 10.0, 60.0]
+    cause = r"rank 0 \(tp 0, pp 0, dp 0\) ended with status"
+    causes = f"\\(1\\) {cause} 82; \\(2\\) {cause} 83; \\(3\\) {cause} 84; its log is .*rank-0.log; the same command"
+    assert re.match(f"three restarts in a row brought no new step: {causes}", str(ended.value)), str(ended.value)
+
+
+def test_restarts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "PAUSES", (0.0,) * 3)
+    with pytest.raises(Failure, match="was killed by SIGKILL; all 1 restarts of --max-restarts are used up; its log"):
+        launch(tmp_path, "take(attempt, attempt + 1); kill()", max_restarts=1)
+    assert len(failures_of(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_what_a_person_must_mend_is_not_tried_again(tmp_path: Path, status: int) -> None:
+    with pytest.raises(Failure, match=rf"ended with status {status}; its log is"):
+        launch(tmp_path, f"sys.exit({status})", "sys.exit(70)", max_restarts=100)
+    assert len(failures_of(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_during_the_pause_before_a_restart_ends_the_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(supervise, "PAUSES", (0.0, 3600.0, 3600.0))
+    said: list[str] = []
+
+    def say(line: str) -> None:  # the pause begins when this has returned
+        said.append(line)
+        if " in 3600 s (2 of 3)" in line:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(local, "say", say)
+    if number == signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            launch(tmp_path, "kill()", max_restarts=3)
+    else:
+        assert launch(tmp_path, "kill()", max_restarts=3) == number
+        *_, last = read_events(tmp_path)
+        assert (last["event"], last["signal"]) == ("stopped", number)
+    assert len(said) == 2
+
+
+def test_progress_goes_back_to_the_step_where_a_restart_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves: list[int] = []
+
+    @contextmanager
+    def record(*_: object) -> Iterator[Callable[[int, str], None]]:
+        yield lambda n, _note: moves.append(n)
+
+    monkeypatch.setattr(local, "progress", record)
+    play = "take(*[(0, 1, 2, 3), (1, 2, 3, 4)][attempt]); complete() if attempt else kill()"
+    assert launch(tmp_path, play, max_restarts=1) == 0
+    assert moves == [0, 1, 1, 1, -2, 1, 1, 1]
 
 
 def test_train_returns_the_summary_of_a_run_and_again_of_the_complete_run(

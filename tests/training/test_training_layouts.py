@@ -124,13 +124,31 @@ def test_bf16_follows_fp32_and_resumes_to_the_last_bit(
     assert losses_and_norms([*first, *second]) == losses_and_norms(whole)
 
 
-@pytest.mark.parametrize(("layout", "what"), [((1, 1, 2), "dp"), ((1, 2, 1), "tied table"), ((2, 1, 1), "sequence")])
-def test_gradients_of_bf16_cross_ranks_in_fp32(
-    run_ranks: RunRanks, data: Path, tmp_path: Path, layout: tuple[int, int, int], what: str
+@pytest.mark.parametrize(
+    ("layout", "sequence_parallel", "summed"),
+    [
+        ((1, 1, 2), False, "allreduce_bucket"),
+        ((1, 2, 1), False, "_exec_reduce_tied_grads"),
+        ((2, 1, 1), False, "get_global_norm_of_tensors"),
+        ((2, 1, 1), True, "_exec_reduce_tied_grads"),
+    ],
+    ids=["dp", "tied table", "tp", "sequence"],
+)
+def test_gradients_norms_and_losses_of_bf16_cross_ranks_in_fp32(  # noqa: PLR0917  (a case is three of them)
+    run_ranks: RunRanks,
+    data: Path,
+    tmp_path: Path,
+    layout: tuple[int, int, int],
+    sequence_parallel: bool,
+    summed: str,
 ) -> None:
-    recipe = recipe_of(layout, precision="bf16", samples=8, sequence_parallel=what == "sequence")
+    """Activations and their gradients are summed over tp in the model's dtype, as Megatron-LM does."""
+    recipe = recipe_of(layout, precision="bf16", samples=8, sequence_parallel=sequence_parallel)
     for dtypes in run_ranks("reduced_dtypes", [recipe], data=data, outs=[tmp_path]):
-        assert dtypes == ["torch.float32"]
+        assert dtypes["layers"] == (["torch.bfloat16"] if layout[0] > 1 else [])
+        assert dtypes["others"].pop("loss_and_grad_norm") == ["torch.float64"]
+        assert summed in dtypes["others"]
+        assert all(found == ["torch.float32"] for found in dtypes["others"].values())
 
 
 def test_a_run_resumes_in_another_precision(
@@ -169,6 +187,19 @@ def test_dropout_is_deterministic_equal_when_recomputed_and_resumes_to_the_last_
             copies = [key for key in sums if "norm" in key or key.endswith(("out.bias", "down.bias"))]
             assert copies
             assert all(sums[key] == others[key] for key in copies), "the ranks of a group drifted apart"
+
+
+def test_dropout_seeds_differ_over_replicas_stages_and_steps_and_agree_on_copies(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    """Under sequence parallelism tensor-parallel ranks hold parts of the hidden state, otherwise copies of it."""
+    recipes = [recipe_of((2, 2, 2), samples=16, ramp=None, sequence_parallel=parts) for parts in (False, True)]
+    ranks = run_ranks("dropout_seeds", recipes, data=data, outs=[tmp_path / "copies", tmp_path / "parts"])
+    layout = recipes[0].layout
+    copies = {layout.coordinates(rank): seeds[:2] for rank, seeds in enumerate(ranks)}
+    assert all(seeds == copies[place._replace(tp=0)] for place, seeds in copies.items())
+    assert len({seed for seeds in copies.values() for seed in seeds}) == 2 * 2 * 2  # pp x dp x steps
+    assert len({seed for seeds in ranks for seed in seeds[2:]}) == 2 * 2 * 2 * 2
 
 
 def test_tensor_parallel_ranks_drop_the_same_hidden_units_and_different_heads(run_ranks: RunRanks) -> None:

@@ -1,78 +1,185 @@
-"""A run as a job of a real one-node Slurm on this machine: signalled, it is requeued and resumes to its end."""
+"""Runs as jobs of a real Slurm of three nodes on this machine, which no person restarts."""
+
+from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mtnlg_model.settings import dump
+from mtnlg_parallel.recipe import Slurm
+from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
-from mtnlg_parallel.record.run_dir import read_summary
-from training.reference_loop import FP32, recipe_of, reference_run
+from training.reference_loop import assert_same_steps, recipe_of, reference_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 SCRIPT = Path(__file__).with_name("start_slurm.sh")
-STEPS = 30
+STEPS = 120
+# The names of these nodes are no host names.
+SITE = Slurm(sbatch={"cpus-per-task": 1, "time": "10"}, setup=("export MASTER_ADDR=127.0.0.1",))
+RECIPE = recipe_of((1, 1, 2), samples=8 * STEPS, ramp=None, checkpoint_every=10).model_copy(update={"slurm": SITE})
 
 
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Slurm's daemons; returns their folder."""
     missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
     if missing or os.geteuid():
         pytest.skip(f"no Slurm: needs {', '.join(missing) or 'its daemons'} (Debian: slurm-wlm, munge) and root")
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    folder = tmp_path_factory.mktemp("slurm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        try:
+            subprocess.run([SCRIPT, folder, "start", "3"], check=True)
+            yield folder
+        finally:
+            subprocess.run([SCRIPT, folder, "stop"], check=True)
+
+
+@pytest.fixture
+def slurm(daemons: Path) -> Iterator[Path]:
+    """Slurm's daemons for one test; ends its jobs if it fails."""
+    yield daemons
+    output("scancel", "--full", "--signal=KILL", "--user=root")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path) -> list[dict[str, Any]]:
+    """The steps of a run that nothing disturbs."""
+    return reference_run(RECIPE, data)[0]
+
+
+class Job:
+    """A run of two ranks, on a node each, submitted as a Slurm job."""
+
+    def __init__(self, data: Path, folder: Path, *words: str) -> None:
+        self.out, recipe = folder / "out", folder / "train.toml"
+        recipe.write_text(dump(RECIPE))
+        options = ["--data", str(data), "--out", str(self.out), "--launcher", "slurm", "--ranks-a-node=1", *words]
+        command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", str(recipe), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.number = done.stderr.split(" as job ")[1].split(";")[0]
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for the condition, three minutes at most."""
+        deadline = time.monotonic() + 180
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"the condition did not come true; {output('squeue')}{self.log()}")
+            time.sleep(0.05)
+
+    def until_trained(self, steps: int, attempt: int = 1) -> None:
+        """Wait until the ranks, started for the given time, have recorded so many steps."""
+        self.until(lambda: len(self.starts()) == attempt and self.steps()[steps - 1 :])
+
+    def until_ended(self) -> None:
+        """Wait until no job is pending, running or completing."""
+        self.until(lambda: not output("squeue", "--noheader"))
+
+    def log(self) -> str:
+        """What the jobs of the run have printed."""
+        logs = sorted(self.out.glob("slurm-*.log"), key=lambda path: int(path.stem.removeprefix("slurm-")))
+        return "".join(path.read_text() for path in logs)
+
+    def starts(self) -> list[int]:
+        """The steps from which rank 0 has trained."""
+        return [int(step) for step in re.findall(r"rank 0 \(.*\) holds .*; at step (\d+)\n", self.log())]
+
+    def rank_on(self, node: str) -> int:
+        """The process of the rank on a node."""
+        wanted = {f"SLURMD_NODENAME={node}", f"SLURM_CONF={os.environ['SLURM_CONF']}", "LOCAL_RANK=0"}
+        return min(pid for pid in processes() if wanted <= environment(pid))
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps recorded so far."""
+        return [dict(step) for step in read_steps(self.out)]
+
+
+def output(command: str, *words: str) -> str:
+    return subprocess.run([command, *words], capture_output=True, text=True, check=True).stdout
+
+
+def processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def environment(pid: int) -> set[str]:
+    """The variables of a process at its start; none if it has ended."""
     try:
-        subprocess.run([str(SCRIPT), str(folder), "start"], check=True)
-        yield
-    finally:
-        subprocess.run([str(SCRIPT), str(folder), "stop"], check=True)
-
-
-def until(condition: Callable[[], object], log: Path) -> None:
-    """Wait for the condition, three minutes at most."""
-    deadline = time.monotonic() + 180
-    while not condition():
-        if time.monotonic() > deadline:
-            logs = "\n".join(path.read_text() for path in log.parent.glob("slurm-*.log"))
-            pytest.fail(f"the condition did not come true: {logs}")
-        queued()  # takes long enough not to poll too often
-
-
-def queued() -> str:
-    """The jobs that are pending, running or completing."""
-    squeue = [shutil.which("squeue") or "", "--noheader"]
-    return subprocess.run(squeue, capture_output=True, text=True, check=False).stdout
+        return set(Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"))
+    except OSError:
+        return set()
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end(data: Path, tmp_path: Path) -> None:
-    out, path = tmp_path / "out", tmp_path / "train.toml"
-    recipe = recipe_of((1, 1, 2), samples=8 * STEPS, ramp=None)
-    path.write_text(dump(recipe))
-    words = [str(path), "--data", str(data), "--out", str(out), "--launcher", "slurm", "--sbatch=--time=10"]
-    command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    job = done.stderr.split(" as job ")[1].split(";")[0]
-
-    until(lambda: len(list(read_steps(out))) >= 3, out / "slurm.log")
+def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end(
+    data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    job = Job(data, tmp_path, "--device=cpu")
+    job.until_trained(3)
     # As Slurm does before the time limit.
-    subprocess.run([shutil.which("scancel") or "", "--signal=USR1", job], check=True)
-    until((out / "summary.json").exists, out / "slurm.log")
-    until(lambda: not queued(), out / "slurm.log")
+    output("scancel", "--signal=USR1", job.number)
+    job.until_ended()
+    assert "stopped by SIGUSR1; its checkpoint is" in job.log()
+    assert len(job.starts()) == 2, "started, and resumed"
+    assert job.starts()[1] >= 3, "from its last checkpoint"
+    assert_same_steps(job.steps(), undisturbed)
 
-    log = (out / f"slurm-{job}.log").read_text()
-    assert "stopped by SIGUSR1; its checkpoint is" in log
-    assert log.count("rank 0 (tp 0, pp 0, dp 0) holds") == 2, "started, and resumed"
-    assert log.count("; at step 0") == 2, "by both ranks"
-    steps = list(read_steps(out))
-    assert (len(steps), read_summary(out)["steps"]) == (STEPS, STEPS)
-    reference, _, _ = reference_run(recipe, data)
-    for step, expected in zip(steps, reference, strict=True):
-        assert step["loss"] == pytest.approx(expected["loss"], rel=FP32)
+
+@pytest.mark.usefixtures("slurm")
+def test_a_killed_rank_restarts_on_its_node_and_after_the_second_time_on_another(
+    data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    job = Job(data, tmp_path, "--device=cpu")
+    for attempt in (1, 2):
+        job.until_trained(20 * attempt, attempt)
+        os.kill(job.rank_on("n2"), signal.SIGKILL)
+    job.until_ended()
+    assert_same_steps(job.steps(), undisturbed)
+    failed = [event for event in read_events(job.out) if event["event"] == "failed"]
+    assert [(event["node"], event["status"]) for event in failed] == [("n2", 128 + signal.SIGKILL)] * 2
+    assert len(job.starts()) == 3
+    last = output("scontrol", "show", "job", str(int(job.number) + 1))
+    assert "ExcNodeList=n2" in last
+    assert "NodeList=n[1,3]" in last
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_rank_without_its_gpu_ends_the_run_with_a_line_that_names_its_node(data: Path, tmp_path: Path) -> None:
+    job = Job(data, tmp_path, "--max-restarts=0")
+    assert re.search(r"TresPerNode=gres.gpu:1\b", output("scontrol", "show", "job", job.number))
+    job.until_ended()
+    # Whichever is first; srun ends the other.
+    assert re.search(
+        r"(rank 0 .* on n1|rank 1 .* on n2): torch sees no GPU; .* or train with --device cpu\n", job.log()
+    )
+    assert not job.starts()
+
+
+# Last, since n2 stays down.
+def test_a_lost_node_has_its_job_requeued_and_the_run_goes_on_without_it(
+    slurm: Path, data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    job = Job(data, tmp_path, "--device=cpu")
+    job.until_trained(20)
+    rank = job.rank_on("n2")
+    step = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])  # the parent, slurmstepd
+    for pid in (int((slurm / "slurmd-n2.pid").read_text()), step, rank):
+        os.kill(pid, signal.SIGKILL)
+    # As slurmctld does when a node has not answered for SlurmdTimeout.
+    output("scontrol", "update", "nodename=n2", "state=down", "reason=lost")
+    job.until_ended()
+    assert_same_steps(job.steps(), undisturbed)
+    assert len(job.starts()) == 2
+    assert "NodeList=n[1,3]" in output("scontrol", "show", "job", job.number)

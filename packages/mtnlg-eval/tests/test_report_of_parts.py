@@ -136,6 +136,18 @@ def test_missing_run_folder_is_named(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("part", "file"), [("train", "metrics.jsonl"), ("data", "summary.json"), ("eval", "summary.json")]
+)
+def test_one_part_of_a_run_is_refused_and_nothing_written_into_it(run: Path, part: str, file: str) -> None:
+    before = sorted((run / part).iterdir())
+    with pytest.raises(
+        Failure, match=f"{part}: one part of a run, with {file}; give the folder that holds data, train, eval"
+    ):
+        write_report(run / part)
+    assert sorted((run / part).iterdir()) == before
+
+
 def test_few_and_the_same_number_of_shots_can_stand_side_by_side(run: Path) -> None:
     """WiC's few is 32 examples: both are scored, with different results."""
     path = run / "eval/summary.json"

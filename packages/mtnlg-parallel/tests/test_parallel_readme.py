@@ -30,16 +30,17 @@ def test_python_prints_what_the_comments_say() -> None:
 
 
 def test_the_recipe_loads(tmp_path: Path) -> None:
-    (block,) = blocks("toml")
     path = tmp_path / "train.toml"
-    path.write_text(block)
-    assert load_recipe(path).model.layers == 24
+    path.write_text("".join(blocks("toml")))
+    recipe = load_recipe(path)
+    assert recipe.model.layers == 24
+    assert recipe.slurm.srun
 
 
 def test_every_command_and_option_exists() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     context = typer.Context(get_command(app))
-    uses = r"(?:mtnlg-parallel|mtnlg_parallel\.cli) (train|layout|plan|build-kernels) ((?:recipes|RECIPE|mt-nlg|--).*)"
+    uses = r"(?:mtnlg-parallel|mtnlg_parallel\.cli) ([a-z-]+) ((?:recipes|RECIPE|runs|RUN|mt-nlg|--).*)"
     used = re.findall(uses, README)
     assert {name for name, _ in used} == set(commands)
     for name, words in used:

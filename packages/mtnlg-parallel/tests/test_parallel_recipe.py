@@ -6,11 +6,18 @@ import pytest
 
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.settings import dump
 from mtnlg_parallel.layout_report import layout_facts, print_layout
+from mtnlg_parallel.planner.cluster import load_cluster, load_software
+from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
+from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.recipe import Recipe, first_difference, load_recipe
+from mtnlg_parallel.training.schedule import BatchSize
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 PUBLISHED = ["mt-nlg-530b", "dense-6.7b", "dense-1.3b", "dense-350m"]
+beside_recipes = pytest.mark.skipif(not RECIPES.exists(), reason="the package stands alone, without the recipes")
 SMALL = """
 [model]
 preset = "tiny"
@@ -20,8 +27,6 @@ tp = 2
 samples = 100
 batch = 8
 lr = 1e-3
-decay = 100
-checkpoint_every = 0
 """
 
 
@@ -32,7 +37,20 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.skipif(not RECIPES.exists(), reason="the package stands alone, without the recipes beside it")
+def planner_run(recipe: Recipe) -> Run:
+    train = recipe.train
+    sequence_parallel = train.sequence_parallel and recipe.layout.tp > 1
+    return Run(
+        recipe.model,
+        recipe.layout,
+        train.batch,
+        train.micro_batch,
+        train.recompute,
+        sequence_parallel=sequence_parallel,
+    )
+
+
+@beside_recipes
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_recipe_holds_the_published_model_and_a_valid_layout(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -46,7 +64,7 @@ def test_a_published_recipe_holds_the_published_model_and_a_valid_layout(
     assert sum(len(stage["parts"]) for stage in facts["stages"]) == recipe.model.layers + 3
 
 
-@pytest.mark.skipif(not RECIPES.exists(), reason="the package stands alone, without the recipes beside it")
+@beside_recipes
 def test_the_530b_recipe_is_the_paper_in_tokens() -> None:
     recipe = load_recipe(RECIPES / "mt-nlg-530b")
     train, sequence = recipe.train, recipe.model.sequence
@@ -58,7 +76,33 @@ def test_the_530b_recipe_is_the_paper_in_tokens() -> None:
     assert recipe.steps == pytest.approx(80_100, rel=1e-3)
 
 
-@pytest.mark.skipif(not RECIPES.exists(), reason="the package stands alone, without the recipes beside it")
+@beside_recipes
+def test_the_530b_of_2022_may_resume_the_papers_run_and_is_planned_as_it_says() -> None:
+    paper, later = (load_recipe(RECIPES / name) for name in ("mt-nlg-530b", "mt-nlg-530b-2022"))
+    assert first_difference(paper, later) is None
+    selene, software = load_cluster("selene"), load_software("mtnlg-parallel")
+    planned = {}
+    for recipe in (paper, later):
+        stage_memory = memory(planner_run(recipe), software)
+        assert memory_error(stage_memory, selene) is None
+        fullest = stage_memory[fullest_stage(stage_memory)].total
+        planned[recipe.train.recompute] = predict(planner_run(recipe), selene, software).seconds, fullest / 1e9
+    assert planned["full"] == pytest.approx((48.7, 33.1), rel=2e-3)
+    assert planned["none"] == pytest.approx((37.8, 41.5), rel=2e-3)
+
+
+@beside_recipes
+@pytest.mark.parametrize("name", ["dense-6.7b", "dense-1.3b", "dense-350m"])
+def test_a_dense_recipe_fits_40_gb_without_recomputation(name: str) -> None:
+    recipe = load_recipe(RECIPES / name)
+    assert recipe.train.recompute == "none"
+    assert (
+        memory_error(memory(planner_run(recipe), load_software("mtnlg-parallel")), load_cluster("dgx-a100-40gb"))
+        is None
+    )
+
+
+@beside_recipes
 def test_the_quickstart_uses_tp_pp_and_every_training_technique_of_the_paper() -> None:
     recipe = load_recipe(RECIPES / "quickstart")
     train = recipe.train
@@ -84,6 +128,14 @@ def test_the_quickstart_uses_tp_pp_and_every_training_technique_of_the_paper() -
         ("train.ramp={start=3,increment=2,samples=10}", "never meets batch = 8"),
         ("model.preset=dense-2b", "preset dense-2b: unknown; choose from mt-nlg-530b"),
         ("model.heads=5", "heads = 5 does not divide hidden = 64"),
+        ("train.samples=5 epochs", "train.samples = '5 epochs': write a number of samples, or such as \"5000 steps\""),
+        ("train.samples=300Btokens", "write a number of samples"),
+        ("train.samples=-5 steps", "write a number of samples"),
+        ("train.samples=1.5 steps", "train.samples = '1.5 steps': not a whole number of steps"),
+        ("train.samples=9999999T steps", "train.samples = 9223372036854775808: Input should be less than"),
+        ("train.samples=1 tokens", "train.samples = 0: Input should be greater than 0"),
+        ("train.warmup=13 steps", "warmup = 104 must end before decay = 100"),
+        ("train.betas=[0.9]", "train.betas.1: required key is missing"),
     ],
 )
 def test_a_mistake_is_one_line_with_file_key_value_and_choices(small: Path, override: str, words: str) -> None:
@@ -94,6 +146,88 @@ def test_a_mistake_is_one_line_with_file_key_value_and_choices(small: Path, over
     assert words in line
 
 
+@pytest.mark.parametrize(
+    ("length", "samples"),
+    [
+        ("100", 100),
+        ("12 steps", 96),
+        ("1.5k samples", 1500),
+        ("1_024 tokens", 8),
+        ("0.5M tokens", 3906),  # 3,906.25
+        ("192 tokens", 2),  # 1.5: the even one
+    ],
+)
+def test_a_length_may_be_samples_steps_or_tokens(small: Path, length: str, samples: int) -> None:
+    changed = [f"train.{key}={length}" for key in ("samples", "decay")]
+    train = load_recipe(small, changed).train
+    assert (train.samples, train.decay) == (samples, samples)
+    assert load_recipe(small, [f"train.warmup={length}", "train.decay=2000 steps"]).train.warmup == samples
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 100, 3000])
+def test_steps_count_the_ramp_and_a_ramp_in_steps_is_the_shortest_that_lasts_them(small: Path, steps: int) -> None:
+    ramp = f'train.ramp={{start=2, increment=2, samples="{steps} steps"}}'
+    recipe = load_recipe(small, [ramp, f"train.warmup={steps} steps", "train.samples=5k steps", "train.decay=6k steps"])
+    assert recipe.train.ramp
+    assert recipe.steps == 5000
+    batches = list(recipe.batch_size.steps(recipe.train.samples))
+    assert recipe.train.warmup == sum(batch for _, batch in batches[:steps])
+    during = [before for before, _ in batches if before < recipe.train.ramp.samples]
+    assert len(during) == steps
+    shorter = recipe.train.ramp.model_copy(update={"samples": recipe.train.ramp.samples - 1})
+    schedule = BatchSize(8, shorter, 1)
+    assert sum(before < shorter.samples for before, _ in schedule.steps(recipe.train.samples)) < steps
+
+
+def test_a_length_in_steps_is_the_same_in_every_layout(small: Path) -> None:
+    """A layout that rounds the ramp takes another number of steps, but must be able to resume the run."""
+    changed = ["train.samples=50 steps", "train.batch=12", "train.ramp={start=2, increment=2, samples=40}"]
+    one, other = (load_recipe(small, [*changed, f"layout.dp={dp}"]) for dp in (1, 4))
+    assert one.train == other.train
+    assert one.steps != other.steps
+    assert first_difference(one, other) is None
+
+
+def test_only_the_mistake_that_keeps_a_length_from_being_counted_is_explained(small: Path) -> None:
+    changed = ["train.samples=50 steps", "train.ramp={start=3, increment=2, samples=10}"]
+    with pytest.raises(
+        UsageFailure, match="train: ramp from start = 3 by increment = 2 never meets batch = 8"
+    ) as caught:
+        load_recipe(small, changed)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageFailure) as caught:
+        load_recipe(small, ["train.samples=50k tokens", "model.preset=big", "train.lr=1"])
+    first, second = str(caught.value).splitlines()
+    assert "preset big: unknown" in first
+    assert second.endswith("train.samples = '50k tokens': tokens need a valid model.sequence")
+
+
+def test_the_decay_is_over_all_samples_and_checkpoints_have_defaults(small: Path) -> None:
+    train = load_recipe(small, ["train.samples=777"]).train
+    assert (train.decay, train.checkpoint_every, train.keep) == (777, 500, 5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ([], []),
+        (["train.samples=100", "train.decay=99", "train.min_lr=1e-5"], []),
+        (
+            ["train.samples=101", "train.decay=100"],
+            ["the learning rate is 0 after train.decay = 100 of train.samples = 101"],
+        ),
+        (["train.warmup=100", "train.decay=101"], ["the learning rate never reaches train.lr = 0.001"]),
+        (["train.ramp={start=1,increment=1,samples=50}", "layout.dp=2"], ["rounded down to multiples"]),
+    ],
+)
+def test_what_will_run_but_perhaps_not_as_meant_is_worth_a_warning(
+    small: Path, changed: list[str], words: list[str]
+) -> None:
+    warnings = load_recipe(small, changed).warnings
+    assert len(warnings) == len(words)
+    assert all(word in warning and "\n" not in warning for word, warning in zip(words, warnings, strict=True))
+
+
 def test_a_missing_recipe_is_a_failure_not_a_usage_failure(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="no such recipe") as caught:
         load_recipe(tmp_path)
@@ -101,13 +235,13 @@ def test_a_missing_recipe_is_a_failure_not_a_usage_failure(tmp_path: Path) -> No
 
 
 def test_a_preset_may_be_overridden_and_the_resolved_recipe_reads_back(small: Path, tmp_path: Path) -> None:
-    from mtnlg_model.settings import dump
-
-    recipe = load_recipe(small, ["model.sequence=64"])
+    recipe = load_recipe(small, ["model.sequence=64", "train.samples=10 steps", "train.initial=other/step-10"])
     assert recipe.model == PRESETS["tiny"].model_copy(update={"sequence": 64})
+    assert recipe.train.initial == str(Path("other/step-10").absolute())
     resolved = tmp_path / "recipe.toml"
     resolved.write_text(dump(recipe))
     assert load_recipe(resolved) == recipe
+    assert "\nsamples = 80\n" in resolved.read_text()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +249,9 @@ def test_a_preset_may_be_overridden_and_the_resolved_recipe_reads_back(small: Pa
     [
         ("layout.pp=2", None),
         ("train.micro_batch=4", None),
-        ("train.samples=200", None),
+        ("train={samples=200,batch=8,lr=1e-3,decay=100,checkpoint_every=7}", None),
+        ("train.samples=200", "train.decay was 100 and is 200 now"),
+        ("train.initial=/other/step-10", "train.initial was '' and is '/other/step-10' now"),
         ("train.recompute=none", None),
         ("train.lr=1e-2", "train.lr was 0.001 and is 0.01 now"),
         ("model.layers=3", "model.layers was 2 and is 3 now"),

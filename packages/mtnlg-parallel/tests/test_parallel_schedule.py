@@ -1,5 +1,7 @@
 """The schedules at points of the paper computed by hand, and properties of every schedule."""
 
+from itertools import islice
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +84,7 @@ batches = st.builds(
         ramp=Ramp(start=start * multiple, increment=increment * multiple, samples=samples),
         multiple=multiple,
     ),
-    *(st.integers(1, 20), st.integers(1, 20), st.integers(1, 10), st.integers(1, 5000), st.integers(1, 12)),
+    *(st.integers(1, 20), st.integers(1, 20), st.integers(0, 10), st.integers(1, 5000), st.integers(1, 12)),
 )
 
 
@@ -91,6 +93,11 @@ def test_the_number_of_steps_is_that_of_the_steps_yielded(batch: BatchSize, tota
     steps = list(batch.steps(total))
     assert batch.number_of_steps(total) == len(steps)
     assert steps[-1][0] < total <= sum(steps[-1])
+
+
+@given(batches, st.integers(0, 3000))
+def test_the_samples_after_some_steps_are_the_sum_of_their_batches(batch: BatchSize, steps: int) -> None:
+    assert batch.samples_after(steps) == sum(size for _, size in islice(batch.steps(1 << 60), steps))
 
 
 @given(batches, st.integers(1, 5000), st.integers(0, 50))

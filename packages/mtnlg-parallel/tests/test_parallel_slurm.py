@@ -1,54 +1,246 @@
-"""The sbatch script: its directives, and the command that it starts."""
+"""The sbatch script: its directives, the command that it starts, and what follows when the ranks have failed."""
 
+from __future__ import annotations
+
+import shlex
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_parallel.launch.slurm import script, submit
-from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.launch.slurm import STEP_FAILED, Job, RankFailure, first_failure, script, submit
+from mtnlg_parallel.recipe import Recipe
 
-MT_NLG = Layout(tp=8, pp=35, dp=8)
-OUT = Path("/shared/runs/mt nlg")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MT_NLG = {"tp": 8, "pp": 35, "dp": 8}
+SUMMARY = "summary.json"
 
 
-def header(text: str) -> dict[str, str]:
-    lines = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+def recipe_of(layout: dict[str, int], **slurm: Any) -> Recipe:  # noqa: ANN401  (a table of TOML)
+    sections = {
+        "model": {"preset": "mt-nlg-530b"},
+        "layout": layout,
+        "train": {"samples": 64, "batch": 64, "lr": 1e-4, "decay": 64, "checkpoint_every": 1},
+        "slurm": slurm,
+    }
+    return Recipe.model_validate(sections, strict=False)
+
+
+def options_of(text: str) -> dict[str, str]:
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH ")]
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def test_the_papers_job_takes_280_nodes_and_is_signalled_before_its_time_limit() -> None:
-    options = header(script(MT_NLG, ["recipe.toml"], OUT, ["--time=3-00:00:00", "--exclusive"], ranks_per_node=8))
-    assert (options["--nodes"], options["--ntasks-per-node"]) == ("280", "8")
-    assert (options["--time"], options["--signal"]) == ("3-00:00:00", "USR1@300")
-    assert (options["--requeue"], options["--exclusive"]) == ("", "")
+def test_the_papers_job_asks_for_all_of_280_nodes_and_is_signalled_before_its_time_limit(tmp_path: Path) -> None:
+    options = options_of(script(Job(recipe_of(MT_NLG), ["recipe.toml"], tmp_path, ["--time=3-00:00:00"])))
+    assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("280", "8", "8")
+    assert (options["cpus-per-task"], options["mem"], options["exclusive"]) == ("8", "0", "")
+    assert (options["time"], options["signal"], options["requeue"]) == ("3-00:00:00", "USR1@300", "")
+    on_cpu = options_of(script(Job(recipe_of(MT_NLG), ["recipe.toml"], tmp_path, device="cpu")))
+    assert options.keys() - on_cpu.keys() == {"gpus-per-node"}
 
 
-def test_the_script_is_valid_bash_starts_the_command_as_a_rank_and_requeues_an_incomplete_run(tmp_path: Path) -> None:
-    text = script(Layout(dp=2), ["it's.toml", "--out", str(OUT)], OUT, [], ranks_per_node=8)
-    path = tmp_path / "train.sbatch"
-    path.write_text(text)
-    assert subprocess.run(["/bin/bash", "-n", str(path)], check=False).returncode == 0
-    calls = tmp_path / "calls"
-    stubs = f"""
-    scontrol() {{ case $1 in show) echo first;; requeue) echo "requeued $2" >> {calls};; esac; }}
-    srun() {{
-        shift; printf '%s|' "$MASTER_ADDR" "$WORLD_SIZE" > {calls}; SLURM_PROCID=1 SLURM_LOCALID=0 "$@" >> {calls}
-    }}
-    exec() {{ printf '%s|' "$RANK" "$LOCAL_RANK" "${{@:2}}"; }}
-    export -f exec; SLURM_NTASKS=2; SLURM_JOB_ID=7; SLURM_JOB_NODELIST=x
+def test_the_recipe_and_the_command_line_give_replace_and_remove_options(tmp_path: Path) -> None:
+    sbatch = {"partition": "batch", "account": "nlp", "exclusive": False, "mem": 0, "no-kill": True, "time": ""}
+    srun = {"container-image": "/images/mt nlg.sqsh", "wait": 300}
+    recipe = recipe_of(MT_NLG, sbatch=sbatch, srun=srun, setup=["module load cuda", "export NCCL_DEBUG=INFO"])
+    text = script(
+        Job(recipe, [], tmp_path, ["--partition=long", "--requeue=false", "--gpus-per-node=", "--gres=gpu:8"])
+    )
+    options = options_of(text)
+    assert (options["partition"], options["account"], options["gres"]) == ("long", "nlp", "gpu:8")
+    assert (options["mem"], options["no-kill"]) == ("0", "")
+    assert not {"exclusive", "time", "requeue", "gpus-per-node"} & options.keys()
+    assert (
+        text.index("NCCL_DEBUG=WARN") < text.index("\nmodule load cuda\nexport NCCL_DEBUG=INFO\n") < text.index("srun")
+    )
+    steps = [shlex.split(line) for line in text.splitlines() if "srun --" in line]
+    assert all("--container-image=/images/mt nlg.sqsh" in words for words in steps)
+    assert "--wait=300" in steps[0]
+    assert "exec python3 -m mtnlg_parallel.cli train" in text, "the container's Python"
+
+
+STUBS = """
+scontrol() { if [ "$1" = show ]; then echo first; else echo "scontrol $*" >> CALLS; fi; }
+sbatch() { echo "sbatch $*" >> CALLS; return SBATCH; }
+timeout() { shift; "$@"; }
+srun() {
+    local options=() end
+    while [[ $1 == --* ]]; do options+=("$1"); shift; done
+    if [[ $1 == bash ]]; then
+        SLURM_PROCID=9 SLURM_LOCALID=1 SLURM_NODEID=4 "$@"
+    else
+        echo "srun ${options[*]} ${*:4}" >> CALLS
+    fi
+    read -r end < ENDS
+    sed -i 1d ENDS
+    case $end in
+        complete) touch SUMMARY; return 0 ;;
+        [0-9]*) return "$end" ;;
+        *) echo "$end" ;;
+    esac
+}
+exec() {
+    echo "rank $RANK $LOCAL_RANK $GROUP_RANK of $WORLD_SIZE $LOCAL_WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT" \\
+        "attempt $TORCHELASTIC_RESTART_COUNT threads $OMP_NUM_THREADS: ${*:4}" >> CALLS
+}
+export -f exec
+"""
+
+
+def calls_of(text: str, out: Path, ends: list[str], sbatch_status: int = 0) -> tuple[int, list[str]]:
+    """Run the script with stubs for Slurm's commands: its exit status, and what it called.
+
+    ``ends`` are, in order, the exit status of the ranks, or what `mtnlg-parallel restart` prints.
     """
-    subprocess.run(["/bin/bash", "-c", stubs + text], check=True)
-    assert calls.read_text() == f"first|2|1|0|-m|mtnlg_parallel.cli|train|it's.toml|--out|{OUT}|requeued 7\n"
+    calls, end = out / "calls", out / "ends"
+    end.write_text("".join(f"{line}\n" for line in ends))
+    calls.write_text("")
+    stubs = STUBS.replace("SBATCH", str(sbatch_status))
+    for name, path in (("CALLS", calls), ("ENDS", end), ("SUMMARY", out / "summary.json")):
+        stubs = stubs.replace(name, shlex.quote(str(path)))
+    variables = "SLURM_JOB_ID=10007 SLURM_JOB_NODELIST=x SLURM_CPUS_PER_TASK=8 SLURMD_NODENAME=n1"
+    done = subprocess.run(["/bin/bash", "-c", f"export {variables}\n{stubs}\n{text}", "/spool/script"], check=False)
+    return done.returncode, calls.read_text().splitlines()
+
+
+def test_the_script_starts_ranks_until_the_run_is_complete_or_told_to_end(tmp_path: Path) -> None:
+    out = tmp_path / "mt nlg's"
+    out.mkdir()
+    text = script(Job(recipe_of({"tp": 2, "dp": 8}), ["it's.toml", "--out", str(out)], out, max_restarts=7))
+
+    def attempt(number: int) -> str:
+        rendezvous = f"rank 9 1 4 of 16 8 at first:{20007 + number}"
+        return f"{rendezvous} attempt {number} threads 8: train it's.toml --out {out}"
+
+    one = "srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=n1"
+    restart = f"{one} restart {out} --log {out}/logs/srun.log --max-restarts 7"
+    requeue = "scontrol requeue 10007"
+    resubmit = "sbatch --exclude=n2,n3 --dependency=afterany:10007 /spool/script"
+    assert calls_of(text, out, ["0"]) == (0, [attempt(0), requeue]), "stopped by a signal"
+    assert calls_of(text, out, ["1", "end"]) == (1, [attempt(0), restart])
+    assert calls_of(text, out, ["1", "137"]) == (1, [attempt(0), restart]), "restart itself fails"
+    assert calls_of(text, out, ["137", "requeue"]) == (137, [attempt(0), restart, requeue])
+    assert calls_of(text, out, ["137", "requeue n2,n3"]) == (137, [attempt(0), restart, resubmit])
+    refused = calls_of(text, out, ["137", "requeue n2,n3"], sbatch_status=1)
+    assert refused == (137, [attempt(0), restart, resubmit, requeue]), "nodes may not submit"
+    again = [attempt(0), restart, attempt(1), restart, attempt(2)]
+    assert calls_of(text, out, ["137", "restart", "137", "restart", "complete"]) == (0, again)
+
+
+def test_nodes_that_the_site_excludes_stay_excluded(tmp_path: Path) -> None:
+    text = script(Job(recipe_of({"dp": 2}), [], tmp_path, ["--exclude=n8"]))
+    _, calls = calls_of(text, tmp_path, ["137", "requeue n2,n3"])
+    assert calls[-1].startswith("sbatch --exclude=n2,n3,n8 ")
+
+
+@pytest.mark.parametrize("bad", ["line\nbreak", "a\x1b[2Kb", "a\u2028b"])
+def test_a_control_character_never_enters_the_script(bad: str, tmp_path: Path) -> None:
+    layout = {"dp": 2}
+    for job in (
+        Job(recipe_of(layout), [bad], tmp_path),
+        Job(recipe_of(layout), [], tmp_path / bad),
+        Job(recipe_of(layout), [], tmp_path, [f"--account={bad}"]),
+        Job(recipe_of(layout, sbatch={"account": bad}), [], tmp_path),
+        Job(recipe_of(layout, srun={"container-image": bad}), [], tmp_path),
+        Job(recipe_of(layout, setup=[bad]), [], tmp_path),
+    ):
+        with pytest.raises(UsageFailure, match="a control character or line break cannot"):
+            script(job)
+
+
+def test_values_are_quoted_as_slurm_and_bash_read_them(tmp_path: Path) -> None:
+    hostile = '"; touch x; #$(touch y)\\'
+    recipe = recipe_of({"dp": 2}, sbatch={"comment": hostile}, srun={"container-image": hostile})
+    out = tmp_path / "50%j runs"
+    out.mkdir()
+    text = script(Job(recipe, [hostile], out))
+    options = options_of(text)
+    assert options["comment"] == r'''"\"; touch x; #$(touch y)\\"'''
+    assert options["output"] == f'"{tmp_path}/50%%j runs/slurm-%j.log"', "%j of the folder is no job number"
+    _, calls = calls_of(text, out, ["0"])
+    assert calls[0].endswith(f"train {hostile}")
 
 
 def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageFailure, match="--ranks-a-node 3 does not divide the 2240 ranks"):
-        script(MT_NLG, [], OUT, [], ranks_per_node=3)
-    with pytest.raises(UsageFailure, match="--sbatch partition=x: write an option of sbatch"):
-        script(MT_NLG, [], OUT, ["partition=x"], ranks_per_node=8)
+    def refusal(*sbatch: str, ranks_per_node: int = 8) -> str:
+        with pytest.raises(UsageFailure) as caught:
+            script(Job(recipe_of(MT_NLG), [], tmp_path, sbatch, ranks_per_node))
+        return str(caught.value)
+
+    assert "--ranks-a-node 3 does not divide the 2240 ranks" in refusal(ranks_per_node=3)
+    assert "--sbatch partition=x: write an option of sbatch" in refusal("partition=x")
+    assert "'pArtition' is no option of Slurm" in refusal("--pArtition=x")
+    assert "--nodes of sbatch follows from layout" in refusal("--nodes=2")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Failure, match=r"train.sbatch is written, but sbatch is not installed here"):
-        submit(MT_NLG, [], tmp_path, [], ranks_per_node=8)
+        submit(Job(recipe_of(MT_NLG), [], tmp_path))
     assert (tmp_path / "train.sbatch").exists()
+
+
+KILLED = """\
+0: training: 12/30 steps
+3: cli.py: rank 3 says this
+srun: error: n1: tasks 0-1: Exited with exit code 70
+srun: error: n2: task 3: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=7.0
+0: slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T12:37:53 ***
+srun: error: n2: task 2: Exited with exit code 1
+"""
+REFUSED = """\
+10: cli.py: recipe.toml: no such data
+srun: error: n2: task 10: Exited with exit code 1
+srun: Terminating StepId=7.0
+srun: error: n1: tasks 0-7: Terminated
+"""
+HUNG = """\
+0: step 8 has not ended within 3 s: rank 11 (tp 0, pp 1, dp 1) is in data
+3: step 8 has not ended within 3 s: rank 11 (tp 0, pp 1, dp 1) is in data
+srun: error: n1: tasks 0-7: Exited with exit code 71
+srun: Terminating StepId=7.0
+srun: error: n2: tasks 8-9,11-15: Exited with exit code 71
+"""
+NO_STEP = "srun: error: Unable to create step for job 7: Requested nodes are busy\n"
+NO_LAUNCH = """\
+srun: error: Task launch for StepId=7.1 failed on node n2: Communication connection failure
+srun: error: Application launch failed: Communication connection failure
+srun: Job step aborted: Waiting up to 62 seconds for job step to finish.
+srun: error: n1: task 0: Killed
+"""
+LOST = "srun: error: n1: task 0: Exited with exit code 70\nsrun: error: Node failure on n2\n"
+MANY = "7: CUDA error\nsrun: error: n[1-2]: tasks 7,9-10: Aborted (core dumped)\n"
+LONELY = """\
+srun: error: n1: task 0: Exited with exit code 70
+srun: Terminating StepId=7.0
+srun: error: n2: tasks 1-2: Terminated
+"""
+TWO_NODES = """\
+0: step 8 has not ended within 3 s: rank 0 (tp 0, pp 0, dp 0) is in data; rank 8 (tp 0, pp 1, dp 0) is in data
+srun: error: n1: tasks 0-7: Exited with exit code 71
+srun: error: n2: tasks 8-15: Exited with exit code 71
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (KILLED, RankFailure("n2", 137, "rank 3 on n2: killed")),
+        (REFUSED, RankFailure("n2", 1, "rank 10 on n2: exited with exit code 1: recipe.toml: no such data")),
+        (HUNG, RankFailure("n2", 71, "step 8 has not ended within 3 s: rank 11 (tp 0, pp 1, dp 1) is in data")),
+        (NO_STEP, RankFailure("", STEP_FAILED, NO_STEP.strip())),
+        (NO_LAUNCH, RankFailure("n2", STEP_FAILED, NO_LAUNCH.splitlines()[0])),
+        (LOST, RankFailure("n2", STEP_FAILED, "srun: error: Node failure on n2")),
+        (MANY, RankFailure("", 134, "rank 7 on n[1-2]: aborted (core dumped): CUDA error")),
+        (LONELY, RankFailure("", 70, "rank 0 on n1: exited with exit code 70")),
+        (TWO_NODES, RankFailure("", 71, TWO_NODES.splitlines()[0].removeprefix("0: "))),
+        ("", RankFailure("", STEP_FAILED, "srun started no rank")),
+    ],
+)
+def test_the_rank_that_failed_first_is_read_from_what_srun_prints(
+    log: str, expected: RankFailure, tmp_path: Path
+) -> None:
+    (tmp_path / "srun.log").write_text(log)
+    assert first_failure(tmp_path / "srun.log") == expected

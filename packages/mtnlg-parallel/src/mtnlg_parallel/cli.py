@@ -1,7 +1,8 @@
-"""The command line ``mtnlg-parallel``: train, layout, plan, build-kernels."""
+"""The command line ``mtnlg-parallel``: train, restart, status, layout, plan, build-kernels."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -9,10 +10,13 @@ import typer
 
 from mtnlg_model.console import UsageFailure, application, print_json, run, say
 from mtnlg_parallel.planner.command import plan_command
+from mtnlg_parallel.record.status import status_command
 from mtnlg_parallel.record.trackers import check_wandb
 
 from .launch import run as launch
+from .launch import slurm
 from .launch.local import die_with_parent, is_rank
+from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
 from .layout_report import layout_facts, print_layout, print_rank, rank_shard
 from .recipe import RunOptions, load_recipe
@@ -42,7 +46,18 @@ def train(  # noqa: PLR0917  (typer names them)
         bool, typer.Option(help="Resume from the newest checkpoint in --out, in any layout; --no-resume starts over.")
     ] = True,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Build the part of --rank and print its size.")] = False,
+    initial: Annotated[
+        Path | None, typer.Option("--from", metavar="CHECKPOINT", help="Start a new run from these weights.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts from the newest checkpoint after failures; 0: end at the first.")
+    ] = MAX_RESTARTS,
+    device: Annotated[
+        Literal["auto", "cpu"], typer.Option(help="cpu: train on the CPU even where there are GPUs.")
+    ] = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the part of --rank and its size; with slurm, the sbatch script.")
+    ] = False,
     rank: Annotated[int, typer.Option(help="The rank that --dry-run shows.")] = 0,
     wandb: Annotated[
         str | None, typer.Option(metavar="PROJECT", help="Log to this Weights & Biases project too.")
@@ -64,26 +79,42 @@ def train(  # noqa: PLR0917  (typer names them)
 ) -> None:
     """Train a recipe on tokens; the same command again resumes from the newest checkpoint.
 
-    Starts one process per rank on this machine. Under torchrun (RANK in the environment) it joins as that rank. On
-    SIGTERM or SIGUSR1 it writes a checkpoint and exits.
+    Starts one process per rank on this machine, and starts all again from the newest checkpoint where one fails. Under
+    torchrun (RANK in the environment) it joins as that rank. On SIGTERM or SIGUSR1 it writes a checkpoint and exits.
     """
-    chosen = load_recipe(recipe, [*_axes(layout), *(overrides or [])])
-    if dry_run:
+    weights = [launch.initial_weights(initial, out)] if initial else []
+    chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights])
+    options = RunOptions(wandb, _profile_window(profile), device)
+    if dry_run and launcher == "local":
         print_rank(rank_shard(chosen, rank), chosen)
         return
     if data is None or out is None:
         raise UsageFailure("train needs --data and --out, or --dry-run")
-    options = RunOptions(wandb, _profile_window(profile))
     if wandb is not None:
         check_wandb()
     if die_with_parent():  # a rank that `launch.train` started
         launch.join(chosen, data, out, options)
     elif is_rank():  # of torchrun or of the Slurm job
-        launch.join(chosen, data, out, options, lambda: launch.prepare(chosen, data, out, resume, cluster, force))
+        prepare = partial(launch.prepare, chosen, data, out, options, resume, cluster, force)
+        launch.join(chosen, data, out, options, prepare)
     elif launcher == "slurm":
-        launch.submit(chosen, data, out, resume, options, cluster, force, sbatch or [], ranks_a_node)
+        arguments = launch.rank_arguments(data, out, options)
+        job = slurm.Job(chosen, arguments, out, sbatch or [], ranks_a_node, device, max_restarts)
+        if dry_run:
+            typer.echo(slurm.script(job), nl=False)
+        else:
+            launch.submit(job, data, resume, cluster, force)
     else:
-        launch.train(chosen, data, out, resume=resume, options=options, cluster=cluster, force=force)
+        launch.train(
+            chosen,
+            data,
+            out,
+            resume=resume,
+            options=options,
+            cluster=cluster,
+            force=force,
+            max_restarts=max_restarts,
+        )
 
 
 def _profile_window(profile: str | None) -> range | None:
@@ -93,6 +124,29 @@ def _profile_window(profile: str | None) -> range | None:
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise UsageFailure(f"--profile {profile}: write the first step and the last, such as 10:12")
     return range(int(first), int(last) + 1)
+
+
+@app.command()
+def restart(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The --out of the run whose ranks have failed.")],
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What srun --label printed: it names status and node.")
+    ] = None,
+    status: Annotated[int | None, typer.Option(help="Without --log: the exit status of the rank that failed.")] = None,
+    node: Annotated[str, typer.Option(metavar="NAME", help="Without --log: the node of that rank.")] = "",
+    max_restarts: Annotated[int, typer.Option(min=0, help="As of train.")] = MAX_RESTARTS,
+) -> None:
+    """Tell a scheduler's script what follows a failure, in one line: restart, requeue, requeue NODE,NODE, or end.
+
+    Waits before a restart that follows others, and writes the failure into OUT/history.jsonl. The nodes are those that
+    failed twice. Failures are counted within MTNLG_JOB, or else SLURM_JOB_ID.
+    """
+    if log is None and status is None:
+        raise UsageFailure("restart needs --log or --status, to know how the ranks ended")
+    typer.echo(launch.restart(out, log, status or 0, node, max_restarts))
+
+
+app.command("status")(status_command)
 
 
 @app.command("layout")

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, distributed, nn
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.model.slicing import Slicing, init_process_group, initialize_megatron_groups
+from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_device, set_timeouts
 from mtnlg_parallel.model.stage_modules import Embedding, Head, Layer, Norm
 
 from .layout import SLICED_AXES, layout_error, stages
@@ -38,11 +38,11 @@ SCORE_CHUNK = 512
 """Positions scored at once, which bounds the memory of their logits."""
 
 
-def init_distributed(layout: Layout) -> torch.device:
-    """Initialize torch.distributed and megatron-core from the environment (RANK, …); returns this rank's device."""
+def init_distributed() -> torch.device:
+    """Initialize torch.distributed from the environment (RANK, …); returns this rank's device."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core uses torch.compile on functions we never call
-    device = init_process_group(TIMEOUT)
-    initialize_megatron_groups(layout)
+    device = local_device()
+    init_process_group(device, TIMEOUT)
     return device
 
 
@@ -56,7 +56,8 @@ class DecoderShard:
             raise UsageFailure(error)
         rank = distributed.get_rank()
         self.layout, self.place, self.device, self.dtype = layout, layout.coordinates(rank), device, dtype
-        self.slicing = Slicing.of_this_rank(sequence_parallel=False, device=device)
+        self.slicing = Slicing.of_this_rank(layout, sequence_parallel=False, device=device)
+        set_timeouts(TIMEOUT)
         stage = stages(config, layout, "none")[self.place.pp]
         is_first, is_last = self.place.pp == 0, self.place.pp == layout.pp - 1
         self.embedding = Embedding(config, self.slicing, device) if is_first else None

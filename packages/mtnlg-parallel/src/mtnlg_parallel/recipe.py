@@ -1,24 +1,41 @@
 """The training recipe, ``train.toml``: model, layout and schedule; and the options of a run that never change it.
 
-Lengths are in samples of ``model.sequence`` tokens. A recipe that cannot work is refused here, before anything starts.
+Lengths are in samples of ``model.sequence`` tokens. A recipe may word them, and is then counted in samples once, here:
+
+    "300B tokens"    tokens / model.sequence, rounded to the nearest sample, halves to the even one
+    "5000 steps"     the samples of the first 5,000 steps by train.batch and train.ramp; for train.ramp itself the
+                     shortest ramp of so many steps. No layout's rounding of the ramp counts, so that a length is the
+                     same in every layout
+
+A recipe that cannot work is refused here, before anything starts.
 """
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  (pydantic reads the annotations)
+from bisect import bisect_left
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import Settings, load
-from mtnlg_parallel.training.schedule import BatchSize, LearningRate, Ramp, Samples
+from mtnlg_parallel.training.schedule import (
+    IN_SAMPLES,
+    LIMIT,
+    BatchSize,
+    LearningRate,
+    Ramp,
+    Samples,
+    parse_length,
+)
 
 from .layout import Layout, Recompute, layout_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 FILE = "train.toml"
@@ -29,17 +46,21 @@ Every = Annotated[int, Field(ge=0)]
 
 
 class Train(Settings):
-    """How the decoder is trained (paper.md section 2)."""
+    """How the decoder is trained (paper.md section 2).
 
-    samples: Samples
+    ``checkpoint_every``: a failure costs half of it on average. 500 steps of a second are 8 minutes, and a 6.7B's 94 GB
+    are then 190 MB/s; 500 steps of the 530B are 8 hours, so its recipe says 100 and adds ``memory_checkpoint_every``.
+    """
+
+    samples: Annotated[Samples, IN_SAMPLES]
     batch: Samples
     micro_batch: Samples = 1
     ramp: Ramp | None = None
     lr: Positive
     min_lr: Annotated[float, Field(ge=0.0)] = 0.0
-    warmup: Annotated[int, Field(ge=0)] = 0
-    decay: Samples
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    warmup: Annotated[Every, IN_SAMPLES] = 0
+    decay: Annotated[Samples, IN_SAMPLES] = Field(description="all samples unless given")
+    betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False)  # a list, after `Recipe` has counted the lengths
     eps: Positive = 1e-8
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     clip: Positive = 1.0
@@ -48,12 +69,18 @@ class Train(Settings):
     recompute: Recompute = "full"
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
     kernels: bool = Field(True, description="use fused kernels where the device has them")
-    checkpoint_every: Every = Field(description="steps; 0: only at the end")
-    keep: Samples = Field(2, description="number of checkpoints kept")
+    checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
+    keep: Samples = Field(5, description="number of checkpoints kept, the newest")
     memory_checkpoint_every: Every = Field(0, description="steps between copies in host memory on two nodes; 0: never")
     initial: str = Field("", description="checkpoint whose weights the run starts from; empty: initial weights")
     validation_every: Every = Field(0, description="steps; 0: never")
     validation_samples: Samples = 64
+
+    @field_validator("initial")
+    @classmethod
+    def _make_absolute(cls, initial: str) -> str:
+        """Ranks and restarts may have another working folder."""
+        return str(Path(initial).absolute()) if initial else ""
 
     @property
     def learning_rate(self) -> LearningRate:
@@ -66,7 +93,7 @@ class Train(Settings):
             raise ValueError(f"warmup = {self.warmup} must end before decay = {self.decay}, which counts it in")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
-        if self.ramp and (self.ramp.start > self.batch or (self.batch - self.ramp.start) % self.ramp.increment):
+        if self.ramp and not self.ramp.meets(self.batch):
             ramp = f"start = {self.ramp.start} by increment = {self.ramp.increment}"
             raise ValueError(f"ramp from {ramp} never meets batch = {self.batch}; batch - start must be a multiple")
         return self
@@ -92,7 +119,7 @@ class Slurm(Settings):
 
     sbatch: dict[str, str | int | bool] = Field({}, description='options of sbatch, such as partition = "batch"')
     srun: dict[str, str | int | bool] = Field({}, description="options of srun, such as container-image")
-    setup: tuple[str, ...] = Field((), description="lines of bash before srun, such as module load cuda")
+    setup: tuple[str, ...] = Field((), strict=False, description="lines of bash before srun, such as module load cuda")
 
 
 class Recipe(Settings):
@@ -107,14 +134,19 @@ class Recipe(Settings):
     @field_validator("model", mode="before")
     @classmethod
     def _expand_preset(cls, model: Any) -> Any:  # noqa: ANN401  (what the file holds)
-        """Replace ``preset = "dense-350m"`` by that model's values; keys beside it override them."""
-        if not isinstance(model, dict) or "preset" not in model:
-            return model
-        overrides = {key: value for key, value in model.items() if key != "preset"}
         try:
-            return preset(str(model["preset"])).model_dump() | overrides
+            return _expand_preset(model)
         except UsageFailure as failure:
             raise ValueError(str(failure)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_samples(cls, content: Any) -> Any:  # noqa: ANN401  (what the file holds)
+        """Replace worded lengths by samples, and give ``decay`` its default; fields explain what is left unresolved."""
+        train = content.get("train") if isinstance(content, dict) else None
+        if not isinstance(train, dict):
+            return content
+        return {**content, "train": _in_samples(train, _sequence(content.get("model")))}
 
     @model_validator(mode="after")
     def _check_layout(self) -> Self:
@@ -141,6 +173,97 @@ class Recipe(Settings):
         """Number of steps of the whole run in this layout."""
         return self.batch_size.number_of_steps(self.train.samples)
 
+    @property
+    def warnings(self) -> list[str]:
+        """Notes for the user on what will run, but perhaps not as meant."""
+        train, rounding = self.train, self.batch_size.rounding
+        notes = [rounding] if rounding else []
+        if train.samples > train.decay and train.min_lr == 0:
+            notes.append(
+                f"the learning rate is 0 after train.decay = {train.decay} of train.samples = {train.samples}; "
+                "raise train.decay, or set train.min_lr"
+            )
+        if train.warmup >= train.samples:
+            notes.append(
+                f"the learning rate never reaches train.lr = {train.lr}: train.warmup = {train.warmup} does not end "
+                f"before train.samples = {train.samples}"
+            )
+        return notes
+
+
+def _in_samples(train: dict[str, Any], sequence: int | None) -> dict[str, Any]:
+    """A recipe's [train] with its lengths in samples, where the keys that this takes are valid, and with ``decay``."""
+    size, ramp = train.get("batch"), train.get("ramp")
+    if isinstance(ramp, dict) and "samples" in ramp:
+        samples = _count(ramp["samples"], sequence, partial(_ramp_samples, size, ramp))
+        ramp = {**ramp, "samples": samples}
+        train = {**train, "ramp": ramp}
+    schedule = _batch_size(size, ramp)
+    lengths: dict[str, Any] = {key: train[key] for key in ("samples", "warmup", "decay") if key in train}
+    for key, value in lengths.items():
+        lengths[key] = _count(value, sequence, schedule.samples_after if schedule else lambda _: None)
+    samples = lengths.get("samples")
+    valid = isinstance(samples, int) and 0 < samples < LIMIT
+    return {**train, "decay": samples if valid else LIMIT - 1, **lengths}  # what is wrong with samples is said once
+
+
+def _count(written: Any, sequence: int | None, after: Callable[[int], int | None]) -> Any:  # noqa: ANN401  (the file's)
+    """A length in samples; ``written`` itself where it is none or cannot be counted, which its field explains."""
+    try:
+        amount, unit = parse_length(written)
+    except (TypeError, ValueError):
+        return written
+    steps = min(int(amount), LIMIT)
+    counted = steps if unit == "samples" else after(steps) if unit == "steps" else sequence and round(amount / sequence)
+    return written if counted is None else counted
+
+
+def _expand_preset(model: Any) -> Any:  # noqa: ANN401  (as above)
+    """Replace ``preset = "dense-350m"`` by that model's values; keys beside it override them."""
+    if not isinstance(model, dict) or "preset" not in model:
+        return model
+    overrides = {key: value for key, value in model.items() if key != "preset"}
+    return preset(str(model["preset"])).model_dump() | overrides
+
+
+def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)
+    """Tokens of a sample by a recipe's [model]; None where it is not valid."""
+    try:
+        config = model if isinstance(model, ModelConfig) else ModelConfig.model_validate(_expand_preset(model))
+    except (ValidationError, UsageFailure):
+        return None
+    return config.sequence
+
+
+def _batch_size(size: Any, ramp: Any) -> BatchSize | None:  # noqa: ANN401  (as above)
+    """The batch size as the recipe words it, before a layout rounds it; None where a key is not valid.
+
+    A ramp that does not meet the batch is left out: `Train` refuses it.
+    """
+    try:
+        valid = Ramp.model_validate(ramp) if ramp is not None else None
+    except ValidationError:
+        return None
+    if type(size) is not int or not 0 < size < LIMIT:
+        return None
+    return BatchSize(size, valid if valid and valid.meets(size) else None, multiple=1)
+
+
+def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  # noqa: ANN401  (as above)
+    """Samples of the shortest ramp that lasts ``steps`` steps; None where another key is not valid."""
+    schedule = _batch_size(size, {**ramp, "samples": 1})
+    if schedule is None:
+        return None
+    if schedule.ramp is None or steps == 0:
+        return steps * schedule.size
+    begin = schedule.ramp
+
+    def lasts(samples: int) -> bool:  # longer ramps last as long or longer
+        ramp = begin.model_copy(update={"samples": samples})
+        return BatchSize(size, ramp, multiple=1).samples_after(steps - 1) < samples
+
+    return bisect_left(range(1, min(steps * size, LIMIT)), True, key=lasts) + 1
+
 
 CHANGEABLE: dict[str, set[str] | bool] = {
     "layout": True,
@@ -166,12 +289,13 @@ def first_difference(before: Recipe, now: Recipe) -> str | None:
     for section, keys in new.items():
         for key, value in keys.items():
             if old[section][key] != value:
-                return f"{section}.{key} was {old[section][key]} and is {value} now"
+                return f"{section}.{key} was {old[section][key]!r} and is {value!r} now"
     return None
 
 
 class RunOptions(NamedTuple):
-    """W&B project and steps to profile. Never changes what is trained."""
+    """W&B project, steps to profile, and whether to train on the CPU. Never changes what is trained."""
 
     wandb: str | None = None
     profile: range | None = None
+    device: Literal["auto", "cpu"] = "auto"

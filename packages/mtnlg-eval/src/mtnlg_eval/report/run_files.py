@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CURATION_PAGE = "data/report.html"
+PARTS = ("data", "train", "eval")
 
 
 class SourceCounts(Schema):
@@ -210,9 +211,12 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder. ``Failure`` if it is missing or a file other than a study's is malformed."""
+    """Read a run folder. ``Failure`` if it is missing, one part of a run, or a file but a study's is malformed."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
+    of_part = next((name for name in ("metrics.jsonl", "summary.json") if (folder / name).exists()), None)
+    if of_part and not any((folder / part).is_dir() for part in PARTS):
+        raise Failure(f"{folder}: one part of a run, with {of_part}; give the folder that holds {', '.join(PARTS)}")
     history = _read_history(folder / "eval")
     evaluation = _read(folder / "eval" / "summary.json", Evaluation) or (history[-1] if history else None)
     return Run(

@@ -85,7 +85,7 @@ def open_coordinator(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[
 @contextmanager
 def _join(checkpoint: Checkpoint, layout: Layout) -> Iterator[Coordinator | None]:
     """Join the process group; rank 0 gets the coordinator, another rank serves until it is stopped."""
-    device = init_distributed(layout)
+    device = init_distributed()
     dtype = checkpoint.dtype(checkpoint.names[0]) if device.type == "cuda" else torch.float32
     shard, tokenizer = DecoderShard(checkpoint, layout, device, dtype), Tokenizer(checkpoint.tokenizer_path)
     try:
@@ -122,7 +122,8 @@ def _dead_rank(workers: Sequence[Rank], layout: Layout) -> str | None:
     dead = [rank for rank in tuple(workers) if rank.process.poll() is not None]
     if not dead:
         return None
-    number, process, log = min(dead, key=lambda rank: rank.process.returncode >= 0)
-    last_line = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-    cause = f"killed by {signal.Signals(-process.returncode).name}" if process.returncode < 0 else last_line
-    return f"rank {number} ({layout.coordinates(number)}) ended: {cause}; its log is {log}"
+    first = min(dead, key=lambda rank: rank.process.returncode >= 0)
+    last_line = first.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    status = first.process.returncode
+    cause = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line
+    return f"rank {first.number} ({layout.coordinates(first.number)}) ended: {cause}; its log is {first.log}"

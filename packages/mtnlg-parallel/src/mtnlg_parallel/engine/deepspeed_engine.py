@@ -6,17 +6,21 @@ Under bf16, gradients are accumulated and reduced in fp32, and master weights an
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
+import socket
 import sys
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import distributed
 
+from mtnlg_model.console import Failure
 from mtnlg_parallel.model.head import EAGER
+from mtnlg_parallel.recipe import GuardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,37 +33,80 @@ if TYPE_CHECKING:
 MARGIN = timedelta(minutes=1)
 """Added to the watchdog's patience as the timeout of collectives: only the watchdog can say which rank is missing."""
 
+ENVIRONMENT: Final = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # orders kernels as megatron-core's overlap needs
+    "TORCHDYNAMO_DISABLE": "1",  # megatron-core uses torch.compile on functions we never call
+}
+"""Read when CUDA and megatron-core start, and on rank 0 the forecast starts CUDA: so set where this is imported."""
 
-def init_distributed(layout: Layout, patience: float = 600.0) -> torch.device:
-    """Initialize torch.distributed, DeepSpeed and megatron-core from the environment; returns this rank's device.
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
 
-    ``patience`` is the watchdog's, in seconds.
-    """
-    os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() else "cpu"
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # orders kernels as megatron-core's overlap needs
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core uses torch.compile on functions we never call
+
+class UnfitNode(Failure):
+    """A rank's node cannot take part in the run. Exit status 72, as of a crash: the launcher may leave the node out."""
+
+    exit_status = 72
+
+
+def init_distributed(
+    layout: Layout,
+    guard: GuardSettings = GuardSettings(),  # noqa: B008  (frozen)
+    device: Literal["auto", "cpu"] = "auto",
+) -> torch.device:
+    """Initialize torch.distributed and DeepSpeed from the environment; returns this rank's device (`rank_device`)."""
+    chosen = rank_device(layout, device)
+    os.environ["DS_ACCELERATOR"] = chosen.type
     # DeepSpeed calls collectives by names that torch has deprecated.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     with suppress_output():
         import deepspeed.ops  # noqa: PLC0415  (reads DS_ACCELERATOR when imported)
 
-        from mtnlg_parallel.model import slicing  # noqa: PLC0415  (as above)
+        from mtnlg_parallel.model import slicing  # noqa: PLC0415  (slow to import, and prints)
 
         # Else DeepSpeed compiles C++ for half a minute, for inference collectives that we never call.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        device = slicing.init_process_group(timedelta(seconds=patience) + MARGIN)
+        slicing.init_process_group(chosen, collective_timeout(guard))
         deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
-        slicing.initialize_megatron_groups(layout)
-    return device
+    return chosen
+
+
+def rank_device(layout: Layout, device: Literal["auto", "cpu"]) -> torch.device:
+    """The GPU with this rank's LOCAL_RANK; the CPU if ``device`` asks for it, or on a single machine without GPUs.
+
+    Raises `UnfitNode` where a rank's GPU is missing: under Slurm, on several nodes, or beside ranks that have theirs.
+    """
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    is_cluster = "SLURM_JOB_ID" in os.environ or int(os.environ.get("LOCAL_WORLD_SIZE", layout.world)) < layout.world
+    if device == "cpu" or not (gpus or is_cluster):
+        return torch.device("cpu")
+    if local_rank >= gpus:
+        place = f"rank {rank} ({layout.coordinates(rank)}) on {node_name()}"
+        reason = f"it needs GPU {local_rank} and torch sees {gpus}" if gpus else "torch sees no GPU"
+        way_out = "check nvidia-smi and CUDA_VISIBLE_DEVICES there, leave that node out, or train with --device cpu"
+        raise UnfitNode(f"{place}: {reason}; {way_out}")
+    return torch.device("cuda", local_rank)
+
+
+def node_name() -> str:
+    """The name of this node: Slurm's, or the host's."""
+    return os.environ.get("SLURMD_NODENAME", socket.gethostname())
+
+
+def collective_timeout(guard: GuardSettings) -> timedelta:
+    """The timeout of every collective: longer than anything that the watchdog waits for."""
+    return timedelta(seconds=max(guard.patience, guard.disk_patience)) + MARGIN
 
 
 def build_engine(recipe: Recipe, device: torch.device, ops: ParallelOps = EAGER) -> Any:  # noqa: ANN401  (DeepSpeed has no annotations)
     """Build this rank's engine with uninitialised parameters; `zero.restore` fills them.
 
-    ``ops`` are the operations of its layers.
+    ``ops`` are the operations of its layers. From here on every process group has the timeout of `collective_timeout`.
     """
     import deepspeed  # noqa: PLC0415  (as in init_distributed)
 
+    from mtnlg_parallel.model import slicing  # noqa: PLC0415
     from mtnlg_parallel.model.pipeline import Pipeline  # noqa: PLC0415
 
     with suppress_output():
@@ -67,6 +114,10 @@ def build_engine(recipe: Recipe, device: torch.device, ops: ParallelOps = EAGER)
             module = Pipeline(recipe, device, ops)
         optimizer = build_optimizer(module, recipe.train, fused=device.type == "cuda")
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=deepspeed_config(recipe))
+    slicing.set_timeouts(collective_timeout(recipe.guard))
+    # A full garbage collection would stop this rank for 0.14 s at a time of its own, and the others wait; now 0.3 ms.
+    gc.collect()
+    gc.freeze()
     return engine
 
 
@@ -106,10 +157,14 @@ class GuardedAdamW(torch.optim.AdamW):
     """AdamW that leaves weights and moments unchanged in a step that ``permits_update`` forbids."""
 
     permits_update: Callable[[], bool] = staticmethod(lambda: True)
+    before_update: Callable[[], None] = staticmethod(lambda: None)
 
     def step(self, closure: Any = None) -> Any:  # noqa: ANN401  (torch's signature)
-        """Update one step, if permitted. DeepSpeed calls this once per parameter group."""
-        return super().step(closure) if self.permits_update() else None
+        """Update one step, if permitted, after ``before_update``. DeepSpeed calls this once per parameter group."""
+        if not self.permits_update():
+            return None
+        self.before_update()
+        return super().step(closure)
 
 
 def loss_and_grad_norm(engine: Any, device: torch.device) -> tuple[float, float]:  # noqa: ANN401  (as above)

@@ -5,20 +5,19 @@ at any element. A data-parallel rank's partition holds, of each parameter, a fra
 
     global tensor  ⊃  box (layout.SLICED_AXES)  ⊃  flat range [start, stop) of the box (``param._hp_mapping``)
 
-Each rank writes its own fragments of weight, master weight and both moments; nothing is gathered. To read, a rank reads
-its box and takes its fragments from it, whatever layout wrote the checkpoint.
+Each rank writes its own fragments of weight, master weight and both moments; nothing is gathered. It reads its boxes of
+the weights, and of master weights and moments its own fragments alone, whatever layout wrote them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from mtnlg_model import initialization
 from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.checkpoint.writer import CheckpointWriter
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -42,11 +41,14 @@ class InitialState(Protocol):
     def optimizer_steps(self) -> int:
         """Number of optimizer updates so far."""
 
-    def weight(self, name: str, box: Box) -> Tensor:
-        """The weight, in the highest precision available."""
+    def weight(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
+        """The weight, as it is in a run whose weights are of ``dtype``."""
 
-    def moment(self, name: str, slot: SlotName, box: Box) -> Tensor:
-        """One of Adam's moments; called only if ``optimizer_steps`` > 0."""
+    def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of the flattened box, of the master weight or a moment.
+
+        A moment is asked for only if ``optimizer_steps`` > 0.
+        """
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,15 @@ class InitialWeights:
     seed: int
     optimizer_steps: int = 0
 
-    def weight(self, name: str, box: Box) -> Tensor:
-        """The initial weight, in fp32."""
-        return initialization.initial_value(self.config, name, self.seed, box)
+    def weight(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
+        """The initial weight, rounded to ``dtype``."""
+        return initialization.initial_value(self.config, name, self.seed, box).to(dtype)
 
-    def moment(self, name: str, slot: SlotName, box: Box) -> Tensor:
-        """Raise ``KeyError``: there are no moments before the first step."""
-        raise KeyError(f"{name}: {slot}: {box}")
+    def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int) -> Tensor:
+        """Elements of the initial weight, in fp32. Raises ``KeyError`` for a moment: there is none before step 1."""
+        if slot in MOMENTS:
+            raise KeyError(f"{name}: {slot}: {box}")
+        return initialization.initial_value(self.config, name, self.seed, box).flatten()[start:stop]
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,40 @@ class CheckpointState:
         """Number of optimizer updates so far."""
         return self.checkpoint.optimizer_steps
 
-    def weight(self, name: str, box: Box) -> Tensor:
-        """The master weight if there is one, else the weight, in fp32."""
-        slot: SlotName = "master" if "master" in self.checkpoint.slots(name) else "weight"
-        return self.checkpoint.tensor(name, box, slot).float()
+    def weight(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
+        """The weight as stored if that is in ``dtype``, else from the master weight if there is one."""
+        return self.checkpoint.tensor(name, box, self._weight_slot(name, dtype))
 
-    def moment(self, name: str, slot: SlotName, box: Box) -> Tensor:
-        """Read one of Adam's moments."""
-        return self.checkpoint.optimizer(name, slot, box)
+    def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int) -> Tensor:
+        """Elements of the master weight, which is the weight itself where that is in fp32, or of a moment."""
+        return self.checkpoint.tensor(name, box, self._stored_slot(name, slot), flat=(start, stop))
+
+    def files(self, engine: Any) -> set[str]:  # noqa: ANN401  (DeepSpeed has no annotations)
+        """Names of the checkpoint's files that `restore` reads on this rank."""
+        names: set[str] = set()
+        for local in engine.module.local_parameters():
+            slot = self._weight_slot(local.name, local.parameter.dtype)
+            names |= self.checkpoint.files(local.name, local.box, slot)
+        for fragment in local_fragments(engine):
+            name, box, elements = fragment.local.name, fragment.local.box, (fragment.start, fragment.stop)
+            for wanted in fragment.slots(self.optimizer_steps > 0):
+                names |= self.checkpoint.files(name, box, self._stored_slot(name, wanted), elements)
+        return names
+
+    def _weight_slot(self, name: str, dtype: torch.dtype) -> SlotName:
+        return "weight" if self.checkpoint.dtype(name) == dtype else self._stored_slot(name, "master")
+
+    def _stored_slot(self, name: str, slot: SlotName) -> SlotName:
+        return "weight" if slot == "master" and slot not in self.checkpoint.slots(name) else slot
+
+
+class CheckpointWeights(CheckpointState):
+    """Weights of a checkpoint for a new run: no moments, no updates so far."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """0: the optimizer starts anew."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +126,10 @@ class Fragment:
     stop: int
     master: Tensor
     moments: dict[SlotName, Tensor]
+
+    def slots(self, with_moments: bool) -> dict[SlotName, Tensor]:
+        """The fragment's tensors that a run starts with; before the first update there are no moments."""
+        return {"master": self.master, **(self.moments if with_moments else {})}
 
 
 def local_fragments(engine: Any) -> Iterator[Fragment]:  # noqa: ANN401  (DeepSpeed has no annotations)
@@ -123,13 +157,11 @@ def restore(engine: Any, initial: InitialState) -> None:  # noqa: ANN401  (as ab
     """Set this rank's parameters, master weights, moments and step count from ``initial``."""
     with torch.no_grad():
         for local in engine.module.local_parameters():
-            local.parameter.copy_(initial.weight(local.name, local.box))
+            local.parameter.copy_(initial.weight(local.name, local.box, local.parameter.dtype))
         for fragment in local_fragments(engine):
-            name, box, elements = fragment.local.name, fragment.local.box, slice(fragment.start, fragment.stop)
-            fragment.master.copy_(initial.weight(name, box).flatten()[elements])
-            if initial.optimizer_steps:
-                for slot, moment in fragment.moments.items():
-                    moment.copy_(initial.moment(name, slot, box).flatten()[elements])
+            for slot, tensor in fragment.slots(initial.optimizer_steps > 0).items():
+                local = fragment.local
+                tensor.copy_(initial.elements(local.name, slot, local.box, fragment.start, fragment.stop))
     for state in engine.optimizer.optimizer.state.values():
         state["step"].fill_(initial.optimizer_steps)
 
@@ -139,9 +171,19 @@ def optimizer_steps(engine: Any) -> int:  # noqa: ANN401  (as above)
     return max((int(state["step"]) for state in engine.optimizer.optimizer.state.values()), default=0)
 
 
-def write_fragments(engine: Any, directory: Path, step: int, writer: str) -> CheckpointWriter:  # noqa: ANN401  (as above)
-    """Start to write this rank's fragments as checkpoint ``step``; later updates do not change what is written."""
-    files = CheckpointWriter(directory, step, writer)
+class PieceToWrite(NamedTuple):
+    """Arguments of `CheckpointWriter.add`; the tensor is a view of this rank's state."""
+
+    name: str
+    shape: tuple[int, ...]
+    slot: SlotName
+    box: Box
+    tensor: Tensor
+    flat: tuple[int, int]
+
+
+def fragment_pieces(engine: Any) -> Iterator[PieceToWrite]:  # noqa: ANN401  (as above)
+    """What this rank writes of a checkpoint: its fragments, where it is the primary holder of their box."""
     for fragment in local_fragments(engine):
         local, elements = fragment.local, (fragment.start, fragment.stop)
         if not local.is_primary:
@@ -151,22 +193,31 @@ def write_fragments(engine: Any, directory: Path, step: int, writer: str) -> Che
         if weight.dtype != torch.float32:
             slots["master"] = fragment.master
         for slot, tensor in slots.items():
-            files.add(local.name, local.shape, slot, local.box, tensor, elements)
-    files.finish()
-    return files
+            yield PieceToWrite(local.name, local.shape, slot, local.box, tensor, elements)
 
 
 def open_checkpoint(path: Path, config: ModelConfig, stream: str) -> Checkpoint:
     """Open a checkpoint to resume from. Raises ``Failure`` if its model or its token stream is not this run's."""
     checkpoint = Checkpoint.open(path)
+    check_model(checkpoint, config, "use another --out")
+    check_stream(checkpoint, stream)
+    return checkpoint
+
+
+def check_model(checkpoint: Checkpoint, config: ModelConfig, way_out: str) -> None:
+    """Raise ``Failure``, which ends with ``way_out``, if the checkpoint is not of this recipe's model."""
     may_change = {"dropout", "attention_dropout", "init_std"}
     ours, theirs = config.model_dump(exclude=may_change), checkpoint.config.model_dump(exclude=may_change)
     for key, value in theirs.items():
         if ours[key] != value:
-            raise Failure(f"{path}: model.{key} is {value} here and {ours[key]} in the recipe; use another --out")
+            where = checkpoint.directory
+            raise Failure(f"{where}: model.{key} is {value} here and {ours[key]} in the recipe; {way_out}")
+
+
+def check_stream(checkpoint: Checkpoint, stream: str) -> None:
+    """Raise ``Failure`` if the checkpoint was trained on another token stream than this run's."""
     if checkpoint.progress.stream != stream:
         raise Failure(
-            f"{path}: trained on token stream {checkpoint.progress.stream[:12]}, but --data is {stream[:12]}; "
-            "use that run's data, or another --out"
+            f"{checkpoint.directory}: trained on token stream {checkpoint.progress.stream[:12]}, but --data is "
+            f"{stream[:12]}; use that run's data, or another --out"
         )
-    return checkpoint

@@ -1,8 +1,9 @@
 """Starts a job's ranks on this machine, shows their progress, and ends them together.
 
 The parent hosts the rendezvous store on a free port, so that two jobs never want the same one. Ranks die with the
-parent. When one rank fails, the parent ends the others at once and names it in one line. SIGTERM and SIGUSR1 are passed
-on to the ranks, which end the step, write a checkpoint and exit.
+parent. When one rank fails, the parent ends the others at once, names it in one line, and starts all again from the
+newest checkpoint where `supervise.decide` says so. SIGTERM and SIGUSR1 are passed on to the ranks, which end the step,
+write a checkpoint and exit.
 
 Signals are only recorded when they arrive, and acted on between two steps.
 """
@@ -15,19 +16,26 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
 
-from mtnlg_model.console import Failure, UsageFailure, progress
+from mtnlg_model.checkpoint.manifest import latest
+from mtnlg_model.console import Failure, IoFailure, UsageFailure, progress, say
+from mtnlg_parallel.record.history import append, number, read_events
 from mtnlg_parallel.record.metrics import Follower, progress_line
-from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RunState
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, SUMMARY, RunState
 from mtnlg_parallel.training.watchdog import HUNG_STATUS
 
+from .supervise import CRASHED, STOP_SIGNALS, Failed, decide, record_failure
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import FrameType
 
+    from mtnlg_model.console import Advance
     from mtnlg_parallel.layout import Layout
 
 
@@ -36,9 +44,6 @@ PARENT = "MTNLG_PARENT"
 
 PEER_FAILED = 70
 """Exit status of a rank that ended because another rank had."""
-
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals that make a run write a checkpoint and exit; Slurm sends them before preemption and before the time limit."""
 
 RESUME_HINT = "the same command resumes from the newest checkpoint"
 
@@ -53,45 +58,124 @@ class PeerFailure(Failure):
 
 
 class Rank(NamedTuple):
-    """A rank on this machine."""
+    """A rank on this machine; what it prints is in ``log`` from byte ``begin`` on."""
 
     number: int
     process: subprocess.Popen[bytes]
     log: Path
+    begin: int = 0
 
 
-def run_local(layout: Layout, command: Sequence[str], out: Path, state: RunState) -> int:
-    """Run ``command`` once per rank until all ranks have exited.
+class AttemptFailure(Failure):
+    """The ranks ended before the run's end, and nobody had told the launcher to stop; ``logs`` says where to look."""
 
-    Returns 0, or the signal that stopped the run. Raises ``Failure`` with one line where a rank failed.
+    def __init__(self, reason: str, status: int, logs: str) -> None:
+        super().__init__(reason)
+        self.exit_status, self.logs = status, logs
+
+
+def run_local(  # noqa: PLR0917  (two of them are the run's state, now and at a restart)
+    layout: Layout,
+    command: Sequence[str],
+    out: Path,
+    state: RunState,
+    prepare_again: Callable[[], object],
+    max_restarts: int,
+) -> int:
+    """Run ``command`` once per rank until the run is complete; where a rank fails, restart all as `decide` says.
+
+    ``state`` is that of the run prepared in ``out``, which ``prepare_again`` prepares for a restart. Returns 0, or the
+    signal that stopped the run. Raises ``Failure`` with one line where ranks fail and are not restarted.
     """
+    failures: list[Failed] = []
+    with (
+        record_signals(*STOP_SIGNALS, signal.SIGINT) as signals,
+        progress("training", state.steps - state.step, "steps") as advance,
+        closing(Display(out, state.step, advance)) as display,
+    ):
+        while True:
+            try:
+                if failures:
+                    prepare_again()
+                display.attempt_begins()
+                return _run_attempt(layout, command, out, display, signals, restarts=len(failures))
+            except AttemptFailure as failure:
+                if (out / SUMMARY).exists():  # the run was complete before
+                    return 0
+                failures.append(record_failure(out, str(failure), failure.exit_status))
+                logs = failure.logs
+            except OSError as error:  # of the run's folder, or in starting a process
+                reason = f"{error.filename or out}: {error.strerror}, while the ranks were started"
+                failures.append(record_failure(out, reason, IoFailure.exit_status))
+                logs = f"logs are in {out / LOGS}"
+            decision = decide(failures, max_restarts)
+            if decision.action == "end" or signals:
+                raise Failure(f"{decision.reason or failures[-1].reason}; {logs}; {RESUME_HINT}")
+            wait = f" in {decision.pause:.0f} s" if decision.pause else ""
+            start = f"restarting from step {_newest_step(out)}{wait} ({len(failures)} of {max_restarts})"
+            say(f"{failures[-1].reason}; {start}")
+            signals.wait(decision.pause)
+            if signals:
+                return _stop_without_ranks(out, signals[0])
+
+
+def _newest_step(out: Path) -> int:
+    with suppress(OSError):
+        if newest := latest(out / CHECKPOINTS):
+            return int(newest.name.removeprefix("step-"))
+    return 0
+
+
+def _stop_without_ranks(out: Path, number: int) -> int:
+    """Record that a signal stopped the run, where rank 0 cannot; returns it, or raises what Ctrl-C does."""
+    with suppress(OSError):
+        append(out, "stopped", step=_newest_step(out), signal=number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    return number
+
+
+def _run_attempt(  # noqa: PLR0917  (as run_local)
+    layout: Layout, command: Sequence[str], out: Path, display: Display, signals: Signals, restarts: int
+) -> int:
+    """Run ``command`` once per rank until all have exited; returns 0 or the signal that stopped the run."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (slow to import)
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks: list[Rank] = []
+    try:
+        for number in range(layout.world):  # one by one: if one fails to start, those before it are ended
+            ranks += [start_rank(number, layout, command, store.port, out / LOGS, restarts)]
+        return _watch_ranks(ranks, layout, out, display, signals)
+    finally:
+        end_ranks(ranks)
+
+
+def check_gpus(layout: Layout) -> None:
+    """Raise ``UsageFailure`` where this machine has GPUs, but fewer than the layout has ranks."""
     import torch  # noqa: PLC0415  (slow to import; the commands that need no torch share this module)
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as above)
 
     if torch.cuda.is_available() and torch.cuda.device_count() < layout.world:
         raise UsageFailure(
             f"layout {layout} needs {layout.world} GPUs and this machine has {torch.cuda.device_count()}; use a "
-            "smaller layout, torchrun over several machines, or CUDA_VISIBLE_DEVICES= to train on the CPU"
+            "smaller layout, torchrun over several machines, or --device cpu"
         )
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with record_signals(*STOP_SIGNALS, signal.SIGINT) as signals:
-        ranks: list[Rank] = []
-        try:
-            for number in range(layout.world):  # one by one: if one fails to start, those before it are ended
-                ranks += [start_rank(number, layout, command, store.port, out / LOGS)]
-            return _watch_ranks(ranks, layout, out, state, signals)
-        finally:
-            end_ranks(ranks)
 
 
-def start_rank(number: int, layout: Layout, command: Sequence[str], port: int, logs: Path) -> Rank:
-    """Start ``command`` as a rank that logs to ``logs``/rank-N.log and dies with this process (`die_with_parent`)."""
+def start_rank(  # noqa: PLR0917  (which rank of what, and where)
+    number: int, layout: Layout, command: Sequence[str], port: int, logs: Path, restarts: int = 0
+) -> Rank:
+    """Start ``command`` as a rank that logs to ``logs``/rank-N.log and dies with this process (`die_with_parent`).
+
+    The log is a new one for a first start, and goes on after ``restarts``.
+    """
     logs.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **rank_environment(number, layout, port), PARENT: str(os.getpid())}
+    environment["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
     log = logs / f"rank-{number}.log"
-    with log.open("wb") as file:
+    with log.open("ab" if restarts else "wb") as file:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    return Rank(number, process, log)
+        return Rank(number, process, log, file.tell())
 
 
 def rank_environment(number: int, layout: Layout, port: int) -> dict[str, str]:
@@ -109,47 +193,97 @@ def rank_environment(number: int, layout: Layout, port: int) -> dict[str, str]:
     }
 
 
-def _watch_ranks(ranks: Sequence[Rank], layout: Layout, out: Path, state: RunState, signals: Sequence[int]) -> int:
-    """Show the recorded steps until every rank has exited; returns and raises as `run_local` does."""
-    steps_left, stop_signal = state.steps - state.step, 0
-    with closing(Follower(out, state.step)) as follower, progress("training", steps_left, "steps") as advance:
-        while True:
-            if signal.SIGINT in signals:
-                raise KeyboardInterrupt
-            if signals and not stop_signal:
-                stop_signal = signals[0]
-                for rank in ranks:
-                    rank.process.send_signal(stop_signal)
-            statuses = [rank.process.poll() for rank in ranks]
-            for step in follower.steps():
-                advance(1, progress_line(step))
-            if any(status and not (stop_signal and status in {-stop_signal, PEER_FAILED}) for status in statuses):
-                raise Failure(_failure_line(ranks, layout))
-            if any(statuses) or None not in statuses:  # a rank that got the signal before it could handle it just died
+class Display:
+    """Shows the steps that rank 0 records, beside the progress bar that ``advance`` moves."""
+
+    def __init__(self, out: Path, step: int, advance: Advance) -> None:
+        self._out, self._step, self._advance = out, step, advance
+        self._events = 0
+        self._follower: Follower | None = None
+
+    def attempt_begins(self) -> None:
+        """Ranks are about to start; the history will say at which step they resume."""
+        self.close()
+        self._events = sum(1 for _ in read_events(self._out))
+
+    def update(self) -> None:
+        """Show what was recorded since the last update. A step where the run resumes may be before the last one."""
+        with suppress(OSError):  # of a shared folder: the ranks go on
+            if self._follower is None:
+                self._find_resumed()
+            for step in self._follower.steps() if self._follower else ():
+                self._advance(1, progress_line(step))
+                self._step = step["step"]
+
+    def _find_resumed(self) -> None:
+        for event in islice(read_events(self._out), self._events, None):
+            if event["event"] == "resumed":
+                self.close()
+                step = int(number(event, "step"))
+                self._follower = Follower(self._out, step)
+                self._advance(step - self._step, f"from step {step}")
+                self._step = step
+
+    def close(self) -> None:
+        """Close metrics.jsonl."""
+        if self._follower:
+            self._follower.close()
+        self._follower = None
+
+
+def _watch_ranks(ranks: Sequence[Rank], layout: Layout, out: Path, display: Display, signals: Signals) -> int:
+    """Show the recorded steps until every rank has exited; raises `AttemptFailure` where that is too early."""
+    stop_signal = 0
+    while True:
+        if signal.SIGINT in signals:
+            _stop_without_ranks(out, signal.SIGINT)
+        if signals and not stop_signal:
+            stop_signal = signals[0]
+            for rank in ranks:
+                rank.process.send_signal(stop_signal)
+        statuses = [rank.process.poll() for rank in ranks]
+        display.update()
+        if any(status and not (stop_signal and status in {-stop_signal, PEER_FAILED}) for status in statuses):
+            raise _attempt_failure(ranks, layout)
+        if any(statuses):  # a rank that got the signal before it could handle it just died
+            return _stop_without_ranks(out, stop_signal)
+        if None not in statuses:
+            if stop_signal or (out / SUMMARY).exists():
                 return stop_signal
-            time.sleep(POLL_SECONDS)
+            raise AttemptFailure("a rank was told to stop, and all stopped", 0, f"logs are in {out / LOGS}")
+        signals.wait(POLL_SECONDS)
 
 
-def _failure_line(ranks: Sequence[Rank], layout: Layout) -> str:
+def _attempt_failure(ranks: Sequence[Rank], layout: Layout) -> AttemptFailure:
     """One line on the rank that failed first: preferably one that was killed, and not one that only lost its peer."""
-    time.sleep(2 * POLL_SECONDS)  # for ranks that fail at the same moment
-    failed = [rank for rank in ranks if rank.process.poll()]
-    first = min(failed, key=lambda rank: (rank.process.returncode == PEER_FAILED, rank.process.returncode > 0))
+    deadline = time.monotonic() + GRACE_SECONDS
+    failed: list[Rank] = []
+    while not failed or time.monotonic() < deadline:
+        time.sleep(2 * POLL_SECONDS)  # for ranks that fail at the same moment
+        failed = [rank for rank in ranks if rank.process.poll()]
+        if len(failed) == len(ranks) or any(rank.process.returncode != PEER_FAILED for rank in failed):
+            break  # else the rank that they lost has yet to end
+    first = min(failed, key=_order_of_suspicion)
     status = first.process.returncode
-    lines = first.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    with first.log.open("rb") as file:
+        file.seek(first.begin)
+        lines = file.read().decode(errors="replace").strip().splitlines()
     last_line = lines[-1].removeprefix("cli.py: ") if lines else ""
     if status == HUNG_STATUS:  # its last line names the rank that it waited for
-        return f"{last_line}; logs are in {first.log.parent}; {RESUME_HINT}"
+        return AttemptFailure(last_line, status, f"logs are in {first.log.parent}")
     end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     reason = f": {last_line}" if last_line and status > 0 else ""
     name = f"rank {first.number} ({layout.coordinates(first.number)})"
-    return f"{name} {end}{reason}; its log is {first.log}; {RESUME_HINT}"
+    return AttemptFailure(f"{name} {end}{reason}", status, f"its log is {first.log}")
+
+
+def _order_of_suspicion(rank: Rank) -> tuple[bool, bool, int]:
+    status = rank.process.returncode
+    return status == PEER_FAILED, status == CRASHED, status
 
 
 def stopped_line(out: Path, number: int) -> str:
     """The last line of a run that signal ``number`` stopped."""
-    from mtnlg_model.checkpoint.manifest import latest  # noqa: PLC0415  (imports torch)
-
     newest = latest(out / CHECKPOINTS)
     checkpoint = f"its checkpoint is {newest}" if newest else "it had not begun a step"
     return f"stopped by {signal.Signals(number).name}; {checkpoint}; {RESUME_HINT}"
@@ -187,15 +321,29 @@ def die_with_parent() -> bool:
     return True
 
 
+class Signals(list[int]):
+    """Signals in the order in which they arrived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrived = SimpleQueue[int]()  # unlike an Event, it may be used in a signal handler
+
+    def record(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal: append it."""
+        self.append(number)
+        self._arrived.put(number)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the next signal, or so long."""
+        with suppress(Empty):
+            self._arrived.get(timeout=seconds)
+
+
 @contextmanager
-def record_signals(*numbers: signal.Signals) -> Iterator[list[int]]:
+def record_signals(*numbers: signal.Signals) -> Iterator[Signals]:
     """Append these signals to a list as they arrive, instead of their default action."""
-    signals: list[int] = []
-
-    def record(number: int, _frame: FrameType | None) -> None:
-        signals.append(number)
-
-    previous = {number: signal.signal(number, record) for number in numbers}
+    signals = Signals()
+    previous = {number: signal.signal(number, signals.record) for number in numbers}
     try:
         yield signals
     finally:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, load_cluster, load_software
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.step import predict
-from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.record.metrics import read_steps, training_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,7 @@ CLUSTERS_BY_GPU: Final = {
 }
 """The planner's cluster of a GPU, by a part of the GPU's CUDA name."""
 
+CPU_SHARE: Final = "rank's share of"
 CORE_FLOPS: Final = 40.0e9
 """fp32 FLOP/s of torch's matrix products on one core of a current server CPU."""
 
@@ -38,21 +39,27 @@ class Forecast(NamedTuple):
     cluster: str
     seconds: float
     bytes: float
+    rough: bool
 
     def __str__(self) -> str:
         """As a log line."""
         memory = f"{self.bytes / 1e9:.3g} GB a rank"
-        return f"the planner expects {self.seconds:.3g} s a step and {memory} on {self.cluster}"
+        return f"the planner expects {self.step_time} a step and {memory} on {self.cluster}"
+
+    @property
+    def step_time(self) -> str:
+        """Seconds of a step; the planner was fitted to GPUs."""
+        return f"{self.seconds:.3g} s{' (rough on CPUs)' if self.rough else ''}"
 
 
-def forecast(recipe: Recipe, cluster: str | None, force: bool) -> Forecast:
-    """Forecast the run on the named cluster, or on this machine where ``cluster`` is None.
+def forecast(recipe: Recipe, cluster: str | None, force: bool, device: Literal["auto", "cpu"] = "auto") -> Forecast:
+    """Forecast the run on the named cluster, or on this machine, or its CPU, where ``cluster`` is None.
 
     Raises ``UsageFailure`` where the run cannot fit, unless ``force``.
     """
     train = recipe.train
     software = load_software("mtnlg-parallel").model_copy(update={"fused_kernels": train.kernels})
-    target = load_cluster(cluster) if cluster else this_machine(recipe.layout)
+    target = load_cluster(cluster) if cluster else this_machine(recipe.layout, device)
     run = Run(
         model=recipe.model,
         layout=recipe.layout,
@@ -69,26 +76,27 @@ def forecast(recipe: Recipe, cluster: str | None, force: bool) -> Forecast:
         remedy += "" if train.recompute == "full" else ', train.recompute = "full"'
         raise UsageFailure(f"layout {recipe.layout} cannot fit: {reason}; use {remedy}, or --force to try anyway")
     fullest = stage_memory[fullest_stage(stage_memory)]
-    return Forecast(target.name, predict(run, target, software).seconds, fullest.total)
+    on_cpu = target.gpu.name.startswith(CPU_SHARE)
+    return Forecast(target.name, predict(run, target, software).seconds, fullest.total, rough=on_cpu)
 
 
 def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | None:
     """A line with the measured step time, the median over full batches but the first, beside the predicted one."""
-    seconds = [step["seconds"] for step in read_steps(out) if step["batch_size"] == recipe.train.batch][1:]
+    seconds = [training_seconds(step) for step in read_steps(out) if step["batch_size"] == recipe.train.batch][1:]
     if not seconds:
         return None
     median = statistics.median(seconds)
-    return f"a step of {recipe.train.batch} took {median:.3g} s, {expected.seconds:.3g} s predicted"
+    return f"a step of {recipe.train.batch} took {median:.3g} s, predicted {expected.step_time}"
 
 
-def this_machine(layout: Layout) -> Cluster:
+def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> Cluster:
     """A planner cluster for this machine: its GPUs, or its cores divided among the ranks.
 
     An unknown GPU is taken for a DGX A100's, with its own memory size.
     """
     import torch  # noqa: PLC0415  (slow to import, and only the driver knows the GPU's name)
 
-    if not torch.cuda.is_available():
+    if device == "cpu" or not torch.cuda.is_available():
         return _cpu_cluster(layout)
     name = torch.cuda.get_device_name()
     known = next((cluster for part, cluster in CLUSTERS_BY_GPU.items() if part in name), "dgx-a100")
@@ -108,7 +116,7 @@ def _cpu_cluster(layout: Layout) -> Cluster:
         name=f"this machine's {cores} cores",
         nodes=1,
         gpu=Gpu(
-            name=f"rank's share of {cores} cores",
+            name=f"{CPU_SHARE} {cores} cores",
             peak_flops=CORE_FLOPS * share,
             processors=1,
             memory_bytes=memory_bytes,

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_model.console import say
+from mtnlg_model.checkpoint.manifest import MANIFEST, latest
+from mtnlg_model.console import UsageFailure, say
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
-from mtnlg_parallel.record.run_dir import RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.training.samples import open_data
 
-from . import slurm
-from .local import STOP_SIGNALS, record_signals, run_local, stopped_line
+from . import slurm, supervise
+from .local import PeerFailure, check_gpus, record_signals, run_local, stopped_line
 from .preflight import Forecast, compare_step_time, forecast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -30,24 +33,30 @@ def train(
     options: RunOptions = RunOptions(),  # noqa: B008  (a tuple)
     cluster: str | None = None,
     force: bool = False,
+    max_restarts: int = supervise.MAX_RESTARTS,
 ) -> dict[str, Any] | None:
     """Train on this machine, one process per rank; return summary.json, or None where a signal stopped the run.
 
     ``data`` is the folder that ``mtnlg-data run`` made. The run resumes from the newest checkpoint in ``out``, in any
-    layout; without ``resume`` an earlier run there is deleted. SIGTERM and SIGUSR1 end it after a last checkpoint, so
-    call this from the main thread. Raises ``UsageFailure`` where the recipe cannot work, or cannot fit this machine (or
-    ``cluster``) by the planner's forecast, unless ``force``; ``Failure`` where a rank fails.
+    layout; without ``resume`` an earlier run there is deleted. Where a rank fails, all start again by the rules of
+    `supervise.decide`. SIGTERM and SIGUSR1 end the run after a last checkpoint, so call this from the main thread.
+    Raises ``UsageFailure`` where the recipe cannot work, or cannot fit this machine (or ``cluster``) by the planner's
+    forecast, unless ``force``; ``Failure`` where a rank fails and is not restarted.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if options.wandb is not None:
         check_wandb()
-    expected = forecast(recipe, cluster, force)
+    expected = forecast(recipe, cluster, force, options.device)
     state = _prepare(recipe, data, out, resume, expected)
     if state.complete:
         say(f"already {_outcome(out)}")
         return read_summary(out)
-    command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *_rank_arguments(data, out, options)]
-    stop_signal = run_local(recipe.layout, command, out, state)
+    if options.device != "cpu":
+        check_gpus(recipe.layout)
+    command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
+    stream = open_data(data, recipe).train.fingerprint
+    prepare_again = partial(prepare_run_dir, out, recipe, stream, resume=True)
+    stop_signal = run_local(recipe.layout, command, out, state, prepare_again, max_restarts)
     complete = (out / SUMMARY).exists()
     say(_outcome(out) if complete else stopped_line(out, stop_signal))
     if line := compare_step_time(out, recipe, expected):
@@ -55,43 +64,91 @@ def train(
     return read_summary(out) if complete else None
 
 
-def submit(  # noqa: PLR0917  (as train)
-    recipe: Recipe,
-    data: Path,
-    out: Path,
-    resume: bool,
-    options: RunOptions,
-    cluster: str | None,
-    force: bool,
-    sbatch_options: Sequence[str],
-    ranks_per_node: int,
-) -> None:
+def submit(job: slurm.Job, data: Path, resume: bool, cluster: str | None, force: bool) -> None:
     """Submit the run as a Slurm job, unless it is complete. There is a forecast only for a named ``cluster``."""
+    recipe, out = job.recipe, job.out
     expected = forecast(recipe, cluster, force) if cluster is not None else None
     if _prepare(recipe, data, out, resume, expected).complete:
         say(f"already {_outcome(out)}")
         return
-    job = slurm.submit(recipe.layout, _rank_arguments(data, out, options), out, sbatch_options, ranks_per_node)
-    say(f"submitted {out / slurm.SCRIPT} as job {job}; squeue --job {job} shows it")
+    number = slurm.submit(job)
+    say(f"submitted {out / slurm.SCRIPT} as job {number}; squeue --job {number} shows it")
+
+
+def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: int) -> str:
+    """What a scheduler's script must do after ranks have failed, once the pause before it is over.
+
+    ``log`` is what ``srun --label`` printed; without one, a rank ended with ``status`` on ``node``. Returns
+    ``restart``, ``requeue``, ``requeue NODE,NODE`` (those that failed twice in this job) or ``end``, and records the
+    failure in ``out``'s history.
+    """
+    failed = slurm.RankFailure(node, status, f"a rank ended with status {status}{node and f' on {node}'}")
+    if log:
+        failed = slurm.first_failure(log)
+    job = os.environ.get("MTNLG_JOB") or os.environ.get("SLURM_JOB_ID", "")
+    with record_signals(*supervise.STOP_SIGNALS) as signals:
+        before = supervise.recorded_failures(out, job)
+        failures = [*before, supervise.record_failure(out, failed.reason, failed.status, failed.node, job)]
+        decision = supervise.decide(failures, max_restarts)
+        say(f"{decision.reason or failed.reason}: {decision.action}")
+        signals.wait(decision.pause)
+    action = "requeue" if signals and decision.action == "restart" else decision.action
+    return f"{action} {','.join(decision.excluded)}".strip()
 
 
 def join(
     recipe: Recipe, data: Path, out: Path, options: RunOptions, before: Callable[[], RunState] | None = None
 ) -> None:
-    """Be the rank that the environment names. ``before`` runs on rank 0 first (`prepare`); None under `train`."""
-    with record_signals(*STOP_SIGNALS) as signals:
+    """Be the rank that the environment names. ``before`` runs on rank 0 first (`prepare`); None under `train`.
+
+    An error that nobody foresaw is raised as `RankCrash`, so that the status tells supervisors to restart.
+    """
+    leads = before is not None and os.environ["RANK"] == "0"
+    try:
+        if supervise.is_elastic():
+            supervise.check_elastic_store()
+            if leads:
+                supervise.check_elastic_restart(out)
         from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
-        run_rank(recipe, data, out, options, signals, before)
-    if before and os.environ["RANK"] == "0" and (out / SUMMARY).exists():
+        run_rank(recipe, data, out, options, before)
+    except Exception as error:  # noqa: BLE001  (any, to give it its status)
+        failure = supervise.as_rank_failure(error)
+        if not isinstance(failure, PeerFailure):  # the other rank leaves the word
+            supervise.leave_word(out, failure)
+        raise failure from (error if failure is not error else error.__cause__)
+    if leads and (out / SUMMARY).exists():
         say(_outcome(out))
 
 
+def rank_arguments(data: Path, out: Path, options: RunOptions) -> list[str]:
+    """The words after ``mtnlg-parallel train`` that make a process a rank of the run prepared in ``out``."""
+    arguments = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
+    arguments += [f"--wandb={options.wandb}"] if options.wandb is not None else []
+    arguments += [f"--profile={options.profile[0]}:{options.profile[-1]}"] if options.profile else []
+    arguments += ["--device=cpu"] if options.device == "cpu" else []
+    return arguments
+
+
+def initial_weights(checkpoint: Path, out: Path | None) -> str:
+    """The recipe's override by which a new run starts from the weights of ``checkpoint``, a step-N folder.
+
+    Not a folder of them, whose newest does not stay the same. Raises ``UsageFailure`` where there is none, unless
+    ``out`` has checkpoints of its own to resume from.
+    """
+    resumes = out is not None and latest(out / CHECKPOINTS) is not None
+    if not resumes and not (checkpoint / MANIFEST).is_file():
+        newest = latest(checkpoint)
+        hint = f"its newest is {newest}" if newest else "give a step-N folder"
+        raise UsageFailure(f"--from {checkpoint}: no checkpoint; {hint}")
+    return f"train.initial={json.dumps(str(checkpoint.absolute()))}"
+
+
 def prepare(  # noqa: PLR0917  (as train)
-    recipe: Recipe, data: Path, out: Path, resume: bool, cluster: str | None, force: bool
+    recipe: Recipe, data: Path, out: Path, options: RunOptions, resume: bool, cluster: str | None, force: bool
 ) -> RunState:
     """Check that the run can fit, prepare ``out``, and announce the run."""
-    return _prepare(recipe, data, out, resume, forecast(recipe, cluster, force))
+    return _prepare(recipe, data, out, resume, forecast(recipe, cluster, force, options.device))
 
 
 def _prepare(recipe: Recipe, data: Path, out: Path, resume: bool, expected: Forecast | None) -> RunState:
@@ -107,21 +164,13 @@ def announce(recipe: Recipe, state: RunState, expected: Forecast | None) -> None
     say(f"training {parameters} over {recipe.layout}, step {state.step} to {state.steps}")
     if expected:
         say(str(expected))
-    if rounding := recipe.batch_size.rounding:
-        say(rounding)
+    for note in recipe.warnings:
+        say(note)
     if recipe.train.kernels:
         from mtnlg_parallel.kernels import build  # noqa: PLC0415  (imports torch)
 
         if (gpu := build.this_gpu()) and (line := build.not_built_warning(recipe, gpu)):
             say(line)
-
-
-def _rank_arguments(data: Path, out: Path, options: RunOptions) -> list[str]:
-    """The words after ``mtnlg-parallel train`` that make a process a rank of the run prepared in ``out``."""
-    arguments = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
-    arguments += [f"--wandb={options.wandb}"] if options.wandb is not None else []
-    arguments += [f"--profile={options.profile[0]}:{options.profile[-1]}"] if options.profile else []
-    return arguments
 
 
 def _outcome(out: Path) -> str:

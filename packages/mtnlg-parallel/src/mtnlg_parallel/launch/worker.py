@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import TYPE_CHECKING
 
 from torch import distributed
 
 from mtnlg_model.console import Failure, progress, say
 from mtnlg_parallel.engine import deepspeed_engine
+from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import progress_line
 from mtnlg_parallel.training.loop import Training
 from mtnlg_parallel.training.samples import open_data
 
-from .local import PeerFailure, stopped_line
+from . import health
+from .local import PeerFailure, record_signals, stopped_line
+from .supervise import STOP_SIGNALS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe, RunOptions
@@ -26,15 +30,14 @@ if TYPE_CHECKING:
 _PEER_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|peer.* terminated", re.IGNORECASE)
 
 
-def run_rank(  # noqa: PLR0917  (three of them say which run)
+def run_rank(
     recipe: Recipe,
     data: Path,
     out: Path,
     options: RunOptions,
-    signals: Sequence[int],
     prepare: Callable[[], RunState] | None = None,
 ) -> None:
-    """Run the rank that the environment names; ``signals`` is the list that `record_signals` fills.
+    """Run the rank that the environment names. Told to stop, it stops cleanly once it trains, and just dies before.
 
     ``prepare`` runs on rank 0 before any rank reads ``out``, and rank 0 then shows the progress. Without it the
     launcher has prepared ``out`` and shows the progress.
@@ -43,16 +46,24 @@ def run_rank(  # noqa: PLR0917  (three of them say which run)
     if world != recipe.layout.world:
         raise Failure(f"layout {recipe.layout} is {recipe.layout.world} ranks, WORLD_SIZE = {world}; start as many")
     state = prepare() if prepare and rank == 0 else None
-    device = deepspeed_engine.init_distributed(recipe.layout, recipe.guard.patience)
+    if rank == 0:
+        job, restarts = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT"))
+        history.append(
+            out, "start", layout=str(recipe.layout), host=socket.gethostname(), job=job, restarts=int(restarts or 0)
+        )
+    device = deepspeed_engine.init_distributed(recipe.layout, recipe.guard, options.device)
     try:
-        training = Training(recipe, open_data(data, recipe), out, rank, device, signals, options)
+        health.check(recipe, out, device)
+        training = Training(recipe, open_data(data, recipe), out, rank, device, options=options)
         say(f"rank {rank} ({training.coordinates}) holds {', '.join(training.parts)}; at step {training.progress.step}")
-        if state:
-            with progress("training", state.steps - state.step, "steps") as advance:
-                stop_signal = training.run(lambda step: advance(1, progress_line(step)))
-        else:
-            stop_signal = training.run(lambda _step: None)
-        distributed.barrier()
+        # Not earlier: a rank that waits for others in C++ would never see a signal that Python records.
+        with record_signals(*STOP_SIGNALS) as training.signals:
+            if state:
+                with progress("training", state.steps - state.step, "steps") as advance:
+                    stop_signal = training.run(lambda step: advance(1, progress_line(step)))
+            else:
+                stop_signal = training.run(lambda _step: None)
+        distributed.barrier(device_ids=[device.index] if device.type == "cuda" else None)
     except RuntimeError as error:
         if _PEER_GONE.search(str(error)):
             raise PeerFailure(f"rank {rank} lost another rank: {str(error).splitlines()[0]}") from error

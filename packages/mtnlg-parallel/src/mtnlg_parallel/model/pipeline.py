@@ -52,7 +52,7 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         config, layout, recompute = recipe.model, recipe.layout, recipe.train.recompute
-        self.slicing = slicing = Slicing.of_this_rank(recipe.train.sequence_parallel, device)
+        self.slicing = slicing = Slicing.of_this_rank(layout, recipe.train.sequence_parallel, device)
         self.model_config, self.stages = config, stages(config, layout, recompute)
         tied = {"tied_weight_attr": "token.weight"}
         specs = [TiedLayerSpec(EMBEDDING_KEY, Embedding, config, slicing, device, **tied)]

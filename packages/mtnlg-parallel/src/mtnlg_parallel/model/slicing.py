@@ -11,10 +11,13 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, distributed
+from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import timedelta
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from mtnlg_parallel.layout import Layout
 
@@ -22,24 +25,44 @@ Box = tuple[slice, ...]
 """A rank's slice of a global tensor, one range an axis."""
 
 
-def init_process_group(timeout: timedelta) -> torch.device:
-    """Join torch.distributed as the rank in the environment (RANK, WORLD_SIZE, MASTER_ADDR …); returns its device.
+def init_process_group(device: torch.device, timeout: timedelta) -> None:
+    """Join torch.distributed as the rank in the environment (RANK, WORLD_SIZE, MASTER_ADDR …), with nccl on a GPU.
 
-    One GPU a rank and nccl if there are GPUs, else the CPU and gloo. ``timeout`` is that of collectives.
+    ``timeout`` is that of the default group's collectives. There is no ``device_id``: with one, nccl would make every
+    group at once, by a split that all ranks take part in. Without it the first collective of a group makes its
+    communicator, and a group that is never used costs nothing.
     """
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device if cuda else None)
-    return device
-
-
-def initialize_megatron_groups(layout: Layout) -> None:
-    """Create megatron-core's process groups; torch.distributed must be initialized with ``layout.world`` ranks."""
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp, pipeline_model_parallel_size=layout.pp
+    distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        timeout=timeout,
+        store=_attempt_store(timeout),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
     )
+
+
+def _attempt_store(timeout: timedelta) -> Store | None:
+    """The part of the launcher's store that belongs to this attempt; None where rank 0 hosts a store.
+
+    torchrun's agent keeps its store for all attempts, and under one key a rank would read the address of a dead one.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def local_device() -> torch.device:
+    """The GPU with this rank's LOCAL_RANK, or the CPU of a machine without GPUs."""
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def set_timeouts(timeout: timedelta) -> None:
+    """Set the timeout of the collectives of every process group that this process is in, whoever made it."""
+    for group in distributed_c10d._world.pg_map:  # noqa: SLF001  (torch has no public list of its groups)
+        distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001  (and no public way to change this)
 
 
 @dataclass(frozen=True)
@@ -47,17 +70,27 @@ class Slicing:
     """A rank's tensor-parallel group, and whether it also slices activations along the sequence.
 
     ``overlapped`` leaves sequence parallelism inside the layers to megatron-core, which supports it on CUDA only.
+
+    megatron-core's layers take the group as an argument, so ``parallel_state.initialize_model_parallel``, which makes
+    thousands of groups, is never called. All else that they need of it is the buffer that ``overlapped`` gathers into.
     """
 
     group: Any  # a torch.distributed.ProcessGroup
     sequence_parallel: bool = False
     overlapped: bool = False
 
+    def __post_init__(self) -> None:
+        """Make megatron-core's buffer, once in a process."""
+        if self.overlapped and parallel_state._GLOBAL_MEMORY_BUFFER is None:  # noqa: SLF001  (as the line below)
+            parallel_state._set_global_memory_buffer()  # noqa: SLF001  (only initialize_model_parallel would, otherwise)
+
     @classmethod
-    def of_this_rank(cls, sequence_parallel: bool, device: torch.device) -> Slicing:
-        """Slicing of this process; `initialize_megatron_groups` must have run."""
-        group = parallel_state.get_tensor_model_parallel_group()
-        sequence_parallel = sequence_parallel and group.size() > 1
+    def of_this_rank(cls, layout: Layout, sequence_parallel: bool, device: torch.device) -> Slicing:
+        """Slicing of this process; makes its tensor-parallel group, together with that group's other ranks alone."""
+        place = layout.coordinates(distributed.get_rank())
+        ranks = [layout.rank(tp, place.pp, place.dp) for tp in range(layout.tp)]
+        group = distributed.new_group(ranks, use_local_synchronization=True)
+        sequence_parallel = sequence_parallel and layout.tp > 1
         return cls(group, sequence_parallel, overlapped=sequence_parallel and device.type == "cuda")
 
     @property

@@ -83,6 +83,11 @@ class RowParallel(RowParallelLinear):  # type: ignore[misc] # as above
             tp_group=slicing.group,
         )
 
+    def _forward_impl(self, *arguments: Any, **options: Any) -> Tensor:  # noqa: ANN401  (as megatron-core's)
+        """The product; megatron-core 0.15 would look for a group of its own here, where it needs none."""
+        out: Tensor = super()._forward_impl(*arguments, **options | {"tp_group": self.tp_group})
+        return out
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs / tp] → [..., outputs], summed over the ranks, without the bias."""
         if self.slicing.layers_gather:

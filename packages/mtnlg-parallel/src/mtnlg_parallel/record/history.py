@@ -1,40 +1,243 @@
-"""history.jsonl, one object per event of a run in wall time: starts, resumptions, stops, failures.
+"""history.jsonl, one object per event of a run in wall time, and goodput, the share of that time in steps that counted.
 
     start     rank 0 has started: layout, host, job
     resumed   the ranks hold the state of a step: from the disk, from memory or initial; steps and seconds lost
     stopped   the run ended cleanly, complete or on a signal
     failed    the launcher saw the run end otherwise: reason, exit status, node
 
-A run that is killed whole writes no last event, so a reader must take a ``start`` after a ``resumed`` as its end.
+A run that is killed whole writes no last event: it ended after the steps that it had recorded, those lost included. So
+wall time is the sum of its parts, each at least zero even if a clock steps back:
+
+    wall = useful + checkpoint + validation    seconds of the steps in metrics.jsonl
+         + lost                                seconds of steps that were trained again
+         + restart                             from the last step before a failure to the next `resumed`
+         + startup                             from a first start, or the one after a clean stop, to `resumed`
+         + other                               from the last step to a clean stop
+         + waiting                             from a clean stop to the next start
+
+    goodput = useful / (wall - waiting)
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
+from array import array
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from .metrics import read_steps, training_seconds
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from .metrics import Step
 
 FILE = "history.jsonl"
 Name = Literal["start", "resumed", "stopped", "failed"]
+NAMES = {"start", "resumed", "stopped", "failed"}
 
 
 def append(out: Path, event: Name, **facts: str | float | None) -> None:
     """Append an event, with the time now in seconds since the epoch."""
-    line = json.dumps({"event": event, "time": time.time(), **facts}, allow_nan=False)
-    with (out / FILE).open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    line = json.dumps({"event": event, "time": time.time(), **facts}, allow_nan=False).encode() + b"\n"
+    with (out / FILE).open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            line = line if file.read(1) == b"\n" else b"\n" + line  # a writer died within its line
+        file.write(line)
 
 
 def read_events(out: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events in order; a torn last line is left out."""
+    """Yield the events in order; a torn line is left out."""
     path = out / FILE
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if (
+                isinstance(event, dict)
+                and event.get("event") in NAMES
+                and math.isfinite(number(event, "time", math.nan))
+            ):
+                yield event
+
+
+def number(event: dict[str, Any], key: str, default: float = 0.0) -> float:
+    """A number of an event; the default where it has none that is finite."""
+    value = event.get(key)
+    return value if isinstance(value, int | float) and math.isfinite(value) else default
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A resumption after a failure: when, from which step and source, what was lost, ``seconds`` down, and why."""
+
+    time: float
+    step: int
+    source: str
+    lost_steps: int
+    lost_seconds: float
+    seconds: float
+    reason: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Where the wall time of a run went, in seconds, and its restarts.
+
+    ``clock_stepped_back``: an event is older than the one before, so some seconds are missing.
+    """
+
+    useful: float
+    checkpoint: float
+    validation: float
+    lost: float
+    restart: float
+    startup: float
+    other: float
+    waiting: float
+    lost_steps: int
+    restarts: tuple[Restart, ...]
+    clock_stepped_back: bool
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the first start, as far as files tell."""
+        trained = self.useful + self.checkpoint + self.validation + self.lost
+        return trained + self.restart + self.startup + self.other + self.waiting
+
+    @property
+    def share(self) -> float | None:
+        """Goodput; None before the first step."""
+        running = self.wall - self.waiting
+        return self.useful / running if self.useful and running else None
+
+    def facts(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {"share": self.share, "wall": self.wall, **asdict(self)}
+
+
+class StepSeconds:
+    """Cumulated seconds of the steps of a run."""
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        self._steps, self._seconds = array("q"), array("d")
+        self.useful, self.checkpoint, self.validation = 0.0, 0.0, 0.0
+        for step in steps:
+            self.add(step)
+
+    def add(self, step: Step) -> None:
+        """Add the next step."""
+        self.useful += training_seconds(step)
+        self.checkpoint += step.get("checkpoint_seconds", 0.0)
+        self.validation += step.get("validation_seconds", 0.0)
+        self._steps.append(step["step"])
+        self._seconds.append(self.useful + self.checkpoint + self.validation)
+
+    def between(self, begin: float, end: float) -> float:
+        """Seconds of the steps after ``begin`` up to ``end``."""
+        first, last = bisect_right(self._steps, begin), bisect_right(self._steps, end)
+        return max(0.0, (self._seconds[last - 1] if last else 0.0) - (self._seconds[first - 1] if first else 0.0))
+
+
+def goodput(out: Path) -> Goodput:
+    """Where the wall time of the run in ``out`` went, up to its last event or step."""
+    return account(read_events(out), StepSeconds(read_steps(out)))
+
+
+def account(events: Iterable[dict[str, Any]], steps: StepSeconds) -> Goodput:
+    """`goodput` of events and steps that were read before."""
+    ledger = _Ledger(steps)
+    for event in events:
+        ledger.enter(event)
+    ledger.close()
+    return Goodput(
+        useful=steps.useful,
+        checkpoint=steps.checkpoint,
+        validation=steps.validation,
+        **ledger.seconds,
+        lost_steps=ledger.lost_steps,
+        restarts=tuple(ledger.restarts),
+        clock_stepped_back=ledger.stepped_back,
+    )
+
+
+class _Ledger:
+    """Takes the events in order and books the seconds between them.
+
+    A stretch of training begins with `resumed`. How much of it counted is known at the next `resumed`, which says how
+    much was lost, so it is booked then.
+    """
+
+    def __init__(self, steps: StepSeconds) -> None:
+        self.seconds = dict.fromkeys(("lost", "restart", "startup", "other", "waiting"), 0.0)
+        self.lost_steps, self.stepped_back = 0, False
+        self.restarts: list[Restart] = []
+        self._steps = steps
+        self._stretch: dict[str, Any] | None = None  # the `resumed` that began it
+        self._stopped: dict[str, Any] | None = None  # the clean stop that ended it
+        self._failed: dict[str, Any] = {}  # the failure that ended it
+        self._down_since: float | None = None  # since this start: the first, or the one after a clean stop
+        self._last: dict[str, Any] = {"event": "", "time": -math.inf}
+
+    def enter(self, event: dict[str, Any]) -> None:
+        """Book the next event."""
+        now = event["time"]
+        self.stepped_back |= now < self._last["time"]
+        match event["event"]:
+            case "start" if self._down_since is None and (self._stopped or not self._stretch):
+                self.seconds["waiting"] += max(0.0, now - self._stopped["time"]) if self._stopped else 0.0
+                self._down_since = now
+            case "start" if not self._failed:
+                self._failed = {"time": now, "reason": "it ended without a word"}
+            case "resumed":
+                self._resume(event)
+            case "stopped":
+                self._stopped = event
+            case "failed":
+                self._failed = event
+        self._last = event
+
+    def _resume(self, event: dict[str, Any]) -> None:
+        step, lost = int(number(event, "step")), max(0.0, number(event, "lost_seconds"))
+        lost_steps = int(number(event, "lost_steps"))
+        after_failure = bool(self._failed or (self._stretch and not self._stopped))
+        down = self._book_down_time(event["time"], self._end_of_stretch(step, lost), after_failure)
+        self.seconds["lost"] += lost
+        self.lost_steps += lost_steps
+        if after_failure:
+            reason, node = (str(self._failed.get(key) or "") for key in ("reason", "node"))
+            source = str(event.get("source") or "")
+            self.restarts.append(Restart(event["time"], step, source, lost_steps, lost, down, reason, node))
+        self._stretch, self._stopped, self._failed, self._down_since = event, None, {}, None
+
+    def _end_of_stretch(self, step: float, lost: float) -> float:
+        """Time at which the stretch before ended, of whose steps those up to ``step`` count."""
+        if self._stretch is None:
+            return math.inf
+        end = float(self._stretch["time"]) + self._steps.between(number(self._stretch, "step"), step) + lost
+        if self._stopped:
+            self.seconds["other"] += max(0.0, self._stopped["time"] - end)
+            return float(self._stopped["time"])
+        return min(end, float(self._failed.get("time", math.inf)))
+
+    def _book_down_time(self, now: float, end_of_stretch: float, after_failure: bool) -> float:
+        since = end_of_stretch if self._down_since is None else self._down_since
+        down = max(0.0, now - since)
+        self.seconds["restart" if after_failure else "startup"] += down
+        return down
+
+    def close(self) -> None:
+        """Book what follows the last `resumed`."""
+        end = self._end_of_stretch(math.inf, 0.0)
+        if self._last["event"] in {"start", "failed"}:
+            self._book_down_time(self._last["time"], end, bool(self._failed))

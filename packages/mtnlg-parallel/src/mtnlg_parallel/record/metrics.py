@@ -13,7 +13,7 @@ import json
 import os
 from typing import TYPE_CHECKING, TypedDict
 
-from mtnlg_model.console import Failure
+from mtnlg_model.console import IoFailure
 from mtnlg_model.files import atomic_open
 from mtnlg_parallel.planner.cluster import cluster_names, load_cluster
 
@@ -31,10 +31,11 @@ MAX_LINE_BYTES = 1024
 
 
 class Step(TypedDict, total=False):
-    """One line of metrics.jsonl. ``samples`` and ``tokens`` count from the start of the run; ``seconds`` is this step.
+    """One line of metrics.jsonl. ``samples`` and ``tokens`` count from the start of the run.
 
-    ``data_seconds``: waiting for samples. ``checkpoint_seconds``: held up by a checkpoint. FLOP/s are per rank.
-    ``skipped``: why the guard skipped the step. Keys that do not apply are absent.
+    ``seconds``: wall time from the end of the step before to the end of this one, of which ``data_seconds`` waiting for
+    samples, ``checkpoint_seconds`` held up by a checkpoint and ``validation_seconds`` validating. FLOP/s are per rank
+    and of wall time. ``skipped``: why the guard skipped the step. Keys that do not apply are absent.
     """
 
     step: int
@@ -52,6 +53,7 @@ class Step(TypedDict, total=False):
     hfu: float
     data_seconds: float
     checkpoint_seconds: float
+    validation_seconds: float
     validation_loss: float
     skipped: str
 
@@ -117,23 +119,26 @@ class Recorder:
         self._file = self._path.open("ab")
 
     def record(self, step: Step) -> None:
-        """Append and log a step. Raises ``Failure`` where it cannot be written."""
+        """Append and log a step. Raises ``IoFailure`` where it cannot be written."""
         try:
             self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
             self._file.flush()
-            if "checkpoint_seconds" in step:  # on disk before the checkpoint of this step can become visible
-                os.fsync(self._file.fileno())
             metrics = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
             for tracker in self._trackers:
                 tracker.log(step["step"], metrics)
         except OSError as error:
-            raise Failure(f"{self._path}: {error.strerror}; make room, and the same command resumes") from error
+            raise IoFailure(f"{self._path}: {error.strerror}; make room, and the same command resumes") from error
 
     def close(self) -> None:
         """Close the file and the trackers."""
         self._file.close()
         for tracker in self._trackers:
             tracker.close()
+
+
+def training_seconds(step: Step) -> float:
+    """Seconds of a step without those of its checkpoint and validation."""
+    return step["seconds"] - step.get("checkpoint_seconds", 0.0) - step.get("validation_seconds", 0.0)
 
 
 def progress_line(step: Step) -> str:

@@ -13,7 +13,8 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.layout import Layout, stages
 from mtnlg_parallel.recipe import Recipe, first_difference, load_recipe
 
-from . import metrics
+from . import history, metrics
+from .history import StepSeconds, account, read_events
 from .trackers import TENSORBOARD, WANDB, WANDB_ID
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILE = "profile"
+REPORT = "report.html"
+LOSS = "loss.svg"
 
 
 class RunState(NamedTuple):
@@ -47,12 +50,14 @@ def prepare_run_dir(out: Path, recipe: Recipe, stream: str, resume: bool) -> Run
     if not resume:
         _clear(out)
     elif recipe_file.exists() and (difference := first_difference(load_recipe(recipe_file), recipe)):
-        raise UsageFailure(f"{out}: another run: {difference}; give another --out, or --no-resume to start over")
+        raise UsageFailure(
+            f"{out}: another run: {difference}; --from CHECKPOINT with another --out starts a new run from its "
+            "weights, --no-resume starts over"
+        )
     if complete := _complete_state(out, recipe):
         return complete
     state = _resumable_state(out, recipe, stream)
     write_text(recipe_file, dump(recipe))
-    metrics.truncate_after(out, state.step)
     (out / SUMMARY).unlink(missing_ok=True)
     return state
 
@@ -65,8 +70,12 @@ def read_summary(out: Path) -> dict[str, Any]:
 
 def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
     """The content of summary.json for a complete run."""
-    layout, train, steps = recipe.layout, recipe.train, list(metrics.read_steps(out))
-    seconds = sum(step["seconds"] for step in steps)
+    layout, train = recipe.layout, recipe.train
+    taken, skipped = StepSeconds(), 0
+    for step in metrics.read_steps(out):
+        taken.add(step)
+        skipped += "skipped" in step
+    seconds = taken.useful + taken.checkpoint + taken.validation
     pipeline_stages = stages(recipe.model, Layout(pp=layout.pp), train.recompute)
     return {
         "version": 1,
@@ -79,12 +88,15 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
         "sequence_parallel": train.sequence_parallel and layout.tp > 1,
         "precision": train.precision,
         "steps": progress.step,
-        "skipped": sum("skipped" in step for step in steps),
+        "skipped": skipped,
         "samples": progress.samples,
         "tokens": progress.tokens,
         "loss": progress.loss,
         "validation_loss": progress.validation_loss,
         "seconds": seconds,
+        "checkpoint_seconds": taken.checkpoint,
+        "validation_seconds": taken.validation,
+        "goodput": account(read_events(out), taken).facts(),
         "tokens_per_second": progress.tokens / seconds if seconds else 0.0,
         "versions": {name: version(name) for name in ("torch", "deepspeed", "megatron-core")},
         "stream": progress.stream,
@@ -94,7 +106,7 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
 def _clear(out: Path) -> None:
     for folder in (CHECKPOINTS, TENSORBOARD, WANDB, LOGS, PROFILE):
         shutil.rmtree(out / folder, ignore_errors=True)
-    for file in (SUMMARY, WANDB_ID, metrics.FILE, RECIPE):
+    for file in (SUMMARY, WANDB_ID, metrics.FILE, history.FILE, REPORT, LOSS, RECIPE):
         (out / file).unlink(missing_ok=True)
 
 

@@ -1,110 +1,205 @@
 """Checkpoints written in the background while training goes on.
 
-begin      every rank copies its fragments to host memory; threads write them      (mtnlg_model.checkpoint.writer)
+begin      a thread copies this rank's fragments to host memory while the next forward and backward passes run, which
+           only read them; the optimizer's update waits for the copy. Another thread writes the copy to files
 writing    whether this rank's files are still being written; the ranks agree on it at the end of every step
 publish    when no rank is writing, a thread of rank 0 renames the checkpoint into place and removes old ones
-finish     wait for the current checkpoint: before the next one begins, and when training ends
+finish     wait until the last checkpoint is visible: when training ends
 """
 
 from __future__ import annotations
 
+import os
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import distributed
+import torch
 
 from mtnlg_model.checkpoint.manifest import latest, retain
-from mtnlg_model.checkpoint.writer import publish
-from mtnlg_model.console import Failure
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
+from mtnlg_model.console import IoFailure
 from mtnlg_parallel.engine import zero
+from mtnlg_parallel.record import metrics
+from mtnlg_parallel.record.run_dir import CHECKPOINTS
+
+from .collectives import wait_for_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from torch import Tensor
+
     from mtnlg_model.checkpoint.manifest import Progress
-    from mtnlg_model.checkpoint.writer import CheckpointWriter
     from mtnlg_parallel.recipe import Recipe
+
+    During = Callable[[str, float], AbstractContextManager[None]]
+    """`Watchdog.during`: names a phase of this rank and gives it a patience of its own."""
+
+
+class HostCopy(NamedTuple):
+    """The state at ``progress`` in host memory, once ``pieces`` is done, and the optimizer's count of updates."""
+
+    progress: Progress
+    optimizer_steps: int
+    pieces: Future[list[zero.PieceToWrite]]
+
+
+class StateCopier:
+    """Copies a rank's state to host memory in a thread. The update that would change the state waits for the thread.
+
+    On CUDA the copies run in a stream of their own, into pinned memory.
+    """
+
+    def __init__(self, engine: Any, device: torch.device) -> None:  # noqa: ANN401  (DeepSpeed has no annotations)
+        self._engine, self.device = engine, device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._thread = ThreadPoolExecutor(1, "copy")
+        self._copy: Future[list[zero.PieceToWrite]] | None = None
+        self._waited = 0.0
+        engine.optimizer.optimizer.before_update = self._wait_before_update
+
+    def start(self, progress: Progress, buffers: list[Tensor]) -> HostCopy:
+        """Start to copy the state as it is now into ``buffers``, which the first call makes."""
+        self._wait()
+        updated = torch.cuda.current_stream(self.device).record_event() if self._stream else None
+        # Listed here: DeepSpeed hides parameter groups from the optimizer while it updates one.
+        self._copy = self._thread.submit(self._run, list(zero.fragment_pieces(self._engine)), buffers, updated)
+        return HostCopy(progress, zero.optimizer_steps(self._engine), self._copy)
+
+    def take_waited(self) -> float:
+        """Seconds that updates have waited since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def _wait_before_update(self) -> None:
+        if self._copy:
+            began = time.perf_counter()
+            self._wait()
+            self._waited += time.perf_counter() - began
+
+    def _wait(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy:
+            copy.result()
+
+    def _run(
+        self, pieces: list[zero.PieceToWrite], buffers: list[Tensor], updated: torch.cuda.Event | None
+    ) -> list[zero.PieceToWrite]:
+        with torch.cuda.stream(self._stream):  # no change where that is None
+            if not buffers:
+                pinned = self._stream is not None
+                buffers += [torch.empty(p.tensor.shape, dtype=p.tensor.dtype, pin_memory=pinned) for p in pieces]
+            if self._stream and updated:
+                self._stream.wait_event(updated)
+            for piece, buffer in zip(pieces, buffers, strict=True):
+                buffer.copy_(piece.tensor, non_blocking=True)
+            if self._stream:
+                self._stream.synchronize()
+        return [piece._replace(tensor=buffer) for piece, buffer in zip(pieces, buffers, strict=True)]
+
+
+def write_files(directory: Path, rank: int, copy: HostCopy, *, leave_part: bool = True) -> bytes:
+    """Write a rank's copy, once it is complete, to a checkpoint in ``directory``; returns its part of the manifest."""
+    files = CheckpointWriter(directory, copy.progress.step, f"rank-{rank}", copy=False)
+    for piece in copy.pieces.result():
+        files.add(*piece)
+    return files.close(leave_part=leave_part)
 
 
 class BackgroundCheckpoint:
-    """One rank's part of the run's checkpoints, of which one at a time is in progress.
+    """One rank's part of the run's checkpoints on disk, of which one at a time is being written.
 
-    `begin`, `writing` and `finish` raise ``Failure`` where a file cannot be written.
+    All ranks call `begin`, `publish` and `finish` at the same steps. All methods raise ``IoFailure`` where a file could
+    not be written.
     """
 
-    def __init__(self, recipe: Recipe, directory: Path, tokenizer: Path, rank: int) -> None:
-        self._recipe, self._directory, self._tokenizer, self._rank = recipe, directory, tokenizer, rank
-        self._writer: CheckpointWriter | None = None
-        self._progress: Progress | None = None
-        self._optimizer_steps = 0
-        self._publisher = ThreadPoolExecutor(1, "publish")
+    def __init__(  # noqa: PLR0917  (of what, where, by whom)
+        self, recipe: Recipe, out: Path, tokenizer: Path, copier: StateCopier, rank: int, during: During
+    ) -> None:
+        self._recipe, self._out, self._tokenizer, self._rank = recipe, out, tokenizer, rank
+        self._directory, self._copier = out / CHECKPOINTS, copier
+        self._during = during
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._buffers: list[Tensor] = []
+        self._copy: HostCopy | None = None
+        self._written: Future[bytes] | None = None
         self._published: Future[None] | None = None
 
-    def begin(self, engine: Any, progress: Progress) -> None:  # noqa: ANN401  (DeepSpeed has no annotations)
-        """Copy this rank's state and start writing it. All ranks call this at the same step."""
-        self.finish()
-        self._progress, self._optimizer_steps = progress, zero.optimizer_steps(engine)
-        with self._explaining_errors():
-            self._writer = zero.write_fragments(engine, self._directory, progress.step, f"rank-{self._rank}")
+    def begin(self, progress: Progress) -> None:
+        """Begin a checkpoint of the state as it is now."""
+        if self.in_progress:
+            with self._during("saving a checkpoint", self._recipe.guard.disk_patience):
+                self._publish_once_written()
+        self._copy = self._copier.start(progress, self._buffers)
+        self._written = self._thread.submit(write_files, self._directory, self._rank, self._copy)
 
     @property
     def in_progress(self) -> bool:
-        """Whether a checkpoint was begun and not yet published."""
-        return self._progress is not None
+        """Whether a checkpoint was begun that some rank may still be writing."""
+        return self._copy is not None
 
     @property
     def writing(self) -> bool:
         """Whether this rank's files are still being written."""
+        if self._written and self._written.done():
+            self._wait_until_written()
         if self._published and self._published.done():
             self._wait_until_published()
-        if self._writer and self._writer.done:
-            self._close_writer()
-        return self._writer is not None
+        return self._written is not None
 
     def publish(self) -> None:
         """Have rank 0 make the checkpoint visible. All ranks must have written their files."""
-        progress, self._progress = self._progress, None
-        if self._rank == 0 and progress:
-            self._published = self._publisher.submit(self._publish, progress)
+        copy, self._copy = self._copy, None
+        self._wait_until_published()  # of the checkpoint before: the same thread has written these files since
+        if copy and self._rank == 0:
+            self._published = self._thread.submit(self._publish, copy)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint begun is visible to all ranks. All ranks call this at the same step."""
-        if self.in_progress:
-            self._close_writer()
-            distributed.barrier()
-            self.publish()
-        self._wait_until_published()
-        distributed.barrier()
+        """Wait until the last checkpoint begun is visible to all ranks."""
+        with self._during("publishing a checkpoint", self._recipe.guard.disk_patience):
+            if self.in_progress:
+                self._publish_once_written()
+            self._wait_until_published()
+            wait_for_all(self._copier.device)
 
-    def _close_writer(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer:
-            with self._explaining_errors():
-                writer.close()
+    def _publish_once_written(self) -> None:
+        self._wait_until_written()
+        wait_for_all(self._copier.device)
+        self.publish()
 
-    def _publish(self, progress: Progress) -> None:
-        recipe = self._recipe
+    def _publish(self, copy: HostCopy) -> None:
+        recipe, progress = self._recipe, copy.progress
         writers = [f"rank-{rank}" for rank in range(recipe.layout.world)]
-        publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, self._optimizer_steps)
+        sync(self._out / metrics.FILE)  # a checkpoint's steps are on disk before it can be resumed
+        publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, copy.optimizer_steps)
         retain(self._directory, recipe.train.keep)
 
-    def _wait_until_published(self) -> None:
-        published, self._published = self._published, None
-        if published:
-            with self._explaining_errors():
-                published.result()
+    def _wait_until_written(self) -> None:
+        job, self._written = self._written, None
+        self._wait_for(job)
 
-    @contextmanager
-    def _explaining_errors(self) -> Iterator[None]:
-        """Turn an ``OSError`` into a ``Failure`` that names the file and the newest whole checkpoint."""
+    def _wait_until_published(self) -> None:
+        job, self._published = self._published, None
+        self._wait_for(job)
+
+    def _wait_for(self, job: Future[Any] | None) -> None:
+        """Wait for a job. Its ``OSError`` becomes an ``IoFailure`` that names file and newest whole checkpoint."""
         try:
-            yield
+            if job:
+                job.result()
         except OSError as error:
             newest = latest(self._directory)
             checkpoint = f"the newest whole checkpoint is {newest}" if newest else "there is no checkpoint yet"
             path, reason = error.filename or self._directory, error.strerror or error
-            raise Failure(
+            raise IoFailure(
                 f"{path}: {reason}, while writing a checkpoint; {checkpoint}; make room, and the same command resumes"
             ) from error
+
+
+def sync(path: Path) -> None:
+    """Have the file system write what a file holds."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

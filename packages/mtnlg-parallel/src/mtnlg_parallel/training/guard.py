@@ -5,8 +5,9 @@ that were not skipped, a step is skipped where
 
     x is not finite,  or  x > m + deviations · d             once the window is full
 
-Its samples are consumed and its gradient is discarded; weights and moments stay. All ranks skip together, because each
-judges by the same two all-reduced numbers. OLMo and Levanter skip likewise (6 deviations of 128 steps).
+Its samples are consumed and its gradient is discarded; weights and moments stay. All ranks skip together: each judges
+by the same two all-reduced numbers, and by a window of such numbers. OLMo and Levanter skip likewise (6 deviations of
+128 steps).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """Judges steps by the window of steps before them; ``history`` holds the last lines of metrics.jsonl."""
+    """Judges steps by the window of steps before them; ``history`` holds rank 0's last lines of metrics.jsonl."""
 
     def __init__(self, settings: GuardSettings, history: Iterable[Step] = ()) -> None:
         self._settings = settings
@@ -83,20 +84,23 @@ class Verdict:
 
     def __init__(self, guard: Guard, measure: Callable[[], tuple[float, float]]) -> None:
         self._guard, self._measure = guard, measure
+        self._loss, self._grad_norm = math.nan, math.nan
         self._decided = False
         self._reason: str | None = None
 
     def permits_update(self) -> bool:
         """Whether the optimizer may update. The first call measures, so all ranks make it together."""
         if not self._decided:
-            self._decided, self._reason = True, self._guard.skip_reason(*self._measure())
+            self._decided, (self._loss, self._grad_norm) = True, self._measure()
+            self._reason = self._guard.skip_reason(self._loss, self._grad_norm)
         return self._reason is None
 
-    def skip_reason(self, loss: float, grad_norm: float) -> str | None:
-        """Why the step, now over, was skipped; None where it was taken.
+    def outcome(self) -> tuple[float, float, str | None]:
+        """Loss and gradient norm of the finished step, and why it was skipped; equal on every rank.
 
-        DeepSpeed drops an update whose gradients are not finite without asking: then its own figures decide.
+        DeepSpeed drops an update whose gradients are not finite without asking: then this call measures, on all ranks.
         """
-        if self._decided:
-            return self._reason
-        return self._guard.skip_reason(loss, grad_norm) or "grad_norm is not finite"
+        dropped = not self._decided
+        if self.permits_update() and dropped:
+            self._reason = "grad_norm is not finite"
+        return self._loss, self._grad_norm, self._reason

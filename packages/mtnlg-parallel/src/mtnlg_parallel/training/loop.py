@@ -19,20 +19,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from mtnlg_model.checkpoint.manifest import Progress, latest
+from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.files import write_json
 from mtnlg_parallel import kernels
-from mtnlg_parallel.engine import deepspeed_engine, zero
+from mtnlg_parallel.engine import deepspeed_engine
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import RunOptions
-from mtnlg_parallel.record.metrics import Recorder, Step, last_steps, peak_flops, throughput
+from mtnlg_parallel.record import history
+from mtnlg_parallel.record.metrics import Recorder, Step, peak_flops, throughput
+from mtnlg_parallel.record.page import Page
 from mtnlg_parallel.record.profiler import StepProfiler
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, SUMMARY, summarize
 from mtnlg_parallel.record.trackers import TensorBoard, WeightsAndBiases
 
-from .checkpointing import BackgroundCheckpoint
+from .checkpointing import BackgroundCheckpoint, StateCopier
 from .guard import Guard
+from .memory import MemoryCheckpoint
+from .resume import resume
 from .samples import Data, Prefetch, micro_batches, validation_samples
 from .watchdog import Watchdog
 
@@ -63,23 +67,21 @@ class Training:
         self.recipe, self.data, self.out, self.rank, self.device = recipe, data, out, rank, device
         self.signals, self.wandb = signals, options.wandb
         self.coordinates = recipe.layout.coordinates(rank)
-        self.guard = Guard(recipe.guard, last_steps(out, recipe.guard.history))
+        self.watchdog = Watchdog(recipe.layout, rank, recipe.guard.patience, start_patience=recipe.guard.disk_patience)
+        self.watchdog.start()
         ops = kernels.best_ops(device) if recipe.train.kernels else EAGER
         self.engine = deepspeed_engine.build_engine(recipe, device, ops)
-        self.checkpoint = BackgroundCheckpoint(recipe, out / CHECKPOINTS, data.tokenizer, rank)
+        self.copier = StateCopier(self.engine, device)
+        self.checkpoint = BackgroundCheckpoint(recipe, out, data.tokenizer, self.copier, rank, self.watchdog.during)
+        self.memory = MemoryCheckpoint(recipe, out, self.copier, rank) if recipe.train.memory_checkpoint_every else None
         self.profiler = StepProfiler(options.profile, out, rank, self.coordinates)
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        self.progress = self._restore()
+        resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during, self.memory)
+        self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history)
 
-    def _restore(self) -> Progress:
-        recipe, stream = self.recipe, self.data.train.fingerprint
-        newest = latest(self.out / CHECKPOINTS)
-        if newest:
-            checkpoint = zero.open_checkpoint(newest, recipe.model, stream)
-            zero.restore(self.engine, zero.CheckpointState(checkpoint))
-            return checkpoint.progress
-        zero.restore(self.engine, zero.InitialWeights(recipe.model, recipe.train.seed))
-        return Progress(step=0, samples=0, tokens=0, loss=0.0, stream=stream, layout=recipe.layout)
+    @property
+    def _checkpoints(self) -> list[BackgroundCheckpoint | MemoryCheckpoint]:
+        return [self.checkpoint, *([self.memory] if self.memory else [])]
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -98,27 +100,37 @@ class Training:
         Returns 0, or the signal that stopped the run after a last checkpoint.
         """
         recorder = Recorder(self.out, self._trackers()) if self.rank == 0 else None
+        page = Page(self.out, self.recipe) if self.rank == 0 else None
         batches = self._prefetch()
         stop_signal = 0
         try:
-            with Watchdog(self.recipe.layout, self.rank, self.recipe.guard.patience) as watchdog:
-                while not (self.finished or stop_signal):
-                    step = self._step_and_validate(batches)
-                    stop_signal = self._agree()
-                    self._checkpoint_if_due(step, stop_signal)
-                    if recorder:
-                        recorder.record(step)
-                        observe(step)
-                    self._end_if_exhausted(step)
-                    watchdog.beat(self.progress.step)
-                self.checkpoint.finish()
+            began = time.perf_counter()
+            while not (self.finished or stop_signal):
+                step = self._step_and_validate(batches)
+                stop_signal = self._agree()
+                self._checkpoint_if_due(step, stop_signal)
+                ended = time.perf_counter()
+                step.update(throughput(self.recipe, step["batch_size"], ended - began, self.peak))
+                began = ended
+                if recorder and page:
+                    recorder.record(step)
+                    observe(step)
+                    if self.checkpoint.in_progress:
+                        page.update()
+                self._end_if_exhausted(step)
+                self.watchdog.beat(self.progress.step)
+            for checkpoint in self._checkpoints:
+                checkpoint.finish()
         finally:
+            self.watchdog.close()
             if batches:
                 batches.close()
-        if recorder:
+        if recorder and page:
             recorder.close()
+            history.append(self.out, "stopped", step=self.progress.step, signal=stop_signal)
             if self.finished:
                 write_json(self.out / SUMMARY, summarize(self.out, self.recipe, self.progress))
+            page.close()
         return stop_signal
 
     def _trackers(self) -> list[Tracker]:
@@ -138,14 +150,16 @@ class Training:
         self.profiler.before_step(number)
         step = self.step(batches)
         if every and (self.finished or number % every == 0):
+            began = time.perf_counter()
             validation_loss = self.validate()
+            step["validation_seconds"] = time.perf_counter() - began
             if math.isfinite(validation_loss):
                 step["validation_loss"] = validation_loss
         self.profiler.after_step(number)
         return step
 
     def step(self, batches: Prefetch | None) -> Step:
-        """Consume one batch, and update the weights unless the guard forbids it."""
+        """Consume one batch, and update the weights unless the guard forbids it; ``seconds`` is not known yet."""
         recipe, before = self.recipe, self.progress
         batch = recipe.batch_size.at(before.samples)
         samples = before.samples + batch
@@ -157,11 +171,8 @@ class Training:
         self.engine.set_train_batch_size(batch)
         torch.manual_seed(self._dropout_seed(before.samples))
         waited = batches.waited if batches else 0.0
-        began = time.perf_counter()
-        loss = float(self.engine.train_batch(batches))
-        seconds = time.perf_counter() - began
-        norm = float(self.engine.get_global_grad_norm())
-        skip_reason = verdict.skip_reason(loss, norm)
+        self.engine.train_batch(batches)
+        loss, norm, skip_reason = verdict.outcome()
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,
@@ -179,7 +190,6 @@ class Training:
             "lr": lr,
             "grad_norm": norm if math.isfinite(norm) else None,
             "batch_size": batch,
-            **throughput(recipe, batch, seconds, self.peak),
             "data_seconds": (batches.waited if batches else 0.0) - waited,
         }
         return step if skip_reason is None else {**step, "skipped": skip_reason}
@@ -197,27 +207,36 @@ class Training:
         count = validation_samples(recipe, stream)
         rounds = count // recipe.batch_size.multiple
         samples = micro_batches(stream, range(count), recipe.train.micro_batch, recipe.layout.dp, self.coordinates.dp)
-        loss = float(self.engine.eval_batch(samples, num_micro_batches=rounds))
+        guard, steps = recipe.guard, max(1, count // recipe.train.batch)
+        with self.watchdog.during("validation", guard.patience * steps):
+            loss = float(self.engine.eval_batch(samples, num_micro_batches=rounds))
         if math.isfinite(loss):
             self.progress = self.progress.model_copy(update={"validation_loss": loss})
         return loss
 
     def _agree(self) -> int:
         """The stop signal that any rank got, or 0. Publishes a checkpoint that all ranks have written."""
-        state = torch.tensor([max(self.signals, default=0), int(self.checkpoint.writing)], device=self.device)
+        writing = [int(checkpoint.writing) for checkpoint in self._checkpoints]
+        state = torch.tensor([max(self.signals, default=0), *writing], device=self.device)
         distributed.all_reduce(state, op=distributed.ReduceOp.MAX)
-        stop_signal, any_writing = state.tolist()
-        if self.checkpoint.in_progress and not any_writing:
-            self.checkpoint.publish()
+        stop_signal, *any_writing = state.tolist()
+        for checkpoint, some_rank_writes in zip(self._checkpoints, any_writing, strict=True):
+            if checkpoint.in_progress and not some_rank_writes:
+                checkpoint.publish()
         return int(stop_signal)
 
     def _checkpoint_if_due(self, step: Step, stop_signal: int) -> None:
-        """Begin a checkpoint; `Recorder` has the step on disk before any rank can publish it."""
-        every = self.recipe.train.checkpoint_every
-        if self.finished or stop_signal or (every and self.progress.step % every == 0):
-            began = time.perf_counter()
-            self.checkpoint.begin(self.engine, self.progress)
-            step["checkpoint_seconds"] = time.perf_counter() - began
+        """Begin a checkpoint. `Recorder` has the step before any rank can publish it."""
+        train, number, seconds = self.recipe.train, self.progress.step, self.copier.take_waited()
+        began = time.perf_counter()
+        if self.finished or stop_signal or (train.checkpoint_every and number % train.checkpoint_every == 0):
+            self.checkpoint.begin(self.progress)
+            seconds += time.perf_counter() - began
+        elif self.memory and number % train.memory_checkpoint_every == 0:
+            self.memory.begin(self.progress)
+            seconds += time.perf_counter() - began
+        if seconds:
+            step["checkpoint_seconds"] = seconds
 
     def _end_if_exhausted(self, step: Step) -> None:
         """Record the step with the guard, which ends the run on all ranks after too many skips in a row."""

@@ -12,22 +12,59 @@ and, for a ramp from b₀ by b₁ over r samples to the full batch b, in n = (b 
 
 rounded down to a multiple of dp x micro-batch, and at least one such multiple. These are Megatron's conventions
 (paper.md section 2). Tokens are samples times the sequence length.
+
+A recipe may word a length in samples as ``"300B tokens"`` or ``"5000 steps"``; `mtnlg_parallel.recipe` counts them.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mtnlg_model.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Samples = Annotated[int, Field(gt=0, lt=1 << 60)]
+_LENGTH: Final = re.compile(r"([0-9][0-9_]{0,30}(?:\.[0-9]{1,12})?) ?([kMBT]?) (samples|steps|tokens)")
+_MAGNITUDES: Final = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+class WrittenLength(NamedTuple):
+    """A length as a recipe words it."""
+
+    amount: Fraction
+    unit: Literal["samples", "steps", "tokens"]
+
+
+def parse_length(text: str) -> WrittenLength:
+    """Parse ``300B tokens``, ``5000 steps`` or ``1.5M samples``. Raises ``ValueError`` where it is none of these."""
+    match = _LENGTH.fullmatch(text)
+    if not match:
+        raise ValueError('write a number of samples, or such as "5000 steps", "300B tokens", "1.5M samples"')
+    amount, unit = Fraction(match[1].replace("_", "")) * _MAGNITUDES[match[2]], match[3]
+    if unit != "tokens" and amount.denominator > 1:
+        raise ValueError(f"not a whole number of {unit}")
+    return WrittenLength(amount, unit)  # type: ignore[arg-type]  # (one of the three, by the pattern)
+
+
+def _refuse_text(value: Any) -> Any:  # noqa: ANN401  (what the recipe holds)
+    """Explain a worded length that could not be counted in samples; pass on everything else."""
+    if not isinstance(value, str):
+        return value
+    unit = parse_length(value).unit
+    raise ValueError(f"{unit} need a valid {'model.sequence' if unit == 'tokens' else 'train.batch and train.ramp'}")
+
+
+LIMIT: Final = 1 << 60
+Samples = Annotated[int, Field(gt=0, lt=LIMIT)]
+IN_SAMPLES: Final = BeforeValidator(_refuse_text)
+"""Marks a key in samples that a recipe may word otherwise."""
 
 
 class Ramp(Settings):
@@ -35,7 +72,11 @@ class Ramp(Settings):
 
     start: Samples
     increment: Samples
-    samples: Samples
+    samples: Annotated[Samples, IN_SAMPLES]
+
+    def meets(self, size: int) -> bool:
+        """Whether the increments lead from ``start`` to exactly ``size``."""
+        return self.start <= size and (size - self.start) % self.increment == 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +114,18 @@ class BatchSize:
         increments = (self.size - ramp.start) // ramp.increment
         ramped = ramp.start + ramp.increment * (samples * increments // ramp.samples)
         return max(ramped // self.multiple, 1) * self.multiple
+
+    def samples_after(self, steps: int) -> int:
+        """Number of samples that the first ``steps`` steps consume."""
+        ramp, before = self.ramp, 0
+        while ramp and steps and before < ramp.samples:
+            increments = (self.size - ramp.start) // ramp.increment
+            level = before * increments // ramp.samples
+            end = -(-(level + 1) * ramp.samples // increments) if increments else ramp.samples  # where the batch grows
+            size = self.at(before)
+            equal = min(steps, -(-(end - before) // size))
+            before, steps = before + equal * size, steps - equal
+        return before + steps * self.size
 
     @property
     def rounding(self) -> str | None:

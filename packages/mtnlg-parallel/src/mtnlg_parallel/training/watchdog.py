@@ -1,32 +1,45 @@
 """Ends a job that hangs, naming the rank that holds it up and what that rank is doing.
 
-In each rank a thread writes a heartbeat to the job's store every few seconds: a count, the step, and the phase (data,
-checkpoint, communication, forward or backward), read off the main thread's stack. It also watches the next rank's.
+In each rank a thread writes a heartbeat to the job's store every few seconds, and watches the next rank's. It holds the
+step, the phase that the loop has declared (`Watchdog.during`), how much of its patience is left, and what the main
+thread's stack shows: data, communication, forward or backward. Once half of a step's patience is gone it also holds a
+summary of the flight recorder. There is no time of day in it: each rank compares its own monotonic clock alone.
 
-    a heartbeat is missing for half a minute        that process is stopped, or its machine is gone
-    a step takes longer than ``guard.patience``     the ranks that are not in communication hold up the others
+    a heartbeat is missing for half a minute     that process is stopped, or its machine is gone
+    the store does not answer for a minute       this rank's machine is cut off
+    a step or a phase outlasts its patience      the ranks that have not entered a collective hold up the others;
+                                                 without a flight recorder, those whose stack is not in communication
 
-The first rank to notice writes one line to the store. Every rank prints it and exits with `HUNG_STATUS`, by which the
-launcher knows a hang. Training itself is not slowed.
+Patience is ``guard.patience`` for a step, and each phase has its own. Until the first step is done it is at least
+``start_patience``, as that step compiles kernels and makes communicators. A rank whose patience is over does not end
+the job while those that hold it up have patience left. Collectives time out `deepspeed_engine.MARGIN` after the longest
+patience, so that the watchdog speaks before NCCL or gloo aborts.
+
+The first rank to notice reads all heartbeats and writes one line to the store: a diagnosis costs O(ranks) in all. It
+prints the line, as others do that read it before they lose a peer, and exits with `HUNG_STATUS`, by which the launcher
+knows a hang. Training is not slowed.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self
 
 from mtnlg_model.console import say
 
+from .flight_recorder import Trace, entered_by_all, local_trace, missing_ranks
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType, TracebackType
 
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from mtnlg_parallel.layout import Layout
 
@@ -35,14 +48,13 @@ HUNG_STATUS: Final = 71
 
 SILENCE_SECONDS: Final = 30.0
 STORE_TIMEOUT: Final = timedelta(seconds=30)
+MOST_NAMED: Final = 4
+MOST_BYTES: Final = 1 << 16
+"""Size of a heartbeat; a longer one is not read."""
 
 PHASES: Final = (
     ("communication", ("torch/distributed/", "deepspeed/comm/", "deepspeed/runtime/pipe/p2p")),
     ("data", ("mtnlg_parallel/training/samples.py", "mtnlg_data/")),
-    (
-        "checkpoint",
-        ("mtnlg_parallel/training/checkpointing.py", "mtnlg_parallel/engine/zero.py", "mtnlg_model/checkpoint/"),
-    ),
     ("backward", ("torch/autograd/",)),
 )
 """The source files of each phase. The innermost frame in one of them names the phase; with none it is forward."""
@@ -59,88 +71,270 @@ def phase_of(frame: FrameType | None) -> str:
     return "forward"
 
 
-class Watchdog:
-    """Watches the thread that enters it, and the next rank, from a thread of its own."""
+class Clock(NamedTuple):
+    """What this rank is at: since when, for how long it may be, and its declared phase; "" in a step."""
 
-    def __init__(self, layout: Layout, rank: int, patience: float) -> None:
+    began: float
+    patience: float
+    phase: str
+
+    @property
+    def left(self) -> float:
+        """Seconds of patience left."""
+        return self.began + self.patience - time.monotonic()
+
+
+class Heartbeat(NamedTuple):
+    """A rank's state as the store holds it; ``stack`` is `phase_of` its main thread."""
+
+    number: int
+    step: int
+    phase: str
+    left: float
+    stack: str
+    trace: Trace | None
+
+    @classmethod
+    def parse(cls, text: bytes) -> Heartbeat | None:
+        """The heartbeat that another rank has written; None of what is not one."""
+        try:
+            number, step, phase, left, stack, data = json.loads(text[:MOST_BYTES])
+            trace = None if data is None else Trace.parse(data)
+            return cls(int(number), int(step), str(phase), float(left), str(stack), trace)
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            return None
+
+    @property
+    def doing(self) -> str:
+        """What the rank does, after "is"."""
+        return self.phase or f"in {self.stack}"
+
+
+class _Judged(NamedTuple):
+    """How often this rank has asked to be the judge of a clock that ran out, and when it asks again."""
+
+    clock: Clock | None
+    attempts: int
+    again: float
+
+
+class Watchdog:
+    """Watches the thread that starts it, and the next rank, from a thread of its own.
+
+    ``patience`` is a step's, in seconds; until the first step is done the longer of it and ``start_patience`` counts.
+    """
+
+    def __init__(self, layout: Layout, rank: int, patience: float, start_patience: float = 3600.0) -> None:
         self._layout, self._rank, self._patience = layout, rank, patience
         self._silence = min(SILENCE_SECONDS, patience)
-        self._step, self._step_began = 0, time.monotonic()
-        self._first_step_done, self._closed = False, threading.Event()
+        self._interval = min(5.0, self._silence / 6)
+        self._step, self._any_step_done, self._count = 0, False, 0
+        self._clock = Clock(time.monotonic(), max(patience, start_patience), "")
+        self._neighbour, self._heard = (rank + 1) % layout.world, (b"", time.monotonic())
+        self._judged = _Judged(None, 0, 0.0)
+        self._closed, self._main = threading.Event(), 0
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._watch_store)]
+
+    def start(self) -> None:
+        """Start watching the calling thread. The job's store must be up."""
         self._main = threading.get_ident()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._clock = self._clock._replace(began=time.monotonic())
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop watching. A thread that waits for a lost store is left behind."""
+        self._closed.set()
+        for thread in self._threads:
+            thread.join(2 * self._interval)
 
     def __enter__(self) -> Self:
         """Start watching."""
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop watching."""
-        self._closed.set()
-        self._thread.join()
+        self.close()
 
     def beat(self, step: int) -> None:
-        """Report that ``step`` is done, which restarts the patience. The first step may take any time."""
-        self._step, self._step_began, self._first_step_done = step, time.monotonic(), True
+        """Report that ``step`` is done, which restarts the clock. Not inside a phase."""
+        self._step, self._any_step_done = step, True
+        self._clock = Clock(time.monotonic(), self._patience, "")
+
+    @contextmanager
+    def during(self, phase: str, patience: float) -> Iterator[None]:
+        """Name what this rank is at, such as "publishing a checkpoint", which may take ``patience`` seconds.
+
+        The clock restarts when the phase begins and when it ends. All ranks should enter it: those that wait inside for
+        another are told apart by their stacks. Phases may be nested; only the watched thread declares them.
+        """
+        outer, self._clock = self._clock, Clock(time.monotonic(), patience, phase)
+        try:
+            yield
+        finally:
+            self._clock = outer._replace(began=time.monotonic())
 
     def _watch(self) -> None:
         # Here, so that the launcher can import this module without torch.
-        from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] # noqa: PLC0415
+        from torch.distributed import DistError  # noqa: PLC0415
 
-        interval = min(5.0, self._silence / 6)
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
-            store = TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
-            neighbour = (self._rank + 1) % self._layout.world
-            last_heartbeat, heard_at = "", time.monotonic()
-            for count in itertools.count():
-                store.set(_key(self._rank), json.dumps([count, self._step, phase_of(self._main_frame())]))
-                if self._closed.wait(interval):
+            store = _connect()
+            while True:
+                self._write_heartbeat(store)
+                if self._closed.wait(self._interval):
+                    store.set(_key(self._rank), "")  # so that the silence that follows alarms nobody
                     return
-                now, heartbeat = time.monotonic(), _heartbeat(store, neighbour)
-                if heartbeat != last_heartbeat or not heartbeat:  # without a first one it may be reading its checkpoint
-                    last_heartbeat, heard_at = heartbeat, now
-                if now - heard_at > self._silence:
-                    self._end_job(store, f"{self._name(neighbour)} has answered nothing for {now - heard_at:.0f} s")
-                elif self._first_step_done and now - self._step_began > self._patience:
-                    self._end_job(store, self._diagnosis(store))
+                self._look(store)
         except DistError as error:  # the store ends with the job
-            if not self._closed.wait(interval):
-                _exit_hung(f"rank {self._rank} lost the job's store: {str(error).splitlines()[0]}")
+            if not self._closed.wait(self._interval):
+                self._exit_cut_off(str(error).splitlines()[0])
 
-    def _main_frame(self) -> FrameType | None:
-        return sys._current_frames().get(self._main)  # noqa: SLF001  (documented, for debuggers such as this one)
+    def _watch_store(self) -> None:
+        """End this rank where the store stays silent, which TCP notices after a quarter of an hour.
 
-    def _end_job(self, store: TCPStore, line: str) -> None:
+        Rounds are counted, not seconds: a process that was stopped for a while has not lost the store.
+        """
+        count, rounds = -1, 0
+        while not self._closed.wait(self._interval):
+            count, rounds = self._count, rounds + 1 if count == self._count else 0
+            if rounds * self._interval > 2 * self._silence:
+                self._exit_cut_off(f"no answer for {rounds * self._interval:.0f} s")
+
+    def _exit_cut_off(self, reason: str) -> NoReturn:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        _exit_hung(f"{_name(self._layout, self._rank)} lost the job's store at {address}: {reason}")
+
+    def _look(self, store: Store) -> None:
+        """End this rank with the job, or the job where it hangs."""
+        if store.check(["line"]):
+            _exit_hung(store.get("line").decode(errors="replace"))
+        heartbeat = _read(store, self._neighbour)
+        if heartbeat != self._heard[0] or not heartbeat:  # without one it has not begun, or has ended
+            self._heard = heartbeat, time.monotonic()
+        if (silence := time.monotonic() - self._heard[1]) > self._silence:
+            self._end_silent(store, silence)
+        elif self._clock.left < 0:
+            self._judge(store)
+
+    def _write_heartbeat(self, store: Store) -> None:
+        clock = self._clock
+        stuck = time.monotonic() - clock.began > self._patience / 2
+        trace = local_trace(self._layout, self._rank) if stuck else None
+        stack = phase_of(sys._current_frames().get(self._main))  # noqa: SLF001  (documented, for debuggers)
+        heartbeat = Heartbeat(self._count, self._step, clock.phase, round(clock.left, 1), stack, trace)
+        store.set(_key(self._rank), json.dumps(heartbeat))
+        self._count += 1
+
+    def _judge(self, store: Store) -> None:
+        """End the job if no other rank does, and those that hold it up have no patience left.
+
+        Of each attempt one rank is the judge. The others expect its line, and try again after their patience.
+        """
+        clock, now = self._clock, time.monotonic()
+        if clock != self._judged.clock:
+            self._judged = _Judged(clock, 0, now)
+        if now < self._judged.again:
+            return
+        attempt = self._judged.attempts + 1
+        self._judged = _Judged(clock, attempt, now + max(clock.patience, self._silence))
+        if store.add(f"judge/{self._step}/{clock.phase}/{attempt}", 1) > 1:
+            return
+        line, patience_left = diagnose(self._layout, _read_all(store, self._layout.world))
+        if patience_left > 0:
+            self._judged = _Judged(clock, attempt, now + patience_left + self._interval)
+            return
+        what = clock.phase or (f"step {self._step + 1}" if self._any_step_done else "the first step")
+        self._end_job(store, f"{what} has not ended within {clock.patience:g} s: {line}")
+
+    def _end_silent(self, store: Store, seconds: float) -> None:
+        """End the job, naming all ranks whose heartbeat stands still: often those of one machine."""
+        before = _read_all(store, self._layout.world)
+        for _ in range(3):  # each rank writes twice meanwhile
+            self._write_heartbeat(store)
+            self._closed.wait(self._interval)
+        after = _read_all(store, self._layout.world)
+        silent = [rank for rank in before if before[rank] and before[rank] == after[rank]]
+        if self._neighbour in silent:
+            names = _shortened([_name(self._layout, rank) for rank in silent])
+            have = "have" if len(silent) > 1 else "has"
+            self._end_job(store, f"{names} {have} answered nothing for {seconds:.0f} s")
+
+    def _end_job(self, store: Store, line: str) -> NoReturn:
         """Exit with the line of the first rank that called this."""
-        if store.add("hung", 1) == 1:
-            store.set("hung/line", line)
-        _exit_hung(store.get("hung/line").decode())
+        _exit_hung(store.compare_set("line", "", line).decode(errors="replace"))
 
-    def _diagnosis(self, store: TCPStore) -> str:
-        heartbeats = {rank: _heartbeat(store, rank) for rank in range(self._layout.world)}
-        phases = {rank: json.loads(heartbeat)[-1] for rank, heartbeat in heartbeats.items() if heartbeat}
-        culprits = [f"{self._name(rank)} is in {phase}" for rank, phase in phases.items() if phase != "communication"]
-        who = "; ".join(culprits[:4]) if culprits else "every rank waits for the others in communication"
-        return f"step {self._step + 1} has not ended within {self._patience:g} s: {who}"
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} ({self._layout.coordinates(rank)})"
+def diagnose(layout: Layout, heartbeats: dict[int, Heartbeat | None]) -> tuple[str, float]:
+    """Who holds up the others, and the seconds of patience that all of these have left.
+
+    The flight recorder comes first, except on a rank whose stack shows that it waits, as gloo records no receives. A
+    stack is evidence of data and of a declared phase; in forward and backward ranks on CUDA wait, too.
+    """
+    if absent := [_name(layout, rank) for rank, heartbeat in heartbeats.items() if heartbeat is None]:
+        return f"{_shortened(absent)} {'have' if len(absent) > 1 else 'has'} not begun, or ended", 0.0
+    known = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat}
+    traces = {rank: heartbeat.trace for rank, heartbeat in known.items()}
+    busy = {rank: heartbeat for rank, heartbeat in known.items() if heartbeat.stack != "communication"}
+    missed = {rank: text for rank, text in missing_ranks(layout, traces).items() if rank in busy}
+    evident = [rank for rank, heartbeat in busy.items() if heartbeat.phase or heartbeat.stack == "data"]
+    if not missed and len(evident) in {0, len(known)}:
+        if collective := entered_by_all(layout, traces):
+            return f"all ranks have entered {collective}, which does not end: a GPU or the network hangs", 0.0
+        if not busy:
+            return "every rank waits for the others in communication", 0.0
+        places = {heartbeat.doing for heartbeat in known.values()}
+        if len(known) > len(places) == 1:
+            return f"every rank is {places.pop()}", 0.0
+    culprits = list(missed) or evident or list(busy)
+    lines = [
+        f"{_name(layout, rank)} is {busy[rank].doing}" + (f" and {missed[rank]}" if rank in missed else "")
+        for rank in culprits
+    ]
+    return _shortened(lines, "; "), min(busy[rank].left for rank in culprits)
+
+
+def _name(layout: Layout, rank: int) -> str:
+    return f"rank {rank} ({layout.coordinates(rank)})"
+
+
+def _shortened(items: list[str], separator: str = ", ") -> str:
+    """The first few items, and how many more there are."""
+    more = len(items) - MOST_NAMED
+    return separator.join(items[:MOST_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 def _key(rank: int) -> str:
     return f"beat/{rank}"
 
 
-def _heartbeat(store: TCPStore, rank: int) -> str:
+def _connect() -> Store:
+    """The job's store, with keys of this attempt alone: torchrun's agent keeps its store for all attempts."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as in _watch)
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # else agents may count differently
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if kept else "0"
+    return PrefixStore(f"watchdog/{attempt}", TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT))
+
+
+def _read(store: Store, rank: int) -> bytes:
     """The last heartbeat of a rank; empty before its first."""
-    return store.get(_key(rank)).decode() if store.check([_key(rank)]) else ""
+    return store.get(_key(rank)) if store.check([_key(rank)]) else b""
 
 
-def _exit_hung(line: str) -> None:
+def _read_all(store: Store, world: int) -> dict[int, Heartbeat | None]:
+    """The last heartbeat of every rank, in two calls where all have one."""
+    keys = [_key(rank) for rank in range(world)]
+    if store.check(keys):
+        return {rank: Heartbeat.parse(text) for rank, text in enumerate(store.multi_get(keys))}
+    return {rank: Heartbeat.parse(_read(store, rank)) for rank in range(world)}
+
+
+def _exit_hung(line: str) -> NoReturn:
     """End this process at once: its main thread may be blocked anywhere."""
     say(line)
     os._exit(HUNG_STATUS)

@@ -1,0 +1,221 @@
+"""``mtnlg-parallel status OUT``: what a run does, from the files in its folder alone. Needs no GPU, no ranks, no torch.
+
+complete   summary.json is there
+stopped    a signal ended it cleanly; the same command resumes it
+failed     it ended otherwise, and was not started again since
+starting   it was started and has no step yet
+running    its last step is not older than its steps let expect
+silent     it is: killed whole, cut off, or waiting for something
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from datetime import datetime
+from pathlib import Path  # noqa: TC003  (typer reads the annotations)
+from signal import Signals
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+
+from mtnlg_data.report.markup import NARROW, duration
+from mtnlg_model.checkpoint.manifest import MANIFEST, list_checkpoints
+from mtnlg_model.console import Failure, print_json
+from mtnlg_parallel.recipe import load_recipe
+
+from . import metrics
+from .history import StepSeconds, account, number, read_events
+from .run_dir import CHECKPOINTS, RECIPE, SUMMARY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mtnlg_parallel.recipe import Recipe
+
+    from .metrics import Step
+
+RECENT_STEPS: Final = 100
+QUIET_STEPS, QUIET_SECONDS = 3, 60.0
+"""Steps, as long as the longest recent one, and seconds beside them, after which a run is silent."""
+RESTARTS_SHOWN = 10
+
+
+class State(NamedTuple):
+    """One of the words above, since when, and what more there is to say."""
+
+    word: str
+    since: float
+    detail: str = ""
+
+
+def status_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The --out of mtnlg-parallel train.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON on stdout; times are seconds since 1970.")
+    ] = False,
+) -> None:
+    """Show what a run does: progress, speed, expected end, last checkpoint, restarts and goodput."""
+    facts = status(out)
+    if as_json:
+        print_json(facts)
+    else:
+        for line in status_lines(facts):
+            typer.echo("".join(c if c.isprintable() or c == NARROW else " " for c in line))  # other nodes write reasons
+
+
+def status(out: Path, now: float | None = None) -> dict[str, Any]:
+    """The figures of the run in ``out``. Raises ``Failure`` where there is none."""
+    now = time.time() if now is None else now
+    if not (out / RECIPE).is_file():
+        raise Failure(f"{out}: no run here: there is no {RECIPE}; give the --out of mtnlg-parallel train")
+    recipe = load_recipe(out / RECIPE)
+    events, seconds, recent = list(read_events(out)), StepSeconds(), deque[metrics.Step](maxlen=RECENT_STEPS)
+    skipped, validation_loss = 0, None
+    for step in metrics.read_steps(out):
+        seconds.add(step)
+        recent.append(step)
+        skipped += "skipped" in step
+        validation_loss = step.get("validation_loss", validation_loss)
+    starts = [event for event in events if event["event"] == "start"]
+    state = _state(out, recipe, events, recent, now)
+    return {
+        "out": str(out),
+        "state": state.word,
+        "since": state.since,
+        "detail": state.detail,
+        "now": now,
+        **{key: starts[-1].get(key) if starts else None for key in ("layout", "host", "job")},
+        **_progress(recipe, recent),
+        "validation_loss": validation_loss,
+        "skipped": skipped,
+        "expected_end": _expected_end(out, recipe, recent) if state.word == "running" else None,
+        "checkpoint": _newest_checkpoint(out),
+        "goodput": account(events, seconds).facts(),
+    }
+
+
+def _state(out: Path, recipe: Recipe, events: Sequence[dict[str, Any]], recent: Sequence[Step], now: float) -> State:
+    last: dict[str, Any] = events[-1] if events else {"event": "none", "time": _written(out / RECIPE)}
+    name, since = str(last["event"]), float(last["time"])
+    if (out / SUMMARY).exists():
+        return State("complete", since if name == "stopped" else _written(out / SUMMARY))
+    if name == "stopped":
+        return State("stopped", since, _signal_name(int(number(last, "signal"))))
+    if name == "failed":
+        return State("failed", since, _cause(last))
+    sign_of_life = max(since, _written(out / metrics.FILE))
+    trained = bool(recent) and name != "start" and recent[-1]["step"] > number(last, "step")
+    if trained:
+        patience = QUIET_STEPS * max(step["seconds"] for step in recent) + QUIET_SECONDS
+    else:
+        patience = max(recipe.guard.patience, recipe.guard.disk_patience)
+    if now - sign_of_life > patience:
+        return State("silent", sign_of_life)
+    return State("running" if trained else "starting", since)
+
+
+def _progress(recipe: Recipe, recent: Sequence[Step]) -> dict[str, Any]:
+    last: Step = recent[-1] if recent else {"step": 0, "samples": 0, "tokens": 0, "loss": None}
+    seconds, samples = sum(step["seconds"] for step in recent), sum(step["batch_size"] for step in recent)
+    mfu = [step["mfu"] for step in recent if "mfu" in step]
+    return {
+        "step": last["step"],
+        "steps": last["step"] + recipe.batch_size.number_of_steps(recipe.train.samples, last["samples"]),
+        "samples": last["samples"],
+        "tokens": last["tokens"],
+        "loss": last["loss"],
+        "step_seconds": seconds / len(recent) if recent else None,
+        "tokens_per_second": samples * recipe.model.sequence / seconds if seconds else None,
+        "mfu": sum(mfu) / len(mfu) if mfu else None,
+    }
+
+
+def _expected_end(out: Path, recipe: Recipe, recent: Sequence[Step]) -> float | None:
+    """When the run ends at the pace of the recent steps, their checkpoints and validations included."""
+    seconds, samples = sum(step["seconds"] for step in recent), sum(step["batch_size"] for step in recent)
+    left = max(0, recipe.train.samples - recent[-1]["samples"])
+    return _written(out / metrics.FILE) + left * seconds / samples
+
+
+def _newest_checkpoint(out: Path) -> dict[str, Any] | None:
+    checkpoints = list_checkpoints(out / CHECKPOINTS)
+    if not checkpoints:
+        return None
+    step, path = checkpoints[-1]
+    return {"path": str(path), "step": step, "time": _written(path / MANIFEST)}
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # not yet, or removed just now
+        return 0.0
+
+
+def _signal_name(signal: int) -> str:
+    return f"by {Signals(signal).name}" if signal in list(Signals) else ""
+
+
+def status_lines(facts: dict[str, Any]) -> list[str]:
+    """`status` for a person."""
+    now, word = facts["now"], facts["state"]
+    place = [str(facts[key]) for key in ("layout", "host") if facts[key]]
+    place += [f"job {facts['job']}"] if facts["job"] else []
+    detail = f" {facts['detail']}" if word == "stopped" else f": {facts['detail']}" if facts["detail"] else ""
+    lines = [f"{facts['out']}: {word}{detail}", f"since       {_moment(facts['since'], now)}"]
+    lines += [f"on          {', '.join(place)}"] if place else []
+    share = f" ({facts['step'] / facts['steps']:.1%})" if facts["steps"] else ""
+    lines.append(f"step        {facts['step']:,} of {facts['steps']:,}{share}, {facts['tokens']:,} tokens")
+    if facts["step"]:
+        loss = "not finite" if facts["loss"] is None else f"{facts['loss']:.4f}"
+        held_out = "" if facts["validation_loss"] is None else f", {facts['validation_loss']:.4f} held out"
+        skipped = f", {facts['skipped']} steps skipped" if facts["skipped"] else ""
+        lines.append(f"loss        {loss}{held_out}{skipped}")
+        mfu = "" if facts["mfu"] is None else f", MFU {facts['mfu']:.1%}"
+        pace = f"{facts['tokens_per_second']:,.0f} tokens/s, {facts['step_seconds']:.3g} s a step{mfu}"
+        lines.append(f"speed       {pace}, over the last {min(RECENT_STEPS, facts['step'])} steps")
+    if facts["expected_end"]:
+        left = duration(max(0.0, facts["expected_end"] - now))
+        lines.append(f"ends        {_clock(facts['expected_end'])} at this pace, in {left}")
+    checkpoint = facts["checkpoint"]
+    lines.append(
+        f"checkpoint  step {checkpoint['step']}, {_moment(checkpoint['time'], now)}"
+        if checkpoint
+        else "checkpoint  none yet"
+    )
+    return lines + _goodput_lines(facts["goodput"])
+
+
+def _goodput_lines(goodput: dict[str, Any]) -> list[str]:
+    running = goodput["wall"] - goodput["waiting"]
+    if goodput["share"] is None:
+        return []
+    parts = ("checkpoint", "validation", "lost", "restart", "startup", "other")
+    spent = ", ".join(f"{name} {goodput[name] / running:.1%}" for name in parts if goodput[name] >= 0.0005 * running)
+    lost = f", {goodput['lost_steps']} steps lost" if goodput["lost_steps"] else ""
+    clock = "; a clock stepped back, so some seconds are missing" if goodput["clock_stepped_back"] else ""
+    lines = [f"goodput     {goodput['share']:.1%} of {duration(running)}; {spent}{lost}{clock}"]
+    restarts = goodput["restarts"]
+    if restarts:
+        lines.append(
+            f"restarts    {len(restarts)}" + (f", the last {RESTARTS_SHOWN}:" if len(restarts) > RESTARTS_SHOWN else "")
+        )
+    for restart in restarts[-RESTARTS_SHOWN:]:
+        source = f" from {restart['source']}" if restart["source"] else ""
+        lost = f", {restart['lost_steps']} steps lost" if restart["lost_steps"] else ""
+        what = f"step {restart['step']:,}{source} after {duration(restart['seconds'])}{lost}"
+        lines.append(f"  {_clock(restart['time'])}  {what}: {_cause(restart)}")
+    return lines
+
+
+def _cause(failure: dict[str, Any]) -> str:
+    return " on ".join(str(failure[key]) for key in ("reason", "node") if failure.get(key))
+
+
+def _moment(then: float, now: float) -> str:
+    return f"{_clock(then)}, {duration(max(0.0, now - then))} ago"
+
+
+def _clock(moment: float) -> str:
+    return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")

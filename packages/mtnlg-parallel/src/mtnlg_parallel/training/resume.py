@@ -1,0 +1,171 @@
+"""Every rank takes up the state that rank 0 names: the newest on disk or in memory, or a run's first.
+
+Rank 0 alone looks for it, checks it against recipe and token stream, cuts metrics.jsonl off after its step, and sends
+its manifest and the guard's history to all. So a stale directory listing cannot make ranks go on from different steps.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import distributed
+
+from mtnlg_model.checkpoint.manifest import (
+    CheckpointError,
+    Progress,
+    collection_paused,
+    latest,
+    parse_manifest,
+    read_manifest_bytes,
+    resolve_checkpoint,
+    to_json,
+)
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.checkpoint.writer import merge_parts
+from mtnlg_model.console import Failure, IoFailure
+from mtnlg_model.files import write_text
+from mtnlg_parallel.engine import zero
+from mtnlg_parallel.record import history
+from mtnlg_parallel.record.metrics import Step, last_steps, read_steps, truncate_after
+from mtnlg_parallel.record.run_dir import CHECKPOINTS
+
+from .collectives import decided_by_rank_0
+
+if TYPE_CHECKING:
+    from mtnlg_parallel.recipe import Recipe
+
+    from .checkpointing import During
+    from .memory import MemoryCheckpoint
+    from .memory_store import MemoryCopy, MemoryStore
+    from .samples import Data
+
+Source = Literal["disk", "memory", "initial"]
+RUN = ".run"
+"""File in checkpoints/ that holds a random name of the run, by which its copies in memory are known."""
+
+
+class Resumed(NamedTuple):
+    """How far the restored state has come, the last steps before it, and where it came from."""
+
+    progress: Progress
+    history: list[Step]
+    source: Source
+
+
+def resume(  # noqa: PLR0917  (as Training)
+    engine: Any,  # noqa: ANN401  (DeepSpeed has no annotations)
+    recipe: Recipe,
+    data: Data,
+    out: Path,
+    device: torch.device,
+    during: During,
+    memory: MemoryCheckpoint | None = None,
+) -> Resumed:
+    """Restore this rank's state. All ranks call this; a ``Failure`` of rank 0 is raised by all.
+
+    A file of a checkpoint that this rank cannot see yet is waited for, ``guard.disk_patience`` at most.
+    """
+    with during("loading a checkpoint", recipe.guard.disk_patience):
+        copy = _newest_in_memory(memory.store, out, device) if memory else None
+        choice = decided_by_rank_0(lambda: _choose(recipe, data, out, copy), device)
+        source, steps = choice["source"], choice["history"]
+        progress = Progress(step=0, samples=0, tokens=0, loss=0.0, stream=data.train.fingerprint, layout=recipe.layout)
+        raw, digest = choice["manifest"].encode(), ""
+        if memory and copy and source == "memory":
+            progress, digest = _restore_from_memory(engine, memory.store, copy, raw)
+        elif raw:
+            folder = out / CHECKPOINTS / choice["folder"]  # an absolute path for train.initial
+            checkpoint = Checkpoint.from_manifest(folder, raw, recipe.guard.disk_patience)
+            zero.restore(engine, (zero.CheckpointState if source == "disk" else zero.CheckpointWeights)(checkpoint))
+            progress, digest = checkpoint.progress if source == "disk" else progress, checkpoint.digest
+        else:
+            zero.restore(engine, zero.InitialWeights(recipe.model, recipe.train.seed))
+        _check_agreement(progress.step, digest, device)
+    if distributed.get_rank() == 0:
+        lost = {key: choice[key] for key in ("lost_steps", "lost_seconds")}
+        history.append(out, "resumed", step=progress.step, source=source, **lost)
+    return Resumed(progress, steps, source)
+
+
+def _newest_in_memory(store: MemoryStore, out: Path, device: torch.device) -> MemoryCopy | None:
+    """The newest copy in memory of the run in ``out``; what the run copies from now on bears a new attempt's name."""
+
+    def names() -> list[str]:
+        path = out / CHECKPOINTS / RUN
+        if not path.exists():
+            write_text(path, secrets.token_hex(8))
+        return [path.read_text(encoding="utf-8"), secrets.token_hex(8)]
+
+    store.open(*decided_by_rank_0(names, device))
+    return store.find()
+
+
+def _choose(recipe: Recipe, data: Data, out: Path, copy: MemoryCopy | None) -> dict[str, Any]:
+    """Rank 0's choice of a state; metrics.jsonl then ends with its step."""
+    newest, steps = latest(out / CHECKPOINTS), list(read_steps(out))
+    step, last_step = 0, steps[-1]["step"] if steps else 0
+    source: Source = "initial"
+    folder, raw = Path(), b""
+    if newest:
+        source, folder, step = "disk", newest, int(newest.name.removeprefix("step-"))
+    if copy and step < copy.progress.step <= last_step:  # else a lost node took the last steps' metrics with it
+        source, folder, step = "memory", out / CHECKPOINTS / f"step-{copy.progress.step}", copy.progress.step
+        raw = _manifest(copy, recipe, data.tokenizer, folder)
+    elif newest:
+        raw = read_manifest_bytes(newest)
+    elif recipe.train.initial:
+        folder = resolve_checkpoint(Path(recipe.train.initial)).resolve()
+        raw = read_manifest_bytes(folder)
+    if raw:
+        checkpoint = Checkpoint.from_manifest(folder, raw)
+        way_out = "change train.initial" if source == "initial" else "use another --out"
+        zero.check_model(checkpoint, recipe.model, way_out)
+        if source != "initial":
+            zero.check_stream(checkpoint, data.train.fingerprint)
+    lost = [line["seconds"] for line in steps if line["step"] > step]
+    truncate_after(out, step)
+    return {
+        "source": source,
+        "folder": str(folder) if source == "initial" else folder.name,
+        "manifest": raw.decode(),
+        "history": last_steps(out, recipe.guard.history),
+        "lost_steps": len(lost),
+        "lost_seconds": sum(lost),
+    }
+
+
+def _manifest(copy: MemoryCopy, recipe: Recipe, tokenizer: Path, folder: Path) -> bytes:
+    parts = [writer.part.model_dump_json().encode() for writer in copy.writers]
+    steps = copy.writers[0].optimizer_steps
+    with collection_paused():
+        manifest = merge_parts(parts, recipe.model, copy.progress, tokenizer.read_bytes(), steps, folder)
+        return to_json(manifest).encode()
+
+
+def _restore_from_memory(engine: Any, store: MemoryStore, copy: MemoryCopy, raw: bytes) -> tuple[Progress, str]:  # noqa: ANN401  (as above)
+    folder = store.folder(copy.progress.step, copy.attempt)
+    manifest = parse_manifest(folder, raw)
+    state = zero.CheckpointState(Checkpoint(folder, manifest))
+    try:
+        store.fetch(copy, state.files(engine), manifest.files)
+        zero.restore(engine, state)
+    except CheckpointError as error:
+        store.remove()  # else a restart would meet it again
+        raise IoFailure(
+            f"{error}; this node's copies in memory are removed; the same command resumes others"
+        ) from error
+    return manifest.progress, manifest.digest
+
+
+def _check_agreement(step: int, digest: str, device: torch.device) -> None:
+    """Raise ``Failure`` unless all ranks have restored the same step of the same weights."""
+    states = torch.zeros((distributed.get_world_size(), 2), dtype=torch.int64, device=device)
+    states[distributed.get_rank()] = torch.tensor([step, int(digest[:15] or "0", 16)])
+    distributed.all_reduce(states)
+    for rank, state in enumerate(states.tolist()):
+        if state != states[0].tolist():
+            theirs, ours = (f"step {step}, weights {number:015x}" for step, number in (state, states[0].tolist()))
+            raise Failure(f"rank {rank} has restored {theirs}, rank 0 {ours}; see that both read the same --out")

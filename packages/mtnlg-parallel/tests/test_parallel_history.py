@@ -1,0 +1,183 @@
+"""history.jsonl survives kills, and goodput accounts for every second of a run's wall time."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtnlg_parallel.record import history
+from mtnlg_parallel.record.history import Goodput, StepSeconds, account, append, goodput, read_events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mtnlg_parallel.record.metrics import Step
+
+Event = dict[str, object]
+
+
+def event(name: str, time: float, **facts: object) -> Event:
+    return {"event": name, "time": time, **facts}
+
+
+def steps(count: int, seconds: float = 1.0) -> StepSeconds:
+    """Every 10th step takes two seconds of a checkpoint more, every 20th one of validation."""
+    taken = StepSeconds()
+    for number in range(1, count + 1):
+        step: Step = {"step": number, "seconds": seconds}
+        if number % 10 == 0:
+            step["seconds"] += 2.0
+            step["checkpoint_seconds"] = 2.0
+        if number % 20 == 0:
+            step["seconds"] += 1.0
+            step["validation_seconds"] = 1.0
+        taken.add(step)
+    return taken
+
+
+def booked(figures: Goodput) -> dict[str, float]:
+    return {name: getattr(figures, name) for name in ("lost", "restart", "startup", "other", "waiting")}
+
+
+def test_an_untouched_run_is_its_steps_start_up_and_end() -> None:
+    run = [event("start", 100.0), event("resumed", 110.0, step=0), event("stopped", 237.0, step=100)]
+    figures = account(run, steps(100))
+    assert (figures.useful, figures.checkpoint, figures.validation) == (100.0, 20.0, 5.0)
+    assert booked(figures) == {"lost": 0, "restart": 0, "startup": 10, "other": 2, "waiting": 0}
+    assert figures.wall == 137.0
+    assert figures.share == pytest.approx(100 / 137)
+    assert not figures.restarts
+
+
+def test_a_failure_costs_the_steps_trained_again_and_the_time_until_they_resume() -> None:
+    run = [
+        event("start", 0.0),
+        event("resumed", 10.0, step=0, source="initial"),
+        event("failed", 40.0, reason="rank 3 was killed by signal 9", node="n7"),  # 25 steps took 27 + 2 s
+        event("start", 45.0),
+        event("resumed", 60.0, step=20, source="memory", lost_steps=5, lost_seconds=5.0),
+        event("stopped", 170.0, step=100),  # 80 steps took 100 s
+    ]
+    figures = account(run, steps(100))
+    assert booked(figures) == {"lost": 5, "restart": 60 - (10 + 25 + 5), "startup": 10, "other": 10, "waiting": 0}
+    assert figures.wall == 170.0
+    (restart,) = figures.restarts
+    assert (restart.reason, restart.node, restart.source) == ("rank 3 was killed by signal 9", "n7", "memory")
+    assert (restart.step, restart.lost_steps, restart.seconds) == (20, 5, 20.0)
+
+
+def test_a_run_killed_without_a_last_event_ended_after_its_last_step() -> None:
+    run = [
+        event("start", 0.0),
+        event("resumed", 0.0, step=0),
+        event("start", 5000.0),  # 12 steps of 1 s and a checkpoint of 2, then a night
+        event("resumed", 5010.0, step=10, lost_steps=2, lost_seconds=2.0),
+    ]
+    figures = account(run, steps(15))
+    assert booked(figures) == {"lost": 2, "restart": 5010 - 14, "startup": 0, "other": 0, "waiting": 0}
+    assert figures.wall == 5010 + 5
+    assert figures.restarts[0].reason == "it ended without a word"
+
+
+def test_a_resumption_without_a_stop_or_a_start_before_it_is_a_restart_too() -> None:
+    """As of ranks that wait for a lost one and go on."""
+    run = [event("start", 0.0), event("resumed", 0.0, step=0), event("resumed", 20.0, step=5)]
+    figures = account(run, steps(8))
+    assert booked(figures) == {"lost": 0, "restart": 15, "startup": 0, "other": 0, "waiting": 0}
+    assert [restart.step for restart in figures.restarts] == [5]
+
+
+def test_time_between_a_clean_stop_and_the_next_start_is_not_the_runs() -> None:
+    run = [
+        event("start", 0.0),
+        event("resumed", 0.0, step=0),
+        event("stopped", 12.0, step=10, signal=15),
+        event("start", 9000.0),
+        event("failed", 9001.0, reason="no space left on device"),
+        event("start", 9002.0),
+        event("resumed", 9010.0, step=10),
+    ]
+    figures = account(run, steps(10))
+    assert booked(figures) == {"lost": 0, "restart": 10, "startup": 0, "other": 0, "waiting": 9000 - 12}
+    assert figures.share == pytest.approx(10 / 22)
+    assert figures.restarts[0].reason == "no space left on device"
+    clean = account([entry for entry in run if entry["time"] not in {9001.0, 9002.0}], steps(10))
+    assert booked(clean) == {"lost": 0, "restart": 0, "startup": 10, "other": 0, "waiting": 9000 - 12}
+    assert not clean.restarts
+
+
+def test_a_run_that_is_down_has_been_down_until_its_last_event() -> None:
+    run = [
+        event("start", 0.0),
+        event("resumed", 0.0, step=0),
+        event("failed", 30.0, reason="hang"),
+        event("start", 50.0),
+    ]
+    assert booked(account(run, steps(5)))["restart"] == 45.0
+    assert booked(account(run[:3], steps(5)))["restart"] == 25.0
+    assert booked(account(run[:1], steps(0)))["startup"] == 0.0
+    assert account(run[:1], steps(0)).share is None
+    assert account([], steps(5)).share == 1.0  # a run from before there was a history
+
+
+def test_a_clock_that_steps_back_is_told_and_takes_nothing_away() -> None:
+    run = [
+        event("start", 3600.0),  # an hour ahead
+        event("resumed", 3610.0, step=0),
+        event("failed", 3630.0),
+        event("start", 40.0),
+        event("resumed", 50.0, step=10),
+        event("stopped", 65.0, step=20),
+    ]
+    figures = account(run, steps(20))
+    assert figures.clock_stepped_back
+    assert booked(figures) == {"lost": 0, "restart": 0, "startup": 10, "other": 2, "waiting": 0}
+    assert not account([event("start", 1.0), event("resumed", 1.0)], steps(0)).clock_stepped_back
+
+
+names = st.sampled_from(["start", "resumed", "stopped", "failed"])
+moments = st.floats(0, 1e4)
+
+
+@given(st.lists(st.tuples(names, moments, st.integers(0, 30), moments)), st.booleans())
+def test_whatever_the_events_no_second_is_negative_and_goodput_is_a_share(
+    drawn: list[tuple[str, float, int, float]], in_order: bool
+) -> None:
+    if in_order:
+        drawn.sort(key=lambda entry: entry[1])
+    run = [event(name, time, step=step, lost_steps=1, lost_seconds=lost) for name, time, step, lost in drawn]
+    figures = account(run, steps(25))
+    assert all(seconds >= 0 for seconds in booked(figures).values())
+    assert figures.share is not None
+    assert 0 < figures.share <= 1
+    assert not (in_order and figures.clock_stepped_back)
+
+
+def test_events_are_read_from_a_torn_file_and_appended_after_a_torn_line(tmp_path: Path) -> None:
+    assert list(read_events(tmp_path)) == []
+    append(tmp_path, "start", layout="tp=1,pp=1,dp=1", job="")
+    with (tmp_path / history.FILE).open("a") as file:
+        file.write('{"event": "resumed", "time": 17')
+    append(tmp_path, "failed", reason="rank 0 was killed", status=-9)
+    with (tmp_path / history.FILE).open("ab") as file:
+        file.write(b'[]\n\xff\n{"event": "sto\x00"}\n{"event": "stopped"}\n{"event": "stopped", "time": NaN}\n')
+        file.write(b'{"event": "start", "time"')
+    events = list(read_events(tmp_path))
+    assert [entry["event"] for entry in events] == ["start", "failed"]
+    assert events[1]["reason"] == "rank 0 was killed"
+
+
+def test_goodput_of_a_folder_is_read_from_its_files(tmp_path: Path) -> None:
+    lines = [json.dumps({"step": n, "seconds": 2.0, "validation_seconds": 0.5}) + "\n" for n in range(1, 5)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"step": 5')
+    run = [event("start", 5.0), event("resumed", 7.0, step=0, lost_seconds="many"), event("stopped", 15.0, step=4)]
+    (tmp_path / history.FILE).write_text("".join(json.dumps(entry) + os.linesep for entry in run))
+    figures = goodput(tmp_path).facts()
+    assert (figures["useful"], figures["validation"], figures["wall"]) == (6.0, 2.0, 10.0)
+    assert figures["share"] == 0.6
+    assert json.loads(json.dumps(figures))["restarts"] == []

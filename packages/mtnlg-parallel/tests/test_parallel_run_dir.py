@@ -1,0 +1,75 @@
+"""What the run directory does with the run that it finds, and the summary of a complete one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.record.history import goodput
+from mtnlg_parallel.record.run_dir import prepare_run_dir, summarize
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def recipe_of(**train: object) -> Recipe:
+    content: dict[str, Any] = {"samples": 32, "batch": 8, "lr": 1e-3, **train}
+    return Recipe.model_validate({"model": {"preset": "tiny"}, "train": content})
+
+
+def write_steps(out: Path) -> None:
+    lines = [{"step": n, "seconds": 3.0, "validation_seconds": 0.5, "checkpoint_seconds": 0.25} for n in range(1, 5)]
+    lines[1] |= {"skipped": "loss leaps"}  # type: ignore[dict-item]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_another_run_is_refused_with_the_way_to_start_it_from_these_weights(tmp_path: Path) -> None:
+    state = prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    assert (state.step, state.steps, state.complete) == (0, 4, False)
+    with pytest.raises(UsageFailure) as caught:
+        prepare_run_dir(tmp_path, recipe_of(lr=1e-2), "stream", resume=True)
+    assert str(caught.value) == (
+        f"{tmp_path}: another run: train.lr was 0.001 and is 0.01 now; --from CHECKPOINT with another --out starts a "
+        "new run from its weights, --no-resume starts over"
+    )
+    with pytest.raises(UsageFailure, match=r"train\.initial was '' and is '/other/step-9' now"):
+        prepare_run_dir(tmp_path, recipe_of(initial="/other/step-9"), "stream", resume=True)
+
+
+def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "history.jsonl", "report.html", "loss.svg", "summary.json", "wandb.id"):
+        (tmp_path / name).touch()
+    for name in ("checkpoints/step-4", "tensorboard", "logs", "profile", "wandb"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "notes.txt").touch()
+    prepare_run_dir(tmp_path, recipe_of(lr=1e-2), "stream", resume=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"recipe.toml", "notes.txt"}
+
+
+def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> None:
+    write_steps(tmp_path)
+    events = [{"event": "start", "time": 0.0}, {"event": "resumed", "time": 6.0, "step": 0}]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    progress = Progress(step=4, samples=32, tokens=4096, loss=2.0, stream="stream", layout=Layout())
+    summary = summarize(tmp_path, recipe_of(), progress)
+    assert (summary["seconds"], summary["checkpoint_seconds"], summary["validation_seconds"]) == (12.0, 1.0, 2.0)
+    assert (summary["skipped"], summary["tokens_per_second"]) == (1, 4096 / 12)
+    assert summary["goodput"] == goodput(tmp_path).facts()
+    assert summary["goodput"]["share"] == 9 / 18
+    json.dumps(summary, allow_nan=False)
+
+
+def test_a_predicted_step_time_is_said_to_be_rough_on_cpus_alone(tmp_path: Path) -> None:
+    lines = [{"step": n, "seconds": 0.5, "batch_size": 8} for n in range(1, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cpus, gpus = (Forecast("here", 0.25, 1e9, rough) for rough in (True, False))
+    assert str(cpus) == "the planner expects 0.25 s (rough on CPUs) a step and 1 GB a rank on here"
+    assert compare_step_time(tmp_path, recipe_of(), cpus) == "a step of 8 took 0.5 s, predicted 0.25 s (rough on CPUs)"
+    assert compare_step_time(tmp_path, recipe_of(), gpus) == "a step of 8 took 0.5 s, predicted 0.25 s"
+    assert forecast(recipe_of(), "dgx-a100", force=False).rough is False

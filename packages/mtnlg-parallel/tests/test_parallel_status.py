@@ -1,0 +1,146 @@
+"""`mtnlg-parallel status` tells from a run's files what it does, however it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mtnlg_model.console import Failure
+from mtnlg_model.settings import dump
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.record.history import FILE as HISTORY
+from mtnlg_parallel.record.metrics import FILE as METRICS
+from mtnlg_parallel.record.run_dir import RECIPE, SUMMARY
+from mtnlg_parallel.record.status import status, status_command, status_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+BEGAN = 1_750_000_000.0
+TRAIN = {"samples": 8000, "batch": 8, "lr": 1e-3}
+START = {"event": "start", "time": BEGAN, "layout": "tp=1,pp=1,dp=1", "host": "node-1", "job": "77"}
+RESUMED = {"event": "resumed", "time": BEGAN + 10, "step": 0, "source": "initial"}
+
+
+def run_of(out: Path, events: Iterable[dict[str, Any]], steps: int, written: float) -> Path:
+    """A run of 1,000 steps of 2 s; the file of its steps was last ``written`` so many seconds after it began."""
+    out.mkdir(exist_ok=True)
+    (out / RECIPE).write_text(dump(Recipe.model_validate({"model": {"preset": "tiny"}, "train": TRAIN})))
+    (out / HISTORY).write_text("".join(json.dumps(event) + "\n" for event in events))
+    lines = [
+        {"step": n, "samples": 8 * n, "tokens": 1024 * n, "loss": 5.0 - n / 1000, "batch_size": 8, "seconds": 2.0}
+        | ({"validation_loss": 4.5} if n == 2 else {})
+        | ({"skipped": "loss leaps"} if n == 3 else {})
+        for n in range(1, steps + 1)
+    ]
+    (out / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in (METRICS, RECIPE):
+        os.utime(out / name, (BEGAN + written, BEGAN + written))
+    return out
+
+
+def event(name: str, after: float, **facts: object) -> dict[str, Any]:
+    return {"event": name, "time": BEGAN + after, **facts}
+
+
+def test_a_running_run_has_progress_speed_and_an_expected_end(tmp_path: Path) -> None:
+    out = run_of(tmp_path, [START, RESUMED], 250, 510)
+    checkpoint = out / "checkpoints" / "step-200"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").touch()
+    os.utime(checkpoint / "manifest.json", (BEGAN + 450, BEGAN + 450))
+    (out / "checkpoints" / "step-250.tmp").mkdir()
+    facts = status(out, BEGAN + 520)
+    assert (facts["state"], facts["since"]) == ("running", BEGAN + 10)
+    assert (facts["step"], facts["steps"], facts["samples"]) == (250, 1000, 2000)
+    assert facts["tokens_per_second"] == 512.0
+    assert facts["expected_end"] == BEGAN + 510 + 750 * 2
+    assert facts["checkpoint"] == {"path": str(checkpoint), "step": 200, "time": BEGAN + 450}
+    assert facts["goodput"]["share"] == pytest.approx(500 / 510)
+    text = "\n".join(status_lines(facts)).replace("\N{NARROW NO-BREAK SPACE}", " ")
+    for words in (
+        f"{out}: running\n",
+        "on          tp=1,pp=1,dp=1, node-1, job 77",
+        "step        250 of 1,000 (25.0%), 256,000 tokens",
+        "loss        4.7500, 4.5000 held out, 1 steps skipped",
+        "speed       512 tokens/s, 2 s a step, over the last 100 steps",
+        "at this pace, in 24 min 50 s",
+        "checkpoint  step 200, ",
+        "1 min 10 s ago",
+        "goodput     98.0% of 8 min 30 s; startup 2.0%",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("events", "steps", "now", "state", "since", "detail"),
+    [
+        ([START], 0, 100, "starting", 0, ""),
+        ([START, RESUMED], 0, 100, "starting", 10, ""),
+        ([START, RESUMED], 5, 80, "running", 10, ""),
+        ([START, RESUMED], 5, 600, "silent", 50, ""),
+        ([START], 0, 3700, "silent", 50, ""),  # after disk_patience
+        ([START, RESUMED, event("stopped", 30, step=5, signal=15)], 5, 9999, "stopped", 30, "by SIGTERM"),
+        ([START, RESUMED, event("failed", 30, reason="a hang", node="n2")], 5, 99, "failed", 30, "a hang on n2"),
+        ([START, RESUMED, event("failed", 30, reason="a hang"), event("start", 40)], 5, 99, "starting", 40, ""),
+        ([START, RESUMED, event("start", 40), event("resumed", 45, step=5)], 5, 99, "starting", 45, ""),
+        ([], 5, 80, "running", 50, ""),  # of a version without a history
+        ([], 0, 80, "starting", 50, ""),
+    ],
+)
+def test_the_state_follows_from_the_last_event_and_the_last_sign_of_life(  # noqa: PLR0917  (a table)
+    tmp_path: Path, events: list[dict[str, Any]], steps: int, now: float, state: str, since: float, detail: str
+) -> None:
+    facts = status(run_of(tmp_path, events, steps, 50), BEGAN + now)
+    assert (facts["state"], facts["since"] - BEGAN, facts["detail"]) == (state, since, detail)
+    assert (facts["expected_end"] is None) == (state != "running")
+    assert status_lines(facts)[0] == f"{tmp_path}: {state}" + ({"stopped": " ", "failed": ": "}.get(state, "") + detail)
+
+
+def test_a_complete_run_is_complete_whatever_came_last(tmp_path: Path) -> None:
+    out = run_of(tmp_path, [START, RESUMED, event("stopped", 2010, step=1000)], 1000, 2010)
+    (out / SUMMARY).write_text("{}")
+    facts = status(out, BEGAN + 99_999)
+    assert (facts["state"], facts["since"], facts["expected_end"]) == ("complete", BEGAN + 2010, None)
+
+
+def test_restarts_are_listed_with_their_reasons_and_no_control_characters(tmp_path: Path) -> None:
+    events = [START, RESUMED]
+    for number in range(1, 13):
+        events.append(event("failed", 100 * number, reason=f"rank {number} \x1b[31mdied", node="n7"))
+        events.append(event("resumed", 100 * number + 5, step=3, source="memory", lost_steps=2, lost_seconds=4.0))
+    out = run_of(tmp_path, events, 20, 1240)
+    app = typer.Typer()
+    app.command()(status_command)
+    lines = CliRunner().invoke(app, [str(out)]).stdout.splitlines()
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("restarts "))
+    assert lines[head] == "restarts    12, the last 10:"
+    assert len(lines[head + 1 :]) == 10
+    assert (
+        lines[-1]
+        .replace("\N{NARROW NO-BREAK SPACE}", " ")
+        .endswith(  # 1,205 - (1,105 + 4) seconds
+            "step 3 from memory after 1 min 36 s, 2 steps lost: rank 12  [31mdied on n7"
+        )
+    )
+    facts = json.loads(CliRunner().invoke(app, [str(out), "--json"]).stdout)
+    assert facts["goodput"]["restarts"][0]["reason"] == "rank 1 \x1b[31mdied"
+    assert facts["goodput"]["lost_steps"] == 24
+
+
+def test_a_folder_without_a_run_is_refused_with_the_folder_to_give(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"no run here: there is no recipe.toml; give the --out of mtnlg-parallel train"):
+        status(tmp_path)
+
+
+def test_the_status_needs_no_torch() -> None:
+    code = "import sys, mtnlg_parallel.record.status; print({'torch', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"set()\n"

@@ -1,0 +1,403 @@
+"""The watchdog: clocks, phases and diagnosis of ranks that share a store in memory; its threads on a real store."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.training import watchdog
+from mtnlg_parallel.training.flight_recorder import GroupTrace, Trace
+from mtnlg_parallel.training.watchdog import PHASES, Heartbeat, Watchdog, phase_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+PATIENCE, START = 60.0, 600.0
+
+
+class Hung(Exception):  # noqa: N818  (it is the end of a process, not an error of one)
+    """A rank exits with this line."""
+
+
+class MemoryStore:
+    """The store's calls that the watchdog uses, counted; ``keys_read`` counts each key of a call."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.keys_read: Counter[str] = Counter()
+        self.hidden = ""
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.keys_read.update(keys)
+        return [self.values[key] for key in keys]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values and key != self.hidden for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        self.set(key, str(int(self.values.get(key, b"0")) + amount))
+        return int(self.values[key])
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if self.values.get(key, b"").decode() == expected:
+            self.set(key, desired)
+        return self.values[key]
+
+
+class Job:
+    """Ranks whose watchdogs take their rounds when told to, by a clock that stands until `wait`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+        self.now = 1000.0
+        self.store: Any = MemoryStore()
+        self.stacks = dict.fromkeys(range(layout.world), "communication")
+        self.traces: dict[int, Trace] = {}
+        self.stopped: set[int] = set()
+        self.writing = 0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(watchdog, "phase_of", lambda _frame: self.stacks[self.writing])
+        monkeypatch.setattr(watchdog, "local_trace", lambda _layout, rank: self.traces.get(rank))
+        monkeypatch.setattr(watchdog, "_exit_hung", raise_hung)
+        self.ranks = [Watchdog(layout, rank, PATIENCE, START) for rank in range(layout.world)]
+        for rank in self.ranks:
+            monkeypatch.setattr(rank, "_closed", self)
+
+    def wait_interval(self) -> None:
+        self.now += 5.0
+        for number in set(range(len(self.ranks))) - self.stopped:
+            self.writing = number
+            self.ranks[number]._write_heartbeat(self.store)
+
+    def wait(self, _interval: float) -> bool:
+        """As ``Event.wait`` in a watchdog that is not closed; the others go on meanwhile."""
+        self.wait_interval()
+        return False
+
+    def beat(self, step: int) -> None:
+        for rank in self.ranks:
+            rank.beat(step)
+
+    def run(self, seconds: float) -> list[str]:
+        """Let time pass; return the lines with which ranks exit, which they do in one round of all ranks."""
+        for _ in range(int(seconds / 5.0)):
+            self.wait_interval()
+            lines = []
+            for number in set(range(len(self.ranks))) - self.stopped:
+                try:
+                    self.ranks[number]._look(self.store)
+                except Hung as hung:
+                    lines.append(str(hung))
+            if lines:
+                return lines
+        return []
+
+
+def raise_hung(line: str) -> NoReturn:
+    raise Hung(line)
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(monkeypatch, Layout(dp=2))
+
+
+def test_a_phase_outlasts_a_steps_patience_and_its_end_names_it_and_the_rank_that_others_wait_for(two: Job) -> None:
+    two.beat(7)
+    two.stacks[0] = "forward"
+    with two.ranks[0].during("publishing a checkpoint", 300), two.ranks[1].during("publishing a checkpoint", 300):
+        assert not two.run(295)
+        line = (
+            "publishing a checkpoint has not ended within 300 s: rank 0 (tp 0, pp 0, dp 0) is publishing a checkpoint"
+        )
+        assert set(two.run(15)) == {line}
+
+
+def test_a_phase_restarts_the_clock_when_it_begins_and_when_it_ends_also_within_another(two: Job) -> None:
+    two.beat(7)
+    for rank in two.ranks:
+        rank.beat(7)
+    assert not two.run(55)
+    with two.ranks[0].during("saving a checkpoint", 100), two.ranks[1].during("saving a checkpoint", 100):
+        assert not two.run(95)
+        with two.ranks[0].during("publishing a checkpoint", 50), two.ranks[1].during("publishing a checkpoint", 50):
+            assert not two.run(45)
+        assert not two.run(95)
+    assert not two.run(55)
+    assert set(two.run(10)) == {"step 8 has not ended within 60 s: every rank waits for the others in communication"}
+
+
+def test_loading_has_its_own_patience_before_the_first_step_which_has_another(two: Job) -> None:
+    two.stacks[1] = "forward"
+    with two.ranks[0].during("loading a checkpoint", 100), two.ranks[1].during("loading a checkpoint", 100):
+        assert not two.run(95)
+    assert not two.run(START - 5)
+    assert set(two.run(10)) == {"the first step has not ended within 600 s: rank 1 (tp 0, pp 0, dp 1) is in forward"}
+
+
+def test_a_rank_that_waits_for_one_with_patience_left_does_not_end_the_job(two: Job) -> None:
+    two.beat(7)
+    two.stacks[0] = "forward"
+    with two.ranks[0].during("saving a checkpoint", 200):
+        assert not two.run(190)
+        two.stacks[0] = "communication"
+    two.beat(8)
+    assert not two.run(55)
+    two.stacks[0] = "data"
+    assert set(two.run(10)) == {"step 9 has not ended within 60 s: rank 0 (tp 0, pp 0, dp 0) is in data"}
+
+
+def test_only_one_rank_reads_what_all_have_written_though_all_notice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(tp=8, pp=35, dp=8)
+    job = Job(monkeypatch, layout)
+    job.beat(1)
+    job.stacks[77] = "data"
+    job.run(PATIENCE)
+    job.store.keys_read.clear()
+    job.store.hidden = "line"  # for all ranks look for it before the first one has written it
+    (line,) = job.run(5)
+    assert line == "step 2 has not ended within 60 s: rank 77 (tp 5, pp 1, dp 1) is in data"
+    job.store.hidden = ""
+    job.stopped = {0}
+    assert job.run(5) == [line] * (layout.world - 1)
+    # All heartbeats once; besides, each rank reads its neighbour's, and then the line.
+    assert job.store.keys_read.total() <= 3 * layout.world
+
+
+def test_where_the_judge_goes_before_its_line_another_one_judges(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.beat(1)
+    two.stacks[1] = "data"
+    monkeypatch.setattr(two.ranks[0], "_judge", lambda _store: None)
+    two.store.add("judge/1//1", 1)  # as the judge that is gone did
+    assert not two.run(PATIENCE + 50)
+    assert two.run(15) == ["step 2 has not ended within 60 s: rank 1 (tp 0, pp 0, dp 1) is in data"]
+
+
+def test_all_ranks_of_a_machine_that_is_gone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, Layout(tp=4, dp=3))
+    job.beat(1)
+    job.run(10)
+    job.stopped = {4, 5, 6, 7}
+    (line,) = set(job.run(60))
+    names = ", ".join(f"rank {rank} (tp {rank - 4}, pp 0, dp 1)" for rank in (4, 5, 6, 7))
+    assert line == f"{names} have answered nothing for 35 s"
+
+
+def test_a_rank_that_has_ended_or_has_not_begun_is_not_taken_for_silent(two: Job) -> None:
+    two.beat(1)
+    two.run(10)
+    two.store.set("beat/1", "")
+    two.stopped = {1}
+    assert not two.run(PATIENCE - 15)
+    assert two.run(10) == ["step 2 has not ended within 60 s: rank 1 (tp 0, pp 0, dp 1) has not begun, or ended"]
+
+
+@pytest.mark.parametrize(
+    ("stacks", "who"),
+    [
+        (["forward", "forward"], "every rank is in forward"),  # on CUDA ranks wait in forward, too
+        (["communication", "communication"], "every rank waits for the others in communication"),
+        (["backward", "data"], "rank 1 (tp 0, pp 0, dp 1) is in data"),
+        (
+            ["backward", "forward"],
+            "rank 0 (tp 0, pp 0, dp 0) is in backward; rank 1 (tp 0, pp 0, dp 1) is in forward",
+        ),
+    ],
+)
+def test_without_a_flight_recorder_stacks_accuse_only_where_they_are_evidence(
+    two: Job, stacks: list[str], who: str
+) -> None:
+    two.beat(1)
+    two.stacks = dict(enumerate(stacks))
+    assert set(two.run(PATIENCE + 5)) == {f"step 2 has not ended within 60 s: {who}"}
+
+
+def test_a_job_of_one_rank_says_what_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, Layout())
+    job.beat(1)
+    job.stacks[0] = "data"
+    assert job.run(PATIENCE + 5) == ["step 2 has not ended within 60 s: rank 0 (tp 0, pp 0, dp 0) is in data"]
+
+
+def test_the_flight_recorder_names_the_rank_where_all_stacks_look_alike(two: Job) -> None:
+    two.beat(1)
+    two.stacks = dict.fromkeys(range(2), "forward")
+    two.traces = {
+        rank: Trace((GroupTrace("nccl/0", "tp+dp+pp", 5 - rank, 5 - 5 * rank, "all_reduce"),), ()) for rank in (0, 1)
+    }
+    collective = "all_reduce 5 of the group of all ranks"
+    line = f"rank 1 (tp 0, pp 0, dp 1) is in forward and has not entered {collective}, where 1 rank waits"
+    assert set(two.run(PATIENCE + 5)) == {f"step 2 has not ended within 60 s: {line}"}
+    two.store.values.clear()
+    two.traces[1] = two.traces[0]
+    line = f"all ranks have entered {collective}, which does not end: a GPU or the network hangs"
+    assert set(two.run(PATIENCE + 5)) == {f"step 2 has not ended within 60 s: {line}"}
+
+
+def test_a_rank_that_waits_in_what_the_recorder_does_not_see_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a pipeline over gloo: rank 0 waits for 1 in a recorded collective, rank 1 for 3 in a receive."""
+    job = Job(monkeypatch, Layout(pp=2, dp=2))
+    job.beat(1)
+    job.stacks[3] = "forward"
+    job.traces = {
+        rank: Trace((GroupTrace(f"gloo/{1 + rank // 2}", "dp", 5 - rank % 2, 5 * (1 - rank % 2), "all_reduce"),), ())
+        for rank in range(4)
+    }
+    (line,) = set(job.run(PATIENCE + 5))
+    assert line.startswith(
+        "step 2 has not ended within 60 s: rank 3 (tp 0, pp 1, dp 1) is in forward and has not entered"
+    )
+    assert "rank 1 (" not in line
+
+
+def test_a_clock_an_hour_ahead_changes_no_heartbeat(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.wait_interval()
+    written = two.store.values["beat/0"]
+    ahead = time.time() + 3600
+    for name in ("time", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: ahead)
+    two.ranks[0]._count = 0
+    two.now -= 5
+    two.wait_interval()
+    assert two.store.values["beat/0"] == written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b"[1]", b"\xff", b"[" * 60000, b'[1, 2, "", 1e999, "data", [[["a", 3, 1, 1, 1]], []]]', b"1" * 5000],
+)
+def test_what_is_not_a_heartbeat_is_none(text: bytes) -> None:
+    assert Heartbeat.parse(text) is None
+
+
+def test_a_heartbeat_comes_back_as_it_was_written() -> None:
+    trace = Trace((GroupTrace("nccl/0", "tp", 5, 4, "all_reduce"), GroupTrace("nccl/1", (0, 9), 2, 0, "")), (3,))
+    heartbeat = Heartbeat(1, 2, "validation", 3.5, "data", trace)
+    assert Heartbeat.parse(json.dumps(heartbeat).encode()) == heartbeat
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[str]:
+    """The lines with which watchdogs of this process would exit."""
+    exits: queue.Queue[str] = queue.Queue()
+
+    def exit_hung(line: str) -> NoReturn:
+        exits.put(line)
+        while True:  # a daemon thread, which does nothing more
+            threading.Event().wait()
+
+    monkeypatch.setattr(watchdog, "_exit_hung", exit_hung)
+    return exits
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TCPStore]]:
+    """The job's store, in a list so that a test can end it."""
+    held = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(held[0].port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    yield held
+    held.clear()
+
+
+def test_a_line_of_an_earlier_attempt_ends_nobody_and_one_of_this_attempt_does(
+    store: list[TCPStore], lines: queue.Queue[str]
+) -> None:
+    PrefixStore("watchdog/0", store[0]).set("line", "what hung before the restart")
+    this = PrefixStore("watchdog/1", store[0])
+    with Watchdog(Layout(), 0, 0.3):
+        while json.loads(this.get("beat/0"))[0] < 3:  # three rounds without a line
+            pass
+        assert lines.empty()
+        this.set("line", "what hangs now")
+        assert lines.get(timeout=60) == "what hangs now"
+
+
+def test_a_rank_that_ends_takes_its_heartbeat_away(store: list[TCPStore]) -> None:
+    this = PrefixStore("watchdog/1", store[0])
+    with Watchdog(Layout(), 0, PATIENCE):
+        assert Heartbeat.parse(this.get("beat/0"))
+    assert not this.get("beat/0")
+
+
+def test_a_rank_that_loses_the_store_says_so(store: list[TCPStore], lines: queue.Queue[str]) -> None:
+    port = store[0].port
+    with Watchdog(Layout(dp=2), 1, 0.3):
+        store[0].get("watchdog/1/beat/1")
+        store.clear()
+        assert lines.get(timeout=60).startswith(f"rank 1 (tp 0, pp 0, dp 1) lost the job's store at 127.0.0.1:{port}: ")
+
+
+def test_a_rank_whose_store_answers_nothing_says_so(
+    store: list[TCPStore], lines: queue.Queue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network_back = threading.Event()
+
+    class CutOff(MemoryStore):
+        def check(self, _keys: list[str]) -> bool:
+            return not network_back.wait()
+
+    monkeypatch.setattr(watchdog, "_connect", CutOff)
+    with Watchdog(Layout(dp=2), 1, 0.3):
+        line = lines.get(timeout=60)
+        network_back.set()
+    assert line.startswith(
+        f"rank 1 (tp 0, pp 0, dp 1) lost the job's store at 127.0.0.1:{store[0].port}: no answer for"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "phase"),
+    [
+        (["mtnlg_parallel/training/loop.py", "deepspeed/runtime/pipe/engine.py", "mtnlg_model/decoder.py"], "forward"),
+        (["mtnlg_parallel/model/pipeline.py", "mtnlg_parallel/model/stage_modules.py"], "forward"),
+        (["deepspeed/runtime/pipe/engine.py", "torch/autograd/graph.py"], "backward"),
+        (
+            ["torch/autograd/graph.py", "mtnlg_parallel/model/sequence_parallel.py", "torch/distributed/rpc.py"],
+            "communication",
+        ),
+        (["deepspeed/runtime/pipe/engine.py", "mtnlg_parallel/training/samples.py", "queue.py"], "data"),
+        (["mtnlg_parallel/training/samples.py", "mtnlg_data/tokens/store.py"], "data"),
+        (["mtnlg_parallel/training/checkpointing.py", "torch/distributed/distributed_c10d.py"], "communication"),
+    ],
+)
+def test_the_innermost_known_file_of_a_stack_names_the_phase(files: list[str], phase: str) -> None:
+    frames: list[Any] = []
+
+    def reach(rest: list[str]) -> None:
+        if not rest:
+            frames.append(sys._getframe(1))
+            return
+        call = compile("reach(rest)", f"/somewhere/{rest[0]}", "eval")
+        eval(call, {"reach": reach, "rest": rest[1:]})  # noqa: S307  (a frame of a file of this name)
+
+    reach(files)
+    assert phase_of(frames[0]) == phase
+
+
+@pytest.mark.parametrize("file", [file for _, files in PHASES for file in files])
+def test_every_file_of_a_phase_exists_so_that_a_moved_module_is_noticed(file: str) -> None:
+    package, _, path = file.partition("/")
+    spec = find_spec(package)
+    assert spec
+    assert [*Path(next(iter(spec.submodule_search_locations or ()))).glob(f"{path}*")] or not path

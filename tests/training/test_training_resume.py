@@ -1,0 +1,116 @@
+"""Every rank goes on from the state that rank 0 names, and a checkpoint is all ranks' state of one step."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtnlg_model.checkpoint.manifest import latest
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_parallel.record.history import read_events
+from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.training.samples import open_data
+from training.conftest import make_data
+from training.reference_loop import FP32, RunRanks, mean_loss, recipe_of
+
+Die = Callable[..., Path]
+RECIPE: dict[str, Any] = {"ramp": None, "validation_every": 0, "samples": 8 * 10, "checkpoint_every": 4}
+
+
+@pytest.fixture(scope="module")
+def died(run_ranks: RunRanks, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run left that died before step 10, with checkpoints of steps 4 and 8. Copy it."""
+    out = tmp_path_factory.mktemp("died")
+    recipe = recipe_of((1, 1, 2), **RECIPE)
+    assert set(run_ranks("run_until_death", [recipe], data=data, outs=[out], die=10, fails=True)) == {"died"}
+    return out
+
+
+def test_ranks_resume_what_rank_0_sees_though_one_sees_an_older_listing(
+    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(died, tmp_path / "out")
+    before = list(read_steps(out))
+    recipe = recipe_of((1, 1, 2), **RECIPE)
+    ranks = run_ranks("run_until_death", [recipe], data=data, outs=[out], fault="stale listing", stale="step-4")
+    assert [rank["resumed"] for rank in ranks] == [8, 8]
+    steps = list(read_steps(out))
+    assert [step["step"] for step in steps] == list(range(1, 11))
+    assert [step["loss"] for step in steps[:9]] == [step["loss"] for step in before], "to the last bit"
+    first, second = (event for event in read_events(out) if event["event"] == "resumed")
+    assert (first["step"], first["source"], first["lost_steps"]) == (0, "initial", 0)
+    assert (second["step"], second["source"], second["lost_steps"]) == (8, "disk", 1)
+    assert second["lost_seconds"] == before[8]["seconds"]
+
+
+def test_a_refusal_by_rank_0_ends_all_ranks_with_the_same_line(run_ranks: RunRanks, died: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(died, tmp_path / "out")
+    make_data(tmp_path, seed=2)
+    recipe = recipe_of((1, 1, 2), **RECIPE)
+    errors = run_ranks("run_until_death", [recipe], data=tmp_path, outs=[out], fails=True)
+    lines = [error.strip().splitlines()[-1] for error in errors]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert f"{out / 'checkpoints' / 'step-8'}: trained on token stream" in lines[0]
+    assert len(list(read_steps(out))) == 9, "nothing was cut off"
+
+
+def test_a_rank_waits_for_files_that_appear_late_on_its_node(
+    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(died, tmp_path / "out")
+    recipe, late = recipe_of((1, 1, 2), **RECIPE), tmp_path / "late"
+    ranks = run_ranks("run_until_death", [recipe], data=data, outs=[out], fault="late files", late=late)
+    assert [rank["resumed"] for rank in ranks] == [8, 8]
+    recipe = recipe_of((1, 1, 2), guard={"disk_patience": 0.1}, **RECIPE)
+    shutil.rmtree(out / "checkpoints" / "step-10")
+    (out / "checkpoints" / "step-8" / "rank-1.weights-0.safetensors").unlink()
+    errors = run_ranks("run_until_death", [recipe], data=data, outs=[out], fails=True)
+    assert any("rank-1.weights-0.safetensors: No such file or directory, for 0.1 s" in error for error in errors)
+
+
+def test_a_new_run_from_weights_begins_with_their_loss_and_a_new_optimizer(
+    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path
+) -> None:
+    newest = latest(died / "checkpoints")
+    assert newest
+    recipe = recipe_of((2, 1, 1), **RECIPE, initial=str(died / "checkpoints"))
+    steps = run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path])[0]["steps"]
+    expected = mean_loss(Checkpoint.open(newest).decoder(), open_data(data, recipe).train, range(8))
+    assert steps[0]["loss"] == pytest.approx(float(expected.detach()), rel=FP32)
+    assert [step["step"] for step in steps] == list(range(1, 11))
+    assert Checkpoint.open(tmp_path / "checkpoints").optimizer_steps == 10
+
+
+def test_a_checkpoint_is_published_when_all_ranks_have_written_and_training_goes_on_meanwhile(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of((1, 1, 2), **RECIPE | {"samples": 8 * 7})
+    run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path], fault="slow rank", behind=7)
+    assert [step["step"] for step in read_steps(tmp_path)] == list(range(1, 8))
+    for step in (4, 7):
+        Checkpoint.open(tmp_path / "checkpoints" / f"step-{step}").verify()
+
+
+def test_publishing_slower_than_a_step_may_be_ends_well(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+    recipe = recipe_of((1, 1, 2), guard={"patience": 2.0}, **RECIPE | {"samples": 8 * 6})
+    run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path], fault="slow publishing")
+    assert [step["step"] for step in read_steps(tmp_path)] == list(range(1, 7))
+    assert latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-6"
+
+
+@pytest.mark.parametrize(("precision", "dp"), [("fp32", 2), ("bf16", 1)])
+def test_a_checkpoint_is_of_its_step_though_copied_as_late_as_the_next_update_allows(
+    run_ranks: RunRanks, data: Path, tmp_path: Path, precision: str, dp: int
+) -> None:
+    recipe = recipe_of((1, 1, dp), **RECIPE | {"samples": 8 * 6}, precision=precision)
+    checksums = []
+    for fault in (None, "late copy"):
+        out = tmp_path / str(fault)
+        run_ranks("run_until_death", [recipe], data=data, outs=[out], fault=fault)
+        manifest = json.loads((out / "checkpoints" / "step-4" / "manifest.json").read_text())
+        checksums.append({name: file["checksum"] for name, file in manifest["files"].items()})
+    assert checksums[0] == checksums[1]

@@ -1,0 +1,77 @@
+"""How a rank starts: the groups it makes and their timeouts, its device, and the health check before training."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.reference_loop import RunRanks, recipe_of
+
+
+def test_every_process_group_waits_longer_than_the_watchdog(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+    recipe = recipe_of((2, 2, 1), guard={"patience": 700.0, "disk_patience": 50.0}, samples=8)
+    for timeouts in run_ranks("group_timeouts", [recipe], data=data, outs=[tmp_path]):
+        assert len(timeouts) > 6
+        assert set(timeouts) == {760.0}
+
+
+def test_a_rank_of_2240_makes_only_groups_that_are_used(run_ranks: RunRanks) -> None:
+    """Together with all ranks the world's, 633 of DeepSpeed's grid and 64 of its tied weights; alone its tp group."""
+    layout, model = (8, 35, 8), {"layers": 35, "heads": 8, "hidden": 64}
+    recipe = recipe_of(layout, model, batch=8, micro_batch=1, ramp=None, validation_samples=8)
+    for rank, joined in ((0, 8), (1117, 7)):
+        (made,) = run_ranks("groups_made", [recipe], rank=rank, world=1)
+        assert made == {"together": 1 + 633 + 64, "joined": joined}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "line"),
+    [
+        ("product", 72, r"rank 1 \(.*dp 1\) on node-1: CPU computes wrong products; leave that node out"),
+        ("full", 74, r"rank 1 \(.*dp 1\) on node-1: /.*: No space left on device; make room or make it writable"),
+        ("unshared", 74, r"rank 1 \(.*dp 1\) on node-1: /.*: rank 0's file is not there after .* that all nodes share"),
+    ],
+    ids=["product", "full", "unshared"],
+)
+def test_a_node_at_fault_is_named_before_training(
+    run_ranks: RunRanks, tmp_path: Path, fault: str, status: int, line: str
+) -> None:
+    recipe = recipe_of((1, 1, 2))
+    peer, culprit = run_ranks("checked_health", [recipe], out=tmp_path, fault=fault)
+    assert culprit["status"] == status
+    assert re.search(line, culprit["line"])
+    assert peer["status"] == 70
+    assert peer["line"].startswith("rank 0 stops: rank 1 (tp 0, pp 0, dp 1) on node-1: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_healthy_nodes_are_described_in_one_line(run_ranks: RunRanks, tmp_path: Path) -> None:
+    ranks = run_ranks("checked_health", [recipe_of((1, 1, 2))], out=tmp_path, fault="")
+    assert [len(rank["lines"]) for rank in ranks] == [1, 0]
+    described = r"checked 2 ranks on 2 nodes, [\d.e+-]+ GB/s between nodes \(least [\d.e+-]+\), [\d.,e+]+ GB free"
+    assert re.fullmatch(described, ranks[0]["lines"][0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_cuda_finds_its_settings_when_the_forecast_starts_it() -> None:
+    """On rank 0 the forecast asks the GPU for its name before the process group is there."""
+    code = """
+import os
+from mtnlg_parallel.launch.worker import run_rank
+from mtnlg_parallel.recipe import load_recipe, RunOptions
+from pathlib import Path
+import torch
+def prepare():
+    print(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], torch.cuda.is_initialized())
+    raise SystemExit
+run_rank(load_recipe(Path("recipes/quickstart")), Path(), Path(), RunOptions(), prepare)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["1", "False"], done.stderr
