@@ -1,0 +1,54 @@
+"""docs/goodput.md is what its script writes, and the simulation behind it agrees with theory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from failures import LLAMA, STEP_SECONDS, Policy, Site, simulate  # noqa: E402
+
+NOTHING = Site(
+    notice=0.0,
+    hang=0.0,
+    processes=0.0,
+    groups=0.0,
+    load=0.0,
+    load_memory=0.0,
+    stall=0.0,
+    write=0.0,
+    send=0.0,
+    queue=0.0,
+    both_copies_lost=0.0,
+)
+BETWEEN = 1 / LLAMA.per_second
+
+
+def test_the_document_is_what_the_script_writes(tmp_path: Path) -> None:
+    out = tmp_path / "goodput.md"
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "failures.py"), "--out", str(out)], check=True)
+    assert out.read_text() == (ROOT / "docs" / "goodput.md").read_text(), "run benchmarks/failures.py"
+
+
+def test_a_failure_costs_half_an_interval_or_what_the_restart_takes() -> None:
+    """To 3 %: the simulation has some ten thousand failures, whose losses deviate by 60 % of their mean."""
+    shares = simulate(Policy(disk=100), NOTHING, LLAMA.per_second)
+    assert shares.lost == pytest.approx(50 * STEP_SECONDS / BETWEEN, rel=0.03)
+    assert sum(shares) == pytest.approx(1.0)
+    shares = simulate(Policy(disk=1, person=1800.0), NOTHING, LLAMA.per_second)
+    assert shares.waiting == pytest.approx(1800 / (BETWEEN + 1800), rel=0.03)
+    shares = simulate(Policy(disk=1), NOTHING._replace(load=600.0), LLAMA.per_second)
+    assert shares.starting == pytest.approx(600 / BETWEEN, rel=0.03)
+
+
+def test_copies_in_memory_save_what_the_disk_would_lose_where_they_survive() -> None:
+    rate = LLAMA.per_second
+    disk, memory = Policy(disk=100, spare=True), Policy(disk=100, memory=1, spare=True)
+    assert simulate(memory, NOTHING, rate).lost == pytest.approx(STEP_SECONDS / 2 / BETWEEN, rel=0.1)
+    never_survives = NOTHING._replace(both_copies_lost=1.0)
+    assert simulate(memory, never_survives, rate).lost == simulate(disk, never_survives, rate).lost
