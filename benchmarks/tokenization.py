@@ -87,7 +87,8 @@ def sides(path: Path, texts: list[str], part: list[str], shard: Path) -> dict[st
     encode_all(warm, texts)
     (numbered,) = number_shards([shard])
     groups = tuple(range(len(text_bytes(shard))))
-    unit = EncodeUnit(numbered, groups, UnitOutput(path, ""), SEED, "gigatoken", shard.with_suffix(".arrow"))
+    eod = tokenizer.get_vocab_size() - 1
+    unit = EncodeUnit(numbered, groups, UnitOutput(path, ""), eod, SEED, "gigatoken", shard.with_suffix(".arrow"))
     return {
         "tokenizers encode_batch": lambda: [
             each.ids for each in tokenizer.encode_batch(part, add_special_tokens=False)

@@ -58,11 +58,25 @@ def test_three_datasets_have_a_rule_of_their_own(rule: Rule, text: str, cleaned:
     [
         ("&" + "amp;" * 200_000, "nested_entities"),
         ("&" + "#38;" * 200_000, "nested_entities"),
+        ("&" + "a&#109;p;" * 100_000, "nested_entities"),
+        ("\uff06" + "amp;" * 200_000, "nested_entities"),
         ("a" + "\u0301\u0316" * 200_000, "stacked_marks"),
+        ("AT&T;" + "".join(f"{number};" for number in range(12, 100_000)), None),
+        ("&" + "amp;" * 14 + "lt;", None),
         ("&amp;amp;lt; " * 10_000, None),
         ("a\u0301\u0316 " * 10_000, None),
     ],
-    ids=["amp", "38", "marks", "fair entities", "fair marks"],
+    ids=[
+        "amp",
+        "38",
+        "an entity in the name",
+        "wide",
+        "marks",
+        "a list after AT&T",
+        "fifteen levels",
+        "fair entities",
+        "fair marks",
+    ],
 )
 def test_a_text_crafted_to_keep_ftfy_busy_is_dropped_for_its_own_reason(text: str, reason: str | None) -> None:
     assert clean_text(text, "en", ["unicode"], DEFAULTS)[1] == reason

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,6 @@ from mtnlg_data.engine.units import run_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from types import ModuleType
 
     from mtnlg_data.engine import Unit
@@ -61,6 +61,29 @@ def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_
             run_units(engine, units.die_at_b, units.units_in(tmp_path, "abc"), "echo")
         run_units(engine, units.echo, units.units_in(tmp_path, "abc"), "echo")
     assert {"a", "b", "c"} <= set(ran(tmp_path))
+
+
+UNGUARDED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from echo_units import echo, units_in
+from mtnlg_data.engine import Local, run_units
+run_units(Local(2), echo, units_in(Path(sys.argv[2]), "abc"), "echo")
+"""
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    words = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    line = ended.stderr.strip().splitlines()[-1]
+    assert line.endswith(
+        "script.py: its workers import this script, and began its work again; "
+        'put what it does under: if __name__ == "__main__":'
+    )
+    assert "bootstrapping" not in ended.stderr
 
 
 class Others(Claims):

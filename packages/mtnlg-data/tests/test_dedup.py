@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtnlg_data.console import Failure
+from mtnlg_data.dedup import stage
 from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
 from mtnlg_data.document import Document, batch_documents, write_documents
 from mtnlg_data.engine import Local
@@ -164,8 +165,9 @@ def test_samples_show_both_texts(tmp_path: Path, documents: list[Document]) -> N
 
 
 def test_a_source_that_would_lose_more_than_its_share_stops_the_run_until_a_person_says_go_on(
-    tmp_path: Path, documents: list[Document]
+    tmp_path: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stage, "SMALL_SOURCE", 6)
     shards, out = write_shards(tmp_path, documents), tmp_path / "out"
     with pytest.raises(Failure, match=r"would remove 28.6% of web, more than alarm_share = 0.2") as stopped:
         run(shards, out, WORDS.model_copy(update={"alarm_share": 0.2}), ("books", "web"))
@@ -181,6 +183,25 @@ def test_a_source_that_would_lose_more_than_its_share_stops_the_run_until_a_pers
         "write_survivors",
         "write_survivors",
     ]  # the search is not done again
+
+
+def test_a_source_may_lose_exactly_its_share(
+    tmp_path: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "SMALL_SOURCE", 0)
+    settings = WORDS.model_copy(update={"alarm_share": 2 / 7})
+    summary, _ = run(write_shards(tmp_path, documents), tmp_path / "out", settings, ("books", "web"))
+    assert summary["duplicates"]["removed_share"]["web"] == round(2 / 7, 6)
+
+
+def test_a_small_source_is_named_and_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of three copies go: of so few documents, that is no sign of a mistake."""
+    documents = [Document(f"web/{number}", "web", sentence(0)) for number in range(3)]
+    summary, _ = run(write_shards(tmp_path, documents), tmp_path / "out")
+    assert summary["documents_out"] == 1
+    assert (
+        "removes 66.7% of web, more than alarm_share = 0.5, and goes on: it has 3 documents" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("texts", [[], ["", "."], ["one two three"]])
@@ -342,7 +363,8 @@ def test_a_damaged_state_file_is_found_and_made_again(tmp_path: Path, documents:
     units = 2 * len(shards) + 3  # up to the groups
     with pytest.raises(Killed):
         deduplicate_documents(shards, out, settings, ["web"], KilledAfter(units))
-    state = [path for path in (out / "state").rglob("*") if path.is_file() and path.suffix != ".json"]
+    folders = (out / "state", out / "verification")
+    state = [path for folder in folders for path in folder.iterdir() if path.suffix != ".json"]
     assert len(state) == units
     for path in state:
         shutil.copytree(out, tmp_path / "damaged", dirs_exist_ok=True)

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasketch import MinHash
 from hypothesis import given, settings
@@ -30,6 +31,7 @@ from mtnlg_data.dedup.minhash import (
 from mtnlg_data.dedup.representatives import choose_representatives
 from mtnlg_data.dedup.union_find import _unite_scipy, components, new_forest, unite
 from mtnlg_data.dedup.verify import (
+    Candidates,
     ShingleSets,
     _intersection_size_numpy,
     buckets,
@@ -37,6 +39,7 @@ from mtnlg_data.dedup.verify import (
     intersection_size,
     jaccard,
     verify_buckets,
+    verify_pairs,
 )
 
 if TYPE_CHECKING:
@@ -229,6 +232,18 @@ def test_every_pair_of_a_bucket_of_twelve_is_joined_or_below_the_threshold_or_be
             assert len(flat[one] & flat[other]) / len(flat[one] | flat[other]) < 0.8
 
 
+@pytest.mark.parametrize("candidates", [2, 3])
+def test_a_pair_that_just_reaches_the_threshold_is_a_duplicate(candidates: int) -> None:
+    """In a bucket of two, and in a larger one whose third candidate is like neither."""
+    sets_ = [np.arange(4, dtype=np.uint64), np.arange(5, dtype=np.uint64), np.arange(90, 99, dtype=np.uint64)]
+    names = pa.array([""] * candidates)
+    group = Candidates(
+        np.arange(candidates), names, names, np.ones((candidates, 1), np.uint64), store_sets(sets_[:candidates])
+    )
+    for threshold, pairs in ((0.8, [[0, 1]]), (np.nextafter(0.8, 1), [])):
+        assert np.sort(verify_pairs(group, threshold, 11, 1)).tolist() == pairs
+
+
 @pytest.mark.parametrize("rounds", [1, 2, 11])
 def test_a_bucket_gets_no_more_rounds_than_it_has_draws(rounds: int) -> None:
     """Each round finds one of the thirty pairs of twins in the bucket."""
@@ -265,6 +280,21 @@ def test_components_are_scipys_and_numbered_by_their_first_documents(links: list
     firsts = list(dict.fromkeys(theirs[nodes].tolist()))
     assert component.tolist() == [firsts.index(label) for label in theirs[nodes]]
     assert [part.tolist() for part in components(parent_scipy)] == [nodes.tolist(), component.tolist()]
+
+
+def test_components_of_graphs_with_deep_trees_are_scipys() -> None:
+    """Links in random order grow trees of many levels, where the root of a node is far above its parent."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        links = rng.integers(0, 60, (55, 2))
+        parent = new_forest(60)
+        for batch in np.array_split(links, 5):
+            unite(parent, batch)
+        graph = coo_array((np.ones(len(links)), (links[:, 0], links[:, 1])), shape=(60, 60))
+        _, theirs = connected_components(graph, directed=False)
+        nodes, component = components(parent)
+        firsts = list(dict.fromkeys(theirs[nodes].tolist()))
+        assert component.tolist() == [firsts.index(label) for label in theirs[nodes]]
 
 
 def test_the_best_source_stays_and_among_equals_the_lowest_hash_whatever_the_order() -> None:

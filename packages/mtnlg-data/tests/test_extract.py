@@ -76,6 +76,16 @@ def test_boilerplate_is_removed_and_paragraphs_stay(corpus: ModuleType, method: 
     assert extracted.split() == text.split()
 
 
+def test_the_language_is_that_of_the_whole_page_not_of_its_main_text(corpus: ModuleType) -> None:
+    page = corpus.page(corpus.text(1))
+    links = "".join(f'<li><a href="/{number}">{GERMAN[3:-4]}</a></li>' for number in range(40))
+    mixed = page.replace("<ul>", f"<ul>{links}")
+    assert detect_language(fate(page)[0]) == "en"
+    assert extract_record(Record(0, page.encode(), "", "utf-8"), ExtractSettings()).language == "en"
+    extracted = extract_record(Record(0, mixed.encode(), "", "utf-8"), ExtractSettings())
+    assert (extracted.language, extracted.reason) == ("de", "not_english")
+
+
 def test_thresholds_of_justext_can_be_set(corpus: ModuleType) -> None:
     page = corpus.page(corpus.text(3))
     assert fate(page, justext=BoilerplateSettings(length_low=10_000)) == ("", "empty")

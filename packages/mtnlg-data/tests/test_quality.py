@@ -232,6 +232,18 @@ def test_neither_the_cut_into_shards_nor_the_order_of_the_documents_changes_a_dr
         assert summary["quality"] == first[0]["quality"]
 
 
+def test_a_document_that_was_trained_on_is_kept_as_often_as_any_other(tmp_path: Path, corpus: ModuleType) -> None:
+    """The sample's draws and the Pareto draws are independent; one draw for both would keep what it sampled."""
+    _, kept = filter_corpus(tmp_path, corpus)
+    samples = (tmp_path / "out" / "state" / "samples").glob("crawl*.parquet")
+    sampled = {name for path in samples for name in pq.read_table(path)["id"].to_pylist()}
+    others = {f"crawl/{number}" for number in range(400)} - sampled
+    shares = [len(group & set(kept)) / len(group) for group in (sampled, others)]
+    share = len(kept) / 400
+    deviation = math.sqrt(share * (1 - share) * (1 / len(sampled) + 1 / len(others)))
+    assert abs(shares[0] - shares[1]) < 5 * deviation
+
+
 def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path, corpus: ModuleType) -> None:
     summary, kept = filter_corpus(tmp_path, corpus)
     trained = (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns
@@ -247,7 +259,8 @@ def test_the_positives_are_of_each_curated_source_as_many_as_the_recipe_says(
     roles = (["crawl"], ["books", "code"])
     filter_corpus(tmp_path, corpus, QualitySettings(positives={"books": 100, "code": 0}), roles=roles)
     counts = {
-        path.stem[:-6]: pq.read_metadata(path).num_rows for path in (tmp_path / "out" / "samples").glob("*.parquet")
+        path.stem[:-6]: pq.read_metadata(path).num_rows
+        for path in (tmp_path / "out" / "state" / "samples").glob("*.parquet")
     }
     assert counts["code"] == 0
     assert counts["books"] == pytest.approx(100, abs=5 * 100**0.5)  # drawn one by one: a standard deviation of 9

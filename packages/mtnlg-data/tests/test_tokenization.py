@@ -249,6 +249,35 @@ def test_a_tokenizer_json_without_an_end_token_gets_one(tmp_path: Path) -> None:
     assert set(store.read(0, store.tokens).tolist()) == {0, 1, 3}  # and nothing is put in but ends
 
 
+@pytest.mark.parametrize(
+    ("special", "settings", "vocabulary", "eod"),
+    [
+        (["</s>"], {}, 3, 2),  # its own
+        (["</s>", "[PAD]", EOD], {}, 5, 4),  # the usual name before the others
+        (["</s>", "[END]"], {"eod": "[END]"}, 4, 3),
+        (["[PAD]"], {"eod": "[END]"}, 4, 3),  # new
+    ],
+)
+def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_asked_for(
+    tmp_path: Path, special: list[str], settings: dict[str, str], vocabulary: int, eod: int
+) -> None:
+    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
+    words.pre_tokenizer = Whitespace()
+    words.add_special_tokens(special)
+    words.save(str(tmp_path / "words.json"))
+    chosen = TokenizeSettings.model_validate({"kind": "file", "path": tmp_path / "words.json", **settings})
+    account = tokenize(tmp_path, tmp_path / "out", chosen)
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (vocabulary, eod)
+    store = TokenStore(tmp_path / "out" / "code")
+    assert all(store[n][-1] == eod for n in range(len(store)))
+
+
+def test_a_word_that_looks_like_an_end_token_is_a_word(tmp_path: Path) -> None:
+    Tokenizer(WordLevel({"</s>": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "words.json"))  # noqa: S106
+    tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "words.json"))
+    assert read_blend(tmp_path / "out").eod == 2
+
+
 def test_an_end_token_may_stand_anywhere_in_a_tokenizer_json(tmp_path: Path) -> None:
     first = Tokenizer(WordLevel({EOD: 0, "quick": 1, "[UNK]": 2}, unk_token="[UNK]"))  # noqa: S106
     first.pre_tokenizer = Whitespace()

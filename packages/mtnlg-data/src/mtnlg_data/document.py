@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
         pa.field("score", pa.float32()),
     ]
 )
+ENGLISH = "en"  # in the column ``language``
 #: Limits of a row group, which is what a reader holds in memory: rows, or characters of text, whichever comes first.
 ROWS_PER_GROUP = 4096
 CHARACTERS_PER_GROUP = 1 << 22

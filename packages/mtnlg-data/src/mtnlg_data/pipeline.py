@@ -1,7 +1,8 @@
 """The whole curation: extract, quality, clean, deduplicate, decontaminate, tokenize, each in a folder of its own.
 
-A finished stage leaves ``account.json``: the key of its inputs and settings, its summary, and size and modification
-time of its files. While these agree the stage is not run again; an interrupted one resumes from its last finished unit.
+A finished stage leaves ``account.json``: the key of its inputs, settings and code, its summary, and size and
+modification time of its files. While these agree the stage is not run again; an interrupted one resumes from its last
+finished unit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from mtnlg_data.tokens.tokenizer import tokenizer_files
 
 from .console import say
 from .document import DamagedShard, shard_source
-from .engine import JobArray, checksum, key_of, lock_folder, manifest_path
+from .engine import (
+    JobArray,
+    StageFolder,
+    checksum,
+    code_digest,
+    key_of,
+    library_version,
+    lock_folder,
+    manifest_path,
+)
 from .files import sha256, write_json, write_text
 from .settings import dump
 from .tally import merge_summaries, summary_line
@@ -34,7 +44,14 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .sources import SourceFile
 
-STAGES = ("extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize")
+STAGES: dict[str, Callable[..., Summary]] = {
+    "extract": extract_documents,
+    "quality": filter_documents,
+    "clean": clean_documents,
+    "deduplicate": deduplicate_documents,
+    "decontaminate": decontaminate_documents,
+    "tokenize": tokenize_documents,
+}
 ACCOUNT = "account.json"
 
 
@@ -49,7 +66,8 @@ def curate(recipe: Recipe, out: Path, engine: Engine, task: tuple[int, int] | No
     recipe.resolved_tokenize.check()
     resolved = dump(recipe)
     inputs = [(asdict(file), _file_stats(file.path)) for file in files]
-    with lock_folder(out, key_of(resolved, inputs, texts and sha256(texts)), shared=task is not None) as claims:
+    key = key_of(code_digest(__name__), resolved, inputs, texts and sha256(texts))
+    with lock_folder(out, key, shared=task is not None) as claims:
         if task is not None:
             engine = JobArray(engine, task, claims)
         write_text(out / "recipe.toml", resolved)
@@ -75,7 +93,9 @@ def _run_stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None,
 
     inputs = [(asdict(file), _file_stats(file.path)) for file in files]
     extracted = runner.run(
-        "extract", [inputs, recipe.extract], lambda folder: extract_documents(files, folder, recipe.extract, engine)
+        "extract",
+        [inputs, recipe.extract, library_version(recipe.extract.method)],
+        lambda folder: extract_documents(files, folder, recipe.extract, engine),
     )
     shards = [extracted / name for name in runner.summaries[-1]["shards"]]
 
@@ -84,10 +104,12 @@ def _run_stages(recipe: Recipe, files: Sequence[SourceFile], texts: Path | None,
         roles, quality = (recipe.filtered, recipe.curated), recipe.resolved_quality
         good = runner.run(
             "quality",
-            [_checksums(shards), roles, quality, quality.model and sha256(quality.model)],
+            [_checksums(shards), roles, quality, quality.model_key()],
             lambda folder: filter_documents(shards, folder, quality, *roles, before=before, engine=engine),
         )
         shards = [good / shard.name if shard_source(shard) in recipe.filtered else shard for shard in shards]
+    else:
+        StageFolder(runner.folder("quality"), "quality", engine).clear()
 
     rules = {name: source.rules for name, source in recipe.sources.items()}
     clean = runner.run(
@@ -129,13 +151,17 @@ class _StageRunner:
         self.out = out
         self.summaries: list[Summary] = []
 
+    def folder(self, name: str) -> Path:
+        """The folder of a stage."""
+        return self.out / f"{list(STAGES).index(name) + 1:02d}-{name}"
+
     def run(self, name: str, inputs: object, stage: Callable[[Path], Summary], results: Path | None = None) -> Path:
         """Run a stage unless it has finished on these inputs; returns its folder.
 
         ``results`` is the folder of its output, if that is another.
         """
-        folder = self.out / f"{STAGES.index(name) + 1:02d}-{name}"
-        key = key_of(name, inputs)
+        folder = self.folder(name)
+        key = key_of(code_digest(STAGES[name].__module__), inputs)
         summary = _finished_summary(folder / ACCOUNT, key, results or folder)
         if summary is not None:
             say(f"{summary_line(summary)} (done before)")

@@ -29,7 +29,8 @@ from mtnlg_data.tokens.stage import tokenize_documents
 
 from .console import Failure, UsageFailure, say
 from .document import SCHEMA, read_documents, shard_source
-from .engine import lock_folder, manifest_path
+from .engine import StageFolder, listed_shards, lock_folder, manifest_path
+from .engine.stage_folder import LIST, read_list
 from .files import write_json
 from .report import write_report
 from .sources import SourceFile, name_below
@@ -90,14 +91,15 @@ def find_inputs(
         if not path.exists():
             raise Failure(f"{path}: no such file or folder; an input is PATH or NAME=PATH")
         inputs.paths.append(path)
-        shards = [] if raw else _shards(path)
+        listed = listed_shards(path) if path.is_dir() else [path] if _is_shard(path) else None
+        shards = [] if raw else listed
         if shards and named:
             raise UsageFailure(f"{argument}: its documents are of {shard_source(shards[0])} already; give only PATH")
         if shards:
             inputs.shards += shards
             inputs.sources += map(shard_source, shards)
         else:
-            inputs.files += _source_files(source, path, file_options)
+            inputs.files += _source_files(source, path, listed, file_options)
             inputs.sources.append(source)
     inputs.sources = list(dict.fromkeys(inputs.sources))
     by_id: dict[tuple[str, str], Path] = {}
@@ -110,10 +112,6 @@ def find_inputs(
     return inputs
 
 
-def _shards(path: Path) -> list[Path]:
-    return [file for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path]) if _is_shard(file)]
-
-
 def _is_shard(path: Path) -> bool:
     if path.suffix != ".parquet" or not manifest_path(path).exists():
         return False
@@ -123,9 +121,16 @@ def _is_shard(path: Path) -> bool:
         return False
 
 
-def _source_files(source: str, path: Path, file_options: Mapping[str, Any]) -> list[SourceFile]:
-    """The file, or all files of a known format below the folder."""
+def _source_files(
+    source: str, path: Path, listed: Sequence[Path] | None, file_options: Mapping[str, Any]
+) -> list[SourceFile]:
+    """The listed files, or the file itself, or all files of a known format below the folder."""
     base, paths = (path, sorted(path.rglob("*"))) if path.is_dir() else (path.parent, [path])
+    if listed is not None:
+        paths = list(listed)
+    elif stages := [file.parent for file in paths if file.name == LIST and read_list(file.parent) is not None]:
+        names = ", ".join(str(stage.relative_to(path)) for stage in stages)
+        raise Failure(f"{path}: holds the output of several stages; give one of {names}")
     files = [
         SourceFile(source, file, name_below(file, base), **{"kind": kind, **file_options})
         for file in paths
@@ -173,10 +178,12 @@ class StandaloneRunner:
     def shards(self, inputs: Inputs, folder: str = "documents") -> list[Path]:
         """The shards of the inputs; files are extracted into this folder of the output."""
         shards = list(inputs.shards)
+        target = self.out / folder
         if inputs.files:
-            target = self.out / folder
             summary = self.run(lambda: extract_documents(inputs.files, target, ExtractSettings(), self.engine))
             shards += [target / name for name in summary["shards"]]
+        else:
+            StageFolder(target, "extract", self.engine).clear()
         by_name: dict[str, Path] = {}
         for shard in shards:
             if (first := by_name.setdefault(shard.name, shard)) != shard:

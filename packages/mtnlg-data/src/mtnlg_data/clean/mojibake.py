@@ -23,6 +23,7 @@ from unicodedata import combining, is_normalized
 import ftfy
 from ftfy.badness import BADNESS_RE, MOJIBAKE_CATEGORIES
 from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
+from ftfy.fixes import unescape_html
 
 #: Curly quotes that ftfy replaces, by the straight quote that it puts in their place.
 QUOTES = {"'": "\u02bc\u2018\u2019\u201a\u201b", '"': "\u201c\u201d\u201e\u201f"}
@@ -38,8 +39,9 @@ TRIGGERS = re.compile(f"[\r{_REPLACED}{SUSPECT}]")
 TRIGGERS_OR_ENTITIES = re.compile(f"[&\r{_REPLACED}{SUSPECT}]")
 TRIGGERS_OR_NON_ASCII = re.compile(f"[&\r{_REPLACED}\x80-\U0010ffff]")
 
-#: Entities nested in entities: each of ftfy's rounds unescapes one level, and there may be a million.
-NESTED_ENTITIES = re.compile(r"&(?:#?[0-9A-Za-z]{1,24};){16}")
+#: Levels of entities nested in entities. Each of ftfy's rounds unescapes one, and there may be a million.
+MAX_ENTITY_LEVELS = 16
+WIDE = re.compile("[\uff01-\uff5e]")  # ASCII in full width, the ampersand too, which ftfy narrows
 MAX_COMBINING_MARKS = 100
 COMBINING_MARKS = range(0x300, 0x1F000)
 MAX_PIECE_CHARACTERS = ftfy.TextFixerConfig().max_decode_length
@@ -68,14 +70,26 @@ def fix_text(text: str) -> str:
 def unbounded_cost_reason(text: str) -> str | None:
     """The reason to drop a text on which ``fix_text`` might take unbounded time, else None.
 
-    ``nested_entities``  entities nested in entities, which ftfy unescapes one level per round
+    ``nested_entities``  entities nested in entities, of more levels than ``MAX_ENTITY_LEVELS``
     ``stacked_marks``    a hundred combining marks in a row, which NFC sorts one by one
     """
-    if NESTED_ENTITIES.search(text):
+    if _is_nested_deeply(text):
         return "nested_entities"
     if not text.isascii() and _stacked_marks().search(text):
         return "stacked_marks"
     return None
+
+
+def _is_nested_deeply(text: str) -> bool:
+    """Whether entities are left after as many rounds as are allowed; most texts take one, or none."""
+    if not text.isascii() and WIDE.search(text):
+        text = text.translate(WIDTH_MAP)
+    for _ in range(MAX_ENTITY_LEVELS):
+        unescaped = unescape_html(text) if "&" in text else text
+        if unescaped == text:
+            return False
+        text = unescaped
+    return True
 
 
 @cache

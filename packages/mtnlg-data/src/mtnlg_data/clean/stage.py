@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 from pydantic import Field
 
-from mtnlg_data.document import read_documents, shard_source, write_documents
-from mtnlg_data.engine import Unit, checksum, run_units
-from mtnlg_data.extract.text import ENGLISH
+from mtnlg_data.document import ENGLISH, read_documents, shard_source, write_documents
+from mtnlg_data.engine import StageFolder, Unit, checksum
 from mtnlg_data.settings import Settings
 from mtnlg_data.tally import Tally, stage_summary
 
@@ -64,7 +63,10 @@ def clean_documents(
         Cleaning(shard, checksum(shard), settings, tuple(rules[shard_source(shard)]), out / shard.name)
         for shard in shards
     ]
-    return stage_summary("clean", run_units(engine, clean_shard, units, "clean"), list(rules))
+    stage = StageFolder(out, "clean", engine)
+    summaries = stage.run(clean_shard, units, "clean")
+    stage.finish(unit.output for unit in units)
+    return stage_summary("clean", summaries, list(rules))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.document import SCHEMA, UnitOutput, number_shards, read_documents, read_rows, write_documents
-from mtnlg_data.engine import Unit, run_units
+from mtnlg_data.engine import StageFolder, Unit
 from mtnlg_data.files import atomic_path, sha256
 from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, Tallies, order_sources, stage_summary
 
@@ -64,7 +64,8 @@ def decontaminate_documents(
     ``texts`` is the file that ``mtnlg-eval texts`` writes; without it every document passes. Returns the stage's
     summary with ``decontamination``.
     """
-    state = out / "state"
+    stage = StageFolder(out, "decontaminate", engine)
+    state = stage.state
     checksum = None if texts is None else sha256(texts)
     ngrams = NgramUnit(texts, checksum, settings.n, settings.minimum, state / "ngrams.parquet")
     scans = tuple(
@@ -76,12 +77,13 @@ def decontaminate_documents(
     parts = [LedgerPartUnit(plan, state / f"{plan.scan.shard.path.stem}.cuts.parquet") for plan in plans]
     ledger = LedgerUnit([UnitOutput.of(part) for part in parts], out / "cuts.parquet")
     cuts = [CutUnit(plan, out / plan.scan.shard.path.name) for plan in plans]
-    run_units(engine, write_ngrams, [ngrams], "decontaminate: n-grams")
-    run_units(engine, scan_shard, scans, "decontaminate: scan")
-    counts = run_units(engine, count_documents, [count], "decontaminate: count")[0]
-    part_summaries = run_units(engine, write_ledger_part, parts, "decontaminate: ledger")
-    run_units(engine, join_ledger, [ledger], "decontaminate: join")
-    summaries = run_units(engine, cut_shard, cuts, "decontaminate: cut")
+    stage.run(write_ngrams, [ngrams], "decontaminate: n-grams")
+    stage.run(scan_shard, scans, "decontaminate: scan")
+    counts = stage.run(count_documents, [count], "decontaminate: count")[0]
+    part_summaries = stage.run(write_ledger_part, parts, "decontaminate: ledger")
+    stage.run(join_ledger, [ledger], "decontaminate: join")
+    summaries = stage.run(cut_shard, cuts, "decontaminate: cut")
+    stage.finish(cut.output for cut in cuts)
     cuts_by_task: Counter[str] = Counter()
     for summary in part_summaries:
         cuts_by_task.update(summary["cuts_by_task"])

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, say
 from mtnlg_data.document import UnitOutput, number_shards
-from mtnlg_data.engine import key_of, run_units
+from mtnlg_data.engine import StageFolder, code_digest, key_of
 from mtnlg_data.engine.units import verified_summary
 from mtnlg_data.settings import Settings
 from mtnlg_data.tally import order_sources, stage_summary
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Engine, Summary
 
 
-VERIFICATION_FOLDER = "verification"  # the state that a run with another threshold cannot reuse
+VERIFICATION_FOLDER = "verification"  # what a run with another threshold cannot reuse
+SMALL_SOURCE = 100  # documents; where fewer are mostly duplicates, that is no sign of a mistake
 
 
 class DeduplicateSettings(Settings):
@@ -57,7 +58,7 @@ class DeduplicateSettings(Settings):
     shingle_length: PositiveInt = 5
     rounds: PositiveInt = 11  # pivots per bucket
     seed: int = Field(1, ge=0, lt=1 << 32)
-    alarm_share: float = Field(0.5, ge=0, le=1)  # stop if a source would lose a larger share; 1 never stops
+    alarm_share: float = Field(0.5, ge=0, le=1)  # stop if a source of 100 documents or more would lose a larger share
 
 
 def deduplicate_documents(
@@ -68,67 +69,73 @@ def deduplicate_documents(
     ``priority`` names the sources, best first: each component keeps its document from the best source; unnamed sources
     share the last rank. Returns the stage's summary; its ``duplicates`` has components, cluster sizes, sample pairs and
     the removed share of each source. Raises ``Failure``, before anything is removed, where a source would lose more
-    than ``alarm_share`` of its documents; a second call with a higher share continues from there.
+    than ``alarm_share`` of its documents, and has ``SMALL_SOURCE``; a second call with a higher share continues there.
     """
     if not shards:
         raise Failure("nothing to deduplicate: no shards were given")
     numbered = number_shards(shards)
-    ledger, duplicates = _find_duplicates(numbered, out, settings, tuple(priority), engine)
+    stage = StageFolder(out, "deduplicate", engine)
+    ledger, duplicates = _find_duplicates(numbered, stage, settings, tuple(priority))
     documents, removed = duplicates.pop("documents"), duplicates.pop("removed")
     duplicates["removed_share"] = _removed_shares(documents, removed, settings.alarm_share, ledger.path)
     if engine.task[1] == 1:  # other tasks on the same folder may still read it
-        rmtree(out / "state" / VERIFICATION_FOLDER, ignore_errors=True)
-    mask = RemovalMaskUnit(ledger, numbered, out / "state" / "removed.npy")
-    run_units(engine, write_removal_mask, [mask], "deduplicate: mark")
+        rmtree(out / VERIFICATION_FOLDER, ignore_errors=True)
+    mask = RemovalMaskUnit(ledger, numbered, stage.state / "removed.npy")
+    stage.run(write_removal_mask, [mask], "deduplicate: mark")
     survivors = [SurvivorUnit(shard, UnitOutput.of(mask), out / shard.path.name) for shard in numbered]
-    summaries = run_units(engine, write_survivors, survivors, "deduplicate: write")
+    summaries = stage.run(write_survivors, survivors, "deduplicate: write")
+    stage.finish(unit.output for unit in survivors)
     summary = stage_summary("deduplicate", summaries, order_sources(summaries, priority))
     return {**summary, "duplicates": duplicates}
 
 
 def _find_duplicates(
-    shards: list[Shard], out: Path, settings: DeduplicateSettings, priority: tuple[str, ...], engine: Engine
+    shards: list[Shard], stage: StageFolder, settings: DeduplicateSettings, priority: tuple[str, ...]
 ) -> tuple[UnitOutput, Summary]:
     """Run all units up to the ledger, unless it is done; returns the ledger and its summary."""
-    state = out / "state"
-    folder = state / VERIFICATION_FOLDER
+    folder = stage.path / VERIFICATION_FOLDER
     shingle = (settings.shingle, settings.shingle_length)
     verification = (settings.threshold, settings.rounds, settings.seed)
     signatures = tuple(
-        SignatureUnit(s, *shingle, settings.bands, settings.rows, settings.seed, state / f"{s.path.stem}.run")
+        SignatureUnit(s, *shingle, settings.bands, settings.rows, settings.seed, stage.state / f"{s.path.stem}.run")
         for s in shards
     )
+    runs = [SignatureRun(unit.output, unit.shard.first, unit.shard.rows, settings.bands) for unit in signatures]
     signature_digest = key_of([(unit.shard.path.name, unit.key) for unit in signatures])
-    digest = key_of(signature_digest, verification, priority)
-    ledger = LedgerUnit(digest, shards, (), (), out / "removed.parquet")
+    links, clusters = _cluster_units([run for run in runs if run.rows], signature_digest, stage.state)
+    candidates = [
+        CandidateUnit(shard, run, UnitOutput.of(clusters), (), *shingle, folder / f"{shard.path.stem}.arrow")
+        for shard, run in zip(shards, runs, strict=True)
+        if run.rows
+    ]
+    verifying_code = code_digest(GroupUnit.__module__)
+    digest = key_of([unit.key for unit in candidates], signature_digest, verifying_code, verification, priority)
+    ledger = LedgerUnit(digest, shards, (), (), stage.path / "removed.parquet")
+    stage.keep([*signatures, *links, clusters, ledger])
     if (summary := verified_summary(ledger)) is not None:
         return UnitOutput.of(ledger), summary
-    signature_summaries = run_units(engine, write_signatures, signatures, "deduplicate: signatures")
-    runs = [SignatureRun(unit.output, unit.shard.first, unit.shard.rows, settings.bands) for unit in signatures]
-    clusters, groups = _find_clusters([run for run in runs if run.rows], signature_digest, state, engine)
-    candidates = [
-        CandidateUnit(shard, run, clusters, groups, *shingle, folder / f"{shard.path.stem}.arrow")
-        for shard, run in zip(shards, runs, strict=True)
-        if groups and run.rows
-    ]
-    candidate_summaries = run_units(engine, collect_candidates, candidates, "deduplicate: candidates")
+    signature_summaries = stage.run(write_signatures, signatures, "deduplicate: signatures")
+    stage.run(link_bands, links, "deduplicate: bands")
+    groups = stage.run(cluster_documents, [clusters], "deduplicate: clusters")[0]["groups"]
+    candidates = [replace(unit, groups=groups) for unit in candidates] if groups else []
+    candidate_summaries = stage.run(collect_candidates, candidates, "deduplicate: candidates")
     files = [unit.output for unit in candidates]
     batches_by_group = _batches_by_group([summary["groups"] for summary in candidate_summaries], len(groups))
     parts = [
         GroupUnit(n, files, batches, digest, *verification, priority, shards, folder / f"group-{n:06d}.parquet")
         for n, batches in enumerate(batches_by_group)
     ]
-    run_units(engine, deduplicate_group, parts, "deduplicate: verify")
+    stage.run(deduplicate_group, parts, "deduplicate: verify")
     documents: Counter[str] = Counter()
     for summary in signature_summaries:
         documents.update(summary["documents"])
     ledger = replace(ledger, documents=tuple(sorted(documents.items())), parts=[part.output for part in parts])
-    (summary,) = run_units(engine, write_ledger, [ledger], "deduplicate: ledger")
+    (summary,) = stage.run(write_ledger, [ledger], "deduplicate: ledger")
     return UnitOutput.of(ledger), summary
 
 
-def _find_clusters(runs: list[SignatureRun], digest: str, state: Path, engine: Engine) -> tuple[UnitOutput, list[int]]:
-    """Run the units from the runs to the clusters; returns the clusters and the ends of their groups."""
+def _cluster_units(runs: list[SignatureRun], digest: str, state: Path) -> tuple[list[BandUnit], ClusterUnit]:
+    """The units from the runs to the clusters; ``digest`` is that of all runs."""
     documents = sum(run.rows for run in runs)
     parts = count_key_ranges(documents)
     links = [
@@ -136,10 +143,8 @@ def _find_clusters(runs: list[SignatureRun], digest: str, state: Path, engine: E
         for bands in (group_bands(documents, runs[0].bands) if runs else ())
         for part in range(parts)
     ]
-    clusters = ClusterUnit([unit.output for unit in links], key_of(digest, parts), runs, documents, state / "clusters")
-    run_units(engine, link_bands, links, "deduplicate: bands")
-    (summary,) = run_units(engine, cluster_documents, [clusters], "deduplicate: clusters")
-    return UnitOutput.of(clusters), summary["groups"]
+    linked = key_of(digest, [unit.key for unit in links])
+    return links, ClusterUnit([unit.output for unit in links], linked, runs, documents, state / "clusters")
 
 
 def _batches_by_group(files: list[list[int]], groups: int) -> list[bytes]:
@@ -155,9 +160,17 @@ def _batches_by_group(files: list[list[int]], groups: int) -> list[bytes]:
 def _removed_shares(
     documents: dict[str, int], removed: dict[str, int], alarm_share: float, ledger: Path
 ) -> dict[str, float]:
-    """The share of its documents that each source loses. Raises ``Failure`` where one exceeds ``alarm_share``."""
+    """The share of its documents that each source loses.
+
+    Raises ``Failure`` where one exceeds ``alarm_share``; of a source under ``SMALL_SOURCE`` documents it is only said.
+    """
     shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
     alarming = {source: share for source, share in shares.items() if share > alarm_share}
+    for source in [source for source in alarming if documents[source] < SMALL_SOURCE]:
+        say(
+            f"deduplication removes {alarming.pop(source):.1%} of {source}, more than alarm_share = {alarm_share:g}, "
+            f"and goes on: it has {documents[source]} documents"
+        )
     if alarming:
         losses = ", ".join(f"{share:.1%} of {source}" for source, share in alarming.items())
         sufficient = f"{np.ceil(max(alarming.values()) * 100) / 100:g}"

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from mtnlg_data.console import Failure
 
+from .code_digest import code_digest, library_version
 from .job_array import Claims, JobArray, lock_folder
 from .local import Local
+from .stage_folder import StageFolder, listed_shards, read_list
 from .units import Engine, Summary, U, Unit, checksum, key_of, manifest_path, run_units
 
 if TYPE_CHECKING:
@@ -25,14 +27,19 @@ __all__ = [
     "EngineName",
     "JobArray",
     "Local",
+    "StageFolder",
     "Summary",
     "U",
     "Unit",
     "checksum",
+    "code_digest",
     "key_of",
+    "library_version",
+    "listed_shards",
     "lock_folder",
     "manifest_path",
     "open_engine",
+    "read_list",
     "run_units",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +18,7 @@ from mtnlg_data.console import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
     from .units import Summary, U
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 #: Units submitted for each worker: enough that none waits for its next, few enough to leave some to other tasks.
 UNITS_PER_WORKER = 2
+#: Exit status of a worker that, while it imported the script of its parent, was to start workers of its own.
+UNGUARDED_STATUS = 75
 
 
 def available_cores() -> int:
@@ -44,6 +48,7 @@ class Local:
         self.workers = workers or available_cores()
         self._pool: ProcessPoolExecutor | None = None
         self._lifeline: tuple[Connection, Connection] | None = None
+        self._processes: list[BaseProcess] = []
 
     def close(self) -> None:
         """Let the workers finish their units, and end them."""
@@ -63,6 +68,7 @@ class Local:
         futures = {}
         try:
             futures = {pool.submit(function, unit): unit for unit in first}
+            self._processes = self._processes or multiprocessing.active_children()
             while futures:
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
                     summary = future.result()
@@ -71,6 +77,11 @@ class Local:
                     yield unit, summary
         except BrokenProcessPool:
             self._stop_workers(wait=False)
+            if any(process.exitcode == UNGUARDED_STATUS for process in self._processes):
+                raise Failure(
+                    f"{sys.argv[0]}: its workers import this script, and began its work again; "
+                    'put what it does under: if __name__ == "__main__":'
+                ) from None
             names = ", ".join(sorted(unit.output.name for unit in futures.values()))
             raise Failure(
                 f"a worker died (out of memory?) at one of {names}; the same command goes on with what is left"
@@ -80,6 +91,9 @@ class Local:
             raise
 
     def _start_workers(self) -> ProcessPoolExecutor:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # set while a worker imports the script
+            os._exit(UNGUARDED_STATUS)
+        self._processes = []
         spawn = multiprocessing.get_context("spawn")
         self._lifeline = spawn.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(self.workers, spawn, initializer=_set_up_worker, initargs=self._lifeline[:1])

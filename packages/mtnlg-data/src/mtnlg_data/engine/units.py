@@ -1,8 +1,8 @@
 """Units of work and their manifests, by which a killed run resumes.
 
 A unit is a picklable object that names its output file and a key: the digest of everything that the output depends on
-(settings, this package's code, checksums of its inputs). Its manifest, ``<output>.json``, is written after the output.
-When the same command runs again, a unit whose manifest has its key and whose files match their checksums is skipped.
+(settings, the code that makes it, checksums of its inputs). Its manifest, ``<output>.json``, is written after it. When
+the same command runs again, a unit whose manifest has its key and whose files match their checksums is skipped.
 Neither the number of workers nor the engine enters a key, so neither changes a byte.
 """
 
@@ -13,15 +13,17 @@ import json
 import os
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property, partial
-from pathlib import Path
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mtnlg_data.console import progress, say
 from mtnlg_data.files import sha256, write_json
 
+from .code_digest import code_digest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
 Summary = dict[str, Any]
 
@@ -43,8 +45,8 @@ class Unit(ABC):
 
     @cached_property
     def key(self) -> str:
-        """Digest of all that the output depends on."""
-        return key_of(*self._key_parts())
+        """Digest of all that the output depends on, the code of this class's module included."""
+        return key_of(code_digest(type(self).__module__), *self._key_parts())
 
 
 U = TypeVar("U", bound=Unit)
@@ -61,16 +63,8 @@ class Engine(Protocol):
 
 
 def key_of(*parts: object) -> str:
-    """Digest of JSON-able parts and of this package's code, for ``Unit.key``."""
-    return hashlib.sha256(json.dumps([code_digest(), *parts], sort_keys=True, default=str).encode()).hexdigest()
-
-
-@cache
-def code_digest() -> str:
-    """Digest of every module of this package: outputs of other code are never reused."""
-    package = Path(__file__).parents[1]
-    modules = sorted(package.rglob("*.py"))
-    return hashlib.sha256(b"".join(module.read_bytes() for module in modules)).hexdigest()
+    """Digest of JSON-able parts."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def run_units(engine: Engine, function: Callable[[U], Summary], units: Sequence[U], label: str) -> list[Summary]:
@@ -97,8 +91,7 @@ def run_units(engine: Engine, function: Callable[[U], Summary], units: Sequence[
 def run_unit(function: Callable[[U], Summary], unit: U) -> Summary:
     """Run a unit on a worker, then write its manifest."""
     summary = function(unit)
-    names = summary.pop("files", [])
-    files = {name: sha256(unit.output.with_name(name)) for name in names}
+    files = {name: sha256(unit.output.with_name(name)) for name in summary.get("files", ())}
     for name, digest in files.items():
         write_json(manifest_path(unit.output.with_name(name)), {"key": unit.key, "sha256": digest})
     manifest = {"key": unit.key, "sha256": sha256(unit.output), "files": files, "summary": summary}
@@ -141,9 +134,14 @@ def verified_summary(unit: Unit) -> Summary | None:
 
 
 def _read_manifest(unit: Unit) -> Summary | None:
+    manifest = read_manifest(unit.output)
+    return manifest if manifest is not None and manifest["key"] == unit.key and "summary" in manifest else None
+
+
+def read_manifest(output: Path) -> Summary | None:
+    """The manifest of a unit's output, or of a file beside it; None where there is none of ours."""
     try:
-        manifest = json.loads(manifest_path(unit.output).read_text(encoding="utf-8"))
-        current = manifest["key"] == unit.key and {"sha256", "summary"} <= set(manifest)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        manifest = json.loads(manifest_path(output).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return None
-    return dict(manifest) if current else None
+    return manifest if isinstance(manifest, dict) and {"key", "sha256"} <= set(manifest) else None

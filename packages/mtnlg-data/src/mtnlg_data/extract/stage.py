@@ -11,12 +11,10 @@ import os
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import count, takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.document import Document, shard_name, writing_documents
-from mtnlg_data.engine import Unit, manifest_path, run_units
+from mtnlg_data.engine import StageFolder, Unit, library_version
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.jsonl import read_pile
 from mtnlg_data.tally import Tallies, read_failure, stage_summary
@@ -25,6 +23,7 @@ from .text import PARSE_ERRORS, ExtractSettings, extract_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from mtnlg_data.document import DocumentWriter
     from mtnlg_data.engine import Engine, Summary
@@ -42,12 +41,14 @@ def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractS
         status = feeds[0].file.path.stat()
         first = out / shard_name(feeds[0].file.source, feeds[0].number)
         units.append(ExtractUnit(feeds, (status.st_size, status.st_mtime_ns), settings, first))
-    summaries = run_units(engine, extract_file, units, "extract")
+    folder = StageFolder(out, "extract", engine)
+    summaries = folder.run(extract_file, units, "extract")
     languages: Counter[str] = Counter()
     for summary in summaries:
         languages.update(summary["languages"])
     sources = list(dict.fromkeys(file.source for file in files))
     shards = [name for summary in summaries for name in summary["shards"]]
+    folder.finish(out / name for name in shards)
     stage = stage_summary("extract", summaries, sources)
     failure = read_failure(stage, settings.max_failed)
     return {
@@ -90,7 +91,8 @@ class ExtractUnit(Unit):
 
     def _key_parts(self) -> tuple[object, ...]:
         files = ((number, file.source, file.name, file.kind, file.field, file.subset) for file, number in self.feeds)
-        return ("extract", list(files), self.size_and_mtime, self.settings.model_dump(exclude={"max_failed"}))
+        settings = self.settings.model_dump(exclude={"max_failed"})
+        return ("extract", list(files), self.size_and_mtime, settings, library_version(self.settings.method))
 
 
 def extract_file(unit: ExtractUnit) -> Summary:
@@ -177,21 +179,14 @@ class _ShardWriter:
         if item.ends_file:
             self.tally.lose(item.where, item.what or item.reason)
 
-    def path(self, part: int) -> Path:
-        """Path of the shard of this number."""
-        return self._unit.output.parent / shard_name(self.feed.file.source, self.feed.number, part)
-
     def _open_next(self) -> DocumentWriter:
-        self.paths.append(self.path(len(self.paths)))
+        name = shard_name(self.feed.file.source, self.feed.number, len(self.paths))
+        self.paths.append(self._unit.output.with_name(name))
         return self._stack.enter_context(writing_documents(self.paths[-1]))
 
 
 @contextmanager
 def _shard_writer(feed: Feed, unit: ExtractUnit, tally: Tally) -> Iterator[_ShardWriter]:
-    """Open the shards of a feed; at the end remove shards that an earlier run wrote beyond the last."""
+    """Open the shards of a feed."""
     with ExitStack() as stack:
-        writer = _ShardWriter(feed, unit, tally, stack)
-        yield writer
-    for stale in takewhile(Path.exists, map(writer.path, count(len(writer.paths)))):
-        manifest_path(stale).unlink(missing_ok=True)
-        stale.unlink()
+        yield _ShardWriter(feed, unit, tally, stack)

@@ -18,6 +18,7 @@ import lxml.etree
 import pycld2
 from pydantic import Field, field_validator
 
+from mtnlg_data.document import ENGLISH
 from mtnlg_data.settings import Settings
 from mtnlg_data.sources import MAX_RECORD_BYTES
 
@@ -28,7 +29,6 @@ from .extractors import Method, extract_text
 if TYPE_CHECKING:
     from mtnlg_data.sources import Record
 
-ENGLISH = "en"
 UNKNOWN = "un"
 #: C0, DEL and C1 controls except tab, line feed, form feed and carriage return: cld2 refuses them.
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import SCHEMA, UnitOutput, read_documents, shard_source, write_documents
-from mtnlg_data.engine import Unit, checksum, run_units
+from mtnlg_data.engine import StageFolder, Unit, checksum, key_of, library_version
 from mtnlg_data.files import sha256
 from mtnlg_data.settings import Settings
 from mtnlg_data.tally import KEPT, Tally, passthrough_summary, stage_summary
@@ -67,6 +67,12 @@ class QualitySettings(Settings):
         if self.model is not None:
             is_fasttext(self.model)
 
+    def model_key(self) -> str | None:
+        """Digest of the given model and of the version of fastText that reads it; None where none is given."""
+        if self.model is None:
+            return None
+        return key_of(sha256(self.model), library_version("fasttext-predict") if is_fasttext(self.model) else None)
+
 
 def filter_documents(
     shards: Sequence[Path],
@@ -85,20 +91,22 @@ def filter_documents(
     """
     settings.check()
     shares = _sample_shares(settings, filtered, curated, before)
-    folder = out / "samples"
+    stage = StageFolder(out, "quality", engine)
+    folder = stage.state / "samples"
     samples = tuple(
         SampleUnit(shard, checksum(shard), source in curated, shares[source], settings.seed, folder / shard.name)
         for shard in shards
         if (source := shard_source(shard)) in shares
     )
-    run_units(engine, draw_sample, samples, "quality: sample")
-    classifier, measured = _classifier(samples, out, settings, engine)
+    stage.run(draw_sample, samples, "quality: sample")
+    classifier, measured = _classifier(samples, settings, stage)
     units = [
         FilterUnit(shard, checksum(shard), classifier, settings, out / shard.name)
         for shard in shards
         if shard_source(shard) in filtered
     ]
-    summaries = run_units(engine, filter_shard, units, "quality: score")
+    summaries = stage.run(filter_shard, units, "quality: score")
+    stage.finish(unit.output for unit in units)
     passing = [passthrough_summary(source, counts) for source, counts in before.items() if source not in filtered]
     counts = {name: np.sum([summary[name] for summary in summaries], axis=0) for name in ("candidates", "kept")}
     histograms = {name: count.tolist() for name, count in counts.items()}
@@ -132,18 +140,20 @@ def _sample_shares(
 
 
 def _classifier(
-    samples: tuple[SampleUnit, ...], out: Path, settings: QualitySettings, engine: Engine
+    samples: tuple[SampleUnit, ...], settings: QualitySettings, stage: StageFolder
 ) -> tuple[UnitOutput, Summary]:
     """Train the classifier, or take the given one; returns it and its measurement."""
-    if settings.model is None:
-        training = TrainingUnit(samples, settings.seed, settings.held_out, settings.epochs, out / "classifier.npy")
-        (measured,) = run_units(engine, train_classifier, [training], "quality: train")
+    given = settings.model_key()
+    if settings.model is None or given is None:
+        path = stage.path / "classifier.npy"
+        training = TrainingUnit(samples, settings.seed, settings.held_out, settings.epochs, path)
+        (measured,) = stage.run(train_classifier, [training], "quality: train")
         return UnitOutput.of(training), measured
-    model = UnitOutput(settings.model, sha256(settings.model))
+    model = UnitOutput(settings.model, given)
     if not samples:
         return model, {}
-    measurement = MeasurementUnit(samples, model, settings.label, out / "measured.json")
-    (measured,) = run_units(engine, measure_classifier, [measurement], "quality: measure")
+    measurement = MeasurementUnit(samples, model, settings.label, stage.path / "measured.json")
+    (measured,) = stage.run(measure_classifier, [measurement], "quality: measure")
     return model, measured
 
 

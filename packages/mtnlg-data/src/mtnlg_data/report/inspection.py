@@ -14,7 +14,9 @@ from tokenizers import Tokenizer
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import read_documents
+from mtnlg_data.engine import read_list
 from mtnlg_data.tally import summary_line
+from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, idx_path
 
 if TYPE_CHECKING:
@@ -52,11 +54,17 @@ def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
 
 
 def _inspect_output(path: Path, documents: int, characters: int) -> Inspection | None:
-    """The token stores of a folder, or else its shards."""
-    if stores := sorted(path.glob("*.idx")):
-        parts = [_inspect_store(idx.with_suffix(""), documents, characters) for idx in stores]
+    """The token stores of a folder, or else its shards: by its stage's list, or all where no stage wrote them."""
+    stores = sorted(idx.with_suffix("") for idx in path.glob("*.idx"))
+    if (path / "blend.json").exists():
+        stores = sorted(path / source.prefix for source in read_blend(path).sources)
+    if stores:
+        parts = [_inspect_store(prefix, documents, characters) for prefix in stores]
         return {"kind": "folder", "path": str(path), "parts": parts}
-    shards = [shard for shard in sorted(path.glob("*.parquet")) if set(_schema(shard).names) >= REQUIRED_COLUMNS]
+    if (left := read_list(path)) is not None:
+        shards = [path / name for name in left.shards or ()]
+    else:
+        shards = [shard for shard in sorted(path.glob("*.parquet")) if set(_schema(shard).names) >= REQUIRED_COLUMNS]
     return _inspect_shards(path, shards, documents, characters) if shards else None
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DocumentFile, Shard, UnitOutput, number_shards
-from mtnlg_data.engine import Unit, key_of, run_units
+from mtnlg_data.engine import StageFolder, Unit, key_of
 from mtnlg_data.files import atomic_path, write_json
 from mtnlg_data.tally import Tallies, order_sources, stage_summary
 
@@ -30,7 +30,7 @@ from .blend import Blend, BlendSource, held_out
 from .encoder import batch_slices, load_tokenizer, open_encoder
 from .merge import DOCUMENTS_PER_BATCH, concatenate, take_documents
 from .store import bin_path, crc_path, dtype_for, idx_path, writing_store
-from .tokenizer import EOD, TokenizerUnit, document_key, text_bytes, vocabulary_size, write_tokenizer
+from .tokenizer import TokenizerUnit, document_key, text_bytes, vocabulary_size, write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,6 +56,7 @@ class EncodeUnit(Unit):
     shard: Shard
     groups: tuple[int, ...]
     tokenizer: UnitOutput
+    eod: int  # follows from the tokenizer
     seed: int
     library: Library
     output: Path
@@ -67,7 +68,7 @@ class EncodeUnit(Unit):
 def encode_groups(unit: EncodeUnit) -> Summary:
     """Encode row groups; returns their tallies and the number of ``tokens``."""
     tokenizer = load_tokenizer(unit.tokenizer.path)
-    eod, dtype = np.array(tokenizer.token_to_id(EOD)), dtype_for(vocabulary_size(tokenizer))
+    eod, dtype = np.array(unit.eod), dtype_for(vocabulary_size(tokenizer))
     encode = open_encoder(unit.tokenizer.path, unit.library)
     tallies = Tallies()
     keys: list[int] = []
@@ -210,22 +211,23 @@ def tokenize_documents(
         raise Failure(f"source {empty[0]} has no document left to tokenize; take it out of the blend or filter it less")
     own_weights = {source: weights[source] for source in shards}
 
+    stage = StageFolder(out, "tokenize", engine)
     tokenizer_unit = TokenizerUnit(settings, shards, own_weights, out / "tokenizer.json")
-    tokenizer = run_units(engine, write_tokenizer, [tokenizer_unit], "tokenize: vocabulary")[0]
+    tokenizer = stage.run(write_tokenizer, [tokenizer_unit], "tokenize: vocabulary")[0]
     encode_units = {
-        source: _encode_units(own, UnitOutput.of(tokenizer_unit), settings, out / "state" / source)
+        source: _encode_units(own, UnitOutput.of(tokenizer_unit), tokenizer["eod"], settings, stage.state / source)
         for source, own in shards.items()
     }
     all_encode_units = [unit for units in encode_units.values() for unit in units]
-    encoded = run_units(engine, encode_groups, all_encode_units, "tokenize: encode")
+    encoded = stage.run(encode_groups, all_encode_units, "tokenize: encode")
     in_turn = iter(encoded)
     store_units = []
     for source, units in encode_units.items():
         tokens = sum(summary["tokens"] for summary in islice(in_turn, len(units)))
-        parts = _part_units(units, tokens, tokenizer["vocabulary"], out / "state" / source)
+        parts = _part_units(units, tokens, tokenizer["vocabulary"], stage.state / source)
         store_units.append(StoreUnit(parts, settings.validation, bin_path(out / source)))
-    run_units(engine, write_part, [part for unit in store_units for part in unit.parts], "tokenize: shuffle")
-    stores = dict(zip(shards, run_units(engine, write_store, store_units, "tokenize: stores"), strict=True))
+    stage.run(write_part, [part for unit in store_units for part in unit.parts], "tokenize: shuffle")
+    stores = dict(zip(shards, stage.run(write_store, store_units, "tokenize: stores"), strict=True))
 
     tokens_by_source = {
         source: {"documents": store["documents"], "tokens": store["tokens"], "weight": weights[source]}
@@ -241,7 +243,8 @@ def tokenize_documents(
             for source, counts in tokens_by_source.items()
         ),
     )
-    run_units(engine, write_blend, [BlendUnit(blend, out / "blend.json")], "tokenize: blend")
+    stage.run(write_blend, [BlendUnit(blend, out / "blend.json")], "tokenize: blend")
+    stage.finish(None)
     unigrams = {source: store["unigrams"] for source, store in stores.items()}
     return {
         **stage_summary("tokenize", encoded, order_sources(encoded, list(shards))),
@@ -252,11 +255,11 @@ def tokenize_documents(
 
 
 def _encode_units(
-    shards: Sequence[Shard], tokenizer: UnitOutput, settings: TokenizeSettings, folder: Path
+    shards: Sequence[Shard], tokenizer: UnitOutput, eod: int, settings: TokenizeSettings, folder: Path
 ) -> list[EncodeUnit]:
     work = [(shard, groups) for shard in shards for groups in _split_row_groups(shard.path)]
     return [
-        EncodeUnit(shard, groups, tokenizer, settings.seed, settings.library, folder / f"{number}.arrow")
+        EncodeUnit(shard, groups, tokenizer, eod, settings.seed, settings.library, folder / f"{number}.arrow")
         for number, (shard, groups) in enumerate(work)
     ]
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
 
 EOD = "<|endoftext|>"
+#: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.
+EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
 GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 MIN_VOCABULARY = 257  # 256 bytes and EOD
 
@@ -48,6 +50,7 @@ class TokenizeSettings(Settings):
     seed: int = 1234
     validation: float = Field(0.02, ge=0, le=0.5, description="share of each source's documents")
     library: Library = Field("tokenizers", description="encoder; gigatoken, the extra [gigatoken], gives the same ids")
+    eod: str | None = Field(None, min_length=1, description="token that ends documents; else the tokenizer's own")
     sample_bytes: PositiveInt = Field(100_000_000, description="train: text to train on, at most, about")
 
     @model_validator(mode="after")
@@ -76,9 +79,9 @@ class TokenizerUnit(Unit):
     def _key_parts(self) -> tuple[object, ...]:
         settings = self.settings
         if settings.vocabulary is None:
-            return ("vocabulary", settings.kind, [sha256(file) for file in tokenizer_files(settings)])
+            return ("vocabulary", settings.kind, settings.eod, [sha256(file) for file in tokenizer_files(settings)])
         checksums = {source: [shard.checksum for shard in shards] for source, shards in self.shards.items()}
-        training = (settings.vocabulary, settings.seed, settings.sample_bytes)
+        training = (settings.vocabulary, settings.eod, settings.seed, settings.sample_bytes)
         return ("vocabulary", training, checksums, self.weights)
 
 
@@ -86,15 +89,16 @@ def write_tokenizer(unit: TokenizerUnit) -> Summary:
     """Train or read the tokenizer; returns its vocabulary size and the id of its end token."""
     settings = unit.settings
     if settings.vocabulary is None:
-        tokenizer = read_tokenizer(tokenizer_files(settings))
+        tokenizer = read_tokenizer(tokenizer_files(settings), settings.eod)
     else:
         texts = sample_texts(unit.shards, unit.weights, settings.seed, settings.sample_bytes)
-        tokenizer = train_tokenizer(texts, settings.vocabulary)
+        tokenizer = train_tokenizer(texts, settings.vocabulary, settings.eod)
     write_text(unit.output, tokenizer.to_str(pretty=True))
-    return {"vocabulary": vocabulary_size(tokenizer), "eod": tokenizer.token_to_id(EOD)}
+    eod = tokenizer.token_to_id(_end_token(tokenizer, settings.eod))
+    return {"vocabulary": vocabulary_size(tokenizer), "eod": eod}
 
 
-def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Tokenizer:
+def train_tokenizer(texts: Iterator[str], vocabulary: int, eod: str | None = None) -> Tokenizer:
     """Train a byte-level BPE with GPT-2's pre-tokenization and at most ``vocabulary`` tokens; deterministic."""
     tokenizer = _byte_level(BPE())
     alphabet = sorted(ByteLevel.alphabet())
@@ -102,7 +106,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Tokenizer:
         vocab_size=vocabulary - 1, min_frequency=2, initial_alphabet=alphabet, special_tokens=[], show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _add_eod(tokenizer)
+    return _add_eod(tokenizer, eod)
 
 
 def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
@@ -123,12 +127,12 @@ def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
     raise Failure(f"{path}: holds neither {' nor '.join(' and '.join(names) for names in GPT2_FILES)}")
 
 
-def read_tokenizer(files: Sequence[Path]) -> Tokenizer:
-    """Read a tokenizer, and add EOD where it has none. Raises ``Failure`` where the files hold no tokenizer."""
+def read_tokenizer(files: Sequence[Path], eod: str | None = None) -> Tokenizer:
+    """Read a tokenizer, and add an end token where it has none. Raises ``Failure`` where the files hold none."""
     try:
         if len(files) == 1:
-            return _add_eod(Tokenizer.from_file(str(files[0])))
-        return _add_eod(_byte_level(BPE.from_file(*map(str, files))))
+            return _add_eod(Tokenizer.from_file(str(files[0])), eod)
+        return _add_eod(_byte_level(BPE.from_file(*map(str, files))), eod)
     except Exception as error:  # noqa: BLE001  (tokenizers raises plain exceptions)
         raise Failure(f"{' and '.join(map(str, files))}: no tokenizer: {error}") from None
 
@@ -140,12 +144,19 @@ def _byte_level(model: BPE) -> Tokenizer:
     return tokenizer
 
 
-def _add_eod(tokenizer: Tokenizer) -> Tokenizer:
-    """Make EOD a special token, with its id or else the next; turn truncation and padding off."""
-    tokenizer.add_special_tokens([EOD])
+def _add_eod(tokenizer: Tokenizer, eod: str | None) -> Tokenizer:
+    """Make the end token special, with its id or else the next; turn truncation and padding off."""
+    tokenizer.add_special_tokens([_end_token(tokenizer, eod)])
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _end_token(tokenizer: Tokenizer, eod: str | None) -> str:
+    """The token that ends documents: the one asked for, EOD if the vocabulary has it, or a special one of its own."""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    own = [name for name in EOD_NAMES if name in special or (name == EOD and tokenizer.token_to_id(EOD) is not None)]
+    return eod or next(iter(own), EOD)
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

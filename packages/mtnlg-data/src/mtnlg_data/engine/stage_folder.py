@@ -1,0 +1,116 @@
+"""The folder of a stage: the units that write into it, the list of its shards, and nothing of inputs that are gone.
+
+A finished stage leaves ``stage.json``, which names its shards. Whoever takes the folder as input reads that list, not
+what happens to lie there. Outputs of units that are no longer part of the stage are removed when it finishes: of a
+source file that was taken down, no text stays. A file without a unit's manifest is the user's own, and stays.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from mtnlg_data.console import Failure, say
+from mtnlg_data.files import write_json
+
+from .units import manifest_path, read_manifest, run_units
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from .units import Engine, Summary, U, Unit
+
+LIST = "stage.json"
+STATE = "state"  # folder of what a stage keeps for its reruns, in its own
+#: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
+DOCUMENT_SUFFIXES = {".parquet", ".bin", ".idx", ".crc"}
+
+
+class StageList(NamedTuple):
+    """What a finished stage left: the names of its shards, sorted; None where it leaves token stores."""
+
+    stage: str
+    shards: list[str] | None
+
+
+class StageFolder:
+    """The folder of a stage at work."""
+
+    def __init__(self, path: Path, stage: str, engine: Engine) -> None:
+        """Open the folder for this stage. Raises ``Failure`` where another one has left its output there."""
+        self.path = path
+        self.state = path / STATE
+        self._stage = stage
+        self._engine = engine
+        self._outputs: set[Path] = set()
+        if (left := read_list(path)) is not None and left.stage != stage:
+            raise Failure(f"{path}: holds the output of the stage {left.stage}, which would go; give another --out")
+
+    def run(self, function: Callable[[U], Summary], units: Sequence[U], label: str) -> list[Summary]:
+        """Run units of the stage, as ``run_units`` does."""
+        summaries = run_units(self._engine, function, units, label)
+        self.keep(units)
+        for unit, summary in zip(units, summaries, strict=True):
+            self._outputs.update(unit.output.with_name(name) for name in summary.get("files", ()))
+        return summaries
+
+    def keep(self, units: Iterable[Unit]) -> None:
+        """Count units as part of the stage that need not run, such as those of which only the result is read."""
+        self._outputs.update(unit.output for unit in units)
+
+    def clear(self) -> None:
+        """Remove what the stage left here before, if it did: it has no inputs now."""
+        if read_list(self.path) is not None:
+            self.finish(())
+
+    def finish(self, shards: Iterable[Path] | None) -> None:
+        """List these shards as the stage's result, and remove the outputs of units that are not part of the stage.
+
+        None where the result is not shards but token stores, whose list is ``blend.json``.
+        """
+        left = StageList(self._stage, None if shards is None else sorted(shard.name for shard in shards))
+        if read_list(self.path) != left:  # a list written again would look like a change
+            write_json(self.path / LIST, left._asdict())
+        stale = [path for path in self._found() if path not in self._outputs and read_manifest(path) is not None]
+        for path in stale:
+            path.unlink(missing_ok=True)  # before its manifest, by which the next run finds it if this one is killed
+            manifest_path(path).unlink(missing_ok=True)
+        if removed := sum(path.parent == self.path for path in stale):
+            say(f"{self.path}: removed {removed} files of inputs or settings that are gone")
+
+    def _found(self) -> Iterator[Path]:
+        """What stands beside a manifest, or did: documents in the folder itself, and all in its state."""
+        outputs = (path.with_suffix("") for path in self.path.glob("*.json"))
+        yield from (path for path in outputs if path.suffix in DOCUMENT_SUFFIXES)
+        if read_list(self.state) is None:  # else it is the folder of another stage
+            yield from (path.with_suffix("") for path in self.state.rglob("*.json"))
+
+
+def read_list(folder: Path) -> StageList | None:
+    """What a stage has left in a folder; None where none has."""
+    try:
+        left = StageList(**json.loads((folder / LIST).read_text(encoding="utf-8")))
+        names_are_plain = all("/" not in name for name in left.shards or ())
+    except (OSError, ValueError, TypeError):
+        return None
+    return left if names_are_plain else None
+
+
+def listed_shards(folder: Path) -> list[Path] | None:
+    """The shards of a stage's folder, by its list; None where the folder is not that of a stage.
+
+    Raises ``Failure`` where the stage has not finished yet, leaves no shards, or one of the list is missing.
+    """
+    left = read_list(folder)
+    if left is None:
+        if any(read_manifest(path) is not None for path in folder.glob("*.parquet")):
+            raise Failure(f"{folder}: its stage has not finished; run it again")
+        return None
+    if not left.shards:
+        raise Failure(f"{folder}: the stage {left.stage} left no shards here; give the folder of another")
+    shards = [folder / name for name in left.shards]
+    for shard in shards:
+        if not shard.exists():
+            raise Failure(f"{shard}: missing, but in the list {folder / LIST}; run the stage again")
+    return shards
