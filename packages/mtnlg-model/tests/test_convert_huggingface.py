@@ -21,7 +21,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.convert import huggingface
 from mtnlg_model.convert.huggingface import export_gpt2, from_gpt2, import_gpt2, to_gpt2
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.tokenizer import EOD, Tokenizer
+from mtnlg_model.tokenizer import Tokenizer
 
 Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]
 CONFIG = ModelConfig(layers=3, hidden=48, heads=3, sequence=32, vocabulary=307, init_std=0.1)
@@ -65,7 +65,7 @@ def test_the_tokenizer_comes_along(checkpoint: Checkpoint, tmp_path: Path) -> No
     export_gpt2(checkpoint, tmp_path / "ours", silent)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer("the fox").input_ids == Tokenizer(checkpoint.tokenizer_path).encode("the fox")
-    assert tokenizer.eos_token == EOD
+    assert tokenizer.eos_token == "<|endoftext|>"
     assert tokenizer.model_max_length == CONFIG.sequence
 
 

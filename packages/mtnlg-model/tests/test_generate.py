@@ -1,5 +1,6 @@
 """Generation against transformers' ``generate`` and its samplers, on the same weights."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -152,6 +153,22 @@ def test_completions_stop_before_the_stop_text_and_the_end_of_the_document(pair:
     stopped = complete(decoder, tokenizer, ["the fox", ""], 30, stop=[stop, "never"])[0]
     assert stopped == text[: text.index(stop)]
     assert len(stopped) < len(text)
+
+
+@pytest.mark.parametrize(("token", "special"), [("</s>", True), ("<|end_of_text|>", True), ("<|endoftext|>", False)])
+def test_a_document_ends_with_the_tokenizers_own_end_token(
+    tokenizer_path: Path, tmp_path: Path, token: str, special: bool
+) -> None:
+    content = json.loads(tokenizer_path.read_text())
+    content["added_tokens"][-1] |= {"content": token, "special": special}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    tokenizer = Tokenizer(path)
+    assert (tokenizer.eod_token, tokenizer.eod) == (token, tokenizer.vocabulary - 1)
+    content["added_tokens"][-1] |= {"content": "<other>"}
+    path.write_text(json.dumps(content))
+    with pytest.raises(Failure, match=r"no end token \(<\|endoftext\|>, .*add one as a special token"):
+        Tokenizer(path)
 
 
 def test_a_tokenizer_gives_back_any_text(tokenizer_path: Path) -> None:

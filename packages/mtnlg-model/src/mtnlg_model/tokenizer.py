@@ -1,4 +1,4 @@
-"""Text to tokens and back, with a tokenizer.json of the `tokenizers` library; ``<|endoftext|>`` ends a document."""
+"""Text to tokens and back, with a tokenizer.json of the `tokenizers` library; one of its tokens ends documents."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-EOD = "<|endoftext|>"
+EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
+"""Names of the token that ends documents, as mtnlg-data looks for them; the first need not be a special token."""
 _REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
-    """A loaded tokenizer.json. Raises ``Failure`` if the file is unreadable or has no ``<|endoftext|>`` token."""
+    """A loaded tokenizer.json. Raises ``Failure`` if the file is unreadable or has no token that ends a document.
+
+    ``eod`` is that token's number, ``eod_token`` its text.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -26,10 +30,14 @@ class Tokenizer:
             raise Failure(f"{path}: {error.strerror}") from None
         except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
             raise Failure(f"{path}: not a tokenizer.json: {error}") from None
-        eod = self._tokenizer.token_to_id(EOD)
-        if eod is None:
-            raise Failure(f"{path}: no {EOD} token; add it as a special token")
-        self.eod: int = eod
+        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
+        names = [name for name in EOD_NAMES if name in special]
+        if self._tokenizer.token_to_id(EOD_NAMES[0]) is not None:
+            names.insert(0, EOD_NAMES[0])
+        if not names:
+            raise Failure(f"{path}: no end token ({', '.join(EOD_NAMES)}); add one as a special token")
+        self.eod_token: str = names[0]
+        self.eod: int = self._tokenizer.token_to_id(names[0]) or 0  # None is ruled out
 
     @property
     def vocabulary(self) -> int:

@@ -19,7 +19,7 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json
 from mtnlg_model.settings import validate
-from mtnlg_model.tokenizer import EOD, Tokenizer
+from mtnlg_model.tokenizer import Tokenizer
 
 from .output import new_checkpoint, new_folder, require_file_size
 
@@ -126,9 +126,10 @@ def export_gpt2(checkpoint: Checkpoint, folder: Path, advance: Advance) -> None:
             weight_map = {key: file for file, shard in zip(files, shards, strict=True) for key in shard}
             total = sum(_bytes(spec) for spec in specs.values())
             write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-        eod = Tokenizer(checkpoint.tokenizer_path).eod
-        write_json(partial / "config.json", _config_json(config, str(specs["transformer.wte.weight"].dtype), eod))
-        write_json(partial / "tokenizer_config.json", _tokenizer_json(config))
+        tokenizer = Tokenizer(checkpoint.tokenizer_path)
+        dtype = str(specs["transformer.wte.weight"].dtype)
+        write_json(partial / "config.json", _config_json(config, dtype, tokenizer.eod))
+        write_json(partial / "tokenizer_config.json", _tokenizer_json(config, tokenizer.eod_token))
         shutil.copyfile(checkpoint.tokenizer_path, partial / TOKENIZER)
 
 
@@ -245,8 +246,8 @@ def _config_json(config: ModelConfig, dtype: str, eod: int) -> dict[str, object]
     }
 
 
-def _tokenizer_json(config: ModelConfig) -> dict[str, object]:
-    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), EOD)
+def _tokenizer_json(config: ModelConfig, eod: str) -> dict[str, object]:
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), eod)
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.sequence, **special}
 
 
