@@ -94,10 +94,10 @@ def test_a_job_whose_ranks_all_exit_with_0_returns_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fails", "line"),
     [
-        ("kill()", "was killed by SIGKILL; restarting from step 0 (1 of 3)"),
+        ("kill()", "was killed by SIGKILL; restarting (1 of 3)"),
         ("print('cli.py: disk full', file=sys.stderr); sys.exit(74)", "ended with status 74: disk full; restarting"),
-        ("print('step 1 hangs', file=sys.stderr); sys.exit(71)", "step 1 hangs; restarting from step 0 (1 of 3)"),
-        ("kill(signal.SIGTERM)", "was killed by SIGTERM; restarting from step 0 (1 of 3)"),
+        ("print('step 1 hangs', file=sys.stderr); sys.exit(71)", "step 1 hangs; restarting (1 of 3)"),
+        ("kill(signal.SIGTERM)", "was killed by SIGTERM; restarting (1 of 3)"),
     ],
 )
 def test_ranks_that_fail_are_all_started_again(
@@ -114,7 +114,7 @@ def test_ranks_that_all_stop_because_one_was_told_to_are_started_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch(tmp_path, "complete() if attempt else None", "pass", max_restarts=3) == 0
-    assert "a rank was told to stop, and all stopped; restarting from step 0 (1 of 3)" in capsys.readouterr().err
+    assert "a rank was told to stop, and all stopped; restarting (1 of 3)" in capsys.readouterr().err
 
 
 def test_a_failure_after_the_runs_end_is_none(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_stream_or_model_is_refused(run_ranks: RunRanks,
     (other / "tokens" / "blend.json").write_text(blend.replace('"seed": 1', '"seed": 2'))
     for source, recipe, words in (
         (other, recipe_of(), "use that run's data, or another --out"),
-        (data, recipe_of(model={"layers": 1}), "model.layers was 2 and is 1 now; give another --out"),
+        (data, recipe_of(model={"layers": 1}), "model.layers was 2 and is 1 now; --from CHECKPOINT with another --out"),
     ):
         with pytest.raises(Failure, match=words):
             prepare_run_dir(tmp_path / "out", recipe, open_data(source, recipe).train.fingerprint, resume=True)

@@ -181,3 +181,20 @@ def test_goodput_of_a_folder_is_read_from_its_files(tmp_path: Path) -> None:
     assert (figures["useful"], figures["validation"], figures["wall"]) == (6.0, 2.0, 10.0)
     assert figures["share"] == 0.6
     assert json.loads(json.dumps(figures))["restarts"] == []
+
+
+def test_goodput_while_training_is_what_the_files_then_tell(tmp_path: Path) -> None:
+    events = [event("start", 0.0), event("resumed", 10.0, step=0), event("failed", 14.0), event("start", 18.0)]
+    events.append(event("resumed", 20.0, step=2, lost_steps=1, lost_seconds=1.0))
+    (tmp_path / history.FILE).write_text("".join(json.dumps(each) + "\n" for each in events))
+    lines: list[Step] = [{"step": number, "seconds": 1.0} for number in (1, 2)]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    running = history.RunningGoodput(tmp_path)
+    for number in (3, 4):
+        step: Step = {"step": number, "seconds": 2.0, "validation_seconds": 0.5}
+        share = running.after(step)
+        with metrics.open("a") as file:
+            file.write(json.dumps(step) + "\n")
+    assert share == pytest.approx(goodput(tmp_path).share)
+    assert share == pytest.approx((2 + 2 * 1.5) / (20 + 2 * 2))

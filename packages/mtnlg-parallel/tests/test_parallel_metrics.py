@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from mtnlg_model.checkpoint.manifest import Progress
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import (
     Follower,
-    Recorder,
     Step,
     last_steps,
     peak_flops,
@@ -23,6 +25,7 @@ from mtnlg_parallel.record.metrics import (
     throughput,
     truncate_after,
 )
+from mtnlg_parallel.record.recorder import Recorder
 from mtnlg_parallel.record.trackers import WeightsAndBiases, check_wandb
 
 STEP: Step = {
@@ -55,13 +58,18 @@ class MemoryTracker(list[tuple[int, dict[str, object]]]):
 def test_a_step_is_written_once_followed_and_logged_without_words_and_nulls(tmp_path: Path) -> None:
     truncate_after(tmp_path, 0)
     follower, tracker = Follower(tmp_path, 0), MemoryTracker()
-    recorder = Recorder(tmp_path, [tracker])
-    recorder.record(STEP)
-    assert list(follower.steps()) == [STEP]
-    recorder.close()
+    recorder = Recorder(tmp_path, Recipe.model_validate(RECIPE), [tracker])
+    step: Step = {**STEP}
+    recorder.record(step)
+    assert step == {**STEP, "goodput": 1.0}
+    assert list(follower.steps()) == [step]
+    recorder.close(Progress(step=1, samples=0, tokens=64, loss=2.5, stream="", layout=Layout()))
     follower.close()
-    assert list(read_steps(tmp_path)) == [STEP]
-    assert tracker[0] == (1, {k: v for k, v in STEP.items() if k not in {"step", "grad_norm", "skipped"}})
+    assert list(read_steps(tmp_path)) == [step]
+    assert [event["event"] for event in read_events(tmp_path)] == ["stopped"]
+    assert (tmp_path / "report.html").exists()
+    assert not (tmp_path / "summary.json").exists()
+    assert tracker[0] == (1, {k: v for k, v in step.items() if k not in {"step", "grad_norm", "skipped"}})
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["grad_norm"] is None
 
 

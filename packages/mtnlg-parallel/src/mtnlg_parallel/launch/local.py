@@ -112,7 +112,7 @@ def run_local(  # noqa: PLR0917  (two of them are the run's state, now and at a 
             if decision.action == "end" or signals:
                 raise Failure(f"{decision.reason or failures[-1].reason}; {logs}; {RESUME_HINT}")
             wait = f" in {decision.pause:.0f} s" if decision.pause else ""
-            start = f"restarting from step {_newest_step(out)}{wait} ({len(failures)} of {max_restarts})"
+            start = f"restarting{wait} ({len(failures)} of {max_restarts})"
             say(f"{failures[-1].reason}; {start}")
             signals.wait(decision.pause)
             if signals:

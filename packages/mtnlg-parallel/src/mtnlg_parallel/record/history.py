@@ -171,6 +171,20 @@ def account(events: Iterable[dict[str, Any]], steps: StepSeconds) -> Goodput:
     )
 
 
+class RunningGoodput:
+    """Goodput of the run in ``out`` while it trains: from what its files tell at the start, and each step since."""
+
+    def __init__(self, out: Path) -> None:
+        before = goodput(out)
+        self._useful, self._running = before.useful, before.wall - before.waiting
+
+    def after(self, step: Step) -> float:
+        """Goodput once this step has ended."""
+        self._useful += training_seconds(step)
+        self._running += step["seconds"]
+        return self._useful / self._running
+
+
 class _Ledger:
     """Takes the events in order and books the seconds between them.
 

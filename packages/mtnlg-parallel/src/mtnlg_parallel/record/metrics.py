@@ -13,17 +13,14 @@ import json
 import os
 from typing import TYPE_CHECKING, TypedDict
 
-from mtnlg_model.console import IoFailure
 from mtnlg_model.files import atomic_open
 from mtnlg_parallel.planner.cluster import cluster_names, load_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
-
-    from .trackers import Tracker
 
 
 FILE = "metrics.jsonl"
@@ -35,7 +32,8 @@ class Step(TypedDict, total=False):
 
     ``seconds``: wall time from the end of the step before to the end of this one, of which ``data_seconds`` waiting for
     samples, ``checkpoint_seconds`` held up by a checkpoint and ``validation_seconds`` validating. FLOP/s are per rank
-    and of wall time. ``skipped``: why the guard skipped the step. Keys that do not apply are absent.
+    and of wall time. ``goodput``: of the run so far. ``skipped``: why the guard skipped the step. Keys that do not
+    apply are absent.
     """
 
     step: int
@@ -54,6 +52,7 @@ class Step(TypedDict, total=False):
     data_seconds: float
     checkpoint_seconds: float
     validation_seconds: float
+    goodput: float
     validation_loss: float
     skipped: str
 
@@ -109,31 +108,6 @@ class Follower:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-class Recorder:
-    """Appends steps to metrics.jsonl and logs them to trackers; used by rank 0."""
-
-    def __init__(self, out: Path, trackers: Sequence[Tracker]) -> None:
-        self._path, self._trackers = out / FILE, trackers
-        self._file = self._path.open("ab")
-
-    def record(self, step: Step) -> None:
-        """Append and log a step. Raises ``IoFailure`` where it cannot be written."""
-        try:
-            self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
-            self._file.flush()
-            metrics = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
-            for tracker in self._trackers:
-                tracker.log(step["step"], metrics)
-        except OSError as error:
-            raise IoFailure(f"{self._path}: {error.strerror}; make room, and the same command resumes") from error
-
-    def close(self) -> None:
-        """Close the file and the trackers."""
-        self._file.close()
-        for tracker in self._trackers:
-            tracker.close()
 
 
 def training_seconds(step: Step) -> float:

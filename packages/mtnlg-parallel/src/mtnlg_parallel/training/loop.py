@@ -20,17 +20,15 @@ import torch
 from torch import distributed
 
 from mtnlg_model.checkpoint.manifest import latest
-from mtnlg_model.files import write_json
 from mtnlg_parallel import kernels
 from mtnlg_parallel.engine import deepspeed_engine
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import RunOptions
-from mtnlg_parallel.record import history
-from mtnlg_parallel.record.metrics import Recorder, Step, peak_flops, throughput
-from mtnlg_parallel.record.page import Page
+from mtnlg_parallel.record.metrics import Step, peak_flops, throughput
 from mtnlg_parallel.record.profiler import StepProfiler
-from mtnlg_parallel.record.run_dir import CHECKPOINTS, SUMMARY, summarize
+from mtnlg_parallel.record.recorder import Recorder
+from mtnlg_parallel.record.run_dir import CHECKPOINTS
 from mtnlg_parallel.record.trackers import TensorBoard, WeightsAndBiases
 
 from .checkpointing import BackgroundCheckpoint, StateCopier
@@ -99,8 +97,7 @@ class Training:
 
         Returns 0, or the signal that stopped the run after a last checkpoint.
         """
-        recorder = Recorder(self.out, self._trackers()) if self.rank == 0 else None
-        page = Page(self.out, self.recipe) if self.rank == 0 else None
+        recorder = Recorder(self.out, self.recipe, self._trackers()) if self.rank == 0 else None
         batches = self._prefetch()
         stop_signal = 0
         try:
@@ -112,11 +109,9 @@ class Training:
                 ended = time.perf_counter()
                 step.update(throughput(self.recipe, step["batch_size"], ended - began, self.peak))
                 began = ended
-                if recorder and page:
-                    recorder.record(step)
+                if recorder:
+                    recorder.record(step, self.checkpoint.in_progress)
                     observe(step)
-                    if self.checkpoint.in_progress:
-                        page.update()
                 self._end_if_exhausted(step)
                 self.watchdog.beat(self.progress.step)
             for checkpoint in self._checkpoints:
@@ -125,12 +120,8 @@ class Training:
             self.watchdog.close()
             if batches:
                 batches.close()
-        if recorder and page:
-            recorder.close()
-            history.append(self.out, "stopped", step=self.progress.step, signal=stop_signal)
-            if self.finished:
-                write_json(self.out / SUMMARY, summarize(self.out, self.recipe, self.progress))
-            page.close()
+        if recorder:
+            recorder.close(self.progress, stop_signal)
         return stop_signal
 
     def _trackers(self) -> list[Tracker]:

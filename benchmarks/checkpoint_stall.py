@@ -1,0 +1,78 @@
+"""How long a checkpoint holds up training, as a share of a step: the quickstart's decoder, a checkpoint every 10 steps.
+
+The run is the command's own, over the recipe's four ranks on random tokens. A stall is ``checkpoint_seconds`` of
+metrics.jsonl: beginning a checkpoint, and the wait of the next update for its copy. Half of the rounds also copy the
+state into memory between checkpoints. On a machine whose cores all train, copying and writing take their time as well;
+``steps_after_a_checkpoint`` compares the steps in which that happens with the others.
+"""
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-parallel", "torch==2.13.0"]
+# ///
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mtnlg_parallel
+from mtnlg_parallel.record.metrics import read_steps, training_seconds
+from record import conditions, option_parser, spread, write_result
+from training_engine import make_data
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart"
+EVERY = 10
+STEPS = 200
+SETTINGS = (
+    "train.ramp={start=12, increment=12, samples=12}",
+    f"train.samples={12 * STEPS}",
+    "train.validation_every=0",
+)
+
+
+def measure(folder: Path, memory_every: int) -> dict[str, float]:
+    """Train once; the medians over checkpoints and steps."""
+    keys = (*SETTINGS, f"train.checkpoint_every={EVERY}", f"train.memory_checkpoint_every={memory_every}")
+    recipe = mtnlg_parallel.load_recipe(RECIPE, keys)
+    out = folder / f"out-{memory_every}-{len(list(folder.iterdir()))}"
+    mtnlg_parallel.train(recipe, folder / "data", out)
+    steps = list(read_steps(out))[2 * EVERY :]
+    seconds = statistics.median(map(training_seconds, steps))
+    # An update's wait is that of the step after the one that began the checkpoint.
+    stalls = [
+        first.get("checkpoint_seconds", 0.0) + second.get("checkpoint_seconds", 0.0)
+        for first, second in pairwise(steps)
+        if first["step"] % EVERY == 0
+    ]
+    busy = [training_seconds(step) for step in steps if step["step"] % EVERY == 1]
+    return {
+        "step_seconds": seconds,
+        "stall_of_a_step": statistics.median(stalls) / seconds,
+        "longest_stall_of_a_step": max(stalls) / seconds,
+        "steps_after_a_checkpoint": statistics.median(busy) / seconds,
+    }
+
+
+def main() -> None:
+    """Measure; print the result and write it to ``--out``."""
+    options = option_parser(__doc__, rounds=3).parse_args()
+    about = conditions("mtnlg-parallel", "torch", "deepspeed")
+    figures: dict[str, list[dict[str, float]]] = {"disk": [], "disk and memory": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        make_data(folder / "data", vocabulary=4096, tokens=1 << 20)
+        for _ in range(options.rounds):
+            figures["disk"].append(measure(folder, 0))
+            figures["disk and memory"].append(measure(folder, EVERY // 2))
+    result: dict[str, Any] = {**about, "recipe": "quickstart", "checkpoint_every": EVERY, "steps": STEPS}
+    for name, rounds in figures.items():
+        result[name] = {key: spread([figure[key] for figure in rounds], 4) for key in rounds[0]}
+    write_result({**result, "rounds": options.rounds}, options.out)
+
+
+if __name__ == "__main__":
+    main()

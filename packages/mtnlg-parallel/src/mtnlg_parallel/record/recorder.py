@@ -1,0 +1,61 @@
+"""What rank 0 writes while a run trains: metrics.jsonl, trackers, the page, and at the end history and summary.json."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from mtnlg_model.console import IoFailure
+from mtnlg_model.files import write_json
+
+from . import history, metrics
+from .page import Page
+from .run_dir import SUMMARY, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mtnlg_model.checkpoint.manifest import Progress
+    from mtnlg_parallel.recipe import Recipe
+
+    from .metrics import Step
+    from .trackers import Tracker
+
+
+class Recorder:
+    """Records the steps of the run in ``out``, from the step on that it was resumed at."""
+
+    def __init__(self, out: Path, recipe: Recipe, trackers: Sequence[Tracker]) -> None:
+        self._out, self._recipe, self._trackers = out, recipe, trackers
+        self._path = out / metrics.FILE
+        self._file = self._path.open("ab")
+        self._goodput = history.RunningGoodput(out)
+        self._page = Page(out, recipe)
+
+    def record(self, step: Step, checkpoint: bool = False) -> None:
+        """Add goodput to a step, append and log it; bring the page up to date where a ``checkpoint`` was begun.
+
+        Raises ``IoFailure`` where it cannot be written.
+        """
+        step["goodput"] = self._goodput.after(step)
+        try:
+            self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+            figures = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
+            for tracker in self._trackers:
+                tracker.log(step["step"], figures)
+        except OSError as error:
+            raise IoFailure(f"{self._path}: {error.strerror}; make room, and the same command resumes") from error
+        if checkpoint:
+            self._page.update()
+
+    def close(self, progress: Progress, stop_signal: int = 0) -> None:
+        """Record a clean end: on a signal, or of the whole run, which then has a summary."""
+        self._file.close()
+        for tracker in self._trackers:
+            tracker.close()
+        history.append(self._out, "stopped", step=progress.step, signal=stop_signal)
+        if progress.samples >= self._recipe.train.samples:
+            write_json(self._out / SUMMARY, summarize(self._out, self._recipe, progress))
+        self._page.close()
