@@ -65,7 +65,7 @@ def test_the_tokenizer_comes_along(checkpoint: Checkpoint, tmp_path: Path) -> No
     export_gpt2(checkpoint, tmp_path / "ours", silent)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer("the fox").input_ids == Tokenizer(checkpoint.tokenizer_path).encode("the fox")
-    assert tokenizer.eos_token == "<|endoftext|>"
+    assert tokenizer.eos_token == Tokenizer(checkpoint.tokenizer_path).eod_token
     assert tokenizer.model_max_length == CONFIG.sequence
 
 
