@@ -66,7 +66,8 @@ def run_rank(
         distributed.barrier(device_ids=[device.index] if device.type == "cuda" else None)
     except RuntimeError as error:
         if _PEER_GONE.search(str(error)):
-            raise PeerFailure(f"rank {rank} lost another rank: {str(error).splitlines()[0]}") from error
+            line = f"rank {rank} lost another rank: {str(error).splitlines()[0]}"
+            raise PeerFailure(line) from None  # at 2,240 ranks their tracebacks would hide the one that matters
         raise
     if state and stop_signal:
         say(stopped_line(out, stop_signal))
