@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -440,7 +441,7 @@ def main() -> int:
     layout = Layout.model_validate(parse_layout(chosen.layout))
     recipe = make_recipe(layout, chosen.nodes > 1)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         out = folder / "chaos"
         make_data(folder / "data", recipe.model.vocabulary, 1 << 20)
         (folder / "train.toml").write_text(dump(recipe), encoding="utf-8")
@@ -465,7 +466,7 @@ def main() -> int:
             untouched.launchers["launcher"].wait()
             found = check(out, untouched.out)
         except Lost as lost:
-            print(lost, file=sys.stderr)
+            print(f"{lost}; both runs are kept in {folder}", file=sys.stderr)
             return 1
         about = {
             "patience": recipe.guard.patience,
@@ -475,6 +476,7 @@ def main() -> int:
             "layout": str(layout),
         }
         write_result({**result, **about, **summarize(chaos, found)}, chosen.out)
+    shutil.rmtree(folder)
     return 0
 
 
