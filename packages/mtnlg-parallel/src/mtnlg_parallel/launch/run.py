@@ -47,14 +47,14 @@ def train(
     if options.wandb is not None:
         check_wandb()
     expected = forecast(recipe, cluster, force, options.device)
-    state = _prepare(recipe, data, out, resume, expected)
+    stream = open_data(data, recipe).train.fingerprint
+    state = _prepare(recipe, stream, out, resume, expected)
     if state.complete:
         say(f"already {_outcome(out)}")
         return read_summary(out)
     if options.device != "cpu":
         check_gpus(recipe.layout)
     command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
-    stream = open_data(data, recipe).train.fingerprint
     prepare_again = partial(prepare_run_dir, out, recipe, stream, resume=True)
     stop_signal = run_local(recipe.layout, command, out, state, prepare_again, max_restarts)
     complete = (out / SUMMARY).exists()
@@ -68,7 +68,7 @@ def submit(job: slurm.Job, data: Path, resume: bool, cluster: str | None, force:
     """Submit the run as a Slurm job, unless it is complete. There is a forecast only for a named ``cluster``."""
     recipe, out = job.recipe, job.out
     expected = forecast(recipe, cluster, force) if cluster is not None else None
-    if _prepare(recipe, data, out, resume, expected).complete:
+    if _prepare(recipe, open_data(data, recipe).train.fingerprint, out, resume, expected).complete:
         say(f"already {_outcome(out)}")
         return
     number = slurm.submit(job)
@@ -148,11 +148,12 @@ def prepare(  # noqa: PLR0917  (as train)
     recipe: Recipe, data: Path, out: Path, options: RunOptions, resume: bool, cluster: str | None, force: bool
 ) -> RunState:
     """Check that the run can fit, prepare ``out``, and announce the run."""
-    return _prepare(recipe, data, out, resume, forecast(recipe, cluster, force, options.device))
+    expected = forecast(recipe, cluster, force, options.device)
+    return _prepare(recipe, open_data(data, recipe).train.fingerprint, out, resume, expected)
 
 
-def _prepare(recipe: Recipe, data: Path, out: Path, resume: bool, expected: Forecast | None) -> RunState:
-    state = prepare_run_dir(out, recipe, open_data(data, recipe).train.fingerprint, resume)
+def _prepare(recipe: Recipe, stream: str, out: Path, resume: bool, expected: Forecast | None) -> RunState:
+    state = prepare_run_dir(out, recipe, stream, resume)
     if not state.complete:
         announce(recipe, state, expected)
     return state

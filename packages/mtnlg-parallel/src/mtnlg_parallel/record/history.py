@@ -141,7 +141,12 @@ class StepSeconds:
         self.checkpoint += step.get("checkpoint_seconds", 0.0)
         self.validation += step.get("validation_seconds", 0.0)
         self._steps.append(step["step"])
-        self._seconds.append(self.useful + self.checkpoint + self.validation)
+        self._seconds.append(self.total)
+
+    @property
+    def total(self) -> float:
+        """Seconds of all steps, with their checkpoints and validations."""
+        return self.useful + self.checkpoint + self.validation
 
     def between(self, begin: float, end: float) -> float:
         """Seconds of the steps after ``begin`` up to ``end``."""

@@ -153,7 +153,7 @@ class Page:
         last, total = self._last, self._recipe.train.samples * self._recipe.model.sequence
         validation = self._validation.values
         held_out = f"; {decimal(validation[-1], 3)} on held-out documents" if validation else ""
-        speed = self._seconds.useful + self._seconds.checkpoint + self._seconds.validation
+        speed = self._seconds.total
         figures = [
             (decimal(last["loss"], 3), f"nats per token, training loss{held_out}"),
             (short(last["tokens"]), f"of {short(total)} tokens, {percent(min(last['tokens'], total), total)}"),

@@ -75,7 +75,7 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
     for step in metrics.read_steps(out):
         taken.add(step)
         skipped += "skipped" in step
-    seconds = taken.useful + taken.checkpoint + taken.validation
+    seconds = taken.total
     pipeline_stages = stages(recipe.model, Layout(pp=layout.pp), train.recompute)
     return {
         "version": 1,
