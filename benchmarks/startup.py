@@ -33,6 +33,7 @@ import json, os, sys, time, warnings
 warnings.simplefilter("ignore")
 os.environ |= {"RANK": "%(rank)d", "LOCAL_RANK": "5", "WORLD_SIZE": "2240", "CUDA_VISIBLE_DEVICES": ""}
 from mtnlg_parallel.engine import deepspeed_engine
+from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
 import deepspeed.ops
@@ -68,9 +69,9 @@ cpu = deepspeed_engine.init_distributed(layout, device="cpu")
 def megatron():
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=8, pipeline_model_parallel_size=35)
 print(json.dumps({
-    "tensor_parallel_group": measured(lambda: slicing.Slicing.of_this_rank(layout, False, cpu)),
+    "tensor_parallel_group": measured(lambda: slicing.Slicing.of_this_rank(layout, False)),
     "tensor_parallel_group_by_megatron_core": measured(megatron),
-    "engine": measured(lambda: deepspeed_engine.build_engine(recipe, cpu)),
+    "engine": measured(lambda: build_engine(recipe, cpu)),
 }), file=sys.__stdout__)
 os._exit(0)
 """

@@ -36,7 +36,8 @@ from mtnlg_model.checkpoint import tensor_file  # noqa: E402
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel.engine import deepspeed_engine, zero  # noqa: E402
+from mtnlg_parallel.engine import deepspeed_engine, sharded_optimizer, zero  # noqa: E402
+from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.launch import health  # noqa: E402
 from mtnlg_parallel.model import head, slicing, tensor_parallel  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
@@ -53,7 +54,6 @@ from training import resume_runs  # noqa: E402
 if TYPE_CHECKING:
     from types import CodeType
 
-    from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.record.metrics import Step
     from mtnlg_parallel.training.samples import Prefetch
 
@@ -77,7 +77,7 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         steps: list[Any] = []
         training.run(steps.append)
         distributed.barrier()
-        local = list(training.engine.module.local_parameters())
+        local = list(training.engine.local_parameters())
         results.append(
             {
                 "steps": steps,
@@ -98,7 +98,8 @@ def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
         prepare_run_dir(out, recipe, data.train.fingerprint, resume=True)
     distributed.barrier()
     training = Training(recipe, data, out, rank, device)
-    parameters = list(training.engine.module.parameters())
+    engine: Any = training.engine
+    parameters: list[Any] = [local.parameter for local in engine.local_parameters()]
     gradient_bytes = [0] * len(parameters)
 
     def record(number: int, gradient: torch.Tensor) -> None:
@@ -107,7 +108,7 @@ def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     for number, parameter in enumerate(parameters):
         parameter.register_hook(partial(record, number))
     training.run(lambda _: None)
-    optimizer = training.engine.optimizer
+    optimizer = engine._engine.optimizer
     states = getattr(optimizer, "optimizer", optimizer).state.values()
     moments = [state[name].nbytes for state in states for name in ("exp_avg", "exp_avg_sq")]
     distributed.barrier()
@@ -175,7 +176,7 @@ def groups_made(request: dict[str, Any], _rank: int) -> dict[str, int]:
     recipe = validate(request["recipes"][0], Recipe, "request")
     distributed.init_process_group("fake", store=FakeStore(), rank=request["rank"], world_size=recipe.layout.world)
     vars(slicing)["init_process_group"] = lambda *_: None
-    deepspeed_engine.build_engine(recipe, deepspeed_engine.init_distributed(recipe.layout))
+    build_engine(recipe, deepspeed_engine.init_distributed(recipe.layout))
     return {"together": distributed_c10d._world.group_count, "joined": len(distributed_c10d._world.pg_map)}
 
 
@@ -205,7 +206,7 @@ def checked_health(request: dict[str, Any], rank: int) -> dict[str, Any]:
 def restored_bytes(request: dict[str, Any], _rank: int) -> dict[str, Any]:
     """Restore the newest checkpoint; return the bytes read of tensors, the elements held, and both lists of files."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    engine = deepspeed_engine.build_engine(recipe, deepspeed_engine.init_distributed(recipe.layout))
+    engine = build_engine(recipe, deepspeed_engine.init_distributed(recipe.layout))
     state = zero.CheckpointState(Checkpoint.open(Path(request["out"]) / "checkpoints"))
     preadv, read = os.preadv, []
 
@@ -217,8 +218,8 @@ def restored_bytes(request: dict[str, Any], _rank: int) -> dict[str, Any]:
     zero.restore(engine, state)
     return {
         "bytes": sum(read),
-        "weights": sum(local.parameter.numel() for local in engine.module.local_parameters()),
-        "fragments": sum(fragment.stop - fragment.start for fragment in zero.local_fragments(engine)),
+        "weights": sum(local.parameter.numel() for local in engine.local_parameters()),
+        "fragments": sum(fragment.stop - fragment.start for fragment in engine.fragments()),
         "opened": sorted(state.checkpoint._files),
         "needed": sorted(state.files(engine)),
     }
@@ -257,12 +258,13 @@ def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None
         time.time = lambda: now() + faults["ahead"]
     if "clock" in faults:
         slow_clock(training, faults["clock"])
+    engine: Any = training.engine
     if faults.get("own_bits"):
         for name in ("train_batch", "get_global_grad_norm"):
-            figure = getattr(training.engine, name)
-            setattr(training.engine, name, lambda *words, figure=figure: float(figure(*words)) * (1 + 1e-6 * rank))
+            figure = getattr(engine._engine, name)
+            setattr(engine._engine, name, lambda *words, figure=figure: float(figure(*words)) * (1 + 1e-6 * rank))
     if rank == 0:
-        next(training.engine.module.parameters()).register_hook(lambda gradient: gradient * factor[0])
+        next(engine.local_parameters()).parameter.register_hook(lambda gradient: gradient * factor[0])
 
 
 def write_no_file_before(last: int, training: Training) -> None:
@@ -302,26 +304,17 @@ def slow_clock(training: Training, seconds: float) -> None:
 
 
 def compute_as_on_cuda() -> None:
-    """Use the fused AdamW and megatron-core's own sequence parallelism, which needs CUDA only to allocate."""
+    """Use the fused AdamW."""
     build_optimizer = deepspeed_engine.build_optimizer
     deepspeed_engine.build_optimizer = lambda module, train, **_: build_optimizer(module, train, fused=True)
-    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
-    here = Slicing.of_this_rank.__func__  # type: ignore[attr-defined]
-
-    def overlapped(cls: type[Slicing], layout: Layout, sequence_parallel: bool, device: torch.device) -> Slicing:
-        slicing: Slicing = here(cls, layout, sequence_parallel, device)
-        return Slicing(slicing.group, slicing.sequence_parallel, overlapped=slicing.sequence_parallel)
-
-    Slicing.of_this_rank = classmethod(overlapped)  # type: ignore[assignment]
 
 
 def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden, attention and hidden dropout in turn, as a layer does; return the three masks."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    device = deepspeed_engine.init_distributed(recipe.layout)
-    attention = tensor_parallel.parallel_ops(
-        Slicing.of_this_rank(recipe.layout, sequence_parallel=False, device=device), "none", head.EAGER
-    ).attention
+    deepspeed_engine.init_distributed(recipe.layout)
+    slicing = Slicing.of_this_rank(recipe.layout, sequence_parallel=False)
+    attention = tensor_parallel.parallel_ops(slicing, "none", head.EAGER).attention
     torch.manual_seed(5)
     ones = torch.ones(1, 2, 16, 8)
     masks = [
@@ -335,8 +328,8 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
 def head_losses(request: dict[str, Any], rank: int) -> list[list[Any]]:
     """The head's loss for each x, with the gradients of this rank's part of x and of its rows of the weight."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    device = deepspeed_engine.init_distributed(recipe.layout)
-    slicing = Slicing.of_this_rank(recipe.layout, recipe.train.sequence_parallel, device)
+    deepspeed_engine.init_distributed(recipe.layout)
+    slicing = Slicing.of_this_rank(recipe.layout, recipe.train.sequence_parallel)
     weight_VH, targets_BS = torch.tensor(request["weight"]), torch.tensor(request["targets"])
     results = []
     for x_SBH in torch.tensor(request["xs"]):
@@ -392,6 +385,8 @@ def be_rank(request: dict[str, Any], rank: int, answer: int) -> None:
     )
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     torch.set_num_threads(1)
+    signal.alarm(request.get("limit_seconds", 0))  # ends a rank that hangs
+    sharded_optimizer.BUCKET_ELEMENTS = request.get("bucket_elements", sharded_optimizer.BUCKET_ELEMENTS)
     try:
         result: Any = SCENARIOS[request["scenario"]](request, rank)
     except BaseException:  # noqa: BLE001  (the test gets any error)

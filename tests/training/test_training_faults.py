@@ -44,6 +44,19 @@ def test_every_rank_judges_by_the_figures_of_one(run_ranks: RunRanks, data: Path
     assert ranks[0][0]["judged"][0] == [step["loss"] for step in read_steps(tmp_path)][-GUARD["window"] :]
 
 
+def test_a_resumed_run_skips_what_an_untouched_one_skips_after_many_skips_near_each_other(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    """Its guard needs as many steps that were taken as its window holds, however many lie between."""
+    leaps = {"leap": [7, 8, 10, 11, 13, 15]}
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    parts = [recipe_of((1, 1, 2), guard=GUARD, ramp=None, samples=samples) for samples in (128, 112, 128)]
+    run_ranks("train", parts, data=data, outs=[whole, halves, halves], faults=leaps)
+    runs = [[(step["loss"], "skipped" in step) for step in read_steps(out)] for out in (whole, halves)]
+    assert [number for number, (_, skipped) in enumerate(runs[0], 1) if skipped] == leaps["leap"]
+    assert runs[1] == runs[0]
+
+
 def test_seconds_are_those_of_the_whole_step(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     recipe = recipe_of((1, 1, 2), samples=48, ramp=None, validation_every=2, checkpoint_every=3)
     run_ranks("train", [recipe], data=data, outs=[tmp_path], faults={"clock": 100.0})

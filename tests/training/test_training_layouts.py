@@ -12,23 +12,21 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure
-from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.run_dir import prepare_run_dir
 from mtnlg_parallel.training.samples import open_data
 from training.reference_loop import (
     FP32,
-    RECIPE,
     STEPS,
     Json,
     Reference,
     RunRanks,
+    assert_holds,
     assert_same_steps,
     recipe_of,
     reference_run,
@@ -72,31 +70,76 @@ def test_every_layout_trains_like_one_process(
     assert_holds(latest(outs[-1] / "checkpoints"), reference[1], reference[2])
 
 
-def test_megatron_cores_path_on_cuda_computes_the_same(
-    reference: Reference, run_ranks: RunRanks, data: Path, tmp_path: Path
+FOUR_LAYERS = {"layers": 4}
+SCHEDULES: list[tuple[tuple[int, int, int], Json]] = [
+    ((1, 1, 2), {"schedule": "zero-bubble"}),
+    ((2, 1, 1), {"schedule": "zero-bubble"}),
+    ((1, 2, 1), {"schedule": "zero-bubble"}),
+    ((1, 2, 2), {"schedule": "interleaved", "chunks": 2}),
+    ((2, 2, 1), {"schedule": "zero-bubble", "chunks": 2}),
+    ((1, 4, 1), {"schedule": "zero-bubble"}),
+]
+
+
+@pytest.fixture(scope="module")
+def four_layers(data: Path) -> Reference:
+    return reference_run(recipe_of(model=FOUR_LAYERS), data)
+
+
+@pytest.mark.parametrize(("layout", "schedule"), SCHEDULES, ids=str)
+def test_every_schedule_trains_like_one_process(  # noqa: PLR0917  (a case is two of them)
+    layout: tuple[int, int, int],
+    schedule: Json,
+    four_layers: Reference,
+    run_ranks: RunRanks,
+    data: Path,
+    tmp_path: Path,
 ) -> None:
+    kinds = [("none", True), ("selective", False), ("full", True)]
+    recipes = [recipe_of(layout, FOUR_LAYERS, recompute=r, sequence_parallel=s, **schedule) for r, s in kinds]
+    outs = [tmp_path / recompute for recompute, _ in kinds]
+    ranks = run_ranks("train", recipes, data=data, outs=outs)
+    for answers in ranks[0]:
+        assert_same_steps(answers["steps"], four_layers[0])
+    for out in outs:
+        assert_holds(latest(out / "checkpoints"), four_layers[1], four_layers[2])
+
+
+def test_a_run_goes_from_one_engine_and_schedule_to_another(
+    four_layers: Reference, run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    steps: list[Json] = []
+    parts: list[tuple[tuple[int, int, int], int, Json]] = [
+        ((2, 1, 1), 24, {}),
+        ((1, 2, 1), 40, {"schedule": "zero-bubble", "chunks": 2}),
+        ((1, 1, 2), 52, {}),
+        ((2, 2, 1), 68, {"schedule": "interleaved", "chunks": 2}),
+        ((1, 2, 2), 84, {"schedule": "zero-bubble"}),
+    ]
+    for layout, samples, changes in parts:
+        recipe = recipe_of(layout, FOUR_LAYERS, samples=samples, **changes)
+        steps += trained(run_ranks, recipe, data, tmp_path)[0]["steps"]
+    assert_same_steps(steps, four_layers[0])
+    assert_holds(latest(tmp_path / "checkpoints"), four_layers[1], four_layers[2])
+
+
+def test_zero_bubble_in_bf16_follows_fp32_and_resumes_to_the_last_bit(
+    four_layers: Reference, run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    same: Json = {"precision": "bf16", "schedule": "zero-bubble", "chunks": 2}
+    parts = [recipe_of((1, 2, 2), FOUR_LAYERS, samples=samples, **same) for samples in (40, 16, 40)]
+    outs = [tmp_path / "whole", tmp_path / "halves", tmp_path / "halves"]
+    whole, first, second = (answer["steps"] for answer in run_ranks("train", parts, data=data, outs=outs)[0])
+    for step, expected in zip(whole, four_layers[0][: len(whole)], strict=True):
+        assert step["loss"] == pytest.approx(expected["loss"], rel=BF16_LOSS)
+        assert step["grad_norm"] == pytest.approx(expected["grad_norm"], rel=BF16_NORM)
+    assert losses_and_norms([*first, *second]) == losses_and_norms(whole)
+
+
+def test_the_fused_adamw_updates_alike(reference: Reference, run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+    """It is the one on CUDA."""
     answers = trained(run_ranks, recipe_of((2, 2, 1)), data, tmp_path, as_on_cuda=True)
     assert_same_steps(answers[0]["steps"], reference[0])
-
-
-def assert_holds(path: Path | None, decoder: Decoder, optimizer: torch.optim.AdamW) -> None:
-    """The checkpoint is whole and holds the weights of ``decoder`` and the moments of ``optimizer``."""
-    assert path
-    checkpoint = Checkpoint.open(path)
-    checkpoint.verify()
-    for name, parameter in decoder.named_parameters():
-        state = {"weight": parameter.detach(), **optimizer.state[parameter]}
-        for slot in ("weight", "exp_avg", "exp_avg_sq"):
-            saved, expected = determined(name, checkpoint.tensor(name, slot=slot)), determined(name, state[slot])
-            torch.testing.assert_close(saved, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-    assert checkpoint.optimizer_steps == next(iter(optimizer.state.values()))["step"]
-
-
-def determined(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Leave out the key biases: softmax ignores them, so Adam moves them by rounding errors alone."""
-    if not name.endswith("qkv.bias"):
-        return value
-    return value.view(RECIPE["model"]["heads"], 3, -1)[:, ::2]
 
 
 def test_a_run_resumes_in_another_layout_and_another(
@@ -125,29 +168,31 @@ def test_bf16_follows_fp32_and_resumes_to_the_last_bit(
 
 
 @pytest.mark.parametrize(
-    ("layout", "sequence_parallel", "summed"),
+    ("layout", "changes", "summed"),
     [
-        ((1, 1, 2), False, "allreduce_bucket"),
-        ((1, 2, 1), False, "_exec_reduce_tied_grads"),
-        ((2, 1, 1), False, "get_global_norm_of_tensors"),
-        ((2, 1, 1), True, "_exec_reduce_tied_grads"),
+        ((1, 1, 2), {"sequence_parallel": False}, ["allreduce_bucket"]),
+        ((1, 2, 1), {"sequence_parallel": False}, ["_exec_reduce_tied_grads"]),
+        ((2, 1, 1), {"sequence_parallel": False}, ["get_global_norm_of_tensors"]),
+        ((2, 1, 1), {}, ["_exec_reduce_tied_grads"]),
+        ((2, 2, 2), {"schedule": "zero-bubble"}, ["_start_reduce", "reduce"]),
     ],
-    ids=["dp", "tied table", "tp", "sequence"],
+    ids=["dp", "tied table", "tp", "sequence", "our engine"],
 )
 def test_gradients_norms_and_losses_of_bf16_cross_ranks_in_fp32(  # noqa: PLR0917  (a case is three of them)
     run_ranks: RunRanks,
     data: Path,
     tmp_path: Path,
     layout: tuple[int, int, int],
-    sequence_parallel: bool,
-    summed: str,
+    changes: Json,
+    summed: list[str],
 ) -> None:
     """Activations and their gradients are summed over tp in the model's dtype, as Megatron-LM does."""
-    recipe = recipe_of(layout, precision="bf16", samples=8, sequence_parallel=sequence_parallel)
+    recipe = recipe_of(layout, precision="bf16", samples=8, **changes)
     for dtypes in run_ranks("reduced_dtypes", [recipe], data=data, outs=[tmp_path]):
         assert dtypes["layers"] == (["torch.bfloat16"] if layout[0] > 1 else [])
-        assert dtypes["others"].pop("loss_and_grad_norm") == ["torch.float64"]
-        assert summed in dtypes["others"]
+        for figures in ("train_batch", "evaluate") if "schedule" in changes else ("_loss_and_grad_norm",):
+            assert dtypes["others"].pop(figures) == ["torch.float64"]
+        assert set(summed) <= set(dtypes["others"])
         assert all(found == ["torch.float32"] for found in dtypes["others"].values())
 
 

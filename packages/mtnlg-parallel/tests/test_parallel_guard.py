@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.engine.deepspeed_engine import GuardedAdamW
+from mtnlg_parallel.engine.deepspeed_engine import GuardedAdamW, Verdict
 from mtnlg_parallel.recipe import GuardSettings
 from mtnlg_parallel.record.metrics import Step
-from mtnlg_parallel.training.guard import Guard
+from mtnlg_parallel.training.guard import Guard, history
 
 FOUR = GuardSettings(deviations=3.0, window=4, most_skips=2)
 
@@ -52,6 +52,18 @@ def test_a_flat_loss_allows_steps_that_are_no_higher(level: float, window: int) 
     assert guard.skip_reason(level / 2, level / 2) is None
 
 
+@given(st.lists(st.tuples(st.floats(1, 2), st.booleans()), max_size=40), st.integers(1, 6))
+def test_a_guard_that_resumes_judges_as_one_that_has_seen_every_step(
+    steps: list[tuple[float, bool]], window: int
+) -> None:
+    settings = GuardSettings(deviations=1.0, window=window, most_skips=3)
+    run = [taken(number, loss) | ({"skipped": "it leapt"} if skip else {}) for number, (loss, skip) in enumerate(steps)]
+    whole, resumed = Guard(settings, run), Guard(settings, history(run, settings))
+    assert resumed.exhausted == whole.exhausted
+    for loss in (0.5, 1.2, 1.5, 1.9, 3.0):
+        assert resumed.skip_reason(loss, 1.0) == whole.skip_reason(loss, 1.0)
+
+
 def test_skipped_steps_stay_out_of_the_window_and_are_counted_in_a_row() -> None:
     guard = after(1.0, 2.0, 3.0, 4.0)
     guard.record({"step": 5, "loss": 100.0, "grad_norm": 1.0, "skipped": "loss 100 leapt"})
@@ -70,13 +82,13 @@ def test_skipped_steps_stay_out_of_the_window_and_are_counted_in_a_row() -> None
 
 def test_the_verdict_measures_once_for_all_parameter_groups_and_else_when_the_step_is_over() -> None:
     measured = [(100.0, 1.0)]
-    verdict = after(1.0, 2.0, 3.0, 4.0).verdict(measured.pop)
+    verdict = Verdict(after(1.0, 2.0, 3.0, 4.0).skip_reason, measured.pop)
     assert [verdict.permits_update(), verdict.permits_update()] == [False, False]
     loss, norm, reason = verdict.outcome()
     assert (loss, norm) == (100.0, 1.0)
     assert str(reason).startswith("loss 100 is")
     for norm in (float("inf"), 2.0):  # dropped by DeepSpeed, which never asked
-        dropped = after(1.0).verdict([(2.0, norm)].pop)
+        dropped = Verdict(after(1.0).skip_reason, [(2.0, norm)].pop)
         assert dropped.outcome() == (2.0, norm, "grad_norm is not finite")
 
 
@@ -91,7 +103,7 @@ def test_the_fused_update_equals_adamw_in_fp64_and_obeys_the_verdict() -> None:
         gradient = torch.randn(1000, generator=numbers) * 10.0 ** (step % 5 - 3)
         ours.grad, exact.grad = gradient, gradient.double()
         norm = float("inf") if step == 7 else 1.0
-        fused.permits_update = Guard(FOUR).verdict([(1.0, norm)].pop).permits_update
+        fused.permits_update = Verdict(Guard(FOUR).skip_reason, [(1.0, norm)].pop).permits_update
         before = ours.detach().clone()
         fused.step()
         if step != 7:

@@ -32,7 +32,7 @@ from mtnlg_parallel.training.schedule import (
     parse_length,
 )
 
-from .layout import Layout, Recompute, layout_error
+from .layout import Layout, Recompute, Schedule, layout_error, schedule_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,6 +67,8 @@ class Train(Settings):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 1234
     precision: Literal["fp32", "bf16"] = "bf16"
     recompute: Recompute = "full"
+    schedule: Schedule = Field("1f1b", description="order of a pipeline rank's work")
+    chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank; more than 1: interleaved")
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
     kernels: bool = Field(True, description="use fused kernels where the device has them")
     checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
@@ -108,11 +110,6 @@ class GuardSettings(Settings):
     patience: Positive = Field(600.0, description="seconds a step may take before the run ends")
     disk_patience: Positive = Field(3600.0, description="seconds that loading or writing a checkpoint may take")
 
-    @property
-    def history(self) -> int:
-        """Number of past steps that the guard needs at most."""
-        return self.window + self.most_skips
-
 
 class Slurm(Settings):
     """What a site's Slurm needs (`mtnlg_parallel.launch.slurm`)."""
@@ -153,6 +150,8 @@ class Recipe(Settings):
         if reason := layout_error(self.layout, self.model, self.train.sequence_parallel):
             raise ValueError(reason)
         train, dp = self.train, self.layout.dp
+        if reason := schedule_error(self.layout, self.model, train.schedule, train.chunks):
+            raise ValueError(reason)
         multiple = dp * train.micro_batch
         product = f"layout.dp = {dp} x train.micro_batch = {train.micro_batch}"
         for key, value in (("batch", train.batch), ("validation_samples", train.validation_samples)):
@@ -269,7 +268,7 @@ CHANGEABLE: dict[str, set[str] | bool] = {
     "layout": True,
     "guard": True,
     "slurm": True,
-    "train": {"samples", "micro_batch", "precision", "recompute", "sequence_parallel", "kernels"}
+    "train": {"samples", "micro_batch", "precision", "recompute", "schedule", "chunks", "sequence_parallel", "kernels"}
     | {"checkpoint_every", "memory_checkpoint_every", "keep", "validation_every", "validation_samples"},
 }
 """Keys that a resumed run may change; any other change makes it a different run."""

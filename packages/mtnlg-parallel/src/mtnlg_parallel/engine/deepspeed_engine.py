@@ -6,8 +6,8 @@ Under bf16, gradients are accumulated and reduced in fp32, and master weights an
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
+import math
 import os
 import socket
 import sys
@@ -19,8 +19,9 @@ import torch
 from torch import distributed
 
 from mtnlg_model.console import Failure
-from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import GuardSettings
+
+from .contract import MOMENTS, Fragment, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.pipeline import Pipeline
+    from mtnlg_parallel.model.stage_modules import LocalParameter
     from mtnlg_parallel.recipe import Recipe, Train
+
+    from .contract import Judge, MicroBatches
 
 MARGIN = timedelta(minutes=1)
 """Added to the watchdog's patience as the timeout of collectives: only the watchdog can say which rank is missing."""
@@ -99,26 +103,123 @@ def collective_timeout(guard: GuardSettings) -> timedelta:
     return timedelta(seconds=max(guard.patience, guard.disk_patience)) + MARGIN
 
 
-def build_engine(recipe: Recipe, device: torch.device, ops: ParallelOps = EAGER) -> Any:  # noqa: ANN401  (DeepSpeed has no annotations)
-    """Build this rank's engine with uninitialised parameters; `zero.restore` fills them.
+class DeepSpeedEngine:
+    """DeepSpeed's pipeline engine for this rank's stage (`contract.Engine`)."""
 
-    ``ops`` are the operations of its layers. From here on every process group has the timeout of `collective_timeout`.
-    """
-    import deepspeed  # noqa: PLC0415  (as in init_distributed)
+    def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
+        import deepspeed  # noqa: PLC0415  (as in init_distributed)
 
-    from mtnlg_parallel.model import slicing  # noqa: PLC0415
-    from mtnlg_parallel.model.pipeline import Pipeline  # noqa: PLC0415
+        from mtnlg_parallel.model.pipeline import Pipeline  # noqa: PLC0415
 
-    with suppress_output():
-        with torch.no_grad():  # it broadcasts tied weights, which autograd would record
-            module = Pipeline(recipe, device, ops)
-        optimizer = build_optimizer(module, recipe.train, fused=device.type == "cuda")
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=deepspeed_config(recipe))
-    slicing.set_timeouts(collective_timeout(recipe.guard))
-    # A full garbage collection would stop this rank for 0.14 s at a time of its own, and the others wait; now 0.3 ms.
-    gc.collect()
-    gc.freeze()
-    return engine
+        self.device, self._multiple = device, recipe.batch_size.multiple
+        with suppress_output():
+            with torch.no_grad():  # it broadcasts tied weights, which autograd would record
+                module = Pipeline(recipe, device, ops)
+            self._adamw = build_optimizer(module, recipe.train, fused=device.type == "cuda")
+            self._engine, *_ = deepspeed.initialize(
+                model=module, optimizer=self._adamw, config=deepspeed_config(recipe)
+            )
+        self._module = module
+
+    @property
+    def before_update(self) -> Callable[[], None]:
+        """Called before weights and moments change."""
+        return self._adamw.before_update
+
+    @before_update.setter
+    def before_update(self, function: Callable[[], None]) -> None:
+        self._adamw.before_update = function
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of updates."""
+        return max((int(state["step"]) for state in self._adamw.state.values()), default=0)
+
+    @optimizer_steps.setter
+    def optimizer_steps(self, steps: int) -> None:
+        for state in self._adamw.state.values():
+            state["step"].fill_(steps)
+
+    def local_parameters(self) -> Iterator[LocalParameter]:
+        """Every parameter of this rank, in model order."""
+        return self._module.local_parameters()
+
+    def fragments(self) -> Iterator[Fragment]:
+        """ZeRO's fragments, by ``param._hp_mapping``; creates moments of zero if there are none yet."""
+        for local in self.local_parameters():
+            mapping = local.parameter._hp_mapping  # type: ignore[attr-defined]  # noqa: SLF001  (DeepSpeed's only access)
+            if mapping is None:
+                continue
+            flat = self._adamw.param_groups[mapping.param_group_index]["params"][0]
+            state = self._adamw.state[flat]
+            if not state:
+                state.update(step=flat.new_tensor(0.0), **{slot: torch.zeros_like(flat) for slot in MOMENTS})
+            in_box, in_flat = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
+            yield Fragment(
+                local,
+                start=in_box.start,
+                stop=in_box.start + in_box.numel,
+                master=flat.detach().narrow(0, in_flat.start, in_flat.numel),
+                moments={slot: state[slot].narrow(0, in_flat.start, in_flat.numel) for slot in MOMENTS},
+            )
+
+    def train_batch(self, batches: MicroBatches | None, micro_batches: int, lr: float, judge: Judge) -> Outcome:
+        """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        verdict = Verdict(judge, self._loss_and_grad_norm)
+        self._adamw.permits_update = verdict.permits_update
+        self._engine.set_train_batch_size(micro_batches * self._multiple)
+        self._engine.train_batch(batches)
+        return verdict.outcome()
+
+    def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
+        """Mean loss over the micro-batches, in nats per token."""
+        return float(self._engine.eval_batch(batches, num_micro_batches=micro_batches))
+
+    def _loss_and_grad_norm(self) -> tuple[float, float]:
+        """Loss and gradient norm of the batch whose gradients have just been reduced, equal on every rank.
+
+        One sum over all ranks, in fp64: each of the dp x tp ranks of the last stage adds its share of the mean loss.
+        Every rank has the norm, but only rank 0 adds it, so that all ranks judge by the same bits.
+        """
+        engine = self._engine
+        loss_and_norm = torch.zeros(2, dtype=torch.float64, device=self.device)
+        if engine.is_last_stage():
+            last_stage_ranks = engine.grid.data_parallel_size * engine.grid.model_parallel_size
+            loss_and_norm[0] = engine.total_loss.double() / (engine.micro_batches * last_stage_ranks)
+        if distributed.get_rank() == 0:
+            loss_and_norm[1] = float(engine.optimizer._global_grad_norm)  # noqa: SLF001  (public only after the step)
+        distributed.all_reduce(loss_and_norm)
+        loss, grad_norm = loss_and_norm.tolist()
+        return loss, grad_norm
+
+
+class Verdict:
+    """The judgement on one step, made once: DeepSpeed updates one parameter group at a time, and each asks."""
+
+    def __init__(self, judge: Judge, measure: Callable[[], tuple[float, float]]) -> None:
+        self._judge, self._measure = judge, measure
+        self._loss, self._grad_norm = math.nan, math.nan
+        self._decided = False
+        self._reason: str | None = None
+
+    def permits_update(self) -> bool:
+        """Whether the optimizer may update. The first call measures, so all ranks make it together."""
+        if not self._decided:
+            self._decided, (self._loss, self._grad_norm) = True, self._measure()
+            self._reason = self._judge(self._loss, self._grad_norm)
+        return self._reason is None
+
+    def outcome(self) -> Outcome:
+        """Loss and gradient norm of the finished step, and why it was skipped; equal on every rank.
+
+        DeepSpeed drops an update whose gradients are not finite without asking: then this call measures, on all ranks.
+        """
+        dropped = not self._decided
+        if self.permits_update() and dropped:
+            self._reason = "grad_norm is not finite"
+        return Outcome(self._loss, self._grad_norm, self._reason)
 
 
 def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
@@ -165,23 +266,6 @@ class GuardedAdamW(torch.optim.AdamW):
             return None
         self.before_update()
         return super().step(closure)
-
-
-def loss_and_grad_norm(engine: Any, device: torch.device) -> tuple[float, float]:  # noqa: ANN401  (as above)
-    """Loss and gradient norm of the batch whose gradients ``engine`` has just reduced, equal on every rank.
-
-    One sum over all ranks, in fp64: each of the dp x tp ranks of the last stage adds its share of the mean loss. Every
-    rank has the norm, but only rank 0 adds it, so that all ranks judge by the same bits.
-    """
-    loss_and_norm = torch.zeros(2, dtype=torch.float64, device=device)
-    if engine.is_last_stage():
-        last_stage_ranks = engine.grid.data_parallel_size * engine.grid.model_parallel_size
-        loss_and_norm[0] = engine.total_loss.double() / (engine.micro_batches * last_stage_ranks)
-    if distributed.get_rank() == 0:
-        loss_and_norm[1] = float(engine.optimizer._global_grad_norm)  # noqa: SLF001  (public only after the step)
-    distributed.all_reduce(loss_and_norm)
-    loss, grad_norm = loss_and_norm.tolist()
-    return loss, grad_norm
 
 
 @contextlib.contextmanager

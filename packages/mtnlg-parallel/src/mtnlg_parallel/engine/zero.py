@@ -1,9 +1,9 @@
 """A rank's parameters and ZeRO-1 optimizer state, to and from the global tensors of a checkpoint.
 
-ZeRO-1 flattens and concatenates the parameters of a group and splits the result evenly over the data-parallel ranks,
-at any element. A data-parallel rank's partition holds, of each parameter, a fragment of its rank's box:
+ZeRO-1 flattens and concatenates parameters and splits the result evenly over the data-parallel ranks, at any element. A
+data-parallel rank's part holds, of each parameter, a fragment of its rank's box:
 
-    global tensor  ⊃  box (layout.SLICED_AXES)  ⊃  flat range [start, stop) of the box (``param._hp_mapping``)
+    global tensor  ⊃  box (layout.SLICED_AXES)  ⊃  flat range [start, stop) of the box
 
 Each rank writes its own fragments of weight, master weight and both moments; nothing is gathered. It reads its boxes of
 the weights, and of master weights and moments its own fragments alone, whatever layout wrote them.
@@ -12,13 +12,15 @@ the weights, and of master weights and moments its own fragments alone, whatever
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from mtnlg_model import initialization
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure
+
+from .contract import MOMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
 
     from mtnlg_model.checkpoint.manifest import SlotName
     from mtnlg_model.config import ModelConfig
-    from mtnlg_parallel.model.pipeline import LocalParameter
     from mtnlg_parallel.model.slicing import Box
 
-MOMENTS: tuple[SlotName, SlotName] = ("exp_avg", "exp_avg_sq")
+    from .contract import Engine
 
 
 class InitialState(Protocol):
@@ -89,13 +90,13 @@ class CheckpointState:
         """Elements of the master weight, which is the weight itself where that is in fp32, or of a moment."""
         return self.checkpoint.tensor(name, box, self._stored_slot(name, slot), flat=(start, stop))
 
-    def files(self, engine: Any) -> set[str]:  # noqa: ANN401  (DeepSpeed has no annotations)
+    def files(self, engine: Engine) -> set[str]:
         """Names of the checkpoint's files that `restore` reads on this rank."""
         names: set[str] = set()
-        for local in engine.module.local_parameters():
+        for local in engine.local_parameters():
             slot = self._weight_slot(local.name, local.parameter.dtype)
             names |= self.checkpoint.files(local.name, local.box, slot)
-        for fragment in local_fragments(engine):
+        for fragment in engine.fragments():
             name, box, elements = fragment.local.name, fragment.local.box, (fragment.start, fragment.stop)
             for wanted in fragment.slots(self.optimizer_steps > 0):
                 names |= self.checkpoint.files(name, box, self._stored_slot(name, wanted), elements)
@@ -117,58 +118,16 @@ class CheckpointWeights(CheckpointState):
         return 0
 
 
-@dataclass(frozen=True)
-class Fragment:
-    """ZeRO's fragment of a parameter on this rank: elements [start, stop) of its flattened box, as views."""
-
-    local: LocalParameter
-    start: int
-    stop: int
-    master: Tensor
-    moments: dict[SlotName, Tensor]
-
-    def slots(self, with_moments: bool) -> dict[SlotName, Tensor]:
-        """The fragment's tensors that a run starts with; before the first update there are no moments."""
-        return {"master": self.master, **(self.moments if with_moments else {})}
-
-
-def local_fragments(engine: Any) -> Iterator[Fragment]:  # noqa: ANN401  (DeepSpeed has no annotations)
-    """Fragments in this rank's optimizer state; creates moments of zero if there are none yet."""
-    optimizer = engine.optimizer.optimizer
-    for local in engine.module.local_parameters():
-        mapping = local.parameter._hp_mapping  # noqa: SLF001  (DeepSpeed's only access to ZeRO's fragments)
-        if mapping is None:
-            continue
-        flat = optimizer.param_groups[mapping.param_group_index]["params"][0]
-        state = optimizer.state[flat]
-        if not state:
-            state.update(step=flat.new_tensor(0.0), **{slot: torch.zeros_like(flat) for slot in MOMENTS})
-        in_box, in_flat = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
-        yield Fragment(
-            local,
-            start=in_box.start,
-            stop=in_box.start + in_box.numel,
-            master=flat.detach().narrow(0, in_flat.start, in_flat.numel),
-            moments={slot: state[slot].narrow(0, in_flat.start, in_flat.numel) for slot in MOMENTS},
-        )
-
-
-def restore(engine: Any, initial: InitialState) -> None:  # noqa: ANN401  (as above)
+def restore(engine: Engine, initial: InitialState) -> None:
     """Set this rank's parameters, master weights, moments and step count from ``initial``."""
     with torch.no_grad():
-        for local in engine.module.local_parameters():
+        for local in engine.local_parameters():
             local.parameter.copy_(initial.weight(local.name, local.box, local.parameter.dtype))
-        for fragment in local_fragments(engine):
+        for fragment in engine.fragments():
             for slot, tensor in fragment.slots(initial.optimizer_steps > 0).items():
                 local = fragment.local
                 tensor.copy_(initial.elements(local.name, slot, local.box, fragment.start, fragment.stop))
-    for state in engine.optimizer.optimizer.state.values():
-        state["step"].fill_(initial.optimizer_steps)
-
-
-def optimizer_steps(engine: Any) -> int:  # noqa: ANN401  (as above)
-    """Number of updates by this rank's optimizer; steps that the guard skipped do not count."""
-    return max((int(state["step"]) for state in engine.optimizer.optimizer.state.values()), default=0)
+    engine.optimizer_steps = initial.optimizer_steps
 
 
 class PieceToWrite(NamedTuple):
@@ -182,9 +141,9 @@ class PieceToWrite(NamedTuple):
     flat: tuple[int, int]
 
 
-def fragment_pieces(engine: Any) -> Iterator[PieceToWrite]:  # noqa: ANN401  (as above)
+def fragment_pieces(engine: Engine) -> Iterator[PieceToWrite]:
     """What this rank writes of a checkpoint: its fragments, where it is the primary holder of their box."""
-    for fragment in local_fragments(engine):
+    for fragment in engine.fragments():
         local, elements = fragment.local, (fragment.start, fragment.stop)
         if not local.is_primary:
             continue

@@ -8,17 +8,17 @@ The head is the token table again. If first and last stage differ, each holds a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
-from mtnlg_parallel.layout import SLICED_AXES, stages
+from mtnlg_parallel.layout import stages
 
 from . import tensor_parallel
 from .head import mean_loss
 from .slicing import Slicing
-from .stage_modules import Embedding, Head, Layer, Norm, head_inputs
+from .stage_modules import Embedding, Head, Layer, LocalParameter, Norm, head_inputs, list_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,21 +30,9 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
     from .head import ParallelOps
-    from .slicing import Box
 
 EMBEDDING_KEY = "embedding"
 """DeepSpeed's key of the tied modules, and so the prefix of their parameters' names."""
-
-
-class LocalParameter(NamedTuple):
-    """A parameter on this rank: its global name and shape, the axis that is sliced, and this rank's box."""
-
-    name: str
-    parameter: nn.Parameter
-    shape: tuple[int, ...]
-    axis: int | None
-    box: Box
-    is_primary: bool  # this rank writes the box; other tensor- and pipeline-parallel ranks may hold copies
 
 
 class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotations
@@ -52,7 +40,7 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         config, layout, recompute = recipe.model, recipe.layout, recipe.train.recompute
-        self.slicing = slicing = Slicing.of_this_rank(layout, recipe.train.sequence_parallel, device)
+        self.slicing = slicing = Slicing.of_this_rank(layout, recipe.train.sequence_parallel)
         self.model_config, self.stages = config, stages(config, layout, recompute)
         tied = {"tied_weight_attr": "token.weight"}
         specs = [TiedLayerSpec(EMBEDDING_KEY, Embedding, config, slicing, device, **tied)]
@@ -88,19 +76,14 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of this rank, in model order."""
-        shapes = self.model_config.parameter_shapes()
-        for prefix, module in self._local_modules():
-            for suffix, parameter in module.named_parameters():
-                name, axis = f"{prefix}.{suffix}", SLICED_AXES.get(suffix)
-                replica = vars(parameter)["ds_pipe_replicated"] or (axis is None and self.slicing.rank > 0)
-                box = self.slicing.box(shapes[name], axis)
-                yield LocalParameter(name, parameter, shapes[name], axis, box, is_primary=not replica)
+        return list_parameters(self._local_modules(), self.model_config, self.slicing)
 
-    def _local_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Name prefix and module; DeepSpeed numbers layers with the embedding as 0 and keeps tied ones apart."""
-        yield from self.tied_modules.items()
+    def _local_modules(self) -> Iterator[tuple[str, nn.Module, bool]]:
+        """Prefix, module, and whether another stage has it too; DeepSpeed numbers layers with the embedding as 0."""
+        for key, module in self.tied_modules.items():
+            yield key, module, all(vars(parameter)["ds_pipe_replicated"] for parameter in module.parameters())
         for number in range(self._local_start, self._local_stop):
             if 0 < number <= self.model_config.layers:
-                yield f"layers.{number - 1}", getattr(self, str(number))
+                yield f"layers.{number - 1}", getattr(self, str(number)), False
             elif number == self.model_config.layers + 1:
-                yield "final_norm", getattr(self, str(number))
+                yield "final_norm", getattr(self, str(number)), False

@@ -4,8 +4,8 @@
     scatter   partial sums [S, …] → local [S/tp, …], reduce-scatter   backward: all-gather
 
 These are g and ḡ of Korthikanti et al. 2022, section 4.2.2. Together they move as many bytes as one all-reduce, and
-norms, dropout and residuals take 1/tp of the memory. They work on every torch.distributed backend. The head uses them
-everywhere; on CUDA the layers use megatron-core's own, which overlap with matrix products.
+norms, dropout and residuals take 1/tp of the memory. The embedding and the head use them; a layer's products have them
+within (`products`).
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, distributed
-from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d
+
+from mtnlg_parallel import rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +26,10 @@ Box = tuple[slice, ...]
 """A rank's slice of a global tensor, one range an axis."""
 
 
-def init_process_group(device: torch.device, timeout: timedelta) -> None:
+def init_process_group(device: torch.device, timeout: timedelta) -> Store:
     """Join torch.distributed as the rank in the environment (RANK, WORLD_SIZE, MASTER_ADDR …), with nccl on a GPU.
+
+    Returns the job's store.
 
     ``timeout`` is that of the default group's collectives. There is no ``device_id``: with one, nccl would make every
     group at once, by a split that all ranks take part in. Without it the first collective of a group makes its
@@ -34,24 +37,15 @@ def init_process_group(device: torch.device, timeout: timedelta) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    store = rendezvous.join(timeout)
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         timeout=timeout,
-        store=_attempt_store(timeout),
+        store=store,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
-
-
-def _attempt_store(timeout: timedelta) -> Store | None:
-    """The part of the launcher's store that belongs to this attempt; None where rank 0 hosts a store.
-
-    torchrun's agent keeps its store for all attempts, and under one key a rank would read the address of a dead one.
-    """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
-    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return store
 
 
 def local_device() -> torch.device:
@@ -69,29 +63,20 @@ def set_timeouts(timeout: timedelta) -> None:
 class Slicing:
     """A rank's tensor-parallel group, and whether it also slices activations along the sequence.
 
-    ``overlapped`` leaves sequence parallelism inside the layers to megatron-core, which supports it on CUDA only.
-
     megatron-core's layers take the group as an argument, so ``parallel_state.initialize_model_parallel``, which makes
-    thousands of groups, is never called. All else that they need of it is the buffer that ``overlapped`` gathers into.
+    thousands of groups, is never called.
     """
 
     group: Any  # a torch.distributed.ProcessGroup
     sequence_parallel: bool = False
-    overlapped: bool = False
-
-    def __post_init__(self) -> None:
-        """Make megatron-core's buffer, once in a process."""
-        if self.overlapped and parallel_state._GLOBAL_MEMORY_BUFFER is None:  # noqa: SLF001  (as the line below)
-            parallel_state._set_global_memory_buffer()  # noqa: SLF001  (only initialize_model_parallel would, otherwise)
 
     @classmethod
-    def of_this_rank(cls, layout: Layout, sequence_parallel: bool, device: torch.device) -> Slicing:
+    def of_this_rank(cls, layout: Layout, sequence_parallel: bool) -> Slicing:
         """Slicing of this process; makes its tensor-parallel group, together with that group's other ranks alone."""
         place = layout.coordinates(distributed.get_rank())
         ranks = [layout.rank(tp, place.pp, place.dp) for tp in range(layout.tp)]
         group = distributed.new_group(ranks, use_local_synchronization=True)
-        sequence_parallel = sequence_parallel and layout.tp > 1
-        return cls(group, sequence_parallel, overlapped=sequence_parallel and device.type == "cuda")
+        return cls(group, sequence_parallel and layout.tp > 1)
 
     @property
     def rank(self) -> int:
@@ -104,16 +89,10 @@ class Slicing:
         return int(self.group.size())
 
     @property
-    def layers_gather(self) -> bool:
-        """Whether our layers gather and scatter the sequence themselves, by `sequence_parallel`."""
-        return self.sequence_parallel and not self.overlapped
-
-    @property
     def config(self) -> ModelParallelConfig:
         """Settings for megatron-core's layers."""
         return ModelParallelConfig(
             tensor_model_parallel_size=self.degree,
-            sequence_parallel=self.overlapped,
             use_cpu_initialization=True,  # allocates on torch's default device
             perform_initialization=False,
         )

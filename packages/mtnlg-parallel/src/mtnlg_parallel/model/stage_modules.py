@@ -6,22 +6,36 @@ slices. Built for the meta device it takes no memory at all, and its parameters 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mtnlg_model import decoder
+from mtnlg_parallel.layout import SLICED_AXES
 
 from . import tensor_parallel
-from .head import EAGER
+from .head import EAGER, mean_loss
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from mtnlg_model.config import ModelConfig
-    from mtnlg_parallel.layout import Recompute
+    from mtnlg_parallel.layout import Recompute, Stage
 
     from .head import ParallelOps
-    from .slicing import Slicing
+    from .slicing import Box, Slicing
+
+
+class LocalParameter(NamedTuple):
+    """A parameter on this rank: its global name and shape, the axis that is sliced, and this rank's box."""
+
+    name: str
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    axis: int | None
+    box: Box
+    is_primary: bool  # this rank writes the box; other tensor- and pipeline-parallel ranks may hold copies
 
 
 class Embedding(decoder.Embedding):
@@ -78,3 +92,59 @@ class Head(nn.Module):
 def head_inputs(tied: Embedding | Head, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
     """The loss's inputs: hidden states x_SBH, and this rank's rows of the tied token table."""
     return x_SBH, tied.token.weight
+
+
+class StageModules(nn.Module):
+    """All modules of one stage, in order. If it is both first and last, the head is the embedding's token table."""
+
+    def __init__(  # noqa: PLR0917  (a stage of what, on which slices, how)
+        self,
+        stage: Stage,
+        config: ModelConfig,
+        slicing: Slicing,
+        recompute: Recompute,
+        device: torch.device,
+        ops: ParallelOps = EAGER,
+    ) -> None:
+        super().__init__()
+        self.config, self.slicing, self._ops = config, slicing, ops
+        self._recompute_all = recompute == "full"
+        is_first, is_last = "embedding" in stage.parts, "head" in stage.parts
+        self.embedding = Embedding(config, slicing, device) if is_first else None
+        self.layers = nn.ModuleDict({str(n): Layer(config, n, slicing, recompute, device, ops) for n in stage.layers})
+        self.final_norm = Norm(config, slicing, device, ops) if is_last else None
+        self.head = Head(config, slicing, device) if is_last and not is_first else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x_SBH of the stage before, or tokens [B, S] → x_SBH, after the final norm where that is here."""
+        x_SBH: Tensor = self.embedding(x) if self.embedding else x
+        for layer in self.layers.values():
+            x_SBH = tensor_parallel.checkpoint_activations(layer, x_SBH) if self._recompute_all else layer(x_SBH)
+        return self.final_norm(x_SBH) if self.final_norm else x_SBH
+
+    def loss(self, x_SBH: Tensor, targets_BS: Tensor) -> Tensor:
+        """Mean cross entropy of the last stage's `forward`, in nats."""
+        table = self.get_parameter("head.token.weight" if self.head else "embedding.token.weight")
+        return mean_loss(x_SBH, table, targets_BS, self.slicing, self._ops)
+
+    def local_parameters(self) -> Iterator[LocalParameter]:
+        """Every parameter of the stage, in model order."""
+        modules: list[tuple[str, nn.Module | None, bool]] = [
+            ("embedding", self.embedding, False),
+            ("embedding", self.head, True),
+        ]
+        modules += [(f"layers.{number}", layer, False) for number, layer in self.layers.items()]
+        modules += [("final_norm", self.final_norm, False)]
+        return list_parameters(modules, self.config, self.slicing)
+
+
+def list_parameters(
+    modules: Iterable[tuple[str, nn.Module | None, bool]], config: ModelConfig, slicing: Slicing
+) -> Iterator[LocalParameter]:
+    """The parameters of modules, each with its prefix in the decoder's names and whether another stage has it too."""
+    shapes = config.parameter_shapes()
+    for prefix, module, is_copy in modules:
+        for suffix, parameter in module.named_parameters() if module else ():
+            name, axis = f"{prefix}.{suffix}", SLICED_AXES.get(suffix)
+            is_primary = not is_copy and (axis is not None or slicing.rank == 0)
+            yield LocalParameter(name, parameter, shapes[name], axis, slicing.box(shapes[name], axis), is_primary)

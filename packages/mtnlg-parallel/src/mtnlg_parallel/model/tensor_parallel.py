@@ -6,11 +6,12 @@
 
 Rows of qkv are ordered head by head, so a slice is a number of whole heads. Norms, positions and row-parallel biases
 are replicated. Parallel layers keep the decoder's names and its `Linear` convention (x Wᵀ, bias left to the caller),
-at tp = 1 too.
+at tp = 1 too. megatron-core slices their parameters; the products are ours (`products`), since its own cannot add a
+weight's gradient in fp32 without Apex or Transformer Engine, nor later.
 
 Under sequence parallelism activations between these layers are sliced along the sequence: ColumnParallel gathers its
 input; RowParallel and VocabParallel scatter their sum. Replicated parameters then see only part of the sequence, and
-the pipeline sums their gradients over the ranks once a step.
+an engine sums their gradients over the ranks once a step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mtnlg_parallel.layout import SLICED_AXES
 
-from . import sequence_parallel
+from . import products, sequence_parallel
 
 if TYPE_CHECKING:
     from mtnlg_model.decoder import EmbeddingTable, Linear
@@ -54,16 +55,12 @@ class ColumnParallel(ColumnParallelLinear):  # type: ignore[misc] # megatron-cor
             config=slicing.config,
             init_method=_leave_uninitialized,
             skip_bias_add=True,
-            disable_grad_reduce=slicing.layers_gather,
             tp_group=slicing.group,
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] → [..., outputs / tp] over the full sequence, without the bias."""
-        if self.slicing.layers_gather:
-            x = sequence_parallel.gather(x, self.slicing.group)
-        out: Tensor = super().forward(x)[0]
-        return out
+        return products.column(x, self.weight, self.slicing)
 
 
 class RowParallel(RowParallelLinear):  # type: ignore[misc] # as above
@@ -83,17 +80,9 @@ class RowParallel(RowParallelLinear):  # type: ignore[misc] # as above
             tp_group=slicing.group,
         )
 
-    def _forward_impl(self, *arguments: Any, **options: Any) -> Tensor:  # noqa: ANN401  (as megatron-core's)
-        """The product; megatron-core 0.15 would look for a group of its own here, where it needs none."""
-        out: Tensor = super()._forward_impl(*arguments, **options | {"tp_group": self.tp_group})
-        return out
-
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs / tp] → [..., outputs], summed over the ranks, without the bias."""
-        if self.slicing.layers_gather:
-            return sequence_parallel.scatter(F.linear(x, self.weight), self.slicing.group)
-        out: Tensor = super().forward(x)[0]
-        return out
+        return products.row(x, self.weight, self.slicing)
 
 
 class VocabParallel(VocabParallelEmbedding):  # type: ignore[misc] # as above

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_model.checkpoint.manifest import Progress
+    from mtnlg_parallel.engine.contract import Engine
     from mtnlg_parallel.recipe import Recipe
 
-    During = Callable[[str, float], AbstractContextManager[None]]
+    from .watchdog import Phase
+
+    During = Callable[[Phase, float], AbstractContextManager[None]]
     """`Watchdog.during`: names a phase of this rank and gives it a patience of its own."""
 
 
@@ -53,13 +56,13 @@ class StateCopier:
     On CUDA the copies run in a stream of their own, into pinned memory.
     """
 
-    def __init__(self, engine: Any, device: torch.device) -> None:  # noqa: ANN401  (DeepSpeed has no annotations)
+    def __init__(self, engine: Engine, device: torch.device) -> None:
         self._engine, self.device = engine, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread = ThreadPoolExecutor(1, "copy")
         self._copy: Future[list[zero.PieceToWrite]] | None = None
         self._waited = 0.0
-        engine.optimizer.optimizer.before_update = self._wait_before_update
+        engine.before_update = self._wait_before_update
 
     def start(self, progress: Progress, buffers: list[Tensor]) -> HostCopy:
         """Start to copy the state as it is now into ``buffers``, which the first call makes."""
@@ -67,7 +70,7 @@ class StateCopier:
         updated = torch.cuda.current_stream(self.device).record_event() if self._stream else None
         # Listed here: DeepSpeed hides parameter groups from the optimizer while it updates one.
         self._copy = self._thread.submit(self._run, list(zero.fragment_pieces(self._engine)), buffers, updated)
-        return HostCopy(progress, zero.optimizer_steps(self._engine), self._copy)
+        return HostCopy(progress, self._engine.optimizer_steps, self._copy)
 
     def take_waited(self) -> float:
         """Seconds that updates have waited since the last call."""

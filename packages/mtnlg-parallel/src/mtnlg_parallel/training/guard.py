@@ -20,21 +20,30 @@ from typing import TYPE_CHECKING
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from mtnlg_parallel.recipe import GuardSettings
     from mtnlg_parallel.record.metrics import Step
 
 
-class Guard:
-    """Judges steps by the window of steps before them; ``history`` holds rank 0's last lines of metrics.jsonl."""
+def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:
+    """The last of these steps, by which a guard judges as one does that has seen them all.
 
-    def __init__(self, settings: GuardSettings, history: Iterable[Step] = ()) -> None:
+    Among them are as many that were not skipped as its window holds, however many were skipped between.
+    """
+    taken = [number for number, step in enumerate(steps) if "skipped" not in step]
+    return steps[taken[-settings.window] :] if len(taken) >= settings.window else steps
+
+
+class Guard:
+    """Judges steps by the window of steps before them; ``steps`` are the `history` of the run's steps so far."""
+
+    def __init__(self, settings: GuardSettings, steps: Iterable[Step] = ()) -> None:
         self._settings = settings
         self._window = {name: deque[float](maxlen=settings.window) for name in ("loss", "grad_norm")}
         self._skipped_in_a_row: list[str] = []
-        for step in history:
+        for step in steps:
             self.record(step)
 
     def skip_reason(self, loss: float, grad_norm: float) -> str | None:
@@ -50,10 +59,6 @@ class Guard:
                 times = (value - mean) / deviation
                 return f"{name} {value:.4g} is {times:.1f} deviations above the last {len(window)} ({mean:.4g})"
         return None
-
-    def verdict(self, measure: Callable[[], tuple[float, float]]) -> Verdict:
-        """The verdict on the step about to run; ``measure`` gives its loss and gradient norm once they are reduced."""
-        return Verdict(self, measure)
 
     def record(self, step: Step) -> None:
         """Add a finished step to the window, or to the count of steps skipped in a row."""
@@ -77,30 +82,3 @@ class Guard:
             f"step {step['step']}: {len(self._skipped_in_a_row)} steps in a row were skipped, the last because its "
             f"{self._skipped_in_a_row[-1]}; {checkpoint}; lower train.lr, or raise guard.most_skips"
         )
-
-
-class Verdict:
-    """The guard's decision on one step, made once: DeepSpeed updates one parameter group at a time, and each asks."""
-
-    def __init__(self, guard: Guard, measure: Callable[[], tuple[float, float]]) -> None:
-        self._guard, self._measure = guard, measure
-        self._loss, self._grad_norm = math.nan, math.nan
-        self._decided = False
-        self._reason: str | None = None
-
-    def permits_update(self) -> bool:
-        """Whether the optimizer may update. The first call measures, so all ranks make it together."""
-        if not self._decided:
-            self._decided, (self._loss, self._grad_norm) = True, self._measure()
-            self._reason = self._guard.skip_reason(self._loss, self._grad_norm)
-        return self._reason is None
-
-    def outcome(self) -> tuple[float, float, str | None]:
-        """Loss and gradient norm of the finished step, and why it was skipped; equal on every rank.
-
-        DeepSpeed drops an update whose gradients are not finite without asking: then this call measures, on all ranks.
-        """
-        dropped = not self._decided
-        if self.permits_update() and dropped:
-            self._reason = "grad_norm is not finite"
-        return self._loss, self._grad_norm, self._reason

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +20,7 @@ from torch import distributed
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_parallel import kernels
-from mtnlg_parallel.engine import deepspeed_engine
+from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import RunOptions
@@ -68,7 +67,7 @@ class Training:
         self.watchdog = Watchdog(recipe.layout, rank, recipe.guard.patience, start_patience=recipe.guard.disk_patience)
         self.watchdog.start()
         ops = kernels.best_ops(device) if recipe.train.kernels else EAGER
-        self.engine = deepspeed_engine.build_engine(recipe, device, ops)
+        self.engine = build_engine(recipe, device, ops)
         self.copier = StateCopier(self.engine, device)
         self.checkpoint = BackgroundCheckpoint(recipe, out, data.tokenizer, self.copier, rank, self.watchdog.during)
         self.memory = MemoryCheckpoint(recipe, out, self.copier, rank) if recipe.train.memory_checkpoint_every else None
@@ -155,15 +154,9 @@ class Training:
         batch = recipe.batch_size.at(before.samples)
         samples = before.samples + batch
         lr = recipe.train.learning_rate.at(samples)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
-        verdict = self.guard.verdict(partial(deepspeed_engine.loss_and_grad_norm, self.engine, self.device))
-        self.engine.optimizer.optimizer.permits_update = verdict.permits_update
-        self.engine.set_train_batch_size(batch)
         torch.manual_seed(self._dropout_seed(before.samples))
-        waited = batches.waited if batches else 0.0
-        self.engine.train_batch(batches)
-        loss, norm, skip_reason = verdict.outcome()
+        waited, micro_batches = batches.waited if batches else 0.0, batch // recipe.batch_size.multiple
+        loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, lr, self.guard.skip_reason)
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,
@@ -200,7 +193,7 @@ class Training:
         samples = micro_batches(stream, range(count), recipe.train.micro_batch, recipe.layout.dp, self.coordinates.dp)
         guard, steps = recipe.guard, max(1, count // recipe.train.batch)
         with self.watchdog.during("validation", guard.patience * steps):
-            loss = float(self.engine.eval_batch(samples, num_micro_batches=rounds))
+            loss = self.engine.evaluate(samples, rounds)
         if math.isfinite(loss):
             self.progress = self.progress.model_copy(update={"validation_loss": loss})
         return loss

@@ -29,12 +29,14 @@ from mtnlg_model.console import Failure, IoFailure
 from mtnlg_model.files import write_text
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.record import history
-from mtnlg_parallel.record.metrics import Step, last_steps, read_steps, truncate_after
+from mtnlg_parallel.record.metrics import Step, read_steps, truncate_after
 from mtnlg_parallel.record.run_dir import CHECKPOINTS
 
+from . import guard
 from .collectives import decided_by_rank_0
 
 if TYPE_CHECKING:
+    from mtnlg_parallel.engine.contract import Engine
     from mtnlg_parallel.recipe import Recipe
 
     from .checkpointing import During
@@ -56,7 +58,7 @@ class Resumed(NamedTuple):
 
 
 def resume(  # noqa: PLR0917  (as Training)
-    engine: Any,  # noqa: ANN401  (DeepSpeed has no annotations)
+    engine: Engine,
     recipe: Recipe,
     data: Data,
     out: Path,
@@ -131,7 +133,7 @@ def _choose(recipe: Recipe, data: Data, out: Path, copy: MemoryCopy | None) -> d
         "source": source,
         "folder": str(folder) if source == "initial" else folder.name,
         "manifest": raw.decode(),
-        "history": last_steps(out, recipe.guard.history),
+        "history": guard.history([line for line in steps if line["step"] <= step], recipe.guard),
         "lost_steps": len(lost),
         "lost_seconds": sum(lost),
     }
@@ -145,7 +147,7 @@ def _manifest(copy: MemoryCopy, recipe: Recipe, tokenizer: Path, folder: Path) -
         return to_json(manifest).encode()
 
 
-def _restore_from_memory(engine: Any, store: MemoryStore, copy: MemoryCopy, raw: bytes) -> tuple[Progress, str]:  # noqa: ANN401  (as above)
+def _restore_from_memory(engine: Engine, store: MemoryStore, copy: MemoryCopy, raw: bytes) -> tuple[Progress, str]:
     folder = store.folder(copy.progress.step, copy.attempt)
     manifest = parse_manifest(folder, raw)
     state = zero.CheckpointState(Checkpoint(folder, manifest))

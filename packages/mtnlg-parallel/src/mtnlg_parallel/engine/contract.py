@@ -1,0 +1,75 @@
+"""What the training loop asks of an engine, whichever runs the stages: DeepSpeed's or `pipeline_engine`'s.
+
+    DeepSpeed        train.schedule = "1f1b": the paper's engine, 1F1B and ZeRO-1
+    pipeline_engine  "interleaved" and "zero-bubble", with gradients reduced in fp32 while backward runs
+
+A checkpoint of either is resumed by the other: it holds `Fragment`s of the decoder's own tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from mtnlg_model.checkpoint.manifest import SlotName
+    from mtnlg_parallel.model.stage_modules import LocalParameter
+
+    MicroBatches = Iterator[tuple[Tensor, Tensor]]
+    Judge = Callable[[float, float], str | None]
+    """Why a step with this loss and gradient norm must be skipped; None where it may be taken."""
+
+
+MOMENTS: tuple[SlotName, SlotName] = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """ZeRO's fragment of a parameter on this rank: elements [start, stop) of its flattened box, as views."""
+
+    local: LocalParameter
+    start: int
+    stop: int
+    master: Tensor
+    moments: dict[SlotName, Tensor]
+
+    def slots(self, with_moments: bool) -> dict[SlotName, Tensor]:
+        """The fragment's tensors that a run starts with; before the first update there are no moments."""
+        return {"master": self.master, **(self.moments if with_moments else {})}
+
+
+class Outcome(NamedTuple):
+    """Loss and gradient norm of a step, equal on every rank, and why it was skipped."""
+
+    loss: float
+    grad_norm: float
+    skip_reason: str | None
+
+
+class Engine(Protocol):
+    """One rank's part of the decoder and of its optimizer. All ranks call every method of a step together."""
+
+    before_update: Callable[[], None]
+    """Called before weights and moments change."""
+
+    optimizer_steps: int
+    """Number of updates; steps that were skipped do not count."""
+
+    def local_parameters(self) -> Iterator[LocalParameter]:
+        """Every parameter of this rank, in model order."""
+
+    def fragments(self) -> Iterator[Fragment]:
+        """The rank's fragments of master weights and moments."""
+
+    def train_batch(self, batches: MicroBatches | None, micro_batches: int, lr: float, judge: Judge) -> Outcome:
+        """Run so many micro-batches, and update unless ``judge`` gives a reason not to.
+
+        ``batches`` is needed on the first and last stage.
+        """
+
+    def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
+        """Mean loss over so many micro-batches, in nats per token; equal on every rank."""

@@ -1,0 +1,276 @@
+"""A pipeline engine that runs any order of `schedule`: interleaved, and with weight gradients where a rank would idle.
+
+    forward    receive x; run the part; send its output, of which only the graph is kept
+    backward   receive dy; send the gradient of the part's input; weight gradients too unless the order has them apart
+    weights    the weight gradients that backward has put off (`sharded_optimizer.Deferral`)
+
+Each rank has at most one receive in flight for each kind of message, the next that its order needs, and never waits for
+a send within a step. Forward and backward, and the way round from the last rank to the first, have process groups of
+their own, so that in no group two ranks both send to each other: NCCL would run these in the order of their calls.
+
+Why not the schedules of torch.distributed.pipelining or megatron-core: docs/decisions/0100.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd.graph import get_gradient_edge
+
+from mtnlg_parallel.layout import Layout, stages
+from mtnlg_parallel.model.slicing import Slicing
+from mtnlg_parallel.model.stage_modules import StageModules
+
+from .contract import Outcome
+from .schedule import orders
+from .sharded_optimizer import BucketKind, ShardedOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.autograd.graph import GradientEdge
+    from torch.distributed import ProcessGroup, Work
+
+    from mtnlg_parallel.model.head import ParallelOps
+    from mtnlg_parallel.model.stage_modules import LocalParameter
+    from mtnlg_parallel.recipe import Recipe
+
+    from .contract import Fragment, Judge, MicroBatches
+    from .schedule import Action, Kind, Order
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class PipelineEngine:
+    """One rank's parts of the decoder, the order in which they run, and its share of the optimizer."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
+        self.before_update: Callable[[], None] = lambda: None
+        layout, train, self.device = recipe.layout, recipe.train, device
+        self._layout, self._chunks, self.splits_backward = layout, train.chunks, train.schedule == "zero-bubble"
+        self._place = place = layout.coordinates(distributed.get_rank())
+        self._slicing = slicing = Slicing.of_this_rank(layout, train.sequence_parallel)
+        self._dp_group = _group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
+        ring = [layout.rank(place.tp, pp, place.dp) for pp in range(layout.pp)]
+        self.links = Links(ring, train.chunks)
+        ends = [ring[0], ring[-1]] if place.pp in {0, layout.pp - 1} else [distributed.get_rank()]
+        tied = _group(ends) if layout.pp > 1 else None
+        virtual = Layout(tp=layout.tp, pp=layout.pp * train.chunks, dp=layout.dp)
+        cut = stages(recipe.model, virtual, train.recompute)[place.pp :: layout.pp]
+        self._dtype = DTYPES[train.precision]
+        self.parts = [
+            StageModules(stage, recipe.model, slicing, train.recompute, device, ops).to(self._dtype) for stage in cut
+        ]
+        kinds = (
+            (self._kind(chunk, local, tied), local)
+            for chunk, part in enumerate(self.parts)
+            for local in part.local_parameters()
+        )
+        self.optimizer = ShardedOptimizer(kinds, self._dp_group, train, fused=device.type == "cuda")
+        width = recipe.model.sequence // (slicing.degree if slicing.sequence_parallel else 1)
+        self._shape = (width, train.micro_batch, recipe.model.hidden)
+
+    def _kind(self, chunk: int, local: LocalParameter, tied: ProcessGroup | None) -> BucketKind:
+        over = self._slicing.group if self._slicing.sequence_parallel and local.axis is None else None
+        if local.name == "embedding.token.weight":
+            over = tied
+        return BucketKind(chunk, decays=local.parameter.ndim > 1, counts=local.is_primary, summed_over=over)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of updates."""
+        return self.optimizer.steps
+
+    @optimizer_steps.setter
+    def optimizer_steps(self, steps: int) -> None:
+        self.optimizer.steps = steps
+
+    def local_parameters(self) -> Iterator[LocalParameter]:
+        """Every parameter of this rank, in model order."""
+        for part in self.parts:
+            yield from part.local_parameters()
+
+    def fragments(self) -> Iterator[Fragment]:
+        """The rank's fragments of master weights and moments."""
+        return self.optimizer.fragments()
+
+    def train_batch(self, batches: MicroBatches | None, micro_batches: int, lr: float, judge: Judge) -> Outcome:
+        """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
+        for part in self.parts:
+            part.train()
+        order = orders(self._layout.pp, self._chunks, micro_batches, split=self.splits_backward)[self._place.pp]
+        self.optimizer.begin_step(micro_batches)
+        step = _Step(self, order, batches or iter(()), 1 / (micro_batches * self._layout.dp))
+        step.run()
+        figures = torch.stack([self._share_of_loss(step.losses, micro_batches), self.optimizer.finish_gradients()])
+        distributed.all_reduce(figures)
+        loss, squares = figures.tolist()
+        norm = math.sqrt(squares) if squares >= 0 else math.nan
+        reason = judge(loss, norm)
+        if reason is None:
+            self.before_update()
+            self.optimizer.update(norm, lr)
+        return Outcome(loss, norm, reason)
+
+    @torch.no_grad()
+    def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
+        """Mean loss over the micro-batches, in nats per token."""
+        for part in self.parts:
+            part.eval()
+        order = orders(self._layout.pp, self._chunks, micro_batches, split=False)[self._place.pp]
+        step = _Step(self, tuple(action for action in order if action.kind == "forward"), batches, 0.0)
+        step.run()
+        loss = self._share_of_loss(step.losses, micro_batches)
+        distributed.all_reduce(loss)
+        return float(loss)
+
+    def _share_of_loss(self, losses: list[Tensor], micro_batches: int) -> Tensor:
+        """What this rank adds to the mean loss over all ranks."""
+        if not losses:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        copies = micro_batches * self._layout.dp * self._layout.tp
+        return torch.stack(losses).double().sum() / copies
+
+    def stage_of(self, chunk: int) -> int:
+        """The virtual stage of one of this rank's parts."""
+        return chunk * self._layout.pp + self._place.pp
+
+    @property
+    def last_stage(self) -> int:
+        """The last virtual stage."""
+        return self._chunks * self._layout.pp - 1
+
+    def new_message(self) -> Tensor:
+        """An uninitialised message: hidden states of a micro-batch, or their gradient."""
+        return torch.empty(self._shape, dtype=self._dtype, device=self.device)
+
+
+class _Step:
+    """One rank's work of one step, action by action."""
+
+    def __init__(self, engine: PipelineEngine, order: Order, batches: MicroBatches, loss_scale: float) -> None:
+        self._engine, self._order, self._batches, self._loss_scale = engine, order, batches, loss_scale
+        self._inputs: dict[tuple[int, int], Tensor] = {}
+        self._outputs: dict[tuple[int, int], GradientEdge] = {}
+        self._put_off: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._sends: list[tuple[Work, Tensor]] = []
+        self._receives = {
+            kind: _Receives(engine, kind, [a for a in order if a.kind == kind]) for kind in ("forward", "backward")
+        }
+        self.losses: list[Tensor] = []
+
+    def run(self) -> None:
+        """Run the order."""
+        work = {"forward": self._forward, "backward": self._backward, "weights": self._weights}
+        for action in self._order:
+            work[action.kind](action)
+        for send, _ in self._sends:
+            send.wait()
+
+    def _forward(self, action: Action) -> None:
+        engine, key = self._engine, action[1:]
+        part, stage = engine.parts[action.chunk], engine.stage_of(action.chunk)
+        tokens_BS, targets_BS = next(self._batches) if stage in {0, engine.last_stage} else (None, None)
+        x = self._receives["forward"].take() if stage or tokens_BS is None else tokens_BS.to(engine.device)
+        engine.optimizer.wait_for_weights(action.chunk)
+        if torch.is_grad_enabled() and stage:
+            self._inputs[key] = x.requires_grad_()
+        y = part(x)
+        if targets_BS is not None and stage == engine.last_stage:
+            y = part.loss(y, targets_BS.to(engine.device))
+            self.losses.append(y.detach())
+        else:
+            self._send("forward", y.detach(), stage + 1)
+        if torch.is_grad_enabled():
+            self._outputs[key] = get_gradient_edge(y)
+
+    def _backward(self, action: Action) -> None:
+        engine, key = self._engine, action[1:]
+        stage, output = engine.stage_of(action.chunk), self._outputs.pop(key)
+        if stage == engine.last_stage:
+            dy = torch.full((), self._loss_scale, device=engine.device)
+        else:
+            dy = self._receives["backward"].take()
+        deferral = engine.optimizer.deferral
+        if engine.splits_backward:
+            deferral.products = []
+        torch.autograd.backward((output,), (dy,))
+        if deferral.products is not None:
+            self._put_off[key], deferral.products = deferral.products, None
+        if stage:
+            self._send("backward", cast("Tensor", self._inputs.pop(key).grad), stage - 1)
+
+    def _weights(self, action: Action) -> None:
+        for product in self._put_off.pop(action[1:]):
+            product()
+
+    def _send(self, kind: Kind, message: Tensor, stage: int) -> None:
+        message = message.contiguous()
+        self._sends = [(work, sent) for work, sent in self._sends if not work.is_completed()]
+        self._sends.append((self._engine.links.send(kind, message, stage), message))
+
+
+class _Receives:
+    """The messages of one kind that a step needs, in order: one is on its way, and the next once it is taken."""
+
+    def __init__(self, engine: PipelineEngine, kind: Kind, actions: Sequence[Action]) -> None:
+        self._engine, self._kind = engine, kind
+        end = 0 if kind == "forward" else engine.last_stage  # gets no message
+        stages = (engine.stage_of(action.chunk) for action in actions)
+        self._expected = deque(stage for stage in stages if stage != end)
+        self._on_its_way = deque[tuple["Work", Tensor]]()
+        self._post()
+
+    def _post(self) -> None:
+        if self._expected:
+            message = self._engine.new_message()
+            work = self._engine.links.receive(self._kind, message, self._expected.popleft())
+            self._on_its_way.append((work, message))
+
+    def take(self) -> Tensor:
+        """Wait for the next message."""
+        work, message = self._on_its_way.popleft()
+        work.wait()
+        self._post()
+        return message
+
+
+class Links:
+    """Messages between the pipeline ranks of a ring: forward to the next rank, backward to the one before.
+
+    The way round, from the last rank to the first and back, exists with several parts a rank.
+    """
+
+    def __init__(self, ring: Sequence[int], chunks: int) -> None:
+        self._ring = ring
+        ways = [(kind, around) for kind in ("forward", "backward") for around in (False, True)[: 1 + (chunks > 1)]]
+        self._groups = {way: _group(ring) for way in ways} if len(ring) > 1 else {}
+
+    def send(self, kind: Kind, message: Tensor, stage: int) -> Work:
+        """Begin to send to a virtual stage."""
+        place = stage % len(self._ring)
+        return cast(
+            "Work", distributed.isend(message, self._ring[place], self._groups[kind, self._goes_around(kind, place)])
+        )
+
+    def receive(self, kind: Kind, message: Tensor, stage: int) -> Work:
+        """Begin to receive what is for a virtual stage of this rank."""
+        place, step = stage % len(self._ring), -1 if kind == "forward" else 1
+        sender = self._ring[(place + step) % len(self._ring)]
+        return cast("Work", distributed.irecv(message, sender, self._groups[kind, self._goes_around(kind, place)]))
+
+    def _goes_around(self, kind: Kind, receiver: int) -> bool:
+        return receiver == (0 if kind == "forward" else len(self._ring) - 1)
+
+
+def _group(ranks: Sequence[int]) -> ProcessGroup:
+    """A process group, made by its own ranks alone. torch names it by how many groups they have made before.
+
+    So every rank of a job makes as many, one between others perhaps a group of its own.
+    """
+    group: ProcessGroup = distributed.new_group(list(ranks), use_local_synchronization=True)
+    return group

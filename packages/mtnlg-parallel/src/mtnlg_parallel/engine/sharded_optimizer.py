@@ -1,0 +1,275 @@
+"""ZeRO-1 whose gradients are summed in fp32 while backward runs: AdamW over this rank's share of every bucket.
+
+A bucket is some parameters of one part of the decoder, side by side in flat buffers: weights in the model's dtype,
+gradients in fp32, both cut evenly over the data-parallel ranks, at any element.
+
+    add, product      each micro-batch adds to the bucket's gradients, the first overwrites them
+    reduce            once the last micro-batch has added all of them: reduce-scatter to the rank that owns the share
+    norm              of all shares, each parameter once; the sum of squares is the caller's to sum over all ranks
+    update            AdamW on fp32 master weights, this rank's share
+    gather            all-gather of the shares' weights, waited for before the part's next forward
+
+Parameters of which each tensor-parallel rank has seen a part of the sequence, and the tied token table where first and
+last stage hold a copy each, are summed over those ranks before: their buckets are reduced after the last backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from mtnlg_parallel.model import products
+
+from .contract import MOMENTS, Fragment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch.distributed import ProcessGroup, Work
+
+    from mtnlg_model.checkpoint.manifest import SlotName
+    from mtnlg_parallel.model.stage_modules import LocalParameter
+    from mtnlg_parallel.recipe import Train
+
+BUCKET_ELEMENTS = 1 << 25
+"""Most elements of a bucket, unless one parameter has more: 128 MiB of gradients, long enough for full bandwidth."""
+
+
+class BucketKind(NamedTuple):
+    """What the parameters of a bucket have in common."""
+
+    chunk: int
+    decays: bool  # matrices, whose weights decay
+    counts: bool  # in the gradient norm; copies on other ranks do not
+    summed_over: ProcessGroup | None  # besides the data-parallel ranks
+
+
+class Bucket:
+    """Parameters of one kind, in flat buffers whose share [begin, end) this rank updates."""
+
+    def __init__(
+        self, kind: BucketKind, parameters: Sequence[LocalParameter], dp_group: ProcessGroup, deferral: Deferral
+    ) -> None:
+        self.kind, self.parameters, self._group = kind, parameters, dp_group
+        first = parameters[0].parameter
+        elements = sum(local.parameter.numel() for local in parameters)
+        ranks, rank = dp_group.size(), dp_group.rank()
+        width = -(-elements // ranks)
+        self.begin, self.end = rank * width, (rank + 1) * width
+        self.weights = torch.zeros(ranks * width, dtype=first.dtype, device=first.device)
+        self.gradients = torch.zeros(ranks * width, dtype=torch.float32, device=first.device)
+        share = self.weights[self.begin : self.end]
+        self.master = torch.nn.Parameter(share.float() if first.dtype != torch.float32 else share)
+        self.master.grad = self.gradients[self.begin : self.end]
+        self.starts: list[int] = []
+        self._arrivals_left = 0
+        self._work: list[Work] = []
+        start = 0
+        for local in parameters:
+            self.starts.append(start)
+            start = self._take(local.parameter, start, deferral)
+
+    def _take(self, parameter: torch.nn.Parameter, start: int, deferral: Deferral) -> int:
+        """Lay a parameter's storage into the buffers, and have its gradients added there."""
+        stop = start + parameter.numel()
+        parameter.data = self.weights[start:stop].view_as(parameter)
+        gradient = ParameterGradient(self.gradients[start:stop].view_as(parameter), self._arrived, deferral)
+        vars(parameter)["gradient_sink"] = gradient
+        parameter.register_post_accumulate_grad_hook(gradient.take)  # type: ignore[no-untyped-call]
+        return stop
+
+    def begin_step(self, micro_batches: int) -> None:
+        """Expect the gradients of so many micro-batches of every parameter."""
+        self._arrivals_left = micro_batches * len(self.parameters)
+        for local in self.parameters:
+            vars(local.parameter)["gradient_sink"].is_empty = True
+
+    def _arrived(self) -> None:
+        self._arrivals_left -= 1
+        if self._arrivals_left == 0 and self.kind.summed_over is None:
+            self._start_reduce()
+
+    def _start_reduce(self) -> None:
+        if self._group.size() > 1:
+            share = self.gradients[self.begin : self.end]
+            self._work.append(
+                distributed.reduce_scatter_tensor(share, self.gradients, group=self._group, async_op=True)
+            )
+
+    def reduce(self) -> None:
+        """Sum over ranks that hold copies or other parts of the sequence, then to the owners of the shares."""
+        if self.kind.summed_over is not None:
+            distributed.all_reduce(self.gradients, group=self.kind.summed_over)
+            self._start_reduce()
+
+    def start_gather(self) -> None:
+        """Begin to spread the updated shares of all ranks."""
+        share = self.weights[self.begin : self.end]
+        if share.dtype != self.master.dtype:
+            share.copy_(self.master.detach())
+        if self._group.size() > 1:
+            self._work.append(distributed.all_gather_into_tensor(self.weights, share, group=self._group, async_op=True))
+
+    def wait(self) -> None:
+        """Wait for what was begun."""
+        while self._work:
+            self._work.pop().wait()
+
+    def owned(self) -> Iterator[tuple[LocalParameter, int, int, int]]:
+        """Parameters of which a part is in this rank's share: elements [start, stop) and their place in the share."""
+        for local, first in zip(self.parameters, self.starts, strict=True):
+            begin, end = max(first, self.begin), min(first + local.parameter.numel(), self.end)
+            if begin < end:
+                yield local, begin - first, end - first, begin - self.begin
+
+
+class Deferral:
+    """Products of weight gradients put off: while ``products`` is a list they go there, to be called later."""
+
+    products: list[Callable[[], None]] | None = None
+
+
+class ParameterGradient:
+    """One parameter's gradient in its bucket (`products.GradientSink`): the first micro-batch overwrites it."""
+
+    def __init__(self, total: Tensor, arrived: Callable[[], None], deferral: Deferral) -> None:
+        self._total, self._arrived, self._deferral = total, arrived, deferral
+        self.is_empty = True
+
+    def product(self, dy_NO: Tensor, x_NI: Tensor) -> None:
+        """Add dyᵀ x, or put it off."""
+        if self._deferral.products is None:
+            self._add_product(dy_NO, x_NI)
+        else:
+            self._deferral.products.append(lambda: self._add_product(dy_NO, x_NI))
+
+    def _add_product(self, dy_NO: Tensor, x_NI: Tensor) -> None:
+        products.add_product(self._total, dy_NO, x_NI, first=self.is_empty)
+        self._has_arrived()
+
+    def take(self, parameter: Tensor) -> None:
+        """Add what autograd has left in ``grad``, and free that. It calls this after a product too, and has nothing."""
+        if parameter.grad is None:
+            return
+        if self.is_empty:
+            self._total.copy_(parameter.grad)
+        else:
+            self._total.add_(parameter.grad)
+        parameter.grad = None
+        self._has_arrived()
+
+    def _has_arrived(self) -> None:
+        self.is_empty = False
+        self._arrived()
+
+
+class ShardedOptimizer:
+    """AdamW with weight decay on matrices only (paper.md section 2), over this rank's shares."""
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[BucketKind, LocalParameter]],
+        dp_group: ProcessGroup,
+        train: Train,
+        *,
+        fused: bool,
+    ) -> None:
+        self.deferral = Deferral()
+        by_kind: dict[BucketKind, list[LocalParameter]] = {}
+        for kind, local in parameters:
+            by_kind.setdefault(kind, []).append(local)
+        self.buckets = [
+            Bucket(kind, part, dp_group, self.deferral)
+            for kind, locals_ in by_kind.items()
+            for part in _parts(locals_[::-1])
+        ]
+        groups: list[dict[str, Any]] = [
+            {
+                "params": [bucket.master for bucket in self.buckets if bucket.kind.decays == decays],
+                "weight_decay": decay,
+            }
+            for decays, decay in ((True, train.weight_decay), (False, 0.0))
+        ]
+        groups = [group for group in groups if group["params"]]
+        self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=fused)
+        self._clip = train.clip
+        for bucket in self.buckets:
+            zeros = {slot: torch.zeros_like(bucket.master, memory_format=torch.preserve_format) for slot in MOMENTS}
+            self._adamw.state[bucket.master] = {
+                "step": torch.tensor(0.0, device=self._step_device(bucket, fused)),
+                **zeros,
+            }
+
+    @staticmethod
+    def _step_device(bucket: Bucket, fused: bool) -> torch.device:
+        return bucket.master.device if fused else torch.device("cpu")
+
+    @property
+    def steps(self) -> int:
+        """Number of updates; skipped steps do not count."""
+        return int(next(iter(self._adamw.state.values()))["step"])
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        for state in self._adamw.state.values():
+            state["step"].fill_(steps)
+
+    def begin_step(self, micro_batches: int) -> None:
+        """Expect the gradients of so many micro-batches."""
+        for bucket in self.buckets:
+            bucket.begin_step(micro_batches)
+
+    def finish_gradients(self) -> Tensor:
+        """Wait until every share of the gradients is summed; returns the fp64 sum of squares of those that count."""
+        for bucket in self.buckets:
+            bucket.reduce()
+        squares = []
+        for bucket in self.buckets:
+            bucket.wait()
+            if bucket.kind.counts:
+                squares.append(bucket.gradients[bucket.begin : bucket.end].square().sum(dtype=torch.float64))
+        device = self.buckets[0].gradients.device
+        return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
+
+    def update(self, grad_norm: float, lr: float) -> None:
+        """Clip by the norm over all ranks, update this rank's shares, and begin to spread them."""
+        scale = self._clip / (grad_norm + 1e-6)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        if scale < 1:
+            for bucket in self.buckets:
+                bucket.gradients[bucket.begin : bucket.end].mul_(scale)
+        self._adamw.step()
+        for bucket in self.buckets:
+            bucket.start_gather()
+
+    def wait_for_weights(self, chunk: int | None = None) -> None:
+        """Wait until this rank has all weights of a part, or of all its parts."""
+        for bucket in self.buckets:
+            if chunk is None or bucket.kind.chunk == chunk:
+                bucket.wait()
+
+    def fragments(self) -> Iterator[Fragment]:
+        """The rank's share of every parameter."""
+        for bucket in self.buckets:
+            state = self._adamw.state[bucket.master]
+            for local, start, stop, at in bucket.owned():
+                moments: dict[SlotName, Tensor] = {slot: state[slot].narrow(0, at, stop - start) for slot in MOMENTS}
+                yield Fragment(local, start, stop, bucket.master.detach().narrow(0, at, stop - start), moments)
+
+
+def _parts(parameters: Sequence[LocalParameter]) -> Iterator[list[LocalParameter]]:
+    """Neighbours of `BUCKET_ELEMENTS` together at most."""
+    part: list[LocalParameter] = []
+    elements = 0
+    for local in parameters:
+        size = local.parameter.numel()
+        if part and elements + size > BUCKET_ELEMENTS:
+            yield part
+            part, elements = [], 0
+        part.append(local)
+        elements += size
+    if part:
+        yield part

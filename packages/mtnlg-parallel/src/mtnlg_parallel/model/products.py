@@ -1,0 +1,124 @@
+"""The sliced products of a layer, and where their weight gradients go.
+
+    column    y = x Wᵀ      every rank has all of x and its own columns of y        x is gathered, dx summed
+    row       y = Σ x Wᵀ    every rank has its own columns of x, and y is summed    dy is gathered
+
+Sums and gathers are over the tensor-parallel ranks: all-reduces, or under sequence parallelism reduce-scatters and
+all-gathers of the first axis (Korthikanti et al. 2022, section 4.2.2). In backward each is in flight beside a product:
+gathers beside the one for dx, sums of dx beside the one for dW.
+
+dW goes to the weight's `GradientSink` where an engine has set one, and else to autograd. A sink can add it in fp32
+inside the product (`add_product`), and do so later: all that it needs is dy and x.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+    from .slicing import Slicing
+
+
+class GradientSink(Protocol):
+    """Takes a weight's gradient in place of autograd; the attribute ``gradient_sink`` of a parameter."""
+
+    def product(self, dy_NO: Tensor, x_NI: Tensor) -> None:
+        """Add dyᵀ x, now or later."""
+
+
+def column(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
+    """[S, …, I] → [S, …, O], this rank's columns; under sequence parallelism from this rank's part, [S/tp, …, I]."""
+    y: Tensor = _Column.apply(x, weight_OI, slicing)  # type: ignore[no-untyped-call]
+    return y
+
+
+def row(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
+    """[S, …, I], this rank's columns → [S, …, O]; under sequence parallelism this rank's part, [S/tp, …, O]."""
+    y: Tensor = _Row.apply(x, weight_OI, slicing)  # type: ignore[no-untyped-call]
+    return y
+
+
+@torch.no_grad()
+def add_product(total_OI: Tensor, dy_NO: Tensor, x_NI: Tensor, *, first: bool) -> None:
+    """Add dyᵀ x to the fp32 ``total``, or with ``first`` overwrite it. Nothing is rounded to the factors' dtype."""
+    factors = dy_NO.t(), x_NI
+    beta = int(not first)
+    if x_NI.dtype == total_OI.dtype:
+        torch.addmm(total_OI, *factors, beta=beta, out=total_OI)
+    elif total_OI.is_cuda:
+        torch.addmm(total_OI, *factors, beta=beta, out_dtype=total_OI.dtype, out=total_OI)
+    else:
+        torch.addmm(total_OI, *(factor.to(total_OI.dtype) for factor in factors), beta=beta, out=total_OI)
+
+
+class _Column(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:  # noqa: ANN401  (autograd's context)
+        ctx.save_for_backward(x, weight)
+        ctx.slicing = slicing
+        return _wait(*_gather(x, slicing)) @ weight.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401  (as above)
+        x, weight = ctx.saved_tensors
+        gathered = _gather(x, ctx.slicing)
+        dx = _sum(dy @ weight, ctx.slicing)
+        dw = _weight_gradient(weight, dy, _wait(*gathered)) if ctx.needs_input_grad[1] else None
+        return _wait(*dx), dw, None
+
+
+class _Row(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:  # noqa: ANN401  (as above)
+        ctx.save_for_backward(x, weight)
+        ctx.slicing = slicing
+        return _wait(*_sum(x @ weight.t(), slicing))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401  (as above)
+        x, weight = ctx.saved_tensors
+        dy = _wait(*_gather(dy, ctx.slicing))
+        dx = dy @ weight
+        return dx, _weight_gradient(weight, dy, x) if ctx.needs_input_grad[1] else None, None
+
+
+def _weight_gradient(weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
+    dy_NO, x_NI = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+    sink: GradientSink | None = vars(weight).get("gradient_sink")
+    if sink is None:
+        return dy_NO.t() @ x_NI
+    sink.product(dy_NO, x_NI)
+    return None
+
+
+def _gather(local: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
+    """Under sequence parallelism the whole sequence, once the work is done; else ``local`` itself."""
+    if not slicing.sequence_parallel:
+        return local, None
+    full = local.new_empty(local.shape[0] * slicing.degree, *local.shape[1:])
+    return full, distributed.all_gather_into_tensor(full, local.contiguous(), group=slicing.group, async_op=True)
+
+
+def _sum(partial: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
+    """The sum over the ranks, once the work is done; under sequence parallelism of this rank's part."""
+    if slicing.degree == 1:
+        return partial, None
+    if not slicing.sequence_parallel:
+        return partial, distributed.all_reduce(partial, group=slicing.group, async_op=True)
+    local = partial.new_empty(partial.shape[0] // slicing.degree, *partial.shape[1:])
+    return local, distributed.reduce_scatter_tensor(local, partial, group=slicing.group, async_op=True)
+
+
+def _wait(result: Tensor, work: Work | None) -> Tensor:
+    if work:
+        work.wait()
+    return result
