@@ -68,3 +68,10 @@ def test_the_ranks_of_a_published_recipe_hold_its_decoder(name: str) -> None:
     total = sum(shard.parameters for shard in shards) * recipe.layout.tp
     replicated = recipe.model.hidden * (6 * recipe.model.layers + 2 + recipe.model.sequence)
     assert total == recipe.model.parameters + head + (recipe.layout.tp - 1) * replicated
+
+
+def test_a_rank_with_several_chunks_holds_every_so_many_stages_and_no_gradient_in_bf16(mt_nlg: Recipe) -> None:
+    train = mt_nlg.train.model_copy(update={"schedule": "interleaved", "chunks": 3})
+    shard = rank_shard(mt_nlg.model_copy(update={"train": train}), 2239)
+    assert tuple(shard.parts) == ("layers.34", "layers.69", "layers.104", "final_norm", "head")
+    assert list(shard.state) == ["weights", "accumulated gradients", "master weights", "moments"]

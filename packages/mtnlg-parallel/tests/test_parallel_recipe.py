@@ -1,5 +1,6 @@
 """Our recipes equal the published runs, and every mistake in a recipe is one line with the way out."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import dump
+from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.layout_report import layout_facts, print_layout
 from mtnlg_parallel.planner.cluster import load_cluster, load_software
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
-from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.planner.run import RECOMPUTE, train_run, train_software
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.recipe import Recipe, first_difference, load_recipe
 from mtnlg_parallel.training.schedule import BatchSize
@@ -35,19 +37,6 @@ def small(tmp_path: Path) -> Path:
     path = tmp_path / "train.toml"
     path.write_text(SMALL)
     return path
-
-
-def planner_run(recipe: Recipe) -> Run:
-    train = recipe.train
-    sequence_parallel = train.sequence_parallel and recipe.layout.tp > 1
-    return Run(
-        recipe.model,
-        recipe.layout,
-        train.batch,
-        train.micro_batch,
-        train.recompute,
-        sequence_parallel=sequence_parallel,
-    )
 
 
 @beside_recipes
@@ -80,15 +69,35 @@ def test_the_530b_recipe_is_the_paper_in_tokens() -> None:
 def test_the_530b_of_2022_may_resume_the_papers_run_and_is_planned_as_it_says() -> None:
     paper, later = (load_recipe(RECIPES / name) for name in ("mt-nlg-530b", "mt-nlg-530b-2022"))
     assert first_difference(paper, later) is None
-    selene, software = load_cluster("selene"), load_software("mtnlg-parallel")
+    selene = load_cluster("selene")
     planned = {}
-    for recipe in (paper, later):
-        stage_memory = memory(planner_run(recipe), software)
+    for name, recipe in (("paper", paper), ("later", later)):
+        run = train_run(recipe)
+        stage_memory = memory(run, train_software(run))
         assert memory_error(stage_memory, selene) is None
         fullest = stage_memory[fullest_stage(stage_memory)].total
-        planned[recipe.train.recompute] = predict(planner_run(recipe), selene, software).seconds, fullest / 1e9
-    assert planned["full"] == pytest.approx((48.7, 33.1), rel=2e-3)
-    assert planned["none"] == pytest.approx((37.8, 41.5), rel=2e-3)
+        planned[name] = predict(run, selene, train_software(run)).seconds, fullest / 1e9
+    assert planned["paper"] == pytest.approx((48.0, 33.1), rel=2e-3)
+    assert planned["later"] == pytest.approx((29.1, 44.0), rel=2e-3)
+
+
+@beside_recipes
+def test_the_530b_of_2022_is_the_fastest_that_fits_and_five_percent_over_megatrons_published_runs() -> None:
+    """Of its layout's schedules, chunks and recomputation; the runs of Korthikanti et al. 2022 on as many GPUs."""
+    selene, run = load_cluster("selene"), train_run(load_recipe(RECIPES / "mt-nlg-530b-2022"))
+    seconds = {}
+    for recompute, chunks, splits in product(RECOMPUTE, (1, 3), (False, True)):
+        other = run._replace(recompute=recompute, interleave=chunks, splits_backward=splits)
+        if not memory_error(memory(other, train_software(other)), selene):
+            seconds[other] = predict(other, selene, train_software(other)).seconds
+    assert min(seconds, key=seconds.__getitem__) == run
+    for dp, ratio in ((1, 1.057), (8, 1.105)):
+        ours = run._replace(layout=Layout(tp=8, pp=35, dp=dp), batch=280 * dp)
+        theirs = ours._replace(recompute="selective", zero=0)
+        speedup = predict(theirs, selene, load_software("megatron-lm")).seconds
+        speedup /= predict(ours, selene, train_software(ours)).seconds
+        assert speedup == pytest.approx(ratio, abs=1e-3)
+        assert speedup >= 1.05
 
 
 @beside_recipes
@@ -96,10 +105,8 @@ def test_the_530b_of_2022_may_resume_the_papers_run_and_is_planned_as_it_says() 
 def test_a_dense_recipe_fits_40_gb_without_recomputation(name: str) -> None:
     recipe = load_recipe(RECIPES / name)
     assert recipe.train.recompute == "none"
-    assert (
-        memory_error(memory(planner_run(recipe), load_software("mtnlg-parallel")), load_cluster("dgx-a100-40gb"))
-        is None
-    )
+    run = train_run(recipe)
+    assert memory_error(memory(run, train_software(run)), load_cluster("dgx-a100-40gb")) is None
 
 
 @beside_recipes

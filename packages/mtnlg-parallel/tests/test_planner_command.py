@@ -13,7 +13,9 @@ from mtnlg_data.console import Failure as DataFailure
 from mtnlg_model.console import Failure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
+from mtnlg_parallel.launch.preflight import forecast
 from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
 PAPER = ("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35,dp=8")
@@ -54,7 +56,7 @@ def test_the_ramp_costs_what_small_batches_cost() -> None:
     recipe = ROOT / "recipes" / "mt-nlg-530b"
     if not recipe.exists():
         pytest.skip("the recipes are not here")
-    told = json.loads(plan(recipe, "--cluster", "selene", "--json"))
+    told = json.loads(plan(recipe, "--cluster", "selene", "--software", "megatron-deepspeed-2021", "--json"))
     assert told["run"]["ramp_days"] == pytest.approx(3.1, rel=0.2)
     assert told["run"]["days"] == pytest.approx(48.7, rel=0.03)
 
@@ -131,6 +133,59 @@ def refusal_of_file(path: Path) -> Failure:
     return caught.value
 
 
+def write_recipe(folder: Path, *lines: str) -> Path:
+    """A recipe of 8 layers over 4 stages."""
+    model = ["[model]", "layers = 8", "hidden = 1024", "heads = 8", "sequence = 1024", "vocabulary = 1024"]
+    train = ["[train]", "samples = 1000", "batch = 16", "lr = 1e-4", 'recompute = "none"']
+    path = folder / "train.toml"
+    path.write_text("\n".join([*model, "[layout]", "tp = 2", "pp = 4", "dp = 1", *train, *lines]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "program", "schedule"),
+    [
+        ((), "mtnlg-parallel", "1f1b"),
+        (('schedule = "interleaved"', "chunks = 2"), "mtnlg-parallel-pipeline", "interleaved"),
+        (('schedule = "zero-bubble"', "kernels = false"), "mtnlg-parallel-pipeline", "zero-bubble"),
+    ],
+)
+def test_a_plan_is_of_what_train_would_run(tmp_path: Path, lines: tuple[str, ...], program: str, schedule: str) -> None:
+    path = write_recipe(tmp_path, *lines)
+    told = json.loads(plan(path, "--cluster", "selene", "--json"))
+    assert (told["program"], told["schedule"]) == (program, schedule)
+    assert told["software"]["fused_kernels"] == ("kernels = false" not in lines)
+    assert told["sequence_parallel"]
+    expected = forecast(load_recipe(path), "selene", force=False)
+    assert told["step_seconds"] == expected.seconds
+    assert told["memory_bytes"] == expected.bytes
+
+
+def test_a_preset_takes_keys_of_its_model_and_tokens_in_billions() -> None:
+    words = ("dense-6.7b", "--layout", "tp=8", "--batch", "16")
+    short, long = (json.loads(plan(*words, "--json", *more)) for more in ((), ("--set", "model.sequence=4096")))
+    assert (short["sequence"], long["sequence"]) == (2048, 4096)
+    assert long["step_seconds"] > 1.5 * short["step_seconds"]
+    lengths = [
+        json.loads(plan(*words, "--json", "--tokens", tokens))["run"] for tokens in ("100e9", "100B", "100B tokens")
+    ]
+    assert lengths[0] == lengths[1] == lengths[2]
+    said = plan(*words)
+    assert "sequence 2,048" in said
+    assert "program mtnlg-parallel" in said
+
+
+def test_a_search_of_this_package_tries_both_engines_and_tells_days() -> None:
+    words = ("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--tokens", "1B")
+    best = json.loads(plan(*words, "--top", "200", "--json"))["best"]
+    assert {planned["program"] for planned in best} == {"mtnlg-parallel", "mtnlg-parallel-pipeline"}
+    steps = -(-(10**9) // (16 * best[0]["sequence"]))
+    assert best[0]["days_at_full_batch"] == pytest.approx(steps * best[0]["step_seconds"] / 86400)
+    said = plan(*words)
+    assert "days" in said
+    assert "program mtnlg-parallel" in said
+
+
 def test_a_switch_is_turned() -> None:
     fused, apart = (json.loads(plan(*PAPER, "--json", *words)) for words in ((), ("--switch", "fused_kernels=off")))
     assert apart["step_seconds"] > 1.03 * fused["step_seconds"]
@@ -143,7 +198,17 @@ def test_a_switch_is_turned() -> None:
         (("mt-nlg-530b", "--layout", "tp=7"), "use 1, 2, 4, 8, 16, 32, 64 or 128"),
         (("mt-nlg-530b", "--layout", "tp=1,pp=1,dp=7"), "does not divide the batch 1920; use dp 6 or batch 1918"),
         (("mt-nlg-530b", "--nodes", "2", "--layout", "tp=8,pp=35,dp=1"), "use --nodes 35"),
-        (("mt-nlg-530b", "--layout", "tp=8,pp=35,dp=8", "--interleave", "2"), "use --interleave 1 or 3"),
+        (("mt-nlg-530b", "--software", "megatron-lm", "--interleave", "2"), "use --interleave 1 or 3"),
+        (("mt-nlg-530b", "--software", "megatron-lm", "--layout", "tp=8,pp=36,dp=8"), "use pp 21 or 35"),
+        (
+            ("mt-nlg-530b", "--software", "megatron-deepspeed", "--sequence-parallel"),
+            "has not got sequence parallelism",
+        ),
+        (("mt-nlg-530b", "--software", "megatron-lm", "--zero-bubble"), "has not got a zero-bubble schedule"),
+        (("mt-nlg-530b", "--interleave", "4"), "pp = 35 x train.chunks = 4"),
+        (("mt-nlg-530b", "--set", "model.sequnce=4096"), "did you mean sequence?"),
+        (("mt-nlg-530b", "--set", "train.batch=4096"), "preset mt-nlg-530b is a [model] alone"),
+        (("mt-nlg-530b", "--tokens", "many"), "such as 270e9 or 270B"),
         (("mt-nlg-530b", "--nodes", "3", "--search"), "; --nodes 24 would do"),
         (("mt-nlg-530b", "--layout", "tp=8,pp=35", "--scaling", "281"), "use 210, 280, 350"),
         (("mt-nlg-530b", "--software", "megatron"), "unknown; use"),

@@ -3,8 +3,9 @@
 import pytest
 
 from mtnlg_model.config import ModelConfig, preset
+from mtnlg_parallel.engine.schedule import orders
 from mtnlg_parallel.layout import Layout, head_chunk
-from mtnlg_parallel.planner.cluster import load_cluster, load_software
+from mtnlg_parallel.planner.cluster import ENGINES, load_cluster, load_software
 from mtnlg_parallel.planner.memory import Memory, fullest_stage, layer_bytes, memory, memory_error
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.search import search
@@ -89,6 +90,26 @@ def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> No
     assert whole.logits == 6 * tokens * vocabulary
     assert chunked.logits == 2 * (head_chunk(tokens, hidden, vocabulary) * vocabulary + tokens * hidden)
     assert chunked._replace(logits=0, slack=0) == whole._replace(logits=0, slack=0)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_weight_gradients_put_off_keep_what_the_engines_order_makes_wait(chunks: int) -> None:
+    """At the peak of the order that the engine runs, a micro-batch of every chunk for each stage."""
+    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 24, interleave=chunks, recompute="none", splits_backward=True)
+    each = 2 * run.shape.elements * (4 + 12 / 2)  # x and dy of four products: four of h, and 12 h over the two ranks
+    most = waiting = 0
+    for action in orders(4, chunks, run.micro_batches, split=True)[0]:
+        waiting += {"forward": 0, "backward": 1, "weights": -1}[action.kind]
+        most = max(most, waiting)
+    layers = 16 // (4 * chunks)
+    assert memory(run, load_software(ENGINES[1]))[0].waiting == pytest.approx(most * layers * each)
+    assert memory(run._replace(splits_backward=False), load_software(ENGINES[1]))[0].waiting == 0
+
+
+def test_the_pipeline_engine_has_no_gradients_in_bf16() -> None:
+    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=2, dp=4), 16)
+    theirs, ours = (memory(run, load_software(name))[0] for name in ENGINES)
+    assert (theirs.gradients, ours.gradients) == (3 * theirs.weights, 2 * ours.weights)
 
 
 def test_zero_shares_the_optimizer_and_nothing_else() -> None:

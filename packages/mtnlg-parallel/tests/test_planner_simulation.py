@@ -6,26 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.planner.simulation import Event, Pipeline, Timeline, forwards_in_flight, simulate, stage_order
+from mtnlg_parallel.engine.schedule import orders
+from mtnlg_parallel.planner.simulation import Event, Pipeline, Timeline, forwards_in_flight, simulate
 
 seconds = st.floats(0.01, 10.0)
 
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[Pipeline, int]:
-    """A pipeline of unlike stages with unlike hops, and a number of micro-batches it can take."""
+    """A pipeline of unlike stages with unlike hops, weight gradients apart or not, and a number of micro-batches."""
     stages, chunks = draw(st.integers(2, 5)), draw(st.integers(1, 3))
     total = stages * chunks
-    forward, backward, hops = (tuple(draw(st.lists(seconds, min_size=total, max_size=total))) for _ in range(3))
-    micro_batches = draw(st.integers(1, 4)) * (stages if chunks > 1 else 1)
-    return Pipeline(stages, forward, backward, hops, blocking=draw(st.booleans())), micro_batches
+    forward, backward, hops, apart = (tuple(draw(st.lists(seconds, min_size=total, max_size=total))) for _ in range(4))
+    weights = apart if draw(st.booleans()) else None
+    return Pipeline(stages, forward, backward, hops, draw(st.booleans()), weights), draw(st.integers(1, 12))
 
 
-def equal(stages: int, chunks: int, micro_batches: int) -> Timeline:
+def equal(stages: int, chunks: int, micro_batches: int, *, split: bool = False) -> Timeline:
     """Equal stages, free communication; a micro-batch takes a stage 1 s forward and 2 s backward in all."""
-    total = stages * chunks
-    free = Pipeline(stages, (1 / chunks,) * total, (2 / chunks,) * total, (0.0,) * total)
-    return simulate(free, micro_batches)
+    one, free = ((each,) * (stages * chunks) for each in (1 / chunks, 0.0))
+    both = tuple(2 * each for each in one)
+    pipeline = Pipeline(stages, one, one, free, weights=one) if split else Pipeline(stages, one, both, free)
+    return simulate(pipeline, micro_batches)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 5), (2, 2), (4, 16), (35, 240), (8, 3)])
@@ -41,28 +43,38 @@ def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, chunks: int,
     assert interleaved == pytest.approx(plain / chunks)
 
 
+@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(4, 1, 16), (8, 1, 32), (8, 2, 32), (35, 3, 70)])
+def test_weight_gradients_put_off_leave_a_third_of_the_bubble(stages: int, chunks: int, micro_batches: int) -> None:
+    work = 3 * micro_batches
+    whole, left = (equal(stages, chunks, micro_batches, split=split).seconds - work for split in (False, True))
+    assert left == pytest.approx(whole / 3)
+
+
 @given(pipelines())
 def test_every_piece_is_done_once_in_the_order_that_it_needs(drawn: tuple[Pipeline, int]) -> None:
     pipeline, micro_batches = drawn
     events: list[Event] = []
     timeline = simulate(pipeline, micro_batches, events)
-    ends = {(event.chunk, event.micro_batch, event.backward): event for event in events}
+    ends = {(event.chunk, event.micro_batch, event.kind): event for event in events}
     chunks = len(pipeline.forward)
-    assert len(ends) == len(events) == 2 * chunks * micro_batches
+    assert len(ends) == len(events) == (3 if pipeline.weights else 2) * chunks * micro_batches
     for event in events:
-        before = event.chunk + (1 if event.backward else -1)
-        if 0 <= before < chunks:
+        before = event.chunk + (1 if event.kind == "backward" else -1)
+        if 0 <= before < chunks and event.kind != "weights":
             hop = pipeline.hops[min(before, event.chunk)]
-            assert event.begin >= ends[before, event.micro_batch, event.backward].end + hop - 1e-9
-        if event.backward:
-            assert event.begin >= ends[event.chunk, event.micro_batch, False].end - 1e-9
+            assert event.begin >= ends[before, event.micro_batch, event.kind].end + hop - 1e-9
+        if event.kind != "forward":
+            needed = ends[event.chunk, event.micro_batch, "forward" if event.kind == "backward" else "backward"]
+            assert event.begin >= needed.end - 1e-9
     for stage in range(pipeline.stages):
         lane = sorted((event for event in events if event.stage == stage), key=lambda event: event.begin)
         assert all(one.end <= other.begin + 1e-9 for one, other in pairwise(lane))
-        work = micro_batches * sum(
-            pipeline.forward[stage :: pipeline.stages] + pipeline.backward[stage :: pipeline.stages]
-        )
+        passes = (pipeline.forward, pipeline.backward, pipeline.weights or ())
+        work = micro_batches * sum(sum(each[stage :: pipeline.stages]) for each in passes)
         assert timeline.computing[stage] == pytest.approx(work)
+        for chunk in range(stage, chunks, pipeline.stages):
+            last = max(event.end for event in lane if event.chunk == chunk)
+            assert timeline.last_passes[chunk][1] == last
 
 
 @given(pipelines(), st.floats(1.0, 4.0))
@@ -87,10 +99,10 @@ def test_a_hop_that_blocks_is_never_quicker_than_one_that_does_not(drawn: tuple[
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
 def test_no_more_is_in_flight_than_is_said(stages: int, chunks: int, rounds: int) -> None:
     micro_batches = rounds * stages
-    for stage in range(stages):
+    for stage, order in enumerate(orders(stages, chunks, micro_batches, split=False)):
         flying = most = 0
-        for _, _, backward in stage_order(stage, stages, chunks, micro_batches):
-            flying += -1 if backward else 1
+        for action in order:
+            flying += -1 if action.kind == "backward" else 1
             most = max(most, flying)
         assert flying == 0
         assert most == forwards_in_flight(stage, stages, chunks, micro_batches)

@@ -5,7 +5,8 @@ parameter, under bf16 with fp32 accumulation (paper.md section 3) and ZeRO-1 ove
 
     2 weight + 2 gradient + 4 accumulated gradient + (4 master weight + 8 moments) / dp
 
-and under fp32 4 + 4 + (4 + 8) / dp, since ZeRO keeps a master copy there too.
+and under fp32 4 + 4 + (4 + 8) / dp, since DeepSpeed's ZeRO keeps a master copy there too. The engine of other schedules
+than 1F1B has neither that copy nor gradients in bf16.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ import warnings
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import UsageFailure, output
 
-from .layout import stages
+from .layout import Layout, stages
 
 if TYPE_CHECKING:
     from .layout import Axis, Coordinates, Stage
     from .recipe import Recipe
 
 RANK_BYTES: Final = {
-    "bf16": {"weights": 2, "gradients": 2, "accumulated gradients": 4},
-    "fp32": {"weights": 4, "gradients": 4},
+    ("bf16", True): {"weights": 2, "gradients": 2, "accumulated gradients": 4},
+    ("bf16", False): {"weights": 2, "accumulated gradients": 4},
+    ("fp32", True): {"weights": 4, "gradients": 4},
+    ("fp32", False): {"weights": 4, "accumulated gradients": 4},
 }
-"""Bytes a parameter, of what every rank holds for its slices."""
+"""Bytes a parameter, of what every rank holds for its slices, by precision and whether the schedule is 1F1B."""
 
 ZERO_BYTES: Final = {"master weights": 4, "moments": 8}
 """Bytes a parameter, of what ZeRO-1 partitions over the data-parallel ranks."""
@@ -57,7 +59,7 @@ class RankShard(NamedTuple):
 def print_layout(recipe: Recipe) -> None:
     """Print stages and groups of ranks on stdout."""
     layout, config, train = recipe.layout, recipe.model, recipe.train
-    console = Console(highlight=False, soft_wrap=True)
+    console = output(soft_wrap=True)
     if not console.is_terminal:
         console.width = WIDTH
     replicas = f"{layout.dp} replicas of {layout.tp * layout.pp}"
@@ -69,9 +71,9 @@ def print_layout(recipe: Recipe) -> None:
     table = Table("stage", "ranks", "parts")
     for name in ("parameters a rank", "share of the time"):
         table.add_column(name, justify="right")
-    for stage in stages(config, layout, train.recompute):
-        first = layout.rank(tp=0, pp=stage.number, dp=0)
-        last = layout.rank(tp=layout.tp - 1, pp=stage.number, dp=layout.dp - 1)
+    for stage in _cut(recipe):
+        first = layout.rank(tp=0, pp=stage.number % layout.pp, dp=0)
+        last = layout.rank(tp=layout.tp - 1, pp=stage.number % layout.pp, dp=layout.dp - 1)
         ranks = f"{first}" if first == last else f"{first}-{last}"
         table.add_row(str(stage.number), ranks, _parts_text(stage), f"{stage.parameters:,}", f"{stage.cost:.1%}")
     console.print(table)
@@ -81,6 +83,13 @@ def print_layout(recipe: Recipe) -> None:
         shown = "  ".join(_abbreviate(group) for group in groups[:SHOWN_GROUPS])
         more = f"  … {len(groups):,} groups" if len(groups) > SHOWN_GROUPS else ""
         console.print(f"{axis}: ranks that {role}: {shown}{more}")
+
+
+def _cut(recipe: Recipe) -> tuple[Stage, ...]:
+    """The stages, of which each pipeline rank has every ``layout.pp``-th: ``train.chunks`` of them."""
+    layout, train = recipe.layout, recipe.train
+    virtual = Layout(tp=layout.tp, pp=layout.pp * train.chunks, dp=layout.dp)
+    return stages(recipe.model, virtual, train.recompute)
 
 
 def _parts_text(stage: Stage) -> str:
@@ -99,7 +108,7 @@ def _abbreviate(group: list[int]) -> str:
 def layout_facts(recipe: Recipe) -> dict[str, Any]:
     """Layout as JSON: every stage, rank and group."""
     layout, config = recipe.layout, recipe.model
-    cut = stages(config, layout, recipe.train.recompute)
+    cut = _cut(recipe)
     return {
         "layout": layout.model_dump(),
         "world": layout.world,
@@ -129,7 +138,7 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
     place, meta = layout.coordinates(rank), torch.device("meta")
     parts: dict[str, int] = {}
     with fake_process_group(place.tp, layout.tp, train.sequence_parallel) as slicing:
-        for part in stages(config, layout, train.recompute)[place.pp].parts:
+        for part in (part for stage in _cut(recipe)[place.pp :: layout.pp] for part in stage.parts):
             module: torch.nn.Module
             if part == "embedding":
                 module = stage_modules.Embedding(config, slicing, meta)
@@ -138,20 +147,24 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
             elif part != "head":
                 number = int(part.removeprefix("layers."))
                 module = stage_modules.Layer(config, number, slicing, train.recompute, meta)
-            elif place.pp:
+            elif layout.pp > 1:
                 module = stage_modules.Head(config, slicing, meta)
             else:
                 continue  # on a first stage that is also the last, the head is the embedding's table
             parts[part] = sum(parameter.numel() for parameter in module.parameters())
     parameters = sum(parts.values())
-    state = {kind: parameters * size for kind, size in RANK_BYTES[train.precision].items()}
-    state |= {kind: ceil(parameters / layout.dp) * size for kind, size in ZERO_BYTES.items()}
+    is_deepspeed = train.schedule == "1f1b"
+    state = {kind: parameters * size for kind, size in RANK_BYTES[train.precision, is_deepspeed].items()}
+    shared = {kind: ceil(parameters / layout.dp) * size for kind, size in ZERO_BYTES.items()}
+    if train.precision == "fp32" and not is_deepspeed:
+        del shared["master weights"]
+    state |= shared
     return RankShard(rank, place, parts, state)
 
 
 def print_rank(shard: RankShard, recipe: Recipe) -> None:
     """Print a rank's parameters, state and groups on stdout."""
-    layout, console = recipe.layout, Console(highlight=False, soft_wrap=True)
+    layout, console = recipe.layout, output(soft_wrap=True)
     console.print(f"rank {shard.rank} of {layout.world:,} ({shard.place}) of {recipe.model.parameters:,} parameters")
     table = Table("part", show_footer=True)
     table.columns[0].footer = "all"

@@ -8,9 +8,9 @@ import sys
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, load_cluster, load_software
+from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, load_cluster
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
-from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.planner.run import train_run, train_software
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
 
@@ -58,17 +58,9 @@ def forecast(recipe: Recipe, cluster: str | None, force: bool, device: Literal["
     Raises ``UsageFailure`` where the run cannot fit, unless ``force``.
     """
     train = recipe.train
-    software = load_software("mtnlg-parallel").model_copy(update={"fused_kernels": train.kernels})
+    run = train_run(recipe)
+    software = train_software(run, train.kernels)
     target = load_cluster(cluster) if cluster else this_machine(recipe.layout, device)
-    run = Run(
-        model=recipe.model,
-        layout=recipe.layout,
-        batch=train.batch,
-        micro_batch=train.micro_batch,
-        recompute=train.recompute,
-        sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
-        precision=train.precision,
-    )
     stage_memory = memory(run, software)
     reason = memory_error(stage_memory, target)
     if reason and not force:

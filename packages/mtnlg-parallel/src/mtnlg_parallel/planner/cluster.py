@@ -111,16 +111,26 @@ def _folder() -> Path:
 
 
 class Software(Settings):
-    """A training program. Each switch adds or removes kernels, bytes or waits; none scales the time."""
+    """A training program. Each switch adds or removes kernels, bytes or waits, or allows a layout.
 
+    None scales the time.
+    """
+
+    name: str = "a program of its own"
     fused_kernels: bool = Field(True, description="bias+GeLU, bias+dropout+add, scale+mask+softmax as one kernel each")
     flash_attention: bool = Field(False, description="scores stay on chip: no s x s tensor is written")
     fused_accumulation: bool = Field(False, description="weight gradients are added to fp32 inside the product")
+    fused_head: bool = Field(True, description="with fused_accumulation, that of the head's table too")
     overlap_tensor: bool = Field(False, description="backward all-reduces overlap with weight gradients")
     overlap_forward: bool = Field(False, description="forward collectives overlap with their products, piece by piece")
     overlap_gradients: bool = Field(
         False,
         description="gradient reduction overlaps with the last backward pass, weight gathering with the next forward",
+    )
+    overlap_chunks: bool = Field(
+        False,
+        description="with overlap_gradients, chunk by chunk: gradients from the chunk's own last backward pass on, "
+        "weights until its own first forward pass",
     )
     overlap_pipeline: bool = Field(False, description="sends between stages overlap with computing")
     scatter_pipeline: bool = Field(True, description="tensor-parallel ranks send one slice each, then gather")
@@ -129,28 +139,61 @@ class Software(Settings):
         False, description="logits exist a chunk of tokens at a time, and are replaced by their gradient in place"
     )
     balanced_stages: bool = Field(False, description="layers are cut where the slowest stage is fastest, not evenly")
+    interleaves: bool = Field(False, description="has an interleaved schedule")
+    splits_backward: bool = Field(False, description="has a zero-bubble schedule")
+    slices_sequence: bool = Field(False, description="has sequence parallelism")
 
+
+# This package: stages balanced by cost, backward collectives beside products. 1F1B runs on DeepSpeed's engine, other
+# schedules on its own (engine/pipeline_engine.py), where every rank sends what it has.
+_OURS: Final = Software(
+    flash_attention=True, overlap_tensor=True, chunked_head=True, balanced_stages=True, slices_sequence=True
+)
+_PIPELINE_ENGINE: Final = {
+    "fused_accumulation": True,
+    "fused_head": False,
+    "overlap_gradients": True,
+    "overlap_chunks": True,
+    "overlap_pipeline": True,
+    "scatter_pipeline": False,
+    "interleaves": True,
+    "splits_backward": True,
+}
+
+ENGINES: Final = ("mtnlg-parallel", "mtnlg-parallel-pipeline")
+"""This package's programs: with ``train.schedule = "1f1b"``, and with any other."""
 
 SOFTWARE: Final[dict[str, Software]] = {
-    # This package: DeepSpeed's pipeline engine, stages balanced by cost.
-    "mtnlg-parallel": Software(flash_attention=True, reduce_scatter=False, chunked_head=True, balanced_stages=True),
-    # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
-    "megatron-deepspeed": Software(reduce_scatter=False),
-    # The private branch that trained MT-NLG: every rank sends the whole activation (docs/decisions/0061).
-    "megatron-deepspeed-2021": Software(reduce_scatter=False, scatter_pipeline=False),
-    # Narayanan et al. 2021: interleaving, sends beside computing, scatter/gather.
-    "megatron-lm-2021": Software(overlap_pipeline=True),
-    # Korthikanti et al. 2022: weight gradients accumulated in the product, backward collectives beside it.
-    "megatron-lm": Software(fused_accumulation=True, overlap_tensor=True, overlap_pipeline=True),
-    # Megatron-Core from 2023 on: flash attention, gradients reduced beside the backward pass.
-    "megatron-core": Software(
-        flash_attention=True,
-        fused_accumulation=True,
-        overlap_tensor=True,
-        overlap_forward=True,
-        overlap_gradients=True,
-        overlap_pipeline=True,
-    ),
+    name: software.model_copy(update={"name": name})
+    for name, software in {
+        ENGINES[0]: _OURS.model_copy(update={"reduce_scatter": False}),
+        ENGINES[1]: _OURS.model_copy(update=_PIPELINE_ENGINE),
+        # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
+        "megatron-deepspeed": Software(reduce_scatter=False),
+        # The private branch that trained MT-NLG: every rank sends the whole activation (docs/decisions/0061).
+        "megatron-deepspeed-2021": Software(reduce_scatter=False, scatter_pipeline=False),
+        # Narayanan et al. 2021: interleaving, sends beside computing, scatter/gather.
+        "megatron-lm-2021": Software(overlap_pipeline=True, interleaves=True),
+        # Korthikanti et al. 2022: weight gradients accumulated in the product, backward collectives beside it.
+        "megatron-lm": Software(
+            fused_accumulation=True,
+            overlap_tensor=True,
+            overlap_pipeline=True,
+            interleaves=True,
+            slices_sequence=True,
+        ),
+        # Megatron-Core from 2023 on: flash attention, gradients reduced beside the backward pass.
+        "megatron-core": Software(
+            flash_attention=True,
+            fused_accumulation=True,
+            overlap_tensor=True,
+            overlap_forward=True,
+            overlap_gradients=True,
+            overlap_pipeline=True,
+            interleaves=True,
+            slices_sequence=True,
+        ),
+    }.items()
 }
 
 

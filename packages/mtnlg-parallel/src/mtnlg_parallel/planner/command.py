@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from mtnlg_model.config import PRESETS, preset
+from mtnlg_model.config import PRESETS, ModelConfig, preset
 from mtnlg_model.console import UsageFailure, print_json, say
+from mtnlg_model.settings import validate
 from mtnlg_parallel.layout import Layout, parse_layout
 from mtnlg_parallel.recipe import load_recipe
-from mtnlg_parallel.training.schedule import BatchSize
+from mtnlg_parallel.training.schedule import BatchSize, parse_length
 
-from .cluster import Software, load_cluster, load_software
-from .run import Run, run_error
+from .cluster import ENGINES, Software, load_cluster, load_software
+from .run import Run, run_error, train_run, train_software
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +31,8 @@ FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-
 
 LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
 """Published layouts of presets (paper.md section 3)."""
+
+SWITCHES = [name for name, field in Software.model_fields.items() if field.annotation is bool]
 
 Switch = Annotated[
     list[str] | None, typer.Option("--switch", metavar="NAME=on|off", help="Turn a switch of --software.")
@@ -61,15 +65,23 @@ def plan_command(  # noqa: PLR0917  (typer names them)
     recompute: Annotated[
         Literal["none", "selective", "full"] | None, typer.Option(help="What is computed twice.")
     ] = None,
-    interleave: Annotated[int, typer.Option(min=1, help="Model chunks on each stage; 1 is plain 1F1B.")] = 1,
+    interleave: Annotated[int | None, typer.Option(min=1, help="Model chunks on each stage; 1 is plain 1F1B.")] = None,
+    zero_bubble: Annotated[
+        bool | None, typer.Option(help="Put weight gradients where a stage would be idle.", show_default=False)
+    ] = None,
     sequence_parallel: Annotated[
         bool | None, typer.Option(help="Slice norms and dropout over tp along the sequence.", show_default=False)
     ] = None,
     precision: Annotated[Literal["bf16", "fp16", "fp32"] | None, typer.Option(help="Of weights and products.")] = None,
     zero: Annotated[int, typer.Option(min=0, max=1, help="1 shares the optimizer's state over dp.")] = 1,
-    software: Annotated[str | None, typer.Option(help="The training program; the cluster's unless given.")] = None,
+    software: Annotated[
+        str | None,
+        typer.Option(help="The training program: what `train` runs unless given; of a published run, the cluster's."),
+    ] = None,
     switches: Switch = None,
-    tokens: Annotated[float | None, typer.Option(min=1, help="Length of the run, for days and GPU-hours.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="270B", help="Length of the run, for days and GPU-hours.")
+    ] = None,
     search: Annotated[bool, typer.Option("--search", help="Rank every layout of --nodes.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many --search shows.")] = 10,
     scaling: Annotated[
@@ -83,12 +95,11 @@ def plan_command(  # noqa: PLR0917  (typer names them)
 ) -> None:
     """Predict a step's time and memory, search for the best layout, or check predictions against measured rows.
 
-    The paper's runs: mtnlg-parallel plan recipes/mt-nlg-530b --cluster selene --scaling 280,350,420
+    The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
     place = load_cluster(cluster)
     if rows is not None:
-        program = _apply_switches(software or place.software, switches)
-        _predict_rows(rows, out, place, program, as_json)
+        _predict_rows(rows, out, place, _apply_switches(load_software(software or place.software), switches), as_json)
         return
     if target is None:
         raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
@@ -100,29 +111,33 @@ def plan_command(  # noqa: PLR0917  (typer names them)
         micro_batch=micro_batch,
         recompute=recompute,
         interleave=interleave,
+        splits_backward=zero_bubble,
         sequence_parallel=sequence_parallel,
         precision=precision,
         zero=zero,
+        overrides=overrides or (),
     )
     template = template._replace(layout=_layout(layout, recipe.layout if recipe else LAID_OUT.get(target, Layout())))
     if template.layout.tp == 1:
         template = template._replace(sequence_parallel=False)
-    program = _apply_switches(software or _default_software(template, place, search), switches)
+    published = recipe is None and target in LAID_OUT and not search and _is_plain(template)
+    name = software or (place.software if published else ENGINES[0])
+    program = _apply_switches(_program(name, template, recipe), switches)
     gpus = nodes * place.node.gpus if nodes else max(template.layout.world, place.node.gpus)
-    length = int(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
+    length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
     multiple = template.layout.dp * template.micro_batch
     request = PlanRequest(template, place, program, gpus, length, BatchSize(template.batch, ramp, multiple))
     if nodes and nodes > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {nodes}; planned as if it had")
     if search:
-        _print_search(request, top, as_json)
+        _print_search(request, top, switches, as_json, with_days=tokens is not None)
         return
     if layout is None and recipe is None and target not in LAID_OUT:
-        request = _fastest_layout(request)
+        request = _fastest_layout(request, switches)
     elif layout is None and nodes:
         request = _spread_over_nodes(request)
-    if reason := run_error(request.run, gpus if nodes else None, place.node.gpus):
+    if reason := run_error(request.run, request.software, gpus if nodes else None, place.node.gpus):
         raise UsageFailure(f"plan: {reason}")
     if scaling is not None:
         _print_scaling(request, scaling, as_json)
@@ -130,33 +145,52 @@ def plan_command(  # noqa: PLR0917  (typer names them)
     _print_one(request, timeline, as_json)
 
 
-def _run_template(
-    target: str,
-    recipe: Recipe | None,
-    *,
-    batch: int | None,
-    micro_batch: int | None,
-    recompute: Literal["none", "selective", "full"] | None,
-    interleave: int,
-    sequence_parallel: bool | None,
-    precision: Literal["bf16", "fp16", "fp32"] | None,
-    zero: int,
-) -> Run:
-    train = recipe.train if recipe else None
-    whole = batch or (train.batch if train else FULL_BATCH.get(target))
-    if whole is None:
+def _run_template(target: str, recipe: Recipe | None, *, overrides: Sequence[str], **options: Any) -> Run:  # noqa: ANN401  (fields of Run)
+    """The recipe's or preset's run, with the fields that the command line names replaced."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if recipe:
+        return train_run(recipe)._replace(**given)
+    batch = given.pop("batch", FULL_BATCH.get(target))
+    if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
-    return Run(
-        model=recipe.model if recipe else preset(target),
-        layout=Layout(),
-        batch=whole,
-        micro_batch=micro_batch or (train.micro_batch if train else 1),
-        recompute=recompute or (train.recompute if train else "full"),
-        interleave=interleave,
-        sequence_parallel=bool(train and train.sequence_parallel) if sequence_parallel is None else sequence_parallel,
-        zero=zero,
-        precision=precision or (train.precision if train else "bf16"),
-    )
+    return Run(_preset(target, overrides), Layout(), batch)._replace(**given)
+
+
+def _preset(name: str, overrides: Sequence[str]) -> ModelConfig:
+    """A preset with ``--set model.KEY=VALUE``. Raises ``UsageFailure`` for a key of another table, which it has not."""
+    model = preset(name)
+    for override in overrides:
+        key, _, text = override.partition("=")
+        table, _, field = key.strip().partition(".")
+        if table != "model":
+            raise UsageFailure(
+                f"--set {override}: preset {name} is a [model] alone; use an option of plan, or a recipe"
+            )
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        model = validate({**model.model_dump(mode="json"), field: value}, ModelConfig, f"--set {override}")
+    return model
+
+
+def _token_count(text: str) -> int:
+    """``270e9``, ``270B`` or ``270B tokens`` as a number of tokens."""
+    try:
+        count = float(text)
+    except ValueError:
+        try:
+            count = float(parse_length(text if text.endswith("tokens") else f"{text} tokens").amount)
+        except ValueError:
+            count = 0.0
+    if not 1 <= count < float("inf"):
+        raise UsageFailure(f"--tokens {text}: write a number of tokens, such as 270e9 or 270B")
+    return int(count)
+
+
+def _is_plain(run: Run) -> bool:
+    """Whether it is what was published in 2021: 1F1B and full recomputation."""
+    return run.schedule == "1f1b" and run.recompute == "full" and not run.sequence_parallel
 
 
 def _layout(text: str | None, before: Layout) -> Layout:
@@ -164,20 +198,18 @@ def _layout(text: str | None, before: Layout) -> Layout:
     return Layout(**(before.model_dump() | (parse_layout(text) if text else {})))
 
 
-def _default_software(run: Run, cluster: Cluster, search: bool) -> str:
-    """The cluster's program, or megatron-lm where the run needs what DeepSpeed's engine cannot do."""
-    beyond_deepspeed = run.interleave > 1 or run.sequence_parallel or run.recompute == "selective" or search
-    return "megatron-lm" if beyond_deepspeed and "deepspeed" in cluster.software else cluster.software
+def _program(name: str, run: Run, recipe: Recipe | None) -> Software:
+    """The program of this name; of this package's engines the one that runs this schedule."""
+    if name in ENGINES:
+        return train_software(run, fused_kernels=recipe is None or recipe.train.kernels)
+    return load_software(name)
 
 
-def _apply_switches(name: str, switches: Sequence[str] | None) -> Software:
-    chosen = load_software(name)
+def _apply_switches(chosen: Software, switches: Sequence[str] | None) -> Software:
     for switch in switches or ():
         key, _, value = switch.partition("=")
-        if key not in Software.model_fields or value not in {"on", "off"}:
-            raise UsageFailure(
-                f"--switch {switch}: write NAME=on or NAME=off; names are {', '.join(Software.model_fields)}"
-            )
+        if key not in SWITCHES or value not in {"on", "off"}:
+            raise UsageFailure(f"--switch {switch}: write NAME=on or NAME=off; names are {', '.join(SWITCHES)}")
         chosen = chosen.model_copy(update={key: value == "on"})
     return chosen
 
@@ -193,24 +225,34 @@ def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
     return request._replace(run=run._replace(layout=spread), batches=batches)
 
 
-def _fastest_layout(request: PlanRequest) -> PlanRequest:
+def _programs(request: PlanRequest, switches: Sequence[str] | None) -> tuple[Software, ...]:
+    """The programs to search: of this package both engines."""
+    if request.software.name not in ENGINES:
+        return (request.software,)
+    kernels = {"fused_kernels": request.software.fused_kernels}
+    engines = (load_software(name).model_copy(update=kernels) for name in ENGINES)
+    return tuple(_apply_switches(engine, switches) for engine in engines)
+
+
+def _fastest_layout(request: PlanRequest, switches: Sequence[str] | None) -> PlanRequest:
     """The fastest layout, for a preset without a published one. Raises ``UsageFailure`` where none fits."""
     from .search import search  # noqa: PLC0415  (as below)
 
-    result = search(request.run, request.cluster, request.software, request.gpus, count=1)
+    programs = _programs(request, switches)
+    result = search(request.run, request.cluster, programs, request.gpus, count=1)
     if not result.best:
-        raise UsageFailure(_nothing_fits(request, result))
+        raise UsageFailure(_nothing_fits(request, programs, result))
     run = result.best[0].run
     say(f"no --layout: took the fastest of {result.fitting} that fit {request.gpus} GPUs")
     batches = BatchSize(run.batch, request.batches.ramp, run.layout.dp * run.micro_batch)
-    return request._replace(run=run, batches=batches)
+    return request._replace(run=run, software=result.best[0].software, batches=batches)
 
 
-def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
+def _nothing_fits(request: PlanRequest, programs: Sequence[Software], result: SearchResult) -> str:
     from .search import smallest_cluster  # noqa: PLC0415  (as below)
 
     least = min(result.rejected, key=lambda rejected: rejected.bytes)
-    nodes = smallest_cluster(request.run, request.cluster, request.software, request.gpus)
+    nodes = smallest_cluster(request.run, request.cluster, programs, request.gpus)
     more = f"; --nodes {nodes} would do" if nodes else ""
     return f"no layout of {request.gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
 
@@ -234,19 +276,25 @@ def _print_one(request: PlanRequest, timeline: Path | None, as_json: bool) -> No
         print_plan(run, planned)
 
 
-def _print_search(request: PlanRequest, top: int, as_json: bool) -> None:
-    from .report import plan, print_search  # noqa: PLC0415  (as above)
+def _print_search(
+    request: PlanRequest, top: int, switches: Sequence[str] | None, as_json: bool, *, with_days: bool
+) -> None:
+    from .report import days_at_full_batch, plan, print_search  # noqa: PLC0415  (as above)
     from .search import search  # noqa: PLC0415  (as above)
 
-    result = search(request.run, request.cluster, request.software, request.gpus, top)
+    programs = _programs(request, switches)
+    result = search(request.run, request.cluster, programs, request.gpus, top)
     if not result.best:
-        raise UsageFailure(_nothing_fits(request, result))
+        raise UsageFailure(_nothing_fits(request, programs, result))
+    tokens = request.tokens if with_days else None
     if as_json:
-        best = [plan(one.run, request.cluster, request.software) for one in result.best]
+        days = [{"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {} for one in result.best]
+        plans = [plan(one.run, request.cluster, one.software) for one in result.best]
+        best = [planned | length for planned, length in zip(plans, days, strict=True)]
         rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
         print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected})
     else:
-        print_search(result, request.gpus)
+        print_search(result, request.cluster, request.gpus, tokens)
 
 
 def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:

@@ -4,7 +4,8 @@ n = s b tokens of a micro-batch, hidden h, t-way tensor parallelism, a heads. Me
 Megatron's kernels (2 bytes to read or write an activation, 1 for a dropout mask). Activations that tensor parallelism
 replicates have n h elements a rank, n h / t under sequence parallelism; those it slices have n h / t.
 
-Phases: ``forward``; ``backward`` without recomputation; ``recompute``, the part of the forward pass that is run again.
+Phases: ``forward``; ``backward`` without recomputation and products of weight gradients; ``weights``, these products;
+``recompute``, the part of the forward pass that is run again.
 
 A matrix product [m, k] x [k, n] is cut into a x b tiles of its result. P streaming multiprocessors of R operations a
 second take tiles in waves:
@@ -51,6 +52,9 @@ LOSS_SHARE: Final = 0.45
 LONG_ROW: Final = 1024
 """Above this row length the fused softmax runs half the warps (registers) and takes twice the time an element."""
 
+WEIGHT_LAUNCHES: Final = 8
+"""Host operations of a layer's four products of weight gradients: a view and a product each."""
+
 TABLE_BYTES: Final = 12
 """Bytes a token table parameter and micro-batch: its dense gradient is allocated, zeroed, copied, then added."""
 
@@ -86,6 +90,7 @@ class Phases(NamedTuple):
     forward: Cost
     backward: Cost
     recompute: Cost
+    weights: Cost = NO_COST
 
 
 @lru_cache(maxsize=4096)
@@ -95,7 +100,9 @@ def layer(shape: Shape, cluster: Cluster, software: Software) -> Phases:
     forward = _forward(shape, cluster, software).plus(core)
     backward = _backward(shape, cluster, software).plus(_attention(shape, cluster, software, backward=True))
     recompute = {"none": NO_COST, "selective": core, "full": forward}[shape.recompute]
-    return Phases(forward, backward, recompute)
+    return Phases(
+        forward, backward, recompute, Cost(_weight_seconds(shape, cluster, software), launches=WEIGHT_LAUNCHES)
+    )
 
 
 def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
@@ -115,27 +122,39 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
 
 
 def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
-    """Backward cost of a layer without the attention core: input and weight gradients, accumulation."""
-    fused, sliced, n = software.fused_kernels, shape.elements / shape.tp, shape.tokens
-    extra = 6 if software.fused_accumulation else 0
-    inputs = sum(gemm_seconds(cluster, n, depth, columns) for columns, depth in shape.linears)
-    weights = sum(gemm_seconds(cluster, columns, depth, n, extra_bytes=extra) for columns, depth in shape.linears)
+    """Backward cost of a layer without the attention core: input gradients, bias sums, accumulation."""
+    fused, sliced = software.fused_kernels, shape.elements / shape.tp
+    inputs = sum(gemm_seconds(cluster, shape.tokens, depth, columns) for columns, depth in shape.linears)
     # Twice: norm (6, its parameters 4), dropout (5), bias sum (2), two gradients of the residual stream added (6).
     moved = 2 * (10 + 5 + 2 + 6 + (0 if fused else 4)) * shape.repeated
     # GeLU (6 over 4h; apart 10), bias sums (2 over 7h), gradients of q, k, v put together (4 over 3h), context (4).
     moved += ((6 if fused else 10) * 4 + 14 + 12 + 4) * sliced
     added = 0 if software.fused_accumulation else shape.added_bytes * 12 * shape.hidden**2 / shape.tp
     memory = _memory_seconds(cluster, moved * shape.width / 2 + added, 42 if fused else 50)
-    exposed = _exposed_collectives(shape, cluster, software, weights)
-    return Cost(inputs + weights, memory, 0.0, 42 if fused else 50).plus(exposed)
+    exposed = _exposed_collectives(shape, cluster, software, inputs)
+    return Cost(inputs, memory, 0.0, (42 if fused else 50) - WEIGHT_LAUNCHES).plus(exposed)
 
 
-def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, weights: float) -> Cost:
-    """Backward collectives that nothing overlaps; sequence parallelism gathers two inputs once more."""
+def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
+    extra = 6 if software.fused_accumulation else 0
+    return sum(
+        gemm_seconds(cluster, columns, depth, shape.tokens, extra_bytes=extra) for columns, depth in shape.linears
+    )
+
+
+def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inputs: float) -> Cost:
+    """Backward collectives that nothing overlaps; sequence parallelism gathers two inputs once more.
+
+    Sums of input gradients, and these gathers, go beside weight gradients. Where those are put off, the gathers alone
+    have a product beside them, that of an input gradient.
+    """
     collectives = _collectives(shape, cluster, 3 if shape.sequence_parallel else 2)
     if not software.overlap_tensor:
         return collectives
-    overlapped = min(_collectives(shape, cluster, 2).collectives, weights)
+    if shape.splits_backward:
+        overlapped = min(_collectives(shape, cluster, int(shape.sequence_parallel)).collectives, inputs)
+    else:
+        overlapped = min(_collectives(shape, cluster, 2).collectives, _weight_seconds(shape, cluster, software))
     return collectives._replace(collectives=collectives.collectives - OVERLAP_SHARE * overlapped)
 
 
@@ -186,8 +205,9 @@ def embedding(shape: Shape, cluster: Cluster) -> Phases:
 def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
     """Cost of final norm, logits and fp32 cross entropy; never recomputed."""
     n, h, rows = shape.tokens, shape.hidden, ceil(shape.vocabulary / shape.tp)
-    extra = 6 if software.fused_accumulation else 0
-    added = (TABLE_BYTES + (0 if software.fused_accumulation else shape.added_bytes)) * rows * h
+    fused = software.fused_accumulation and software.fused_head
+    extra = 6 if fused else 0
+    added = (TABLE_BYTES + (0 if fused else shape.added_bytes)) * rows * h
     forward_bytes, backward_bytes = _loss_bytes(shape, software)
     if software.chunked_head:  # each chunk after the first adds to dW; dW and dx are scaled at the end
         head_chunks = ceil(n / head_chunk(n, h, rows))

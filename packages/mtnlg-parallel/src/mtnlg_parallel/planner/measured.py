@@ -18,6 +18,7 @@ from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.layout import Layout
 
+from .cluster import Software
 from .report import console, plan
 from .run import Run, padded_vocabulary, run_error
 from .step import predict
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from .cluster import Cluster, Software
+    from .cluster import Cluster
 
 
 GPT2_TOKENS: Final = 50_257
@@ -84,7 +85,7 @@ class MeasuredRows:
         except ValueError as error:
             raise UsageFailure(f"{path}, line {line}: {error}") from None
         run = Run(model, layout, figures["global batch"], figures["micro batch"], zero=0, precision="fp16")
-        reason = "micro batch must be 1 or more" if run.micro_batch < 1 else run_error(run)
+        reason = "micro batch must be 1 or more" if run.micro_batch < 1 else run_error(run, Software())
         if not reason and layout.world != figures["# GPUs"]:
             reason = f"{layout} is {layout.world} GPUs, not {figures['# GPUs']}"
         if reason:

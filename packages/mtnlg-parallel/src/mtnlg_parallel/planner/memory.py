@@ -12,6 +12,9 @@ Activations of a layer for a micro-batch, in bytes, sequence s, batch b, hidden 
     layer recomputed   2 s b h, its input                         with sequence parallelism  2 s b h / t
 
 times the layers, times the micro-batches in flight (from the schedule). A layer being recomputed keeps them all.
+
+A weight gradient that waits (zero-bubble) keeps the factors of a layer's four products, of the sliced ones this rank's
+part:  s b h (8 + 24 / t)
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ MARGIN: Final = 0.06
 class Memory(NamedTuple):
     """Bytes on each GPU of a stage.
 
-    ``activations``: the layers'. ``recomputed``: the layer being recomputed. ``embedding``: masks and inputs kept by
-    embedding, final norm and head. ``logits``: peak of the loss.
+    ``activations``: the layers'. ``waiting``: factors of weight gradients that are put off. ``recomputed``: the layer
+    being recomputed. ``embedding``: masks and inputs kept by embedding, final norm and head, and the 16-bit gradient of
+    the token table where only those of layers are added in the product. ``logits``: peak of the loss.
     """
 
     weights: float
@@ -56,6 +60,7 @@ class Memory(NamedTuple):
     master: float
     moments: float
     activations: float
+    waiting: float
     recomputed: float
     embedding: float
     logits: float
@@ -92,7 +97,7 @@ def memory_error(stages: tuple[Memory, ...], cluster: Cluster) -> str | None:
     kind = max(stages[stage]._fields, key=lambda name: getattr(stages[stage], name))
     share = f"{getattr(stages[stage], kind) / 1e9:.1f} GB of it {kind}"
     needed = f"stage {stage} needs {total / 1e9:.1f} GB on each {cluster.gpu.name}, {share}"
-    return f"{needed}; {available / 1e9:.1f} GB are there"
+    return f"{needed}; of its {cluster.gpu.memory_bytes / 1e9:.1f} GB a run may use {available / 1e9:.1f}"
 
 
 def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
@@ -106,17 +111,21 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     )  # fp16 accumulates where the backward pass writes
     sharded = parameters / (layout.dp if run.zero else 1)
     activations = _activation_bytes(run, software, stage)
+    waiting = _waiting_bytes(run, software, stage)
     recomputed = layer_bytes(shape, software, "none") if run.recompute == "full" else 0.0
     embedding = _end_activations(run, stage)
+    if software.fused_accumulation and not software.fused_head and stage in {0, layout.pp - 1}:
+        embedding += shape.width * shape.vocabulary * shape.hidden / layout.tp
     logits = _logit_bytes(shape, software) if stage == layout.pp - 1 else 0.0
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp))
-    temporary = activations + recomputed + embedding + logits
+    temporary = activations + waiting + recomputed + embedding + logits
     return Memory(
         weights=weights,
         gradients=(unaccumulated + accumulated) * parameters,
         master=4 * sharded if shape.width == 2 else 0.0,
         moments=8 * sharded,
         activations=activations,
+        waiting=waiting,
         recomputed=recomputed,
         embedding=embedding,
         logits=logits,
@@ -141,6 +150,15 @@ def _activation_bytes(run: Run, software: Software, stage: int) -> float:
     kept = layer_bytes(shape, software, run.recompute)
     in_flight = forwards_in_flight(stage, pp, run.interleave, run.micro_batches)
     return kept * in_flight * max(chunk.layers for chunk in chunks_of_run[stage::pp])
+
+
+def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
+    """Peak bytes that weight gradients put off keep: of as many micro-batches of each chunk as there are stages."""
+    if not run.splits_backward:
+        return 0.0
+    shape, pp = run.shape, run.layout.pp
+    layers = sum(chunk.layers for chunk in chunks(run, software)[stage::pp])
+    return shape.width * shape.elements * (4 + 12 / shape.tp) * min(pp, run.micro_batches) * layers
 
 
 def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:

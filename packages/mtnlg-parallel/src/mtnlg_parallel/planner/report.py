@@ -12,10 +12,9 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import UsageFailure, output
 
 from .cluster import Software, load_cluster, load_software
 from .memory import MARGIN, fullest_stage, memory, memory_error
@@ -23,11 +22,13 @@ from .run import run_error
 from .step import predict
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mtnlg_parallel.training.schedule import BatchSize
 
     from .cluster import Cluster
     from .run import Run
-    from .search import SearchResult
+    from .search import FittingRun, SearchResult
 
 DAY: Final = 86_400
 KNOTS: Final = 6
@@ -42,7 +43,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
     """
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     software = load_software(software or cluster.software) if not isinstance(software, Software) else software
-    if reason := run_error(run):
+    if reason := run_error(run, software):
         raise UsageFailure(f"plan: {reason}")
     prediction = predict(run, cluster, software)
     seconds, gpus, peak = prediction.seconds, run.layout.world, cluster.gpu.peak_flops
@@ -54,11 +55,14 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "cluster": cluster.name,
         "gpus": gpus,
         "nodes": -(-gpus // cluster.node.gpus),
+        "program": software.name,
+        "sequence": run.model.sequence,
         "layout": run.layout.model_dump(),
         "batch": run.batch,
         "micro_batch": run.micro_batch,
         "micro_batches": run.micro_batches,
         "recompute": run.recompute,
+        "schedule": run.schedule,
         "interleave": run.interleave,
         "sequence_parallel": run.sequence_parallel,
         "precision": run.precision,
@@ -96,7 +100,7 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
     multiple, sequence = batches.multiple, run.model.sequence
     lowest = batches.at(0)
     sizes = sorted({max(round(b / multiple), 1) * multiple for b in np.linspace(lowest, batches.size, KNOTS)})
-    knots = [predict(_with_batch(run, size), cluster, software).seconds for size in sizes]
+    knots = [predict(_with_batch(run, size, software), cluster, software).seconds for size in sizes]
     samples = -(-tokens // sequence)
     ramp = min(batches.ramp.samples if batches.ramp else 0, samples)
     ramped = [batch for _, batch in batches.steps(ramp)]
@@ -111,26 +115,36 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
     }
 
 
-def _with_batch(run: Run, batch: int) -> Run:
+def _with_batch(run: Run, batch: int, software: Software) -> Run:
     """The run with another batch; not interleaved where the batch does not allow it."""
     resized = run._replace(batch=batch)
-    return resized if resized.micro_batches % run.layout.pp == 0 else resized._replace(interleave=1)
+    return resized._replace(interleave=1) if run_error(resized, software) else resized
+
+
+def days_at_full_batch(fitting: FittingRun, tokens: int) -> float:
+    """Days to train on ``tokens`` tokens in steps of the full batch."""
+    run, prediction, *_ = fitting
+    return -(-tokens // (run.batch * run.model.sequence)) * prediction.seconds / DAY
 
 
 def console() -> Console:
     """Standard output, wide enough for a table where it is no terminal."""
-    out = Console(highlight=False, soft_wrap=True)
+    out = output(soft_wrap=True)
     if not out.is_terminal:
         out.width = WIDTH
     return out
 
 
+def _heading(run: Run, cluster: str, gpus: int) -> str:
+    model = run.model
+    size = f"{model.parameters / 1e9:,.1f} billion parameters, sequence {model.sequence:,}, batch {run.batch:,}"
+    return f"{size}, on {gpus:,} GPUs of {cluster}"
+
+
 def print_plan(run: Run, planned: dict[str, Any]) -> None:
     """Print a plan as tables."""
     out = console()
-    out.print(
-        f"{run.model.parameters / 1e9:,.1f} billion parameters on {planned['cluster']}: {planned['gpus']:,} GPUs, {run}"
-    )
+    out.print(f"{_heading(run, planned['cluster'], planned['gpus'])}: {run}; program {planned['program']}")
     seconds = planned["step_seconds"]
     table = Table("a step", box=None, padding=(0, 2, 0, 0))
     table.add_column("seconds", justify="right")
@@ -159,17 +173,23 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
     out.print(f"{verdict} into {margin}; emptiest stage {min(planned['memory_bytes_of_stages']) / 1e9:.1f} GB")
 
 
-def print_search(result: SearchResult, gpus: int) -> None:
-    """Print the fastest layouts and why others were rejected."""
+def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int | None) -> None:
+    """Print the fastest layouts, with days for so many tokens, and why others were rejected."""
     out = console()
-    table = Table("tp", "pp", "dp", "micro-batch", "recompute", "interleave", "sequence parallel", box=None)
-    for name in ("seconds", "TFLOP/s", "GB"):
+    table = Table("tp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel", box=None)
+    for name in ("seconds", "TFLOP/s", "GB", *(["days"] if tokens else [])):
         table.add_column(name, justify="right")
-    for run, prediction, size in result.best:
+    for fitting in result.best:
+        run, prediction, size, _ = fitting
         layout, rate = run.layout, hardware_flops(run) / run.layout.world / prediction.seconds / 1e12
-        choices = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.interleave)
+        choices = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.schedule, run.interleave)
         chosen = [str(choice) for choice in choices] + ["yes" if run.sequence_parallel else "no"]
-        table.add_row(*chosen, f"{prediction.seconds:.3f}", f"{rate:.1f}", f"{size / 1e9:.1f}")
+        days = [f"{days_at_full_batch(fitting, tokens):.1f}"] if tokens else []
+        table.add_row(*chosen, f"{prediction.seconds:.3f}", f"{rate:.1f}", f"{size / 1e9:.1f}", *days)
+    programs = " and ".join(sorted({fitting.software.name for fitting in result.best}))
+    out.print(f"{_heading(result.best[0].run, cluster.name, gpus)}; program {programs}")
+    if tokens:
+        out.print(f"days: {tokens / 1e9:,.1f} billion tokens in steps of the full batch")
     out.print(
         f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )

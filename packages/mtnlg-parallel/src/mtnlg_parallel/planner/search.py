@@ -6,32 +6,38 @@ Candidates are simulated in the order of a lower bound on their step time, until
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_parallel.layout import Layout, layout_error
 
+from .cluster import Software
 from .memory import fullest_stage, memory, memory_error
 from .run import RECOMPUTE, Run, run_error
 from .step import lower_bound, predict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mtnlg_model.config import ModelConfig
 
-    from .cluster import Cluster, Software
+    from .cluster import Cluster
     from .step import Prediction
 
 MOST_MICRO_BATCH = 16
+MOST_CHUNKS = 6
+MOST_LAYERS_UNEVEN = 48
+"""Up to so many layers also pipeline degrees that do not divide them are tried: balancing takes time in their cube."""
 
 
 class FittingRun(NamedTuple):
-    """A run that fits: its prediction and the bytes of its fullest stage."""
+    """A run that fits: its prediction, the bytes of its fullest stage, and the program that runs it."""
 
     run: Run
     prediction: Prediction
     bytes: float
+    software: Software
 
 
 class RejectedRun(NamedTuple):
@@ -55,42 +61,47 @@ class SearchResult(NamedTuple):
         return Counter("memory" if isfinite(rejected.bytes) else "layout" for rejected in self.rejected)
 
 
-def search(template: Run, cluster: Cluster, software: Software, gpus: int, count: int = 10) -> SearchResult:
+def search(
+    template: Run, cluster: Cluster, software: Software | Sequence[Software], gpus: int, count: int = 10
+) -> SearchResult:
     """The ``count`` fastest layouts of the template's model, batch and precision on ``gpus`` GPUs.
 
-    Recomputation, micro-batch, interleaving and sequence parallelism vary too. Layouts that leave GPUs idle are tried
-    where no degree of data parallelism divides both GPUs and batch.
+    Recomputation, micro-batch, schedule and sequence parallelism vary too, as far as the program, or one of several,
+    has them. Layouts that leave GPUs idle are tried where no degree of data parallelism divides both GPUs and batch.
     """
-    fitting: list[tuple[float, Run, float]] = []
+    fitting: list[tuple[float, Run, float, Software]] = []
     rejected: list[RejectedRun] = []
-    for run in candidates(template, cluster, software, gpus):
-        if reason := run_error(run):
+    programs = [software] if isinstance(software, Software) else software
+    tried = ((run, each) for each in programs for run in candidates(template, cluster, each, gpus))
+    for run, program in tried:
+        if reason := run_error(run, program):
             rejected.append(RejectedRun(run, reason, inf))
             continue
-        stages = memory(run, software)
+        stages = memory(run, program)
         size = stages[fullest_stage(stages)].total
         if reason := memory_error(stages, cluster):
             rejected.append(RejectedRun(run, reason, size))
         else:
-            fitting.append((lower_bound(run, cluster, software), run, size))
+            fitting.append((lower_bound(run, cluster, program), run, size, program))
     fitting.sort(key=lambda entry: entry[0])
     best: list[FittingRun] = []
-    for bound, run, size in fitting:
+    for bound, run, size, program in fitting:
         if len(best) == count and bound > best[-1].prediction.seconds:
             break
-        best.append(FittingRun(run, predict(run, cluster, software), size))
+        best.append(FittingRun(run, predict(run, cluster, program), size, program))
         best.sort(key=lambda fitting_run: fitting_run.prediction.seconds)
         del best[count:]
     return SearchResult(tuple(best), tuple(rejected), len(fitting))
 
 
-def smallest_cluster(template: Run, cluster: Cluster, software: Software, gpus: int) -> int | None:
+def smallest_cluster(template: Run, cluster: Cluster, programs: Sequence[Software], gpus: int) -> int | None:
     """Number of nodes, by doubling, at which some layout fits; None if the whole cluster is too small."""
     nodes = -(-gpus // cluster.node.gpus)
     while (nodes := 2 * nodes) <= 2 * cluster.nodes:
-        runs = candidates(template, cluster, software, nodes * cluster.node.gpus)
-        if any(not run_error(run) and not memory_error(memory(run, software), cluster) for run in runs):
-            return nodes
+        for program in programs:
+            runs = candidates(template, cluster, program, nodes * cluster.node.gpus)
+            if any(not run_error(run, program) and not memory_error(memory(run, program), cluster) for run in runs):
+                return nodes
     return None
 
 
@@ -105,21 +116,23 @@ def candidates(template: Run, cluster: Cluster, software: Software, gpus: int) -
                 yield template._replace(layout=layout)
                 continue
             for micro_batch in (b for b in _powers_of_two(MOST_MICRO_BATCH) if batch % (dp * b) == 0):
-                for interleave in _interleavings(model, pp, batch // (dp * micro_batch), software):
-                    for recompute in RECOMPUTE:
-                        for sequence_parallel in (False, True) if tp > 1 and software.overlap_pipeline else (False,):
-                            yield template._replace(
-                                layout=layout,
-                                micro_batch=micro_batch,
-                                recompute=recompute,
-                                interleave=interleave,
-                                sequence_parallel=sequence_parallel,
-                            )
+                schedules = _schedules(model, pp, batch // (dp * micro_batch), software)
+                slicings = (False, True) if tp > 1 and software.slices_sequence else (False,)
+                for (interleave, splits), recompute, sliced in product(schedules, RECOMPUTE, slicings):
+                    yield template._replace(
+                        layout=layout,
+                        micro_batch=micro_batch,
+                        recompute=recompute,
+                        interleave=interleave,
+                        splits_backward=splits,
+                        sequence_parallel=sliced,
+                    )
 
 
 def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:
-    """Pipeline degrees: all if stages are balanced by cost, else those that divide the layers, as Megatron requires."""
-    return [pp for pp in range(1, min(most, model.layers) + 1) if software.balanced_stages or model.layers % pp == 0]
+    """Pipeline degrees: those that divide the layers; all where stages are balanced by cost, in no minutes."""
+    every = software.balanced_stages and model.layers <= MOST_LAYERS_UNEVEN
+    return [pp for pp in range(1, min(most, model.layers) + 1) if every or model.layers % pp == 0]
 
 
 def _replicas(most: int, batch: int) -> int:
@@ -131,8 +144,11 @@ def _powers_of_two(most: int) -> list[int]:
     return [1 << n for n in range(most.bit_length()) if 1 << n <= most]
 
 
-def _interleavings(model: ModelConfig, pp: int, micro_batches: int, software: Software) -> list[int]:
-    """Chunks a stage to try; only 1 under an engine with blocking sends, which has no interleaved schedule."""
-    if pp == 1 or not software.overlap_pipeline or micro_batches % pp:
-        return [1]
-    return [v for v in range(1, model.layers // pp + 1) if model.layers % (pp * v) == 0]
+def _schedules(model: ModelConfig, pp: int, micro_batches: int, software: Software) -> list[tuple[int, bool]]:
+    """Chunks a stage, and whether weight gradients are put off, to try."""
+    if software.splits_backward:  # this package's second engine; its first runs 1F1B
+        even = [v for v in range(2, MOST_CHUNKS + 1) if model.layers % (pp * v) == 0] if pp > 1 else []
+        return [(1, True), *((v, splits) for v in even for splits in (False, True))]
+    if pp == 1 or not software.interleaves or micro_batches % pp:
+        return [(1, False)]
+    return [(v, False) for v in range(1, model.layers // pp + 1) if model.layers % (pp * v) == 0]

@@ -10,6 +10,7 @@ The host runs ahead of the GPU while kernels are long; where they are short, the
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from math import log, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from .simulation import Pipeline, Timeline, simulate
 
 if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
+    from mtnlg_parallel.layout import Recompute
 
     from .cluster import Cluster, Software
     from .layer_cost import Cost
@@ -30,6 +32,12 @@ OVERLAP_EXPONENT: Final = 6.0
 
 OPTIMIZER_BYTES: Final = 34
 """Memory traffic a parameter of an update: gradient norm (4), fp32 Adam (28), cast (2)."""
+
+MLP_DOWN: Final = 1 / 3
+"""Share of a layer's weight gradients, in operations, that is the MLP's second matrix: 4 of 12 h²."""
+
+QKV: Final = 3
+"""Elements of the qkv matrix, in h²."""
 
 
 class Breakdown(NamedTuple):
@@ -69,14 +77,19 @@ class Chunk(NamedTuple):
     head: bool
 
 
-@lru_cache(maxsize=1 << 12)
 def chunks(run: Run, software: Software) -> tuple[Chunk, ...]:
     """The decoder cut into pp x interleave chunks, first to last."""
-    pp, total = run.layout.pp, run.layout.pp * run.interleave
-    if software.balanced_stages and run.interleave == 1:
-        counts = [len(s.layers) for s in stages(run.model, Layout(pp=pp), run.recompute)]
+    return _cut(run.model, run.layout.pp * run.interleave, run.recompute, software.balanced_stages)
+
+
+@lru_cache(maxsize=1 << 12)
+def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -> tuple[Chunk, ...]:
+    h, layer = model.hidden, 24 * model.hidden**2 + 4 * model.hidden * model.sequence
+    # An even cut is the balanced one where the head costs less than a layer, and found in no time.
+    if balanced and (model.layers % total or 2 * h * (model.vocabulary + 1) >= layer):
+        counts = [len(s.layers) for s in stages(model, Layout(pp=total), recompute)]
     else:  # evenly; the remainder goes to the middle stages, which have neither embedding nor head
-        each, over = divmod(run.model.layers, total)
+        each, over = divmod(model.layers, total)
         first = (total - over) // 2
         counts = [each + (first <= c < first + over) for c in range(total)]
     return tuple(Chunk(n, c == 0, c == total - 1) for c, n in enumerate(counts))
@@ -95,6 +108,8 @@ def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
     A stage cannot begin before a micro-batch has passed the chunks ahead of it, nor end before it has gone back.
     """
     pipeline = build_pipeline(run, cluster, software)
+    if pipeline.weights:
+        return _bound_of_split(pipeline, pipeline.weights, run.micro_batches)
     pp, both = run.layout.pp, [f + b for f, b in zip(pipeline.forward, pipeline.backward, strict=True)]
     hops = 2 if pipeline.blocking else 0
     work = [
@@ -104,26 +119,47 @@ def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
     return max(*work[:-1], last) if pp > 1 else last
 
 
+def _bound_of_split(pipeline: Pipeline, weights: tuple[float, ...], micro_batches: int) -> float:
+    """A stage's weight gradients may be last, when backward has long passed the stages before it."""
+    all_passes = [sum(passes) for passes in zip(pipeline.forward, pipeline.backward, weights, strict=True)]
+    pp = pipeline.stages
+    return max(micro_batches * sum(all_passes[s::pp]) + sum(pipeline.forward[:s]) for s in range(pp))
+
+
 def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
     """Seconds of every chunk and send of this run."""
     chunk_costs = [_chunk_costs(chunk, run, cluster, software) for chunk in chunks(run, software)]
     slow = straggler_factor(run.layout.world, cluster)
     return Pipeline(
         run.layout.pp,
-        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in forward) for forward, _ in chunk_costs),
-        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in backward) for _, backward in chunk_costs),
+        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in costs.forward) for costs in chunk_costs),
+        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in costs.backward) for costs in chunk_costs),
         _hop_seconds(run, cluster, software),
         blocking=not software.overlap_pipeline,
+        weights=tuple(slow * sum(_elapsed(cost, run, cluster) for cost in costs.weights) for costs in chunk_costs)
+        if run.splits_backward
+        else None,
     )
 
 
-def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -> tuple[list[Cost], list[Cost]]:
-    """Forward and backward costs of a chunk, a part each: the host synchronizes with the GPU between parts."""
+class ChunkCosts(NamedTuple):
+    """Costs of a chunk's passes, a part each: the host synchronizes with the GPU between parts."""
+
+    forward: list[Cost]
+    backward: list[Cost]
+    weights: list[Cost]
+
+
+def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -> ChunkCosts:
+    """Costs of a chunk; weight gradients that are not put off are in its backward pass."""
     layer = layer_cost.layer(run.shape, cluster, software)
     ends = [layer_cost.embedding(run.shape, cluster)] if chunk.embedding else []
     ends += [layer_cost.head(run.shape, cluster, software)] if chunk.head else []
     forward = [layer.forward.times(chunk.layers), *(end.forward for end in ends)]
-    return forward, [layer.backward.plus(layer.recompute).times(chunk.layers), *(end.backward for end in ends)]
+    backward, weights = layer.backward.plus(layer.recompute), [layer.weights.times(chunk.layers)]
+    if not run.splits_backward:
+        backward, weights = backward.plus(layer.weights), []
+    return ChunkCosts(forward, [backward.times(chunk.layers), *(end.backward for end in ends)], weights)
 
 
 def _elapsed(cost: Cost, run: Run, cluster: Cluster) -> float:
@@ -167,17 +203,53 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
         for n in parameters
     ]
     gathered = ring.gather(shape.width * max(parameters)) if run.zero else 0.0
-    if software.overlap_gradients:  # with the stage's last backward pass, and the next step's first forward
+    if software.overlap_gradients and software.overlap_chunks:
+        reduced, gathered = _exposed_by_chunk(run, chunks(run, software), ring, pipeline, timeline)
+    elif software.overlap_gradients:  # with the stage's last backward pass, and the next step's first forward
         reduced = [max(0.0, seconds - sum(pipeline.backward[s::pp])) for s, seconds in enumerate(reduced)]
         gathered = max(0.0, gathered - min(sum(pipeline.forward[s::pp]) for s in range(pp)))
     ready = [done + seconds for done, seconds in zip(timeline.done, reduced, strict=True)]
-    norm_known = max(*ready, max(ready[0], ready[-1]) + _tied_seconds(run, cluster)) if pp > 1 else ready[0]
+    tied = _tied_seconds(run, cluster)
+    if software.overlap_chunks:  # the table's gradient is reduced once first and last stage have summed theirs
+        tied += ring.gather(_table_bytes(run))
+    norm_known = max(*ready, max(ready[0], ready[-1]) + tied) if pp > 1 else ready[0]
     share = run.layout.dp if run.zero else 1
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
     update = max(parameters) / share * OPTIMIZER_BYTES / bandwidth
     data = norm_known - timeline.seconds + gathered
     breakdown = _breakdown(PricedRun(run, cluster, software), timeline, data, update)
     return Prediction(norm_known + update + gathered, breakdown, pipeline)
+
+
+def _exposed_by_chunk(
+    run: Run, cut: tuple[Chunk, ...], ring: network.Ring, pipeline: Pipeline, timeline: Timeline
+) -> tuple[list[float], float]:
+    """Seconds of each stage's gradient reduction after its work, and of the weights' gathering before the next step's.
+
+    A chunk's buckets are reduced as its last pass fills them, first those of its last layer's second MLP matrix, of a
+    parameter each at least; the first layer's qkv is last. Weights are gathered chunk by chunk, each until its forward.
+    """
+    pp, shape = run.layout.pp, run.shape
+    last_bucket = ring.gather(shape.gradient_bytes * QKV * shape.hidden**2 / shape.tp)
+    exposed, gathered = [], 0.0
+    starts = [0.0, *accumulate(f + hop for f, hop in zip(pipeline.forward, pipeline.hops, strict=True))]
+    for stage in range(pp):
+        own = range(stage, len(cut), pp)
+        parameters = {c: cut[c].layers * _rank_parameters(run.model, shape.tp, "layers.0") for c in own}
+        reduced = 0.0
+        for chunk in sorted(own, key=lambda c: timeline.last_passes[c][1]):
+            begin, end = timeline.last_passes[chunk]
+            first_bucket = begin + (end - begin) * MLP_DOWN / max(cut[chunk].layers, 1)
+            reduced = max(reduced, first_bucket) + ring.gather(shape.gradient_bytes * parameters[chunk])
+            reduced = max(reduced, end + last_bucket)
+        exposed.append(reduced - timeline.done[stage])
+        arrived = 0.0
+        for chunk in own:
+            has_table = cut[chunk].embedding or (cut[chunk].head and pp > 1)
+            table = _rank_parameters(run.model, shape.tp, "head") if has_table else 0
+            arrived += ring.gather(shape.width * (parameters[chunk] + table))
+            gathered = max(gathered, arrived - starts[chunk])
+    return [max(0.0, seconds) for seconds in exposed], gathered if run.zero else 0.0
 
 
 def _breakdown(priced: PricedRun, timeline: Timeline, data: float, update: float) -> Breakdown:
@@ -223,6 +295,11 @@ def _rank_parameters(model: ModelConfig, tp: int, part: str) -> int:
 
 def _tied_seconds(run: Run, cluster: Cluster) -> float:
     """Seconds to sum the token table's gradients over first and last stage."""
-    layout, model = run.layout, run.model
+    layout = run.layout
     pair = network.ring(cluster, 2, layout.world - layout.tp * layout.dp)
-    return pair.all_reduce(run.shape.gradient_bytes * model.vocabulary * model.hidden / layout.tp)
+    return pair.all_reduce(_table_bytes(run))
+
+
+def _table_bytes(run: Run) -> float:
+    """Bytes of the token table's gradient on a rank."""
+    return run.shape.gradient_bytes * run.model.vocabulary * run.model.hidden / run.layout.tp

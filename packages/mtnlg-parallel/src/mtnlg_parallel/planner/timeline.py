@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .run import Run
     from .step import Prediction
 
+COLOURS: Final = {"forward": "#2b6cb0", "backward": "#d9822b", "weights": "#2f855a"}
 MICROSECONDS: Final = 1e6
 LANE: Final = 18
 WIDE: Final = 1600
@@ -41,10 +42,7 @@ def _trace(run: Run, prediction: Prediction, events: list[Event]) -> list[dict[s
         {"ph": "M", "pid": 0, "tid": stage, "name": "thread_name", "args": {"name": f"stage {stage}"}}
         for stage in range(run.layout.pp)
     ]
-    boxes = [
-        _box(event.stage, _name(event), "backward" if event.backward else "forward", event.begin, event.end)
-        for event in events
-    ]
+    boxes = [_box(event.stage, _name(event), event.kind, event.begin, event.end) for event in events]
     begin = max(event.end for event in events)
     after = []
     for name, seconds in (
@@ -62,7 +60,7 @@ def _box(stage: int, name: str, category: str, begin: float, end: float) -> dict
 
 
 def _name(event: Event) -> str:
-    return f"{'B' if event.backward else 'F'}{event.micro_batch} chunk {event.chunk}"
+    return f"{event.kind[0].upper()}{event.micro_batch} chunk {event.chunk}"
 
 
 def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
@@ -70,7 +68,7 @@ def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
     scale = WIDE / prediction.seconds
     boxes = []
     for event in events:
-        colour = "#d9822b" if event.backward else "#2b6cb0"
+        colour = COLOURS[event.kind]
         title = f"<title>{_name(event)}: {event.end - event.begin:.4f} s</title>" if len(events) < MOST_NAMED else ""
         x, width = event.begin * scale, max((event.end - event.begin) * scale, 0.05)
         shape = f'x="{x:.2f}" y="{event.stage * LANE}" width="{width:.2f}" height="{LANE - 2}"'
@@ -84,7 +82,7 @@ def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
 <style>body{{font:14px sans-serif;margin:2em}}svg{{background:#f4f4f4}}</style></head><body>
 <h1>A step of {prediction.seconds:.3f} s</h1>
 <p>{escape(str(run))}; {run.micro_batches} micro-batches. One lane a stage, the first on top: forward blue, backward
-orange, gradient reduction and optimizer grey, waiting empty.</p><p>{escape(parts)}</p>
+orange, weight gradients apart green, gradient reduction and optimizer grey, waiting empty.</p><p>{escape(parts)}</p>
 <svg viewBox="0 0 {WIDE} {run.layout.pp * LANE}" width="100%" preserveAspectRatio="none" shape-rendering="crispEdges">
 {"".join(boxes)}
 </svg></body></html>
