@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import json
+import os
+import pty
 import subprocess
 import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PROGRAM = """
-from mtnlg_model.console import Failure, UsageFailure, application, run, say
-import errno
+from mtnlg_model.console import Failure, UsageFailure, application, output, print_json, print_text, run, say
+from pathlib import Path
+from rich.table import Table
+import errno, json
+class PanicException(BaseException):
+    pass
 app = application("mtnlg-model", "A command.")
 @app.command()
 def end(how: str) -> None:
@@ -24,19 +36,49 @@ def end(how: str) -> None:
         raise OSError("not a gzipped file")
     if how == "steer":
         raise Failure("x.pt: \\x1b[2J\\u202e: a tensor that this decoder does not have")
+    if how == "lines":
+        raise Failure("x\\nmtnlg-model: all is well")
+    if how == "deep":
+        json.loads("[" * 100_000)
+    if how == "panic":
+        raise PanicException("index out of bounds")
     if how == "bug":
         {}["absent"]
     if how == "interrupt":
         raise KeyboardInterrupt
 @app.command()
-def other() -> None:
-    pass
+def show(text: str) -> None:
+    say(text)
+    print_json({text: text})
+    table = Table(text)
+    table.add_row(text)
+    console = output()
+    console.print(table)
+    console.rule(text)
+    console.print(text, style="bold")
+    print_text(text)
+    Path("written").mkdir()
+    Path("written/file").touch()
 run(app)
 """
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
+def command(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", PROGRAM, *words]
+    return subprocess.run(program, capture_output=True, text=True, check=False, cwd=folder)
+
+
+def on_a_terminal(*words: str, folder: Path) -> str:
+    """What the command writes on a terminal."""
+    terminal, its_end = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=its_end, stderr=its_end, cwd=folder):
+        os.close(its_end)
+        written = b""
+        with suppress(OSError):  # the end of a terminal whose other end is closed
+            while block := os.read(terminal, 1 << 16):
+                written += block
+    os.close(terminal)
+    return written.decode()
 
 
 @pytest.mark.parametrize(
@@ -46,6 +88,9 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         ("usage", 2, "recipe.toml: tp = 3 does not divide heads = 16"),
         ("disk", 74, "out/tokens.bin: No space left on device"),
         ("steer", 1, r"x.pt: \x1b[2J\u202e: a tensor that this decoder does not have"),
+        ("lines", 1, r"x\nmtnlg-model: all is well"),
+        ("deep", 1, "internal error: nested too deeply to be read"),
+        ("panic", 1, "internal error: a library gave up on it: index out of bounds"),
         ("absent", 1, "out/blend.json: No such file or directory"),
         ("damage", 1, "internal error: OSError: not a gzipped file"),
         ("bug", 1, "internal error: KeyError: 'absent' (--debug shows where)"),
@@ -74,3 +119,37 @@ def test_quiet_leaves_out_what_is_said() -> None:
 def test_a_wrong_command_line_is_status_two() -> None:
     assert command("nonsense").returncode == 2
     assert command("end").returncode == 2
+
+
+HOSTILE = "[red]a[/red] :smile: \x1b]52;c;eA==\x07 \x1b]0;title\x07 \x1b[2J \x9b2J \x7f \r \u202e"
+"""Markup, an emoji code, and controls: clipboard, title, clear, one-byte CSI, delete, return, reversed text."""
+
+
+def test_nothing_that_data_holds_steers_the_terminal(tmp_path: Path) -> None:
+    written = on_a_terminal("show", HOSTILE, folder=tmp_path)
+    for sequence in ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\x7f", "\u202e", "\x1b[31m"):
+        assert sequence not in written
+    assert "\r" not in written.replace("\r\n", "")
+    assert written.count(":smile:") == written.count("[red]a[/red]") == 8
+
+
+def test_a_pipe_gets_texts_as_they_are_and_the_same_json(tmp_path: Path) -> None:
+    done = command("show", HOSTILE, "--quiet", folder=tmp_path)
+    assert json.loads(done.stdout[: done.stdout.index("}") + 1]) == {HOSTILE: HOSTILE}
+    assert done.stdout.endswith(HOSTILE.replace("\r", "\n"))  # text mode reads a return as a line's end
+
+
+def test_a_line_that_is_said_stays_one_line(tmp_path: Path) -> None:
+    assert command("show", "one\ntwo", folder=tmp_path).stderr == "one\\ntwo\n"
+
+
+def test_a_traceback_shows_no_control_character_either() -> None:
+    shown = command("end", "steer", "--debug").stderr
+    assert "Traceback" in shown
+    assert "\x1b" not in shown
+
+
+def test_what_a_command_writes_is_not_for_others_to_read(tmp_path: Path) -> None:
+    command("show", "x", folder=tmp_path)
+    assert (tmp_path / "written").stat().st_mode & 0o027 == 0
+    assert (tmp_path / "written" / "file").stat().st_mode & 0o027 == 0

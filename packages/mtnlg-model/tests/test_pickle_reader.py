@@ -20,9 +20,10 @@ from mtnlg_model.convert.torch_file import TorchFile, View
 
 MUTATIONS = settings.get_profile("mutations")
 HERE = Path("x.pkl")
+KEYS = st.integers(1 - pickle_reader.LARGEST_KEY, pickle_reader.LARGEST_KEY - 1)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | KEYS, inner),
     max_leaves=8,
 )
 

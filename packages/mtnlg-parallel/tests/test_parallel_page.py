@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
+import subprocess
+import tempfile
+from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -169,3 +173,70 @@ def test_ticks_are_few_and_within(low: float, factor: float, logarithmic: bool) 
     assert 1 <= len(ticks) <= 8
     assert ticks == sorted(set(ticks))
     assert all(10 - 1e-3 <= scale(tick) <= 200 + 1e-3 for tick in ticks)
+
+
+RUN = "document.title='owned'"
+SCRIPTS = (
+    f"<script>{RUN}</script>",
+    f'"><img src=x onerror="{RUN}">',
+    f"' onmouseover={RUN} autofocus onfocus={RUN} x='",
+    f"</title></style></pre></details><svg/onload={RUN}>",
+    f"--><iframe srcdoc='<script>parent.{RUN}</script>'>",
+    f"&lt;script&gt;{RUN}&#60;/script&#62;",
+    f"$title ${{style}} {{0}} %s <script>{RUN}</script>",
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def page_with(folder: Path, text: str) -> str:
+    """The page of a run with this text in every field that anyone but the trainer may have written."""
+    folder.mkdir()
+    write_steps(folder, [1])
+    step = {"step": 2, "samples": 16, "tokens": 2048, "loss": 2.0, "lr": 1e-3, "skipped": text, "grad_norm": None}
+    with (folder / METRICS).open("a") as file:
+        file.write(json.dumps({**step, "batch_size": 8, "seconds": 1.0, "tokens_per_second": 9.0, text: text}) + "\n")
+    write_events(folder, text, text)
+    for name, value in (("n7", text), ("memory", text)):
+        history = (folder / HISTORY).read_text().replace(f'"{name}"', json.dumps(value))
+        (folder / HISTORY).write_text(history)
+    slurm = {"sbatch": {"comment": text}, "srun": {"container-image": text}, "setup": [text]}
+    train = RECIPE.train.model_copy(update={"initial": text})
+    recipe = RECIPE.model_copy(update={"slurm": RECIPE.slurm.model_validate(slurm, strict=False), "train": train})
+    Page(folder, recipe).close()
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+class Tags(HTMLParser):
+    """The opening tags of a page, with the names of their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+
+
+def test_no_text_of_a_run_becomes_markup_of_its_page_and_no_browser_runs_it(tmp_path: Path) -> None:
+    harmless = Tags(page_with(tmp_path / "harmless", "a text"))
+    shown = page_with(tmp_path / "all", hostile := " ".join(SCRIPTS))
+    assert shown.count("&lt;script&gt;document.title") >= 10, "the text is in many places"
+    for number, text in enumerate((*SCRIPTS, hostile)):
+        name = text.replace("/", "\N{DIVISION SLASH}") if number == 1 else f"{number}"
+        assert Tags(page_with(tmp_path / name, text)).tags == harmless.tags, text
+    if CHROMIUM is None:
+        return
+    control = tmp_path / "control.html"
+    control.write_text(f"<title>x</title><img src=x onerror={RUN}>", encoding="utf-8")
+    assert title_in_browser(control) == "owned"
+    assert title_in_browser(tmp_path / "all" / "report.html") == "all"
+
+
+def title_in_browser(page: Path) -> str:
+    """The title of a page after its scripts have run."""
+    with tempfile.TemporaryDirectory() as profile:
+        words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        words += ["--virtual-time-budget=1000", "--dump-dom", page.as_uri()]
+        dom = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    return dom.partition("<title>")[2].partition("</title>")[0]

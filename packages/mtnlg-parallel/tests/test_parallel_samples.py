@@ -1,5 +1,9 @@
 """Every sample goes to one rank, prefetching keeps the order, and an error of the thread is raised by ``next``."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +12,7 @@ from numpy.typing import NDArray
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
+from mtnlg_parallel.launch import run
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.training.samples import Prefetch, micro_batches
@@ -71,3 +76,13 @@ def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
     next(prefetch)
     prefetch.close()
     assert not prefetch._thread.is_alive()
+
+
+def test_a_source_too_small_for_a_sample_is_named_once_by_the_process_that_starts_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = SimpleNamespace(train=SimpleNamespace(fingerprint="f"), left_out=("tokens/tiny.bin: 9 train tokens",))
+    monkeypatch.setattr(run, "open_data", lambda *_: opened)
+    assert run._fingerprint(Path("data"), cast("Recipe", None)) == "f"
+    line = "WARNING: tokens/tiny.bin: 9 train tokens; the source is left out, and its weight goes to the others"
+    assert capsys.readouterr().err.splitlines() == [line]

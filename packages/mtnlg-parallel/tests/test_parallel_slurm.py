@@ -84,7 +84,8 @@ srun() {
     esac
 }
 exec() {
-    echo "rank $RANK $LOCAL_RANK $GROUP_RANK of $WORLD_SIZE $LOCAL_WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT" \\
+    echo "$MASTER_PORT $MTNLG_SECRET" >> CALLS.store
+    echo "rank $RANK $LOCAL_RANK $GROUP_RANK of $WORLD_SIZE $LOCAL_WORLD_SIZE at $MASTER_ADDR" \\
         "attempt $TORCHELASTIC_RESTART_COUNT threads $OMP_NUM_THREADS: ${*:4}" >> CALLS
 }
 export -f exec
@@ -113,8 +114,7 @@ def test_the_script_starts_ranks_until_the_run_is_complete_or_told_to_end(tmp_pa
     text = script(Job(recipe_of({"tp": 2, "dp": 8}), ["it's.toml", "--out", str(out)], out, max_restarts=7))
 
     def attempt(number: int) -> str:
-        rendezvous = f"rank 9 1 4 of 16 8 at first:{20007 + number}"
-        return f"{rendezvous} attempt {number} threads 8: train it's.toml --out {out}"
+        return f"rank 9 1 4 of 16 8 at first attempt {number} threads 8: train it's.toml --out {out}"
 
     one = "srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=n1"
     restart = f"{one} restart {out} --log {out}/logs/srun.log --max-restarts 7"
@@ -128,7 +128,12 @@ def test_the_script_starts_ranks_until_the_run_is_complete_or_told_to_end(tmp_pa
     refused = calls_of(text, out, ["137", "requeue n2,n3"], sbatch_status=1)
     assert refused == (137, [attempt(0), restart, resubmit, requeue]), "nodes may not submit"
     again = [attempt(0), restart, attempt(1), restart, attempt(2)]
+    (out / "calls.store").unlink()
     assert calls_of(text, out, ["137", "restart", "137", "restart", "complete"]) == (0, again)
+    stores = [line.split() for line in (out / "calls.store").read_text().splitlines()]
+    assert all(10000 <= int(port) < 30000 for port, _ in stores)
+    assert len({port for port, _ in stores}) > 1, "not a function of the job's number"
+    assert len({secret for _, secret in stores if len(secret) == 32}) == 3, "each attempt has its own"
 
 
 def test_nodes_that_the_site_excludes_stay_excluded(tmp_path: Path) -> None:

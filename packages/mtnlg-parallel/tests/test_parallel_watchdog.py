@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from mtnlg_parallel import rendezvous
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.training import watchdog
 from mtnlg_parallel.training.flight_recorder import GroupTrace, Trace
@@ -282,7 +283,21 @@ def test_a_clock_an_hour_ahead_changes_no_heartbeat(two: Job, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{}", b"[1]", b"\xff", b"[" * 60000, b'[1, 2, "", 1e999, "data", [[["a", 3, 1, 1, 1]], []]]', b"1" * 5000],
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b"\xff",
+        b"[" * 60000,
+        b'[1, 2, "", 1e999, "data", [[["a", 3, 1, 1, 1]], []]]',
+        b"1" * 5000,
+        b'[1, 2, "\\u001b[2J", 1.0, "data", null]',
+        b'[1, 2, "", 1.0, "a stranger\'s words", null]',
+        b'[1, 2, "", NaN, "data", null]',
+        b'[1, 2, "", 1.0, ["data"], null]',
+        b'[1, 2, "", 1.0, "data", [[["nccl/0", "tp", 5, 4, "all reduce"]], []]]',
+        b'[1, 2, "", 1.0, "data", [[["nccl/0", "words", 5, 4, "all_reduce"]], []]]',
+    ],
 )
 def test_what_is_not_a_heartbeat_is_none(text: bytes) -> None:
     assert Heartbeat.parse(text) is None
@@ -323,18 +338,67 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TCPStore]]:
 def test_a_line_of_an_earlier_attempt_ends_nobody_and_one_of_this_attempt_does(
     store: list[TCPStore], lines: queue.Queue[str]
 ) -> None:
-    PrefixStore("watchdog/0", store[0]).set("line", "what hung before the restart")
-    this = PrefixStore("watchdog/1", store[0])
+    line = "step 4 has not ended within 60 s: every rank is in data"
+    PrefixStore("open/0/watchdog", store[0]).set("line", line)
+    this = PrefixStore("open/1/watchdog", store[0])
     with Watchdog(Layout(), 0, 0.3):
-        while json.loads(this.get("beat/0"))[0] < 3:  # three rounds without a line
-            pass
+        wait_for_rounds(this, 3, lines)
         assert lines.empty()
-        this.set("line", "what hangs now")
-        assert lines.get(timeout=60) == "what hangs now"
+        this.set("line", line)
+        assert lines.get(timeout=60) == line
+
+
+def wait_for_rounds(store: PrefixStore, rounds: int, lines: queue.Queue[str]) -> None:
+    """Wait until the watchdog of rank 0 has written so many heartbeats more, or has ended with a line."""
+    last = json.loads(store.get("beat/0"))[0] + rounds
+    while json.loads(store.get("beat/0"))[0] < last and lines.empty():
+        pass
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\x1b]52;c;aGFjaw==\x07 pwned",
+        b"step 4 has not ended within 60 s: every rank is in \x1b[2Jdata",
+        b"step 4 has not ended within 60 s: every rank is in data\n\x1b[2J",
+        b"step 4 has not ended within 60 s: every rank is in data; call +1 900 555",
+        b"\xff",
+    ],
+)
+def test_a_line_that_no_watchdog_writes_is_neither_printed_nor_obeyed(
+    store: list[TCPStore], lines: queue.Queue[str], line: bytes
+) -> None:
+    this = PrefixStore("open/1/watchdog", store[0])
+    this.set("line", line)  # type: ignore[arg-type]  # torch's stub knows str alone
+    with Watchdog(Layout(), 0, 0.3):
+        wait_for_rounds(this, 3, lines)
+        assert lines.empty()
+
+
+def test_a_strangers_line_does_not_keep_the_job_from_ending_where_it_hangs(two: Job) -> None:
+    two.beat(1)
+    two.stacks[1] = "data"
+    two.store.set("line", "\x1b[2Jpwned")
+    line = "step 2 has not ended within 60 s: rank 1 (tp 0, pp 0, dp 1) is in data"
+    assert two.run(PATIENCE + 5) == [line]
+
+
+def test_a_third_process_that_knows_the_port_but_not_the_secret_changes_nothing(
+    store: list[TCPStore], lines: queue.Queue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(rendezvous.SECRET, "5ec2e7")
+    stranger = TCPStore("127.0.0.1", store[0].port, is_master=False, timeout=timedelta(seconds=60))
+    line = "step 4 has not ended within 60 s: every rank is in data"
+    for prefix in ("", "hung/", "watchdog/0/", "watchdog/1/", "open/0/watchdog/", "open/1/watchdog/"):
+        stranger.set(f"{prefix}line", line)
+        stranger.set(f"{prefix}beat/0", '[0, 0, "", 0.0, "data", null]')
+    with Watchdog(Layout(), 0, 0.3):
+        wait_for_rounds(PrefixStore("5ec2e7/1/watchdog", store[0]), 3, lines)
+        assert lines.empty()
 
 
 def test_a_rank_that_ends_takes_its_heartbeat_away(store: list[TCPStore]) -> None:
-    this = PrefixStore("watchdog/1", store[0])
+    this = PrefixStore("open/1/watchdog", store[0])
     with Watchdog(Layout(), 0, PATIENCE):
         assert Heartbeat.parse(this.get("beat/0"))
     assert not this.get("beat/0")
@@ -343,7 +407,7 @@ def test_a_rank_that_ends_takes_its_heartbeat_away(store: list[TCPStore]) -> Non
 def test_a_rank_that_loses_the_store_says_so(store: list[TCPStore], lines: queue.Queue[str]) -> None:
     port = store[0].port
     with Watchdog(Layout(dp=2), 1, 0.3):
-        store[0].get("watchdog/1/beat/1")
+        store[0].get("open/1/watchdog/beat/1")
         store.clear()
         assert lines.get(timeout=60).startswith(f"rank 1 (tp 0, pp 0, dp 1) lost the job's store at 127.0.0.1:{port}: ")
 
@@ -357,7 +421,7 @@ def test_a_rank_whose_store_answers_nothing_says_so(
         def check(self, _keys: list[str]) -> bool:
             return not network_back.wait()
 
-    monkeypatch.setattr(watchdog, "_connect", CutOff)
+    monkeypatch.setattr(watchdog, "_connect", lambda _world: CutOff())
     with Watchdog(Layout(dp=2), 1, 0.3):
         line = lines.get(timeout=60)
         network_back.set()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mtnlg_model.checkpoint.manifest import read_manifest, resolve_checkpoint
 
 from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
-from .console import UsageFailure, application, print_json, progress, run, say
+from .console import UsageFailure, application, output, print_json, print_text, progress, run, say
 from .settings import validate
 
 if TYPE_CHECKING:
@@ -91,17 +89,16 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     if len(prompt) == 1 and torch_device.type == "cpu":
         use_column_major_weights(decoder)
     if len(prompt) == 1 and not as_json:
-        sys.stdout.write(prompt[0])
+        print_text(prompt[0])
         for piece in stream_text(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+            print_text(piece)
+        print_text("\n")
         return
     texts = complete(decoder, tokenizer, prompt, tokens, sampling, stop or ())
     if as_json:
         print_json([{"prompt": before, "completion": text} for before, text in zip(prompt, texts, strict=True)])
     else:
-        sys.stdout.write("\n\n".join(before + text for before, text in zip(prompt, texts, strict=True)) + "\n")
+        print_text("\n\n".join(before + text for before, text in zip(prompt, texts, strict=True)) + "\n")
 
 
 @app.command()
@@ -157,7 +154,7 @@ def inspect(
     for name in listed if tensors else ():
         slots = listed[name]["slots"]
         line = ", ".join(f"{slot_name} {slot['dtype']} in {slot['pieces']}" for slot_name, slot in slots.items())
-        sys.stdout.write(f"{name} {listed[name]['shape']}: {line}\n")
+        print_text(f"{name} {listed[name]['shape']}: {line}\n")
 
 
 @app.command()
@@ -193,6 +190,7 @@ def import_(
 
     from .convert import deepspeed, torch_dist  # noqa: PLC0415  (torch)
 
+    tokenizer = tokenizer and tokenizer.resolve()  # the user's own word, unlike a link in the folder
     if torch_dist.is_torch_dist(folder):
         if tokenizer is None:
             raise UsageFailure(f"{folder}: a Megatron-LM checkpoint has no tokenizer; give --tokenizer FILE")
@@ -265,7 +263,7 @@ def _print_rows(rows: dict[str, str]) -> None:
     table.add_column(overflow="fold")
     for label, value in rows.items():
         table.add_row(label, value)
-    Console(highlight=False, markup=False).print(table)
+    output().print(table)
 
 
 def _dtype_and_device(device: str) -> tuple[torch.dtype | None, torch.device]:

@@ -6,6 +6,7 @@
     bias_dropout_add_norm   that sum, and its layer norm
     attention               softmax(scale · Q Kᵀ + mask) V
     cross_entropy           logsumexp(z) - z[target]
+    fp32_logits             x Wᵀ without rounding
 
 S sequence (queries), T keys, B batch, H hidden, N heads, D head size, V vocabulary. Dropout at rate 0 or outside
 training adds no operation and draws no random number.
@@ -21,6 +22,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
+
+TABLE_ROWS = 8192
+"""Rows of the token table that are in fp32 at a time."""
 
 AttentionOp = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor]
 """Signature of `attention`: q, k, v, mask, scale, dropout rate -> context."""
@@ -85,6 +89,19 @@ def attention_scale(head_size: int) -> float:
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
     """Boolean [queries, keys], true where the key is not after the query; the last query is at the last key."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def fp32_logits(x_NH: Tensor, table_VH: Tensor) -> Tensor:
+    """Logits x Wᵀ in fp32, [N, H] x [V, H] → [N, V]: not rounded to the weights' precision: no ties.
+
+    The table is converted a part at a time, so that no fp32 copy of it exists.
+    """
+    if table_VH.dtype == torch.float32:
+        return F.linear(x_NH, table_VH)
+    if x_NH.is_cuda:
+        return torch.mm(x_NH, table_VH.T, out_dtype=torch.float32)
+    parts: tuple[Tensor, ...] = torch.split(table_VH, TABLE_ROWS)
+    return torch.cat([F.linear(x_NH.float(), part.float()) for part in parts], dim=1)
 
 
 def cross_entropy(logits_V: Tensor, targets: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import tokenizers
 
-from .console import Failure
+from .console import Failure, foreign_data
+from .tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
@@ -24,12 +26,12 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise Failure(f"{path}: {error.strerror}") from None
-        except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
-            raise Failure(f"{path}: not a tokenizer.json: {error}") from None
+        text = read_tokenizer(path)
+        with _failures_of(path):
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+        self._path = path
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
         names = [name for name in EOD_NAMES if name in special]
         if self._tokenizer.token_to_id(EOD_NAMES[0]) is not None:
@@ -47,12 +49,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``, without added special tokens."""
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        with _failures_of(self._path):
+            tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens``, special tokens included; invalid UTF-8 becomes U+FFFD."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        with _failures_of(self._path):
+            text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
     def decode_complete(self, tokens: Sequence[int]) -> str:
@@ -71,3 +75,15 @@ class Tokenizer:
             return any(stop in text for stop in stops)
 
         return reached
+
+
+@contextmanager
+def _failures_of(path: Path) -> Iterator[None]:
+    """Raise the library's errors and panics as ``Failure``."""
+    try:
+        with foreign_data(path):
+            yield
+    except Failure:
+        raise
+    except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
+        raise Failure(f"{path}: not a tokenizer.json that works: {error}") from None

@@ -14,10 +14,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, distributed, nn
 
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.functional import fp32_logits
+from mtnlg_parallel import rendezvous
 from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_device, set_timeouts
 from mtnlg_parallel.model.stage_modules import Embedding, Head, Layer, Norm
 
@@ -42,7 +43,7 @@ def init_distributed() -> torch.device:
     """Initialize torch.distributed from the environment (RANK, …); returns this rank's device."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core uses torch.compile on functions we never call
     device = local_device()
-    init_process_group(device, TIMEOUT)
+    rendezvous.arrive(init_process_group(device, TIMEOUT), distributed.get_world_size())
     return device
 
 
@@ -56,7 +57,7 @@ class DecoderShard:
             raise UsageFailure(error)
         rank = distributed.get_rank()
         self.layout, self.place, self.device, self.dtype = layout, layout.coordinates(rank), device, dtype
-        self.slicing = Slicing.of_this_rank(layout, sequence_parallel=False, device=device)
+        self.slicing = Slicing.of_this_rank(layout, sequence_parallel=False)
         set_timeouts(TIMEOUT)
         stage = stages(config, layout, "none")[self.place.pp]
         is_first, is_last = self.place.pp == 0, self.place.pp == layout.pp - 1
@@ -140,7 +141,7 @@ class DecoderShard:
         """[N, H] → this rank's slice of the logits, [N, W] in fp32; only on the first and the last stage."""
         if self.head is None:
             raise RuntimeError(f"stage {self.place.pp} of {self.layout.pp} has no token table")
-        return F.linear(x_NH, self.head.token.weight).float()
+        return fp32_logits(x_NH, self.head.token.weight)
 
     def _all_reduce(self, x_N: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:
         distributed.all_reduce(x_N, operation, group=self.slicing.group)

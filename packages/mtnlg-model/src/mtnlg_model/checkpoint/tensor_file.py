@@ -11,11 +11,11 @@ import json
 import os
 import struct
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import torch
 import xxhash
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from mtnlg_model.settings import Settings
 
@@ -45,6 +45,7 @@ DTYPES: Final[dict[DtypeName, torch.dtype]] = {
 }
 DTYPE_NAMES: Final[dict[torch.dtype, DtypeName]] = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER_BYTES = 100_000_000
+MAX_AXES = 8
 
 
 class TensorSpec(NamedTuple):
@@ -58,7 +59,7 @@ class HeaderEntry(Settings):
     """One entry of the header; ``data_offsets`` are relative to the end of the header."""
 
     dtype: str
-    shape: tuple[NonNegative, ...]
+    shape: Annotated[tuple[NonNegative, ...], Field(max_length=MAX_AXES)]
     data_offsets: tuple[NonNegative, NonNegative]
 
 

@@ -124,6 +124,8 @@ def _views(file: TorchFile) -> dict[str, View]:
     views = file.content
     if not isinstance(views, dict) or not all(isinstance(view, View) for view in views.values()):
         raise Failure(f"{file.path}: not a dictionary of tensors")
+    if not all(isinstance(key, str) for key in views):
+        raise Failure(f"{file.path}: the name of a tensor is no string")
     return views
 
 

@@ -7,7 +7,9 @@ GPT-2 stores linear layers as Conv1D, [inputs, outputs], and qkv as q | k | v ov
 from __future__ import annotations
 
 import math
+import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -17,15 +19,13 @@ from mtnlg_model.checkpoint.manifest import TOKENIZER
 from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, write_tensor_file
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
-from mtnlg_model.files import write_json
+from mtnlg_model.files import read_small, write_json
 from mtnlg_model.settings import validate
 from mtnlg_model.tokenizer import Tokenizer
 
 from .output import new_checkpoint, new_folder, require_file_size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
     from mtnlg_model.checkpoint.reader import Checkpoint
@@ -49,6 +49,8 @@ IGNORED_SUFFIXES: Final = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
 """Causal masks in older folders, and the head, which is tied to the token embedding."""
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 << 30
+CONFIG_BYTES = 1 << 20
+INDEX_BYTES = 1 << 26
 
 
 class Gpt2Config(BaseModel):
@@ -143,11 +145,13 @@ def import_gpt2(folder: Path, target: Path, advance: Advance) -> None:
         raise Failure(f"{folder}: no {TOKENIZER}; save the tokenizer as a fast one")
     files = _files_by_tensor(folder)
     require_file_size(config, {file.path for file in files.values()})
+    if config.tensor_count > 4 * (len(files) + 16):  # no list of names as long as someone claims; one that lacks few is
+        raise Failure(f"{folder}: {len(files):,} tensors where config.json claims {config.tensor_count:,}")
     expected = {gpt2_name(name) for name in config.parameter_shapes()}
     for key in files:
         if key not in expected and f"transformer.{key}" not in expected and not key.endswith(IGNORED_SUFFIXES):
-            raise Failure(f"{folder}: {key}: GPT-2 has no such tensor")
-    with new_checkpoint(target, config, folder / TOKENIZER) as writer:
+            raise Failure(f"{folder}: {key:.100}: GPT-2 has no such tensor")
+    with new_checkpoint(target, config, _own_file(folder, TOKENIZER)) as writer:
         for name, shape in config.parameter_shapes().items():
             tensor = from_gpt2(name, _read_tensor(folder, files, name, shape), config.heads)
             writer.add(name, shape, "weight", None, tensor)
@@ -158,7 +162,7 @@ def read_config(folder: Path) -> ModelConfig:
     """The decoder's configuration of a GPT-2 folder. Raises ``Failure`` for what this decoder does not support."""
     path = folder / "config.json"
     try:
-        gpt2 = Gpt2Config.model_validate_json(path.read_bytes())
+        gpt2 = Gpt2Config.model_validate_json(read_small(_own_file(folder, path.name), CONFIG_BYTES))
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; is it a Hugging Face folder?") from None
     except ValidationError as error:
@@ -177,7 +181,7 @@ def read_config(folder: Path) -> ModelConfig:
     }
     for field, values in supported.items():
         if getattr(gpt2, field) not in values:
-            raise Failure(f"{path}: {field} = {getattr(gpt2, field)}: this decoder supports only {values[0]}")
+            raise Failure(f"{path}: {field} = {getattr(gpt2, field)!s:.100}: this decoder supports only {values[0]}")
     content = {
         "layers": gpt2.n_layer,
         "hidden": gpt2.n_embd,
@@ -255,20 +259,32 @@ def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
     """The safetensors file of each tensor, by GPT-2's name."""
     index = folder / INDEX
     names = ["model.safetensors"]
-    if index.is_file():
+    if index.exists():
         try:
-            weight_map = _Index.model_validate_json(index.read_bytes()).weight_map
+            weight_map = _Index.model_validate_json(read_small(_own_file(folder, INDEX), INDEX_BYTES)).weight_map
         except ValidationError as error:
             raise Failure(f"{index}: {error.errors(include_url=False)[0]['msg']}") from None
         names = sorted(set(weight_map.values()))
     files: dict[str, TensorFile] = {}
     for name in names:
         if "/" in name or not (folder / name).is_file():
-            raise Failure(f"{folder / name}: no such weights; only safetensors are read, never a pickled .bin")
-        # The Hugging Face cache has links to blobs, which TensorFile does not follow.
-        file = TensorFile((folder / name).resolve())
+            raise Failure(f"{folder}: {name:.100}: no such weights; only safetensors are read, never a pickled .bin")
+        file = TensorFile(_own_file(folder, name))
         files |= dict.fromkeys(file.entries, file)
     return files
+
+
+def _own_file(folder: Path, name: str) -> Path:
+    """A file of the folder; of links, whose target could be a secret, only those of Hugging Face's cache are followed.
+
+    In it snapshots/REVISION/FILE is a link to blobs/DIGEST of the same model. Whoever opens the path follows no other.
+    """
+    path, place = folder / name, folder.resolve()
+    if path.is_symlink() and place.parent.name == "snapshots":
+        blob = Path(os.path.normpath(place / path.readlink()))
+        if blob.parent == place.parent.parent / "blobs":
+            return blob
+    return path
 
 
 def _read_tensor(folder: Path, files: dict[str, TensorFile], name: str, shape: tuple[int, ...]) -> Tensor:

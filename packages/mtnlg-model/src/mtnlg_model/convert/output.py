@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.manifest import TOKENIZER, Layout, Progress
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.console import Failure
 from mtnlg_model.files import sync_directory
+from mtnlg_model.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from mtnlg_model.config import ModelConfig
+
+
+MAX_LAYERS: Final = 10_000
 
 
 @contextmanager
@@ -38,25 +42,30 @@ def new_folder(folder: Path) -> Iterator[Path]:
 @contextmanager
 def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterator[CheckpointWriter]:
     """Yield a writer for the checkpoint ``target``: weights only, without optimizer state and progress."""
-    # Checked first because it is copied last, which may be hours later.
-    if not tokenizer.is_file():
-        raise Failure(f"{tokenizer}: no such file")
+    # Read first because it is needed last, which may be hours later, when another file may be there.
+    text = read_tokenizer(tokenizer)
     with new_folder(target) as partial:
+        (partial / TOKENIZER).write_text(text, encoding="utf-8")
         # backlog=0 bounds memory to a few tensors.
         writer = CheckpointWriter(partial, 0, "import", copy=False, backlog=0)
         yield writer
         writer.close()
         progress = Progress(step=0, samples=0, tokens=0, loss=0.0, stream="", layout=Layout())
-        step = publish(partial, 0, ["import"], config, progress, tokenizer)
+        step = publish(partial, 0, ["import"], config, progress, partial / TOKENIZER)
         for path in step.iterdir():
             path.rename(partial / path.name)
         step.rmdir()
 
 
 def require_file_size(config: ModelConfig, files: Iterable[Path]) -> None:
-    """Raise ``Failure`` if these files are too small for the model, so a forged size allocates nothing."""
+    """Raise ``Failure`` if these files are too small for the model, so a forged size allocates nothing.
+
+    Sparse files have any length, so the number of layers, each of which has names, has a limit of its own.
+    """
     files = list(files)
     size = sum(file.stat().st_size for file in files if file.is_file())
+    place = files[0].parent if files else "no folder"
     if 2 * config.parameters > size:
-        place = files[0].parent if files else "no folder"
         raise Failure(f"{place}: {size} bytes of weights where {config.parameters} parameters are claimed")
+    if config.layers > MAX_LAYERS:
+        raise Failure(f"{place}: {config.layers:,} layers are claimed, more than {MAX_LAYERS:,}")

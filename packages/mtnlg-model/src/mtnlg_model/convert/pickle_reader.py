@@ -3,6 +3,10 @@
 A pickle is a program for a small stack machine. Numbers, strings, lists and dictionaries are read as themselves, the
 name of a class or function as a `Global`, and every call or construction as a `Record` of its arguments. The caller
 searches the result for the expected structure, as in JSON.
+
+Values may be shared, and then a few hundred bytes describe a structure whose copy, hash, comparison or ``repr`` would
+not end: look at the types of values, never at all that is in them. Reading takes one step an opcode, and there may be
+one container for each `BYTES_A_CONTAINER` bytes at most, so memory is a multiple of the pickle's size.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Global:
     """The name of a class or function, which is never looked up."""
 
@@ -27,7 +31,7 @@ class Global:
     name: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False, slots=True)
 class Record:
     """An object left unbuilt: ``what`` called with ``arguments``, then given ``state`` and ``items``."""
 
@@ -41,8 +45,14 @@ class Record:
         return self.what == Global(module, name)
 
 
-class _Mark:
-    """Marks the start of a group of values on the stack."""
+BYTES_A_CONTAINER: Final = 4
+"""Bytes of a pickle for each list, dictionary, tuple and record in it, at least; torch writes 8.7 or more."""
+SPARE_CONTAINERS: Final = 1000
+LARGEST_KEY: Final = 1 << 53
+"""Integers far beyond this have equal hashes where the writer of a pickle wants it."""
+
+_MARK: Final = object()
+"""Marks the start of a group of values on the stack."""
 
 
 _PUSH: Final = {
@@ -50,8 +60,14 @@ _PUSH: Final = {
     *("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "GLOBAL"),
 }
 """Opcodes that push their argument."""
-_CONSTANTS: Final[dict[str, object]] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_NEW: Final[dict[str, Callable[[], object]]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "MARK": _Mark}
+_CONSTANTS: Final[dict[str, object]] = {
+    "NONE": None,
+    "NEWTRUE": True,
+    "NEWFALSE": False,
+    "EMPTY_TUPLE": (),
+    "MARK": _MARK,
+}
+_NEW: Final[dict[str, Callable[[], object]]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict}
 _TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MEMO_GET: Final = {"BINGET", "LONG_BINGET"}
 _MEMO_PUT: Final = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
@@ -59,6 +75,7 @@ _STACK_OPS: Final = {
     *("TUPLE", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
     *("STACK_GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "BINPERSID"),
 }
+_MAKE_CONTAINERS: Final = {*_NEW, *_TUPLES, "TUPLE", "STACK_GLOBAL", "REDUCE", "NEWOBJ", "BINPERSID", "GLOBAL"}
 _IGNORED: Final = {"PROTO", "FRAME"}
 _STOP: Final = b"."
 _SUPPORTED: Final = {*_PUSH, *_CONSTANTS, *_NEW, *_TUPLES, *_MEMO_GET, *_MEMO_PUT, *_STACK_OPS, *_IGNORED}
@@ -68,7 +85,7 @@ _OPCODES: Final = {opcode.code.encode("latin-1"): opcode for opcode in pickletoo
 
 def read(raw: bytes, path: Path) -> Any:  # noqa: ANN401  (any pickled value)
     """The contents of the pickle ``raw`` from file ``path``. Raises ``Failure`` if it is damaged or unsupported."""
-    machine = _Machine()
+    machine = _Machine(SPARE_CONTAINERS + len(raw) // BYTES_A_CONTAINER)
     try:
         for name, argument in _opcodes(BytesIO(raw)):
             machine.step(name, argument)
@@ -92,9 +109,10 @@ def _opcodes(stream: BytesIO) -> Iterator[tuple[str, Any]]:
 class _Machine:
     """The pickle machine: a stack, and a memo of values to refer to again."""
 
-    def __init__(self) -> None:
+    def __init__(self, containers: int) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self._containers_left = containers
 
     def step(self, name: str, argument: Any) -> None:  # noqa: ANN401  (an opcode's argument)
         """Execute one opcode. Raises ``ValueError``, ``LookupError`` or ``TypeError`` if it is invalid."""
@@ -112,6 +130,10 @@ class _Machine:
             self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self._top(1)[0]
         elif name in _STACK_OPS:
             self._build(name)
+        if name in _MAKE_CONTAINERS:
+            self._containers_left -= 1
+            if self._containers_left < 0:
+                raise ValueError("too many containers for its length")
 
     def _build(self, name: str) -> None:
         match name:
@@ -126,7 +148,10 @@ class _Machine:
                 items = target.items if isinstance(target, Record) else target
                 items.update((_key(key), value) for key, value in zip(pairs[::2], pairs[1::2], strict=True))
             case "STACK_GLOBAL":
-                self.stack.append(Global(*self._pop(2)))
+                module, name = self._pop(2)
+                if not (isinstance(module, str) and isinstance(name, str)):
+                    raise TypeError("the name of a class is no string")
+                self.stack.append(Global(module, name))
             case "REDUCE" | "NEWOBJ":
                 self.stack.append(Record(*self._pop(2)))
             case "BUILD":
@@ -148,7 +173,7 @@ class _Machine:
     def _group(self) -> list[Any]:
         """Pop the values above the last mark, and the mark."""
         values = []
-        while not isinstance(value := self.stack.pop(), _Mark):
+        while (value := self.stack.pop()) is not _MARK:
             values.append(value)
         return values[::-1]
 
@@ -162,6 +187,6 @@ class _Machine:
 
 def _key(key: object) -> object:
     # No containers: hashing deeply nested tuples may take forever.
-    if isinstance(key, str | int | Record):
+    if isinstance(key, str | Record) or (isinstance(key, int) and abs(key) < LARGEST_KEY):
         return key
     raise TypeError(f"a {type(key).__name__} as a key")

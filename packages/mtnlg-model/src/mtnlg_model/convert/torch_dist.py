@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 from mtnlg_model.checkpoint.boxes import lengths, volume
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
+from mtnlg_model.files import read_small
 from mtnlg_model.settings import validate
 
 from . import pickle_reader
 from .output import new_checkpoint, require_file_size
 from .pickle_reader import Global, Record
-from .torch_file import TorchFile, View
+from .torch_file import MAX_AXES, TorchFile, View
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from torch import Tensor
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 INDEX: Final = ".metadata"
 ARGUMENTS: Final = "common.pt"
-MAX_INDEX_BYTES: Final = 1 << 30
+MAX_INDEX_BYTES: Final = 1 << 28
 IGNORED_PREFIXES: Final = ("optimizer.", "chained_", "rng_state", "rerun_state")
 OUTER: Final = {
     "embedding.word_embeddings.weight": "embedding.token.weight",
@@ -108,9 +110,7 @@ def read_index(folder: Path) -> dict[str, IndexedTensor]:
     """The model's tensors by Megatron's names, without optimizer state and entries that are not tensors."""
     path = folder / INDEX
     try:
-        if path.stat().st_size > MAX_INDEX_BYTES:
-            raise Failure(f"{path}: larger than {MAX_INDEX_BYTES} bytes")
-        index = pickle_reader.read(path.read_bytes(), path)
+        index = pickle_reader.read(read_small(path, MAX_INDEX_BYTES), path)
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from None
     entries, storage = _state(index, "Metadata", "state_dict_metadata", "storage_data", path=path)
@@ -126,7 +126,17 @@ def read_index(folder: Path) -> dict[str, IndexedTensor]:
             raise Failure(f"{path}: {key}: chunks are not a list")
         chunks = tuple(_chunk(key, chunk, locations, path) for chunk in chunks)
         tensors[key] = IndexedTensor(_size(size, path), chunks)
+    _check_overlaps(tensors.values(), path)
     return tensors
+
+
+def _check_overlaps(tensors: Iterable[IndexedTensor], path: Path) -> None:
+    """Raise ``Failure`` where two chunks share bytes of a file: each byte is to be read once."""
+    end: dict[str, int] = {}
+    for chunk in sorted((chunk for tensor in tensors for chunk in tensor.chunks), key=lambda c: (c.file, c.start)):
+        if chunk.start < end.get(chunk.file, 0) or chunk.length <= 0:
+            raise Failure(f"{path}: damaged: chunks overlap at byte {chunk.start} of {chunk.file}")
+        end[chunk.file] = chunk.start + chunk.length
 
 
 def _chunk_locations(storage: dict[Any, Any], path: Path) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
@@ -139,7 +149,8 @@ def _chunk_locations(storage: dict[Any, Any], path: Path) -> dict[tuple[str, tup
             continue
         file, start, length = _state(info, "_StorageInfo", "relative_path", "offset", "length", path=path)
         if not isinstance(file, str) or not _FILE.fullmatch(file):
-            raise Failure(f"{path}: {name}: file {file!r:.60} is not a name in this folder")
+            shown = f"{file!r:.60}" if isinstance(file, str) else f"a {type(file).__name__}"
+            raise Failure(f"{path}: {name}: file {shown} is not a name in this folder")
         if type(start) is not int or type(length) is not int or info.state.get("transform_descriptors"):
             raise Failure(f"{path}: {name}: unsupported storage format")
         locations[name, _size(offsets, path)] = (file, start, length)
@@ -172,7 +183,7 @@ def _is_bytes(entry: object) -> bool:
 def _size(value: object, path: Path) -> tuple[int, ...]:
     match value:
         case Record(what=Global("torch", "Size"), arguments=(tuple(sizes),)):
-            if all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
+            if len(sizes) <= MAX_AXES and all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
                 return sizes
     raise Failure(f"{path}: damaged: a size is not a torch.Size")
 
@@ -199,6 +210,8 @@ def _read_config(folder: Path, tensors: dict[str, IndexedTensor], heads: int | N
     }
     if content["heads"] is None:
         raise Failure(f"{folder}: number of attention heads not stored; give --heads N")
+    if not all(isinstance(content[key], int | float) for key in ("heads", "layer_norm_eps")):
+        raise Failure(f"{folder / ARGUMENTS}: num_attention_heads or layernorm_epsilon is no number")
     config = validate(content, ModelConfig, str(folder))
     files = {chunk.file for tensor in tensors.values() for chunk in tensor.chunks}
     require_file_size(config, [folder / file for file in files])

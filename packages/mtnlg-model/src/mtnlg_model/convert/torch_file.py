@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 
 from mtnlg_model.console import Failure
+from mtnlg_model.files import open_regular
 
 from . import pickle_reader
 from .pickle_reader import Global, Record
@@ -33,6 +34,7 @@ STORAGES: Final = {
     Global("torch", "BFloat16Storage"): torch.bfloat16,
 }
 MAX_PICKLE_BYTES: Final = 100_000_000
+MAX_AXES: Final = 8
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 """Signature, length of the name, length of the extra field; then name, extra field and the entry's data."""
 _ERRORS: Final = (
@@ -122,9 +124,13 @@ def _replace_tensors(value: Any) -> Any:  # noqa: ANN401  (any saved value)
 
 def _view(value: Any) -> Any:  # noqa: ANN401  (as above)
     """The `View` described by a tensor's record; any other value, such as an integer tensor, unchanged."""
+    while isinstance(value, Record) and value.is_a("torch._utils", "_rebuild_parameter"):
+        match value.arguments:
+            case (inner, *_):
+                value = inner
+            case _:
+                return value
     match value:
-        case Record(what=Global("torch._utils", "_rebuild_parameter"), arguments=(inner, *_)):
-            return _view(inner)
         case Record(
             what=Global("torch._utils", "_rebuild_tensor_v2"),
             arguments=(
@@ -134,7 +140,7 @@ def _view(value: Any) -> Any:  # noqa: ANN401  (as above)
                 tuple(strides),
                 *_,
             ),
-        ) if kind in STORAGES and len(shape) == len(strides):
+        ) if kind in STORAGES and len(shape) == len(strides) <= MAX_AXES:
             sizes = (first, *shape, *strides)
             if all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
                 return View(STORAGES[kind], shape, strides, first, storage)
@@ -145,7 +151,8 @@ class _FileRange:
     """File object over bytes [start, start + length) of a file."""
 
     def __init__(self, path: Path, start: int, length: int | None) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with open_regular(path) as file:
+            self._descriptor = os.dup(file.fileno())
         size = os.fstat(self._descriptor).st_size
         self._start, self.length, self._position = start, size - start if length is None else length, 0
         if not 0 <= start <= start + self.length <= size:

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.console import Failure, IoFailure, UsageFailure, progress, say
+from mtnlg_model.files import FILE_MODE
 from mtnlg_parallel.record.history import append, number, read_events
 from mtnlg_parallel.record.metrics import Follower, progress_line
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, SUMMARY, RunState
+from mtnlg_parallel.rendezvous import HostedStore
 from mtnlg_parallel.training.watchdog import HUNG_STATUS
 
 from .supervise import CRASHED, STOP_SIGNALS, Failed, decide, record_failure
@@ -139,16 +141,20 @@ def _run_attempt(  # noqa: PLR0917  (as run_local)
     layout: Layout, command: Sequence[str], out: Path, display: Display, signals: Signals, restarts: int
 ) -> int:
     """Run ``command`` once per rank until all have exited; returns 0 or the signal that stopped the run."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (slow to import)
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = HostedStore()
     ranks: list[Rank] = []
+
+    def update() -> None:
+        display.update()
+        store.shut_if_all_are_here(str(restarts))
+
     try:
         for number in range(layout.world):  # one by one: if one fails to start, those before it are ended
-            ranks += [start_rank(number, layout, command, store.port, out / LOGS, restarts)]
-        return _watch_ranks(ranks, layout, out, display, signals)
+            ranks += [start_rank(number, layout, command, store, out / LOGS, restarts)]
+        return _watch_ranks(ranks, layout, out, update, signals)
     finally:
         end_ranks(ranks)
+        store.close()
 
 
 def check_gpus(layout: Layout) -> None:
@@ -163,23 +169,24 @@ def check_gpus(layout: Layout) -> None:
 
 
 def start_rank(  # noqa: PLR0917  (which rank of what, and where)
-    number: int, layout: Layout, command: Sequence[str], port: int, logs: Path, restarts: int = 0
+    number: int, layout: Layout, command: Sequence[str], store: HostedStore, logs: Path, restarts: int = 0
 ) -> Rank:
     """Start ``command`` as a rank that logs to ``logs``/rank-N.log and dies with this process (`die_with_parent`).
 
     The log is a new one for a first start, and goes on after ``restarts``.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **rank_environment(number, layout, port), PARENT: str(os.getpid())}
+    environment = {**os.environ, **rank_environment(number, layout, store), PARENT: str(os.getpid())}
     environment["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
     log = logs / f"rank-{number}.log"
-    with log.open("ab" if restarts else "wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if restarts else os.O_TRUNC)
+    with os.fdopen(os.open(log, flags, FILE_MODE), "ab" if restarts else "wb") as file:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         return Rank(number, process, log, file.tell())
 
 
-def rank_environment(number: int, layout: Layout, port: int) -> dict[str, str]:
-    """The environment variables of a rank: its number, the rendezvous, and its share of the cores."""
+def rank_environment(number: int, layout: Layout, store: HostedStore) -> dict[str, str]:
+    """The environment variables of a rank: its number, the store of this process, and its share of the cores."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // layout.world))),
@@ -187,9 +194,7 @@ def rank_environment(number: int, layout: Layout, port: int) -> dict[str, str]:
         "LOCAL_RANK": str(number),
         "WORLD_SIZE": str(layout.world),
         "LOCAL_WORLD_SIZE": str(layout.world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the parent hosts the store; else torch lets rank 0 host one
+        **store.environment,
     }
 
 
@@ -231,8 +236,8 @@ class Display:
         self._follower = None
 
 
-def _watch_ranks(ranks: Sequence[Rank], layout: Layout, out: Path, display: Display, signals: Signals) -> int:
-    """Show the recorded steps until every rank has exited; raises `AttemptFailure` where that is too early."""
+def _watch_ranks(ranks: Sequence[Rank], layout: Layout, out: Path, update: Callable[[], None], signals: Signals) -> int:
+    """Call ``update`` now and then until every rank has exited; raises `AttemptFailure` where that is too early."""
     stop_signal = 0
     while True:
         if signal.SIGINT in signals:
@@ -242,7 +247,7 @@ def _watch_ranks(ranks: Sequence[Rank], layout: Layout, out: Path, display: Disp
             for rank in ranks:
                 rank.process.send_signal(stop_signal)
         statuses = [rank.process.poll() for rank in ranks]
-        display.update()
+        update()
         if any(status and not (stop_signal and status in {-stop_signal, PEER_FAILED}) for status in statuses):
             raise _attempt_failure(ranks, layout)
         if any(statuses):  # a rank that got the signal before it could handle it just died

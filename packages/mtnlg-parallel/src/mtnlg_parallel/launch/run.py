@@ -47,7 +47,7 @@ def train(
     if options.wandb is not None:
         check_wandb()
     expected = forecast(recipe, cluster, force, options.device)
-    stream = open_data(data, recipe).train.fingerprint
+    stream = _fingerprint(data, recipe)
     state = _prepare(recipe, stream, out, resume, expected)
     if state.complete:
         say(f"already {_outcome(out)}")
@@ -68,7 +68,7 @@ def submit(job: slurm.Job, data: Path, resume: bool, cluster: str | None, force:
     """Submit the run as a Slurm job, unless it is complete. There is a forecast only for a named ``cluster``."""
     recipe, out = job.recipe, job.out
     expected = forecast(recipe, cluster, force) if cluster is not None else None
-    if _prepare(recipe, open_data(data, recipe).train.fingerprint, out, resume, expected).complete:
+    if _prepare(recipe, _fingerprint(data, recipe), out, resume, expected).complete:
         say(f"already {_outcome(out)}")
         return
     number = slurm.submit(job)
@@ -149,7 +149,15 @@ def prepare(  # noqa: PLR0917  (as train)
 ) -> RunState:
     """Check that the run can fit, prepare ``out``, and announce the run."""
     expected = forecast(recipe, cluster, force, options.device)
-    return _prepare(recipe, open_data(data, recipe).train.fingerprint, out, resume, expected)
+    return _prepare(recipe, _fingerprint(data, recipe), out, resume, expected)
+
+
+def _fingerprint(data: Path, recipe: Recipe) -> str:
+    """That of the training stream; prints a line for each source that the stream leaves out."""
+    opened = open_data(data, recipe)
+    for line in opened.left_out:
+        say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
+    return opened.train.fingerprint
 
 
 def _prepare(recipe: Recipe, stream: str, out: Path, resume: bool, expected: Forecast | None) -> RunState:

@@ -7,7 +7,8 @@
                            these nodes, or on a fresh allocation without those that failed twice, or the run ends
     a node is lost         Slurm itself requeues the job
 
-With a container the package exists only inside it, so the script itself is bash and Slurm's commands alone.
+The ranks' store (`rendezvous`) gets a port and a secret of its own at each attempt, in the environment that srun passes
+on. With a container the package exists only inside it, so the script itself is bash and Slurm's commands alone.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ export NCCL_DEBUG=WARN TORCH_NCCL_ASYNC_ERROR_HANDLING=3 TORCH_FR_BUFFER_SIZE=20
 mkdir -p {logs}
 
 for ((restarts = 0; ; restarts++)); do
-    export TORCHELASTIC_RESTART_COUNT=$restarts MASTER_PORT=$((20000 + (SLURM_JOB_ID + restarts) % 10000))
+    export TORCHELASTIC_RESTART_COUNT=$restarts MASTER_PORT=$((10000 + (RANDOM << 15 | RANDOM) % 20000))
+    MTNLG_SECRET=$(od -An -v -N16 -tx1 /dev/urandom | tr -d ' \n')
+    export MTNLG_SECRET
     srun {ranks} bash -c {rank_command} 2>&1 | tee {log}
     status=${{PIPESTATUS[0]}}
     if [ -e {summary} ]; then exit 0; fi

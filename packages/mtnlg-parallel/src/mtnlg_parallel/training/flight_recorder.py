@@ -28,6 +28,17 @@ MOST_GROUPS: Final = 32
 MOST_MEMBERS: Final = 64
 """Ranks of a group that is not a product of axes; larger ones are left out, so that a trace stays small."""
 
+_GROUP: Final = (
+    r"(?:group of all ranks|(?:tensor|data|pipeline)(?: and (?:tensor|data|pipeline))* parallel group of rank \d+|"
+    r"group of ranks \d+(?:, \d+)*)"
+)
+COLLECTIVE: Final = rf"\w{{0,64}} \d+ of the {_GROUP}"
+MISSED: Final = (
+    rf"(?:has not entered|was not seen in) {COLLECTIVE}, where \d+ ranks? waits?|"
+    r"has not met rank \d+, which sends to it or receives from it"
+)
+"""Patterns of what `entered_by_all` and `missing_ranks` say."""
+
 _PEER = re.compile(r"nccl:(?:send \d+->|recv \d+<-)(\d+)")
 
 
@@ -56,6 +67,9 @@ class Trace(NamedTuple):
         groups, peers = data
         parsed = []
         for name, members, entered, waits, operation in groups:
+            known = set(members.split("+")) <= AXES.keys() if isinstance(members, str) else True
+            if not (known and isinstance(name, str) and re.fullmatch(r"\w{0,64}", operation, re.ASCII)):
+                raise ValueError(operation)
             ranks = members if isinstance(members, str) else tuple(map(int, members))
             parsed.append(GroupTrace(str(name), ranks, int(entered), int(waits), str(operation)))
         return cls(tuple(parsed), tuple(map(int, peers)))
@@ -88,6 +102,7 @@ def summarize(
     peers = set()
     for entry in entries:
         backend, _, operation = entry["profiling_name"].partition(":")
+        operation = re.sub(r"\W", "_", operation, flags=re.ASCII)[:64]
         ranks = groups.get(entry["process_group"][0], ())
         # gloo's entries never become "completed"
         ended = entry["retired"] or entry["state"] == "completed"

@@ -28,11 +28,15 @@ PREFETCH_DEPTH = 64
 
 
 class Data(NamedTuple):
-    """The training stream, the held-out stream, and the tokenizer that made both."""
+    """The training stream, the held-out stream, and the tokenizer that made both.
+
+    ``left_out`` has a line for each source that is too small for one training sample.
+    """
 
     train: TokenStream
     validation: TokenStream
     tokenizer: Path
+    left_out: tuple[str, ...] = ()
 
 
 def open_data(folder: Path, recipe: Recipe) -> Data:
@@ -51,7 +55,7 @@ def open_data(folder: Path, recipe: Recipe) -> Data:
             f"{tokens}: {len(validation)} held-out samples are fewer than layout.dp x train.micro_batch = "
             f"{recipe.batch_size.multiple}; set train.validation_every = 0"
         )
-    return Data(train, validation, tokens / "tokenizer.json")
+    return Data(train, validation, tokens / "tokenizer.json", train.left_out)
 
 
 def validation_samples(recipe: Recipe, stream: TokenStream) -> int:

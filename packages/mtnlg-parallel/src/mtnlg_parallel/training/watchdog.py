@@ -17,23 +17,27 @@ patience, so that the watchdog speaks before NCCL or gloo aborts.
 
 The first rank to notice reads all heartbeats and writes one line to the store: a diagnosis costs O(ranks) in all. It
 prints the line, as others do that read it before they lose a peer, and exits with `HUNG_STATUS`, by which the launcher
-knows a hang. Training is not slowed.
+knows a hang. Training is not slowed. What the store holds may be a stranger's (`rendezvous`), so a heartbeat or a line
+that no watchdog writes is passed over.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import sys
 import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn, Self, get_args
 
 from mtnlg_model.console import say
+from mtnlg_parallel import rendezvous
 
-from .flight_recorder import Trace, entered_by_all, local_trace, missing_ranks
+from .flight_recorder import COLLECTIVE, MISSED, Trace, entered_by_all, local_trace, missing_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,12 +56,31 @@ MOST_NAMED: Final = 4
 MOST_BYTES: Final = 1 << 16
 """Size of a heartbeat; a longer one is not read."""
 
+Phase = Literal["validation", "saving a checkpoint", "publishing a checkpoint", "loading a checkpoint"]
+"""What a rank may declare that it is at, beside a step."""
+
 PHASES: Final = (
     ("communication", ("torch/distributed/", "deepspeed/comm/", "deepspeed/runtime/pipe/p2p")),
     ("data", ("mtnlg_parallel/training/samples.py", "mtnlg_data/")),
     ("backward", ("torch/autograd/",)),
 )
 """The source files of each phase. The innermost frame in one of them names the phase; with none it is forward."""
+
+_STACKS: Final = ("forward", *(phase for phase, _ in PHASES))
+_RANK: Final = r"rank \d+ \(tp \d+, pp \d+, dp \d+\)"
+_RANKS: Final = rf"{_RANK}(?:, {_RANK})*(?:, and \d+ more)?"
+_DOING: Final = "|".join((*get_args(Phase), *(f"in {stack}" for stack in _STACKS)))
+_CULPRIT: Final = rf"{_RANK} is (?:{_DOING})(?: and (?:{MISSED}))?"
+_LINE: Final = re.compile(
+    rf"{_RANKS} (?:has|have) answered nothing for \d+ s|"
+    rf"(?:{'|'.join(get_args(Phase))}|step \d+|the first step) has not ended within [\d.e+]+ s: "
+    rf"(?:{_RANKS} (?:has|have) not begun, or ended|every rank waits for the others in communication|"
+    rf"every rank is (?:{_DOING})|"
+    rf"all ranks have entered {COLLECTIVE}, which does not end: a GPU or the network hangs|"
+    rf"{_CULPRIT}(?:; {_CULPRIT})*(?:; and \d+ more)?)",
+    re.ASCII,
+)
+"""The lines that `_judge` and `_end_silent` write."""
 
 
 def phase_of(frame: FrameType | None) -> str:
@@ -100,9 +123,11 @@ class Heartbeat(NamedTuple):
         try:
             number, step, phase, left, stack, data = json.loads(text[:MOST_BYTES])
             trace = None if data is None else Trace.parse(data)
-            return cls(int(number), int(step), str(phase), float(left), str(stack), trace)
+            heartbeat = cls(int(number), int(step), phase, float(left), stack, trace)
         except (ValueError, TypeError, OverflowError, RecursionError):
             return None
+        known = phase in {"", *get_args(Phase)} if isinstance(phase, str) else False
+        return heartbeat if known and stack in _STACKS and math.isfinite(heartbeat.left) else None
 
     @property
     def doing(self) -> str:
@@ -165,7 +190,7 @@ class Watchdog:
         self._clock = Clock(time.monotonic(), self._patience, "")
 
     @contextmanager
-    def during(self, phase: str, patience: float) -> Iterator[None]:
+    def during(self, phase: Phase, patience: float) -> Iterator[None]:
         """Name what this rank is at, such as "publishing a checkpoint", which may take ``patience`` seconds.
 
         The clock restarts when the phase begins and when it ends. All ranks should enter it: those that wait inside for
@@ -182,7 +207,7 @@ class Watchdog:
         from torch.distributed import DistError  # noqa: PLC0415
 
         try:
-            store = _connect()
+            store = _connect(self._layout.world)
             while True:
                 self._write_heartbeat(store)
                 if self._closed.wait(self._interval):
@@ -210,8 +235,9 @@ class Watchdog:
 
     def _look(self, store: Store) -> None:
         """End this rank with the job, or the job where it hangs."""
-        if store.check(["line"]):
-            _exit_hung(store.get("line").decode(errors="replace"))
+        rendezvous.shut()
+        if store.check(["line"]) and (line := store.get("line").decode("ascii", "replace")) and _LINE.fullmatch(line):
+            _exit_hung(line)
         heartbeat = _read(store, self._neighbour)
         if heartbeat != self._heard[0] or not heartbeat:  # without one it has not begun, or has ended
             self._heard = heartbeat, time.monotonic()
@@ -265,7 +291,8 @@ class Watchdog:
 
     def _end_job(self, store: Store, line: str) -> NoReturn:
         """Exit with the line of the first rank that called this."""
-        _exit_hung(store.compare_set("line", "", line).decode(errors="replace"))
+        first = store.compare_set("line", "", line).decode("ascii", "replace")
+        _exit_hung(first if _LINE.fullmatch(first) else line)
 
 
 def diagnose(layout: Layout, heartbeats: dict[int, Heartbeat | None]) -> tuple[str, float]:
@@ -311,14 +338,13 @@ def _key(rank: int) -> str:
     return f"beat/{rank}"
 
 
-def _connect() -> Store:
-    """The job's store, with keys of this attempt alone: torchrun's agent keeps its store for all attempts."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as in _watch)
+def _connect(world: int) -> Store:
+    """The watchdog's part of the job's store, by this rank's last connection to it."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined] # noqa: PLC0415  (as in _watch)
 
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # else agents may count differently
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if kept else "0"
-    return PrefixStore(f"watchdog/{attempt}", TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT))
+    store = rendezvous.connect(STORE_TIMEOUT)
+    rendezvous.arrive(store, world)
+    return PrefixStore("watchdog", store)
 
 
 def _read(store: Store, rank: int) -> bytes:

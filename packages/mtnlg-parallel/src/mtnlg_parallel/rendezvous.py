@@ -1,0 +1,189 @@
+"""The job's store, where its ranks meet: who hosts it, on which address, and what keeps strangers from its keys.
+
+    one machine        the launcher hosts it on 127.0.0.1, at a free port
+    under Slurm        rank 0 hosts it on the address of MASTER_ADDR alone, at a port drawn for each attempt
+    under torchrun     its agent hosts it, on all interfaces; with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 rank 0, as above
+
+torch's store asks nobody who he is, and lists its keys to whoever connects (torch 2.13). So two things protect a
+run. Every key begins with the job's secret, which processes inherit in their environment and no command line has. And
+once all ranks are connected, a store that we host takes in nobody else, and cuts off the machine's other users who came
+before that. The agent's store has the first alone; torchrun knows no secret unless its environment has `SECRET`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import ipaddress
+import os
+import secrets
+import socket
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mtnlg_model.console import IoFailure, UsageFailure
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+SECRET: Final = "MTNLG_SECRET"  # noqa: S105  (the variable's name)
+"""Environment variable with the first part of every key; "open" where it is not set."""
+
+AGENT: Final = "TORCHELASTIC_USE_AGENT_STORE"
+"""Environment variable, "True" where a launcher hosts the store; else rank 0 does."""
+
+LOOPBACK: Final = "127.0.0.1"
+BACKLOG: Final = 4096
+_ARRIVED, _ALL_HERE = "arrived", "all-here"
+_ATTACH_FILTER: Final = 26
+"""Linux' SO_ATTACH_FILTER, which Python's socket module does not name."""
+
+
+class HostedStore:
+    """A store that this process hosts, listening on one address; ``port`` 0 takes a free one."""
+
+    def __init__(self, address: str = LOOPBACK, port: int = 0, secret: str | None = None) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (slow to import)
+
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            listening = socket.create_server((address, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UsageFailure(f"MASTER_ADDR: {address} is no address of rank 0's machine; name one") from None
+            raise OSError(error.errno, error.strerror, f"{address}:{port}") from None  # a port in use: try again
+        self.address, self.port = address, int(listening.getsockname()[1])
+        self.secret = secret or secrets.token_hex(16)
+        self._listening: socket.socket | None = listening.dup()
+        self._store: Store | None = TCPStore(
+            address, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a rank on this machine finds the store, and keeps its other sockets on it."""
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        interfaces = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+        place = {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
+        return {**place, **interfaces, AGENT: "True", SECRET: self.secret}
+
+    def shut_if_all_are_here(self, attempt: str = "0") -> None:
+        """Take in no further connection once every rank has called `arrive`. Call it now and then."""
+        listening, store = self._listening, self._store
+        if listening and store and store.check([f"{self.secret}/{attempt}/{_ALL_HERE}"]):
+            _refuse_connections(listening)
+            _cut_other_users(self.port)
+            self._listening = None
+            listening.close()
+
+    def close(self) -> None:
+        """End the store."""
+        if self._listening:
+            self._listening.close()
+        self._listening = self._store = None
+
+
+_hosted: list[HostedStore] = []
+"""The store that rank 0 hosts, as long as it lives."""
+
+
+def join(timeout: timedelta) -> Store:
+    """The attempt's part of the job's store, for the process group; rank 0 hosts it where no launcher does."""
+    if os.environ.get(AGENT) != "True" and os.environ["RANK"] == "0" and not _hosted:
+        port, secret = int(os.environ["MASTER_PORT"]), os.environ.get(SECRET, "open")
+        _hosted.append(HostedStore(_bound_address(), port, secret))
+    return connect(timeout)
+
+
+def connect(timeout: timedelta) -> Store:
+    """A further connection to the attempt's part of the store, for another thread.
+
+    torchrun's agent keeps its store for all attempts, and under one key a rank would read the address of a dead one.
+    Where it does not, the agents of several nodes may count attempts differently.
+    """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as above)
+
+    store = TCPStore(_master(), int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+    return PrefixStore(f"{os.environ.get(SECRET, 'open')}/{_attempt()}", store)
+
+
+def arrive(store: Store, world: int) -> None:
+    """Say that this rank makes no further connection; ``store`` is one of `join` or `connect`."""
+    if store.add(_ARRIVED, 1) == world:
+        store.set(_ALL_HERE, "")
+
+
+def shut() -> None:
+    """On a rank that hosts the store: `HostedStore.shut_if_all_are_here`. Elsewhere nothing."""
+    for hosted in _hosted:
+        hosted.shut_if_all_are_here(_attempt())
+
+
+def _attempt() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get(AGENT) == "True" else "0"
+
+
+def _master() -> str:
+    """MASTER_ADDR; Slurm's address of its node where the node itself knows its name as a loopback address only."""
+    name = os.environ["MASTER_ADDR"]
+    launch = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    meant = name == "localhost" or name.replace(".", "").isdecimal() or ":" in name
+    return launch if launch and not meant and all(map(_is_loopback, _addresses(name))) else name
+
+
+def _bound_address() -> str:
+    """The address of `_master` on which rank 0 listens: one that other machines can reach, IPv4 before IPv6."""
+    return min(_addresses(_master()), key=lambda address: (_is_loopback(address), ":" in address))
+
+
+def _addresses(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise IoFailure(f"MASTER_ADDR = {name}: {error.strerror}; set it to rank 0's machine") from None
+    return [str(place[0]) for *_, place in found]
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _refuse_connections(listening: socket.socket) -> None:
+    """Have the kernel drop all that arrives at a listening socket; connections that stand are other sockets.
+
+    Linux alone can. Closing the socket would not do: torch's store owns it and would go on asking for connections.
+    """
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF's "return 0 bytes of the packet"
+    with suppress(OSError):
+        if sys.platform == "linux":
+            listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(drop_all)))
+
+
+def _cut_other_users(port: int) -> None:
+    """Cut the connections to ``port`` of this process whose other end is a socket of another user of this machine."""
+    foreign = _ends_of_other_users()
+    for path in list(Path("/proc/self/fd").iterdir()) if sys.platform == "linux" else ():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as end:
+            is_accepted = end.family == socket.AF_INET and end.getsockname()[1] == port
+            if is_accepted and (_hex(*end.getpeername()), _hex(*end.getsockname())) in foreign:
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def _ends_of_other_users() -> set[tuple[str, str]]:
+    """Local and remote address of this machine's connected sockets that belong to others, as /proc/net/tcp has them."""
+    found = set()
+    for name in ("tcp", "tcp6") if sys.platform == "linux" else ():
+        with suppress(OSError), open(f"/proc/self/net/{name}", encoding="ascii") as table:  # noqa: PTH123
+            for _, local, remote, _, _, _, _, user, *_ in map(str.split, list(table)[1:]):
+                if int(user) != os.getuid():
+                    found.add((local[-13:], remote[-13:]))  # of an IPv6 socket the IPv4 address is the last part
+    return found
+
+
+def _hex(address: str, port: int) -> str:
+    return f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}"

@@ -1,0 +1,146 @@
+"""The job's store: where it listens, and whom it lets in."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from mtnlg_model.console import UsageFailure, error_status
+from mtnlg_parallel import rendezvous
+from mtnlg_parallel.rendezvous import AGENT, SECRET, HostedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MINUTE = timedelta(seconds=60)
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's filters and /proc are Linux'")
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedStore]:
+    """A launcher's store, whose environment this process has."""
+    store = HostedStore()
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    yield store
+    store.close()
+
+
+def listening_addresses(port: int) -> set[str]:
+    """The addresses on which this machine listens at ``port``, as the kernel writes them."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/self/net/{name}", encoding="ascii") as table:  # noqa: PTH123
+            for line in list(table)[1:]:
+                _, local, _, state, *_ = line.split()
+                if state == "0A" and int(local.rpartition(":")[2], 16) == port:
+                    found.add(local.rpartition(":")[0])
+    return found
+
+
+@LINUX
+def test_a_launchers_store_listens_on_loopback_alone(hosted: HostedStore) -> None:
+    assert listening_addresses(hosted.port) == {"0100007F"}
+    hosted.close()
+    assert not listening_addresses(hosted.port)
+
+
+def test_each_store_has_a_secret_of_its_own_and_all_keys_are_under_it(hosted: HostedStore) -> None:
+    other = HostedStore()
+    assert len(hosted.secret) == len(other.secret) == 32
+    assert hosted.secret != other.secret
+    other.close()
+    store = rendezvous.join(MINUTE)
+    rendezvous.arrive(store, 2)
+    stranger = TCPStore("127.0.0.1", hosted.port, is_master=False, timeout=MINUTE)
+    assert not stranger.check(["arrived"])
+    assert PrefixStore(f"{hosted.secret}/2", stranger).get("arrived") == b"1"
+
+
+@LINUX
+def test_once_all_ranks_are_here_nobody_else_connects_and_their_connections_stand(hosted: HostedStore) -> None:
+    ranks = [rendezvous.connect(MINUTE) for _ in range(2)]
+    rendezvous.arrive(ranks[0], 2)
+    hosted.shut_if_all_are_here("2")
+    socket.create_connection(("127.0.0.1", hosted.port), 60).close()  # one rank is still to come
+    rendezvous.arrive(ranks[1], 2)
+    hosted.shut_if_all_are_here("2")
+    with pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", hosted.port), 0.1)
+    ranks[0].set("beat", "1")
+    assert ranks[1].get("beat") == b"1"
+
+
+@LINUX
+def test_a_user_who_connected_before_the_ranks_had_met_is_cut_off(hosted: HostedStore) -> None:
+    if os.geteuid():
+        pytest.skip("only root can open a socket of another user")
+    os.seteuid(65534)
+    try:
+        stranger = socket.create_connection(("127.0.0.1", hosted.port), 60)
+    finally:
+        os.seteuid(0)
+    rank = rendezvous.connect(MINUTE)
+    rank.set("beat", "1")  # by now the store has accepted the stranger, who came before
+    rendezvous.arrive(rank, 1)
+    hosted.shut_if_all_are_here("2")
+    with stranger:
+        assert stranger.recv(1) == b"", "cut off"
+    assert rank.get("beat") == b"1"
+
+
+@LINUX
+def test_rank_0_hosts_a_store_on_the_address_of_its_name_alone(
+    hosted: HostedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted.close()
+    free = hosted.port
+    variables = {"MASTER_ADDR": "127.0.0.7", AGENT: "False", "RANK": "0", SECRET: "5ec2e7"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rendezvous, "_hosted", [])
+    store = rendezvous.join(MINUTE)
+    assert listening_addresses(free) == {"0700007F"}
+    rendezvous.arrive(store, 1)
+    rendezvous.shut()
+    with pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.7", free), 0.1)
+    assert store.get("arrived") == b"1"
+    rendezvous._hosted[0].close()
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "bound", "asked"),
+    [
+        ("n1", ["10.0.0.1"], "10.0.0.1", "n1"),
+        ("n1", ["fd00::1", "127.0.1.1", "10.0.0.1"], "10.0.0.1", "n1"),
+        ("n1", ["127.0.1.1"], "10.9.9.9", "10.9.9.9"),  # Debian's /etc/hosts on n1 itself
+        ("127.0.0.1", ["127.0.0.1"], "127.0.0.1", "127.0.0.1"),
+        ("localhost", ["::1", "127.0.0.1"], "127.0.0.1", "localhost"),
+    ],
+)
+def test_rank_0_listens_where_other_machines_look_for_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, known: list[str], bound: str, asked: str
+) -> None:
+    def resolve(host: str, *_: Any, **__: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401
+        return [(0, 0, 0, "", (address, 0)) for address in (known if host == name else [host])]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setenv("MASTER_ADDR", name)
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "10.9.9.9")
+    assert (rendezvous._bound_address(), rendezvous._master()) == (bound, asked)
+
+
+def test_a_port_in_use_may_be_free_at_a_restart_and_a_wrong_address_is_a_mistake() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use") as taken:
+        HostedStore(port=other.getsockname()[1])
+    assert error_status(taken.value) == 74
+    with pytest.raises(UsageFailure, match=r"MASTER_ADDR: 192\.0\.2\.1 is no address of rank 0's machine"):
+        HostedStore("192.0.2.1")
