@@ -4,7 +4,7 @@
 
 Every stage runs as a command of its own with one worker, on the same documents: 4,600 characters each of recombined
 sentences of real news, and real pages in WARC. A rate is from the CPU time minus that of the same command on a handful
-of documents, which is the cost of starting. ``mtnlg_data.plan`` takes its rates from the result file.
+of documents, which is the cost of starting. ``mtnlg_data.planning.plan`` takes its rates from the result file.
 """
 
 # /// script
@@ -27,7 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mtnlg_data.plan import plan
+from mtnlg_data.planning.plan import plan
 from mtnlg_data.recipe import load_recipe
 from record import default_out, option_parser, today, write_result
 
@@ -48,8 +48,7 @@ paths = ["*.warc.gz"]
 weight = 0.5
 filtered = true
 [tokenize]
-kind = "gpt2"
-path = "gpt2"
+tokenizer = "./gpt2"
 """
 
 
@@ -96,13 +95,13 @@ def warc_record(page: bytes, number: int) -> bytes:
 def commands(folder: Path, out: Path) -> dict[str, list[str]]:
     """Return each stage's command; the first makes the documents that the others read."""
     documents = str(out / "documents")
-    gpt2 = ("--set", "kind=gpt2", "--set", f"path={SHARED / 'gpt2'}")
+    gpt2 = ("--tokenizer", str(SHARED / "gpt2"))
     return {
         "documents": ["extract", f"news={folder / 'news.jsonl'}"],
         "extract": ["extract", f"web={folder / 'pages.warc.gz'}"],
-        "quality": ["score", documents, "--set", f"model={folder.parent / 'classifier.npy'}"],
+        "quality": ["score", documents, "--model", str(folder.parent / "classifier.npy")],
         "clean": ["clean", documents],
-        "deduplicate": ["dedup", documents, "--set", "alarm_share=1"],
+        "deduplicate": ["dedup", documents, "--alarm-share", "1"],
         "decontaminate": ["decontaminate", documents, "--texts", str(folder / "texts.jsonl")],
         "tokenize": ["tokenize", documents, *gpt2],
     }
@@ -136,7 +135,7 @@ def measure(documents: int, rounds: int) -> dict[str, Any]:
                     peaks[stage] = max(peaks.get(stage, 0), peak)
         packed = sum(path.stat().st_size for path in (base / f"out-0-{documents}" / "documents").glob("*.parquet"))
         (base / "data.toml").write_text(RECIPE, encoding="utf-8")
-        recipe = load_recipe(base, [f"input={base / str(documents)}"])
+        recipe = load_recipe(base, folder=base / str(documents))
         planned = {stage["stage"]: stage for stage in plan(recipe, documents, CHARACTERS, 1)["stages"]}
     stages = {}
     for stage in STAGES:

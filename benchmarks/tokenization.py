@@ -36,10 +36,11 @@ os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 from tokenizers import Tokenizer
 
-from mtnlg_data.document import Document, UnitOutput, batch_documents, number_shards, write_documents
+from mtnlg_data.document import UnitOutput, batch_documents, number_shards, text_bytes, write_documents
+from mtnlg_data.schema import Document
 from mtnlg_data.tokens.encoder import Encoder, batch_slices, open_encoder
 from mtnlg_data.tokens.stage import EncodeUnit, encode_groups
-from mtnlg_data.tokens.tokenizer import read_tokenizer, text_bytes
+from mtnlg_data.tokens.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

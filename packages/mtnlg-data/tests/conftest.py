@@ -42,10 +42,34 @@ def units(_modules_beside: None) -> ModuleType:
     return importlib.import_module("echo_units")
 
 
+#: Samples of published files, where they are beside the repository.
+PUBLISHED = Path(__file__).parents[4] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", params=["ours", *(["published"] if PUBLISHED.is_dir() else [])])
+def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _modules_beside: None) -> Path:
+    """A folder of files in the published formats: written by us (``published.py``), and the published ones if here."""
+    if request.param == "published":
+        return PUBLISHED
+    return Path(importlib.import_module("published").write_samples(tmp_path_factory.mktemp("samples")))
+
+
 @pytest.fixture(scope="session")
 def corpus(_modules_beside: None) -> ModuleType:
     """``small_corpus.py``."""
     return importlib.import_module("small_corpus")
+
+
+@pytest.fixture(scope="session")
+def sentences(_modules_beside: None) -> ModuleType:
+    """``sentences_without_spaces.py``."""
+    return importlib.import_module("sentences_without_spaces")
+
+
+@pytest.fixture(scope="session")
+def language_models(_modules_beside: None) -> ModuleType:
+    """``language_model.py``."""
+    return importlib.import_module("language_model")
 
 
 class Run(NamedTuple):

@@ -43,6 +43,14 @@ def fill_the_disk(unit: Echo) -> dict[str, str]:
         raise OSError(28, "Error writing bytes to file")  # the text of pyarrow's error
 
 
+class PanicException(BaseException):
+    """What a panic of a library in Rust becomes."""
+
+
+def panic(unit: Echo) -> dict[str, str]:
+    raise PanicException(unit.word)
+
+
 def hang(unit: Echo) -> dict[str, str]:
     unit.output.write_text("begun")
     time.sleep(600)

@@ -124,5 +124,5 @@ def write_run(folder: Path, pages: int = 120) -> Path:
         crawl.write_bytes(b"".join(map(member, pages_of)))
     write_jsonl(folder / "texts.jsonl", [{"task": "boolq", "id": "0", "text": paragraph(random.Random("1 True"))}])
     recipe = folder / "data.toml"
-    recipe.write_text(f'input = "{folder}"\n{RECIPE}')
+    recipe.write_text(RECIPE)
     return recipe

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import justext
@@ -21,8 +20,8 @@ from mtnlg_data.sources import Record, SourceFile, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 DEFAULTS = BoilerplateSettings()
 STOP_WORDS = justext.get_stoplist("English")
 PROSE = "The people of the town had been there and it was all that they could do, or so it is said by those who were. "
@@ -69,22 +68,21 @@ def theirs(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Classifi
 # --- real pages ------------------------------------------------------------------------------------------------------
 
 
-def articles() -> list[str]:
-    return [gzip.decompress(path.read_bytes()).decode() for path in sorted(SHARED.glob("extraction/html/*.html.gz"))]
+def articles(samples: Path) -> list[str]:
+    return [gzip.decompress(path.read_bytes()).decode() for path in sorted(samples.glob("extraction/html/*.html.gz"))]
 
 
-def crawled_pages() -> list[str]:
-    files = [SourceFile("web", path, path.name, "warc") for path in sorted(SHARED.glob("web/**/*.warc*"))]
+def crawled_pages(samples: Path) -> list[str]:
+    files = [SourceFile("web", path, path.name, "warc") for path in sorted(samples.glob("web/**/*.warc*"))]
     records = [record for file in files for record in read_records(file) if isinstance(record, Record)]
     return [decode_html(record.content, record.charset) for record in records if isinstance(record.content, bytes)]
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared sample files are not beside this repository")
 @pytest.mark.parametrize(("pages", "least", "with_text"), [(articles, 28, 20), (crawled_pages, 40, 20)])
 def test_every_real_page_gets_the_packages_paragraphs_and_classes(
-    pages: Callable[[], list[str]], least: int, with_text: int
+    samples: Path, pages: Callable[[Path], list[str]], least: int, with_text: int
 ) -> None:
-    htmls = pages()
+    htmls = pages(samples)
     assert len(htmls) >= least
     for page in htmls:
         assert ours(page) == theirs(page)

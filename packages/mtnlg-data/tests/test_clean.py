@@ -10,9 +10,11 @@ import pytest
 
 from mtnlg_data.clean.mojibake import unbounded_cost_reason
 from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule, clean_documents, clean_text
-from mtnlg_data.document import Document, batch_documents, write_documents
+from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local, manifest_path
+from mtnlg_data.extract.language import Language
 from mtnlg_data.files import sha256, write_json
+from mtnlg_data.schema import Document
 from mtnlg_data.sources.corpus import DATASETS
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 ALL: tuple[Rule, ...] = get_args(Rule)
 DEFAULTS = CleanSettings()
+EN = Language("en", 0.9)
 LONG = "An ordinary sentence that nobody would object to. " * 12
 
 
@@ -35,7 +38,7 @@ LONG = "An ordinary sentence that nobody would object to. " * 12
     ],
 )
 def test_whitespace_within_sentences_becomes_one_space(text: str, cleaned: str) -> None:
-    assert clean_text(text, "en", ["whitespace"], DEFAULTS) == (cleaned, None)
+    assert clean_text(text, EN, ["whitespace"], DEFAULTS) == (cleaned, None)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_whitespace_within_sentences_becomes_one_space(text: str, cleaned: str) 
     ],
 )
 def test_three_datasets_have_a_rule_of_their_own(rule: Rule, text: str, cleaned: str) -> None:
-    assert clean_text(text, "en", [rule], DEFAULTS) == (cleaned, None)
+    assert clean_text(text, EN, [rule], DEFAULTS) == (cleaned, None)
     assert {each for rules in VARIANTS.values() for each in rules} >= {rule}
     assert set(VARIANTS) <= set(DATASETS)
 
@@ -79,7 +82,7 @@ def test_three_datasets_have_a_rule_of_their_own(rule: Rule, text: str, cleaned:
     ],
 )
 def test_a_text_crafted_to_keep_ftfy_busy_is_dropped_for_its_own_reason(text: str, reason: str | None) -> None:
-    assert clean_text(text, "en", ["unicode"], DEFAULTS)[1] == reason
+    assert clean_text(text, EN, ["unicode"], DEFAULTS)[1] == reason
 
 
 def test_every_combining_mark_counts_as_stacked() -> None:
@@ -90,26 +93,26 @@ def test_every_combining_mark_counts_as_stacked() -> None:
 @pytest.mark.parametrize(
     ("text", "language", "reason"),
     [
-        (LONG, "en", None),
-        (LONG, "de", "not_english"),
-        (LONG, None, "not_english"),
-        (LONG[:511], "en", "short"),
-        (LONG[:512], "en", None),
-        ("Please turn on JavaScript.", "en", "javascript"),
-        ("JAVASCRIPT " * 23, "en", "javascript"),
-        ("javascript is a language. " * 10, "en", "short"),
-        ("javascript is a language. " * 20, "en", None),
+        (LONG, EN, None),
+        (LONG, Language("de", 1.0), "other_language"),
+        (LONG, None, "other_language"),
+        (LONG[:511], EN, "short"),
+        (LONG[:512], EN, None),
+        ("Please turn on JavaScript.", EN, "javascript"),
+        ("JAVASCRIPT " * 23, EN, "javascript"),
+        ("javascript is a language. " * 10, EN, "short"),
+        ("javascript is a language. " * 20, EN, None),
     ],
 )
 def test_a_document_is_dropped_for_the_first_reason_that_applies(
-    text: str, language: str | None, reason: str | None
+    text: str, language: Language | None, reason: str | None
 ) -> None:
     assert clean_text(text, language, ALL, DEFAULTS)[1] == reason
 
 
 def test_the_length_is_that_after_repair() -> None:
     text = "&amp;" * 200
-    assert clean_text(text, "en", ["unicode", "short"], CleanSettings(shortest=201)) == ("&" * 200, "short")
+    assert clean_text(text, EN, ["unicode", "short"], CleanSettings(shortest=201)) == ("&" * 200, "short")
 
 
 def test_each_source_gets_its_own_rules_and_the_summary_counts_every_drop(tmp_path: Path) -> None:
@@ -131,5 +134,5 @@ def test_each_source_gets_its_own_rules_and_the_summary_counts_every_drop(tmp_pa
     assert code[0]["text"].startswith("def f():\n    return 1\n")
     assert [(row["id"], row["url"]) for row in crawl] == [("crawl/2", "http://a")]
     assert account["sources"]["code"]["dropped"] == {"short": 1}
-    assert account["sources"]["crawl"]["dropped"] == {"not_english": 1, "short": 1}
+    assert account["sources"]["crawl"]["dropped"] == {"other_language": 1, "short": 1}
     assert account["characters_out"] == sum(len(row["text"]) for row in code + crawl)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-WEB = Path(__file__).parents[4] / "shared" / "data" / "web"
-
 
 def read(path: Path, largest: int = 1 << 24) -> tuple[list[Record], list[Dropped]]:
     items = list(read_records(SourceFile("s", path, path.name, "warc"), largest))
@@ -125,6 +123,7 @@ def test_a_truncated_file_loses_only_its_last_record(tmp_path: Path, corpus: Mod
     assert [drop.reason for drop in dropped] == ["truncated"]
 
 
+@example(position=0, junk=b"filedesc:")  # how an ARC file begins
 @example(position=527, junk=b"\x04")  # a flag of a gzip header, which makes it as long as the rest of the file
 @given(position=st.integers(min_value=0, max_value=1500), junk=st.binary(min_size=1, max_size=30))
 def test_overwriting_bytes_of_a_warc_file_loses_only_the_records_they_touch(position: int, junk: bytes) -> None:
@@ -141,7 +140,6 @@ def test_overwriting_bytes_of_a_warc_file_loses_only_the_records_they_touch(posi
     assert len({page.content for page in pages} & {b"<p>%d" % n for n in range(8)}) >= 8 - 2
 
 
-@pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
 @pytest.mark.parametrize(
     ("name", "pages", "dropped"),
     [
@@ -156,19 +154,20 @@ def test_overwriting_bytes_of_a_warc_file_loses_only_the_records_they_touch(posi
         ("malformed/example.warc.gz", 1, []),
     ],
 )
-def test_real_and_malformed_crawl_files_are_read_to_their_end(name: str, pages: int, dropped: list[str]) -> None:
-    records, drops = read(WEB / name)
+def test_real_and_malformed_crawl_files_are_read_to_their_end(
+    samples: Path, name: str, pages: int, dropped: list[str]
+) -> None:
+    records, drops = read(samples / "web" / name)
     assert (len(records), [drop.reason for drop in drops]) == (pages, dropped)
 
 
-@pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
 @pytest.mark.parametrize("name", ["commoncrawl_16.warc.gz", "dolma-0000.warc.gz", "malformed/example.warc.gz"])
-def test_pages_are_those_that_warcio_reads(name: str) -> None:
+def test_pages_are_those_that_warcio_reads(samples: Path, name: str) -> None:
     from warcio.archiveiterator import ArchiveIterator
 
-    with (WEB / name).open("rb") as file:
+    with (samples / "web" / name).open("rb") as file:
         expected = [record.content_stream().read() for record in ArchiveIterator(file) if record.rec_type == "response"]
-    assert [page.content for page in read(WEB / name)[0]] == expected
+    assert [page.content for page in read(samples / "web" / name)[0]] == expected
 
 
 @pytest.mark.parametrize("compressed", [True, False])

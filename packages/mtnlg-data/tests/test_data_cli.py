@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.document import Document, batch_documents, read_documents, write_documents
-from mtnlg_data.report.inspection import inspect_path
+from mtnlg_data.document import batch_documents, read_documents, write_documents
+from mtnlg_data.report.inspection import inspect_path, print_inspection
+from mtnlg_data.schema import Document
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -42,8 +43,8 @@ def test_help_and_version_answer_without_the_libraries() -> None:
     assert version("mtnlg-data") in completed.stdout
 
 
-STAGE_COMMANDS = {"extract", "score", "clean", "dedup", "decontaminate", "tokenize"}
-COMMANDS = {"run", "plan", "fetch", "inspect", "report", "merge"} | STAGE_COMMANDS
+STAGE_COMMANDS = {"extract", "filter", "score", "clean", "dedup", "decontaminate", "tokenize"}
+COMMANDS = {"run", "plan", "fetch", "inspect", "why", "report", "merge"} | STAGE_COMMANDS
 
 
 def test_the_commands_are_these_and_print_json() -> None:
@@ -53,7 +54,7 @@ def test_the_commands_are_these_and_print_json() -> None:
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
         assert "--json" in shown
         if command in {"run", *STAGE_COMMANDS}:
-            assert {"--out", "--set", "--workers"} <= set(re.findall(r"--\w+", shown))
+            assert {"--out", "--workers", "--engine"} <= set(re.findall(r"--\w+", shown))
 
 
 def test_run_prints_its_summary_as_json(out: Path) -> None:
@@ -108,10 +109,24 @@ def test_inspect_shows_the_output_of_a_single_stage(tmp_path: Path, corpus: Modu
     assert inspection["parts"][0]["sources"]["documents"]["documents"] == 4
 
 
+def test_inspect_opens_every_file_that_a_run_leaves(out: Path) -> None:
+    kinds = {}
+    for path in sorted(path for path in out.rglob("*") if path.is_file()):
+        inspection = inspect_path(path, 1, 80)
+        print_inspection(inspection)
+        kinds[path.relative_to(out).as_posix()] = inspection["kind"]
+    assert set(kinds.values()) == {"documents", "table", "array", "store", "json", "text", "binary"}
+    assert kinds["04-deduplicate/dropped/duplicates.parquet"] == kinds["05-decontaminate/cuts.parquet"] == "table"
+    assert kinds["02-quality/classifier.npy"] == "array"
+    assert kinds["tokens/books.crc"] == "store"
+    ledger = str(out / "04-deduplicate" / "dropped" / "duplicates.parquet")
+    assert "reason = 'duplicate'" in CliRunner().invoke(app, ["inspect", ledger]).output
+
+
 def test_inspect_says_what_it_cannot_show(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x.parquet").write_bytes(b"no")
-    for name, words in (("nowhere", "no Parquet file"), ("x", "holds no run"), ("x.parquet", "not a Parquet file")):
+    for name, words in (("nowhere", "no such file"), ("x", "holds no run"), ("x.parquet", "not a Parquet file")):
         with pytest.raises(Failure, match=words):
             inspect_path(tmp_path / name, 1, 1)
 
@@ -119,7 +134,7 @@ def test_inspect_says_what_it_cannot_show(tmp_path: Path) -> None:
 def test_the_readmes_commands_run_on_the_readmes_recipe(tmp_path: Path, corpus: ModuleType) -> None:
     blocks = BLOCK.findall((PACKAGE / "README.md").read_text(encoding="utf-8"))
     corpus.write_run(tmp_path, pages=60)
-    (recipe,) = (text for language, text in blocks if language == "toml")
+    recipe = next(text for language, text in blocks if language == "toml")  # the others are parts of one
     (tmp_path / "data.toml").write_text(recipe)
     commands = [text for language, text in blocks if language == "bash" and "pip install" not in text]
     assert commands

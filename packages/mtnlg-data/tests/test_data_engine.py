@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -124,6 +125,14 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, units: Modu
         run_units(engine, units.fill_the_disk, units.units_in(tmp_path, "a"), "echo")
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_panic_of_a_library_is_one_line_that_names_the_output(
+    tmp_path: Path, units: ModuleType, workers: int
+) -> None:
+    with closing(Local(workers)) as engine, pytest.raises(Failure, match=r"/0: a library gave up on it: a$"):
+        run_units(engine, units.panic, units.units_in(tmp_path, "a"), "echo")
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_at_once_with_their_parent(tmp_path: Path, units: ModuleType, how: signal.Signals) -> None:
     command = [sys.executable, str(units.__file__), str(tmp_path)]
@@ -137,11 +146,19 @@ def test_workers_end_at_once_with_their_parent(tmp_path: Path, units: ModuleType
 
 
 def test_only_partial_files_of_our_own_are_removed(tmp_path: Path) -> None:
-    """A user's hidden .tmp files below --out are not ours, whoever left them."""
-    (tmp_path / "sub").mkdir()
-    ours, others = [".a.parquet.0123abcd.tmp", "sub/.b.json.ffffffff.tmp"], [".notes.tmp", "sub/.other.12.tmp"]
+    """A user's hidden .tmp files below --out are not ours, whoever left them; nor are those of another run's folder."""
+    ours = [".a.parquet.0123abcd.tmp", "sub/.b.json.ffffffff.tmp"]
+    others = [".notes.tmp", "sub/.other.12.tmp", "run/.a.parquet.0123abcd.tmp", "run/sub/.b.json.ffffffff.tmp"]
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/.c.json.ffffffff.tmp").touch()
+    (tmp_path / "outside" / ".lock").touch()
+    for folder in ("sub", "run/sub", "sub/.folder.ffffffff.tmp"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "run/.lock").touch()
+    (tmp_path / "link").symlink_to("outside")
     for name in (*ours, *others):
         (tmp_path / name).touch()
+    others += ["outside/.c.json.ffffffff.tmp", "sub/.folder.ffffffff.tmp"]
     with lock_folder(tmp_path, "key", shared=False):
         assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".*.tmp")) == sorted(others)
 
@@ -152,8 +169,26 @@ def test_a_lock_file_that_is_a_link_is_refused_and_its_target_left_alone(tmp_pat
     (tmp_path / "out").mkdir()
     (tmp_path / "out/.lock").symlink_to(target)
     with (
-        pytest.raises(Failure, match=r"\.lock: a symbolic link; remove it"),
+        pytest.raises(Failure, match=r"\.lock: not a regular file, or a link; remove it"),
         lock_folder(tmp_path / "out", "k", shared=False),
     ):
         pass
     assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / ".lock")
+    with pytest.raises(Failure, match=r"\.lock: not a regular file"), lock_folder(tmp_path, "k", shared=False):
+        pass
+
+
+def test_a_manifest_that_is_a_pipe_or_a_link_ends_the_command_in_one_line(tmp_path: Path, units: ModuleType) -> None:
+    (unit,) = units.units_in(tmp_path, "a")
+    os.mkfifo(manifest_path(unit.output))
+    with pytest.raises(Failure, match=r"0\.json: not a regular file"):
+        run_units(Local(1), units.echo, [unit], "echo")
+    manifest_path(unit.output).unlink()
+    manifest_path(unit.output).symlink_to("/dev/zero")
+    with pytest.raises(Failure, match=r"0\.json: not a regular file"):
+        run_units(Local(1), units.echo, [unit], "echo")

@@ -80,9 +80,8 @@ def test_a_source_named_like_a_dataset_of_the_paper_has_its_weight_and_subset(tm
 
 
 def test_defaults_by_kind_and_overrides(tmp_path: Path) -> None:
-    recipe = load_recipe(write(tmp_path), ["quality.alpha=9", "input=elsewhere", "sources.books.rules=['short']"])
+    recipe = load_recipe(write(tmp_path), ["quality.alpha=9", "sources.books.rules=['short']"])
     assert recipe.quality.alpha == 9
-    assert recipe.input == Path("elsewhere")
     assert recipe.sources["crawl"].rules == list(PAGE_RULES)
     assert recipe.sources["books"].rules == ["short"]
     assert load_recipe(write(tmp_path)).sources["books"].rules == list(TEXT_RULES)
@@ -126,7 +125,7 @@ weight = 1.0
 def test_a_source_of_ones_own_takes_five_lines(tmp_path: Path, corpus: ModuleType, kind: str, suffix: str) -> None:
     texts = [corpus.text(number) for number in range(3)]
     corpus.write_texts(tmp_path / "own" / f"x.{suffix}", texts)
-    recipe = load_recipe(write(tmp_path, FIVE_LINES.format(kind=kind, suffix=suffix)), [f"input={tmp_path}"])
+    recipe = load_recipe(write(tmp_path, FIVE_LINES.format(kind=kind, suffix=suffix)))
     (file,) = recipe.files()
     assert [record.content for record in read_records(file) if isinstance(record, Record)] == texts
 
@@ -141,7 +140,7 @@ def test_a_snapshot_gives_the_files_fetched_so_far(tmp_path: Path) -> None:
     (crawl / "warc.paths.gz").write_bytes(gzip.compress(listing.encode()))
     table = 'kind = "warc"\npaths = ["crawl/**/*.warc.gz"]'
     assert table in GOOD
-    recipe = load_recipe(write(tmp_path, GOOD.replace(table, 'snapshot = "raw"')), [f"input={tmp_path}"])
+    recipe = load_recipe(write(tmp_path, GOOD.replace(table, 'snapshot = "raw"')))
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "x.jsonl").touch()
     with pytest.raises(
@@ -153,11 +152,27 @@ def test_a_snapshot_gives_the_files_fetched_so_far(tmp_path: Path) -> None:
     assert recipe.sources["crawl"].rules == list(PAGE_RULES)
 
 
+def test_paths_start_at_the_recipe_unless_another_folder_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipes" / "own").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    recipe = write(tmp_path / "recipes" / "own") / "data.toml"
+    monkeypatch.chdir(tmp_path)
+    for given in (recipe, recipe.parent, recipe.relative_to(tmp_path), recipe.parent.relative_to(tmp_path)):
+        assert load_recipe(given).input == recipe.parent
+    monkeypatch.chdir(recipe.parent)
+    assert load_recipe(Path("data.toml")).input == load_recipe(Path()).input == recipe.parent
+    assert load_recipe(recipe, ["input=../../elsewhere"]).input.samefile(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe(recipe, folder=Path("elsewhere")).input == tmp_path / "elsewhere"
+
+
 def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: Path) -> None:
     for name in ("crawl/b/1.warc.gz", "crawl/a/1.warc.gz", "crawl/c.warc.gz", "crawl/notes.txt", "books/x.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    files = load_recipe(write(tmp_path), [f"input={tmp_path}"]).files()
+    files = load_recipe(write(tmp_path)).files()
     assert [(file.source, file.name) for file in files] == [
         ("books", "x.jsonl"),
         ("crawl", "a/1.warc.gz"),
@@ -208,17 +223,15 @@ def test_every_mistake_is_one_line_with_file_and_key(tmp_path: Path, old: str, n
 
 
 def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -> None:
-    recipe = load_recipe(write(tmp_path), [f"input={tmp_path}", "texts=none.jsonl"])
-    with pytest.raises(
-        Failure, match=r"books/\*\.jsonl: no such file \(source books\); paths are relative to input = "
-    ):
+    recipe = load_recipe(write(tmp_path), ["texts=none.jsonl"])
+    with pytest.raises(Failure, match=r"books/\*\.jsonl: no such file \(source books\); paths start at /"):
         recipe.files()
     with pytest.raises(Failure, match=r"none\.jsonl: no such file of task texts"):
         recipe.texts_file()
     for name in ("a/x.jsonl", "b/x.jsonl"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    twice = load_recipe(tmp_path, [f"input={tmp_path}", "sources.books.paths=['a/*.jsonl', 'b/*.jsonl']"])
+    twice = load_recipe(tmp_path, ["sources.books.paths=['a/*.jsonl', 'b/*.jsonl']"])
     with pytest.raises(Failure, match=r"b/x\.jsonl: .*a/x\.jsonl of source books has the same name"):
         twice.files()
     with pytest.raises(Failure, match="no such recipe"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SOURCES = {"books": 900, "crawl": 3100}
 DROPPED = {
-    "extract": {"not_english": 0.4},
+    "extract": {"other_language": 0.4},
     "quality": {"low_quality": 0.5},
     "clean": {"short": 0.1, "javascript": 0.02},
     "deduplicate": {"duplicate": 0.05},
@@ -250,3 +250,12 @@ def test_a_file_that_is_no_summary_is_one_line(tmp_path: Path, content: str | No
         (tmp_path / "summary.json").write_text(content, encoding="utf-8")
     with pytest.raises(Failure, match=f"summary.json: .*{words}"):
         write_report(tmp_path)
+
+
+def test_alarms_come_first_and_are_text_not_markup(tmp_path: Path) -> None:
+    summaries = stages()
+    summaries[2]["alarms"] = [{"source": "crawl", "message": "clean drops 51.6% of <b>crawl</b>, short"}]
+    (tmp_path / "summary.json").write_text(json.dumps({"seconds": 1.0, "stages": summaries}))
+    page = write_report(tmp_path).read_text()
+    assert 'class="absent">clean drops 51.6% of &lt;b&gt;crawl&lt;/b&gt;, short</p>' in page
+    assert page.index('id="alarms"') < page.index('id="funnel"')

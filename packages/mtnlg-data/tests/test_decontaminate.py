@@ -26,9 +26,10 @@ from mtnlg_data.decontaminate.ngrams import (
     task_ngrams,
 )
 from mtnlg_data.decontaminate.stage import decontaminate_documents
-from mtnlg_data.document import Document, batch_documents, write_documents
+from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.words import fold_case, ngram_hashes, word_character_table
+from mtnlg_data.schema import Document
+from mtnlg_data.words import character_kinds, fold_case, ngram_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,7 +48,7 @@ def run(
     shards: int = 2,
 ) -> tuple[Summary, list[dict[str, Any]]]:
     """The stage's summary and the remaining documents."""
-    rows = [Document(f"d{number}", "web", text, "u", "en", 0.5) for number, text in enumerate(documents)]
+    rows = [Document(f"d{number}", "web", text, "u", "en", score=0.5) for number, text in enumerate(documents)]
     paths = [folder / f"web-{number:05d}.parquet" for number in range(shards)]
     cuts = np.linspace(0, len(rows), shards + 1).astype(int)
     for number, path in enumerate(paths):
@@ -127,7 +128,7 @@ def plain(documents: Sequence[str], texts: Sequence[tuple[str, str]], config: De
     return left
 
 
-words = st.sampled_from(["a", "B", "b", "é", "É", "İ", "i", "ΟΔΟΣ", "οδος", "日本", "x_1", "\U0001d518"])
+words = st.sampled_from(["a", "B", "b", "é", "É", "İ", "i", "ΟΔΟΣ", "οδος", "한국", "x_1", "\U0001d518"])
 gaps = st.sampled_from([" ", "\n", ", ", ". ", "! ", "? ", ".", "  ", "-", "'"])
 prose = st.lists(st.tuples(words, gaps), max_size=40).map(lambda parts: "".join(word + gap for word, gap in parts))
 task_texts = st.lists(
@@ -322,7 +323,7 @@ def test_folding_keeps_every_character_in_its_place_and_words_words() -> None:
     assert len(folded) == len(everything)
     assert folded == "".join(map(fold_case, everything))  # whatever stands around a character
     codes = np.array([ord(character) for character in folded])
-    assert (word_character_table()[codes] == word_character_table()).all()
+    assert (character_kinds()[codes] == character_kinds()).all()
 
 
 def test_offsets_are_those_of_the_text_though_lower_case_is_longer(tmp_path: Path) -> None:

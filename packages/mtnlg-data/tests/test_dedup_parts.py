@@ -238,7 +238,7 @@ def test_a_pair_that_just_reaches_the_threshold_is_a_duplicate(candidates: int) 
     sets_ = [np.arange(4, dtype=np.uint64), np.arange(5, dtype=np.uint64), np.arange(90, 99, dtype=np.uint64)]
     names = pa.array([""] * candidates)
     group = Candidates(
-        np.arange(candidates), names, names, np.ones((candidates, 1), np.uint64), store_sets(sets_[:candidates])
+        np.arange(candidates), names, names, names, np.ones((candidates, 1), np.uint64), store_sets(sets_[:candidates])
     )
     for threshold, pairs in ((0.8, [[0, 1]]), (np.nextafter(0.8, 1), [])):
         assert np.sort(verify_pairs(group, threshold, 11, 1)).tolist() == pairs

@@ -9,8 +9,9 @@ import pytest
 
 from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
-from mtnlg_data.document import Document, batch_documents, write_documents
+from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.schema import Document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.pre_tokenizers import Metaspace, Whitespace
 
 from mtnlg_data.console import Failure
 from mtnlg_data.tokens import encoder as encoder_module
@@ -22,21 +23,20 @@ if TYPE_CHECKING:
 
     from mtnlg_data.tokens.encoder import Encoder, Library
 
-GPT2 = Path(__file__).parents[4] / "shared" / "data" / "gpt2"
 LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken")
 TEXTS = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
 NEW_LETTERS = ["\U0003275f's", "a\U00032d59't b", "\u10d0\u1c90's", "\u088f\u088f x"]
 AWKWARD = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20, "it's 'S  don'T\r\n\n  x", "\u00a0\u2003 a\u2028b"]
 
 
+def gpt2_files(samples: Path) -> list[Path]:
+    return [samples / "gpt2" / "encoder.json", samples / "gpt2" / "vocab.bpe"]
+
+
 @pytest.fixture(scope="module", params=["trained", "gpt2"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "gpt2" and not GPT2.exists():
-        pytest.skip("GPT-2's two files are not on this machine")
-    if request.param == "trained":
-        tokenizer = train_tokenizer(iter(TEXTS), 400)
-    else:
-        tokenizer = read_tokenizer([GPT2 / "encoder.json", GPT2 / "vocab.bpe"])
+def path(request: pytest.FixtureRequest, samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    trained = request.param == "trained"
+    tokenizer = train_tokenizer(iter(TEXTS), 400) if trained else read_tokenizer(gpt2_files(samples))
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
@@ -65,13 +65,14 @@ def test_ids_are_those_of_tokenizers_one_text_at_a_time(texts: list[str], encode
     assert ids.tolist() == [one for each in expected for one in each]
 
 
-@pytest.mark.skipif(not GPT2.exists(), reason="GPT-2's two files are not on this machine")
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_gpt2s_ids_are_those_of_the_class_that_tokenizers_has_for_gpt2(library: Library, tmp_path: Path) -> None:
+def test_gpt2s_ids_are_those_of_the_class_that_tokenizers_has_for_gpt2(
+    samples: Path, library: Library, tmp_path: Path
+) -> None:
     if library == "gigatoken":
         pytest.importorskip("gigatoken", reason="gigatoken is not installed")
-    theirs = ByteLevelBPETokenizer(str(GPT2 / "encoder.json"), str(GPT2 / "vocab.bpe"))
-    read_tokenizer([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(tmp_path / "tokenizer.json"))
+    theirs = ByteLevelBPETokenizer(*map(str, gpt2_files(samples)))
+    read_tokenizer(gpt2_files(samples)).save(str(tmp_path / "tokenizer.json"))
     texts = [*TEXTS, *AWKWARD, *NEW_LETTERS, Path(__file__).read_text(encoding="utf-8")]
     ids, _ = open_encoder(tmp_path / "tokenizer.json", library)(texts)
     assert ids.tolist() == [one for text in texts for one in theirs.encode(text).ids]
@@ -89,15 +90,88 @@ def test_batches_are_within_their_limits_and_cover_all_texts(lengths: list[int],
         assert sum(map(len, batch)) <= characters or sum(map(bool, batch)) == 1
 
 
-@pytest.mark.skipif(not GPT2.exists(), reason="GPT-2's two files are not on this machine")
-def test_letters_newer_than_the_unicode_of_either_library_get_the_ids_of_tokenizers(tmp_path: Path) -> None:
+def test_letters_newer_than_the_unicode_of_either_library_get_the_ids_of_tokenizers(
+    samples: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("gigatoken", reason="gigatoken is not installed")
     path = tmp_path / "tokenizer.json"
-    read_tokenizer([GPT2 / "encoder.json", GPT2 / "vocab.bpe"]).save(str(path))
+    read_tokenizer(gpt2_files(samples)).save(str(path))
     texts = ["plain", *NEW_LETTERS, "and plain", "caf\u00e9", NEW_LETTERS[0]]
     ids, sizes = open_encoder(path, "gigatoken")(texts)
     expected, each = open_encoder(path, "tokenizers")(texts)
     assert (sizes.tolist(), ids.tolist()) == (each.tolist(), expected.tolist())
+
+
+# --- long texts ------------------------------------------------------------------------------------------------------
+
+
+def record_batches(encode: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """What the library is given from now on."""
+    batches: list[Sequence[str]] = []
+    library = encode.encode  # type: ignore[attr-defined]
+
+    def record(texts: Sequence[str]) -> object:
+        batches.append(texts)
+        return library(texts)
+
+    monkeypatch.setattr(encode, "encode", record)
+    return batches
+
+
+def test_a_long_text_is_encoded_in_pieces_with_the_ids_of_the_whole(
+    encode: Encoder, oracle: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(1)
+    parts = ["word", " word", ", ", "\n\n", "  ", "don't", " 12", "3", "日本語。", "日本、", "ไทย ", " a.b", "\t", "é"]
+    texts = ["".join(random.choices(parts, k=random.randrange(400))) for _ in range(40)]
+    batches = record_batches(encode, monkeypatch)
+    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", 200)
+    ids, sizes = encode(texts)
+    expected = [oracle.encode(text, add_special_tokens=False).ids for text in texts]
+    assert sizes.tolist() == [len(each) for each in expected]
+    assert ids.tolist() == [one for each in expected for one in each]
+    assert max(len(text) for batch in batches for text in batch) == 200
+    assert max(map(len, texts)) > 1000
+
+
+def test_no_piece_ends_within_what_the_tokenizer_takes_for_one_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For GPT-2 "_(" is one word, though "_" is a letter of Python's words."""
+    text = "ab_( " * 50
+    tokenizer = train_tokenizer(iter([text]), 262)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encode = open_encoder(tmp_path / "tokenizer.json", "tokenizers")
+    batches = record_batches(encode, monkeypatch)
+    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", 53)
+    assert encode([text])[0].tolist() == tokenizer.encode(text).ids
+    pieces = [batch[0] for batch in batches if len(batch) == 1]
+    assert [len(piece) for piece in pieces] == [49, 50, 50, 50, 51]
+
+
+def test_a_word_without_end_is_cut_and_read_back_as_it_was(
+    encode: Encoder, oracle: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", 500)
+    genome = "".join(Random(2).choices("ACGT", k=4321))
+    ids, sizes = encode(["before", genome, ""])
+    assert sizes.tolist() == [len(oracle.encode("before").ids), len(ids) - sizes[0], 0]
+    assert oracle.decode(ids[sizes[0] :].tolist()) == genome
+    pieces = [genome[begin : begin + 500] for begin in range(0, len(genome), 500)]
+    assert ids[sizes[0] :].tolist() == [one for piece in pieces for one in oracle.encode(piece).ids]
+
+
+def test_a_tokenizer_that_parts_no_words_is_cut_after_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SentencePiece's way: every text gets a mark at its beginning, so no place gives the ids of the whole."""
+    words = Tokenizer(WordLevel({"\u2581quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
+    words.pre_tokenizer = Metaspace(prepend_scheme="always")
+    words.save(str(tmp_path / "words.json"))
+    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", 32)
+    encode = open_encoder(tmp_path / "words.json", "tokenizers")
+    batches = record_batches(encode, monkeypatch)
+    encode(["quick" + " quick" * 20])
+    pieces = [piece for batch in batches if len(batch) == 1 for piece in batch]
+    assert pieces == ["quick quick quick quick quick", *[" quick quick quick quick quick"] * 3, " quick"]
 
 
 # --- gigatoken -------------------------------------------------------------------------------------------------------
@@ -131,6 +205,6 @@ def test_ids_that_differ_from_those_of_tokenizers_end_the_unit(path: Path, monke
         ids, sizes = open_encoder(path, "tokenizers")(texts)
         return ids + 1, sizes
 
-    monkeypatch.setattr(wrong, "_encode", shifted)
+    monkeypatch.setattr(wrong.encode, "_encode", shifted)  # type: ignore[attr-defined]
     with pytest.raises(Failure, match="gigatoken gives other ids than tokenizers"):
         wrong(TEXTS)

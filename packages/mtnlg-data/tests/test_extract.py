@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pyarrow.parquet as pq
@@ -18,16 +17,16 @@ from mtnlg_data.engine import Local
 from mtnlg_data.extract.boilerplate import BoilerplateSettings
 from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.extractors import Method
+from mtnlg_data.extract.language import detect_language
 from mtnlg_data.extract.stage import extract_documents
-from mtnlg_data.extract.text import ExtractSettings, detect_language, extract_record, is_text
+from mtnlg_data.extract.text import ExtractSettings, extract_record, is_text
 from mtnlg_data.sources import Record, SourceFile
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
     from mtnlg_data.engine import Summary
-
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 # --- language and text -----------------------------------------------------------------------------------------------
@@ -37,16 +36,18 @@ GERMAN = "<p>Der alte Hafen war schon immer ein Ort, an dem sich die Leute der S
 
 def test_the_language_is_detected_in_html_with_control_characters(corpus: ModuleType) -> None:
     page = corpus.page(corpus.text(1))
-    assert detect_language(page, html=True) == "en"
-    assert detect_language(page.replace(" ", " \x01\x80"), html=True) == "en"
-    assert detect_language(GERMAN * 3, html=True) == "de"
-    assert detect_language("", html=True) == "un"
+    assert detect_language(page, html=True).code == "en"
+    assert detect_language(page.replace(" ", " \x01\x80"), html=True).code == "en"
+    assert detect_language(GERMAN * 3, html=True).code == "de"
+    assert detect_language("", html=True).code == "un"
 
 
 @given(st.text(max_size=300))
 def test_the_language_of_any_text_is_a_code(text: str) -> None:
-    assert detect_language(text, html=True)
-    assert detect_language(text)
+    for html in (True, False):
+        language = detect_language(text, html=html)
+        assert language.code
+        assert 0 <= (language.score or 0) <= 1
 
 
 def test_binary_is_not_text() -> None:
@@ -80,10 +81,11 @@ def test_the_language_is_that_of_the_whole_page_not_of_its_main_text(corpus: Mod
     page = corpus.page(corpus.text(1))
     links = "".join(f'<li><a href="/{number}">{GERMAN[3:-4]}</a></li>' for number in range(40))
     mixed = page.replace("<ul>", f"<ul>{links}")
-    assert detect_language(fate(page)[0]) == "en"
-    assert extract_record(Record(0, page.encode(), "", "utf-8"), ExtractSettings()).language == "en"
+    assert detect_language(fate(page)[0]).code == "en"
+    kept = extract_record(Record(0, page.encode(), "", "utf-8"), ExtractSettings())
+    assert (kept.language and kept.language.code, kept.reason) == ("en", None)
     extracted = extract_record(Record(0, mixed.encode(), "", "utf-8"), ExtractSettings())
-    assert (extracted.language, extracted.reason) == ("de", "not_english")
+    assert (extracted.language and extracted.language.code, extracted.reason) == ("de", "other_language")
 
 
 def test_thresholds_of_justext_can_be_set(corpus: ModuleType) -> None:
@@ -155,15 +157,16 @@ def test_every_page_is_kept_or_dropped_for_a_reason_that_is_counted(tmp_path: Pa
     assert rows[0]["text"] == corpus.text(1)
     assert account["sources"]["crawl"]["dropped"] == {
         "empty": 1,
-        "not_english": 1,
         "not_html": 1,
         "not_text": 1,
+        "other_language": 1,
         "too_large": 1,
         "truncated": 1,
     }
     assert (account["documents_in"], account["documents_out"]) == (8, 2)
     assert [error["where"].partition(":")[0] for error in account["errors"]] == ["c.warc.gz"] * 2
     assert account["languages"] == {"en": 3, "de": 1}
+    assert account["languages_kept"] == {"en": 2, "de": 0}
 
 
 def test_hostile_pages_are_dropped_alone_and_counted(tmp_path: Path, corpus: ModuleType) -> None:
@@ -201,14 +204,13 @@ def test_plain_texts_get_a_language_and_keep_their_ids_when_files_move(tmp_path:
     assert account["sources"]["books"]["dropped"] == {"empty": 1}
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared sample files are not beside this repository")
-def test_real_and_malformed_crawl_files_are_extracted_without_errors(tmp_path: Path) -> None:
-    paths = sorted(path for path in (SHARED / "web").rglob("*warc*") if ".wet." not in path.name)
+def test_real_and_malformed_crawl_files_are_extracted_without_errors(samples: Path, tmp_path: Path) -> None:
+    paths = sorted(path for path in (samples / "web").rglob("*warc*") if ".wet." not in path.name)
     account, rows = run([SourceFile("web", path, path.name, "warc") for path in paths], tmp_path)
     assert account["documents_in"] == sum(
         count["documents_out"] + sum(count["dropped"].values()) for count in account["sources"].values()
     )
     assert {row["language"] for row in rows} == {"en"}
-    assert {"truncated", "bad_length", "not_english"} <= set(account["sources"]["web"]["dropped"])
+    assert {"truncated", "bad_length", "other_language"} <= set(account["sources"]["web"]["dropped"])
     assert len(rows) > 10
     json.dumps(account)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data.document import CHARACTERS_PER_GROUP, Document, batch_documents, read_documents, write_documents
+from mtnlg_data.document import CHARACTERS_PER_GROUP, batch_documents, read_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.schema import Document
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.jsonl import read_pile
 

@@ -6,11 +6,9 @@ import gzip
 import importlib
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ftfy
-import pytest
 from ftfy.badness import BADNESS_RE, MOJIBAKE_CATEGORIES
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,8 +17,8 @@ from mtnlg_data.clean.mojibake import MAX_PIECE_CHARACTERS, TRIGGERS, fix_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
-WEB = Path(__file__).parents[4] / "shared" / "data" / "web"
 
 PIECES = st.one_of(
     st.text(max_size=20),
@@ -80,9 +78,8 @@ def test_a_line_of_more_than_a_million_characters_is_fixed_in_ftfys_pieces() -> 
     assert fix_text(text) == ftfy.fix_text(text)
 
 
-@pytest.mark.skipif(not WEB.exists(), reason="the shared sample files are not beside this repository")
-def test_real_texts_are_fixed_as_ftfy_does() -> None:
-    path = WEB / "cc_en_head-0091.jsonl.gz"
+def test_real_texts_are_fixed_as_ftfy_does(samples: Path) -> None:
+    path = samples / "web" / "cc_en_head-0091.jsonl.gz"
     texts = [json.loads(line)["text"] for line in gzip.decompress(path.read_bytes()).splitlines()]
     assert any(fix_text(text) != text for text in texts)
     for text in texts:

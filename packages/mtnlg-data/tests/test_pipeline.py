@@ -188,7 +188,7 @@ def test_large_files_fill_several_shards_and_a_shorter_file_takes_the_further_on
 def test_another_input_file_is_noticed(finished: Run, tmp_path: Path, corpus: ModuleType) -> None:
     folder = shutil.copytree(finished.recipe.parent, tmp_path / "moved")
     corpus.write_jsonl(folder / "raw" / "books" / "2.jsonl.zst", [{"text": corpus.text(n)} for n in range(200, 210)])
-    summary = run(finished.recipe, folder / "data", f"input={folder}")
+    summary = run(folder / finished.recipe.name, folder / "data")
     assert summary["stages"][0]["documents_in"] == finished.summary["stages"][0]["documents_in"] + 10
 
 
@@ -198,7 +198,7 @@ def test_another_input_file_is_noticed(finished: Run, tmp_path: Path, corpus: Mo
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        (["--set", "input=/nowhere"], 1, "/nowhere/raw/books/*.jsonl.zst: no such file"),
+        (["--input", "/nowhere"], 1, "/nowhere/raw/books/*.jsonl.zst: no such file"),
         (["--set", "texts=none.jsonl"], 1, "none.jsonl: no such file of task texts"),
         (["--set", "sources.books.weight=0.5"], 2, "sum to 1.1, not to 1"),
         (["--set", "sources.books.colour=1"], 2, "sources.books.colour = 1: unknown key"),
@@ -232,13 +232,13 @@ def test_input_that_the_system_cannot_read_ends_the_run_and_is_named(finished: R
         pytest.skip("no /proc on this machine, which has a file that cannot be read")
     folder = shutil.copytree(finished.recipe.parent, tmp_path / "moved")
     (folder / "raw" / name).symlink_to(unreadable)
-    recipe = load_recipe(finished.recipe, [f"input={folder}"])
+    recipe = load_recipe(finished.recipe, folder=folder)
     with closing(Local(1)) as engine:
         with pytest.raises(OSError, match="Input/output error") as ended:
             curate(recipe, folder / "data", engine)
         assert ended.value.filename == str(folder / "raw" / name)
         (folder / "raw" / name).unlink()
-        curate(load_recipe(finished.recipe, [f"input={folder}"]), folder / "data", engine)
+        curate(recipe, folder / "data", engine)
     assert tokens(folder / "data") == tokens(finished.out)
 
 

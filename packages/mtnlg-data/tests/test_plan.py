@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +12,12 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup.plan import deduplication_state_bytes
-from mtnlg_data.plan import MEASURED, RATES, plan
+from mtnlg_data.planning.corpus_size import estimate_corpus
+from mtnlg_data.planning.plan import MEASURED, RATES, plan
 from mtnlg_data.recipe import load_recipe
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
 WHOLE = ROOT / "recipes" / "mt-nlg-530b"
@@ -23,7 +27,7 @@ PAPER = 320_000_000  # paper.md 4.4
 def planned(
     tmp_path: Path, documents: int, *overrides: str, workers: int = 2, characters: int = 4600
 ) -> dict[str, Any]:
-    recipe = load_recipe(WHOLE, [f"input={tmp_path}", *overrides])
+    recipe = load_recipe(WHOLE, overrides, tmp_path)
     return plan(recipe, documents, characters, workers)
 
 
@@ -62,13 +66,13 @@ def test_the_classifiers_samples_are_counted_where_it_trains(tmp_path: Path) -> 
     many, few = planned(tmp_path, PAPER), planned(tmp_path, PAPER, "quality.sample=1000")
     assert stage(many, "quality")["memory"] > 800_000 * 2 * 4000
     assert stage(few, "quality")["memory"] < 3e9
-    recipe = load_recipe(ROOT / "recipes" / "quickstart", [f"input={tmp_path}", "sources.snapshot.filtered=false"])
+    recipe = load_recipe(ROOT / "recipes" / "quickstart", ["sources.snapshot.filtered=false"], tmp_path)
     assert "quality" not in [stage["stage"] for stage in plan(recipe, 1000, 1000, 1)["stages"]]
 
 
 def test_wider_tokens_take_more_disk(tmp_path: Path) -> None:
-    recipe = load_recipe(ROOT / "recipes" / "quickstart", [f"input={tmp_path}"])
-    wide = load_recipe(ROOT / "recipes" / "quickstart", [f"input={tmp_path}", "tokenize.vocabulary=70000"])
+    recipe = load_recipe(ROOT / "recipes" / "quickstart", folder=tmp_path)
+    wide = load_recipe(ROOT / "recipes" / "quickstart", ["tokenize.vocabulary=70000"], tmp_path)
     narrow, wider = (stage(plan(each, 10**6, 4600, 1), "tokenize")["disk"] for each in (recipe, wide))
     assert 1.7 < wider / narrow < 2
 
@@ -85,7 +89,7 @@ def test_hours_are_those_of_measured_rates_and_of_what_is_here(tmp_path: Path, m
     (tmp_path / "crawl.warc.gz").write_bytes(bytes(3_600_000))
     content = 'tokenize.vocabulary = 400\n[sources.web]\nkind = "warc"\npaths = ["*.warc.gz"]\nweight = 1.0\n'
     (tmp_path / "data.toml").write_text(content)
-    here = plan(load_recipe(tmp_path, [f"input={tmp_path}"]), 1000, 1000, 1)
+    here = plan(load_recipe(tmp_path), 1000, 1000, 1)
     assert stage(here, "extract")["hours"] == pytest.approx(3.6 / 2 / 3600)
 
 
@@ -97,13 +101,38 @@ def test_the_rates_are_those_of_the_measurement_that_is_named() -> None:
     assert {name: round(stage["millions_a_second"], 1) for name, stage in stages.items()} == RATES
 
 
+def test_without_a_number_the_documents_of_the_files_are_counted(
+    tmp_path: Path, corpus: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus.write_run(tmp_path, pages=60)
+    shown = json.loads(CliRunner().invoke(app, ["plan", str(tmp_path), "--json"]).stdout)
+    # 80 books and 60 pages, none of which extraction drops, of some 1,600 characters
+    assert shown["documents"] == 140
+    assert 1000 < shown["characters_a_document"] < 2200
+    # a long file is read in its beginning: its share of documents and characters stands for the rest
+    rows = [{"text": corpus.text(n)} for n in range(400)]
+    corpus.write_jsonl(tmp_path / "own" / "a.jsonl", rows)
+    for name in ("b.jsonl.gz", "c.parquet"):
+        corpus.write_texts(tmp_path / "own" / name, [row["text"] for row in rows])
+    monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_BYTES", 30_000)
+    monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_ROWS", 50)
+    for name, kind in (("a.jsonl", "jsonl"), ("b.jsonl.gz", "jsonl"), ("c.parquet", "parquet")):
+        content = f'tokenize.vocabulary = 400\n[sources.own]\nkind = "{kind}"\npaths = ["own/{name}"]\nweight = 1.0\n'
+        (tmp_path / "own.toml").write_text(content)
+        documents, characters = estimate_corpus(load_recipe(tmp_path / "own.toml"))
+        assert documents == pytest.approx(400, rel=0.15), name
+        assert characters == pytest.approx(sum(len(row["text"]) for row in rows) / 400, rel=0.05), name
+    with pytest.raises(Failure, match="no such file"):
+        estimate_corpus(load_recipe(WHOLE, folder=tmp_path))
+
+
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
-    words = ["plan", str(WHOLE), "--documents", "320e6", "--workers", "2", "--set", f"input={tmp_path}"]
+    words = ["plan", str(WHOLE), "--documents", "320e6", "--workers", "2", "--input", str(tmp_path)]
     table = CliRunner().invoke(app, words)
     assert table.exit_code == 0, table.output
     assert "320,000,000 documents of 4,600 characters" in table.output
     assert "deduplicate" in table.output
     result = json.loads(CliRunner().invoke(app, [*words, "--characters-a-document", "1000", "--json"]).stdout)
     assert result == planned(tmp_path, PAPER, characters=1000) | {"here": result["here"], "fits": result["fits"]}
-    with pytest.raises(Failure, match="nowhere: no such folder; give the folder of the corpus by --set input=FOLDER"):
-        plan(load_recipe(WHOLE, ["input=nowhere"]), 10, 10, 1)
+    with pytest.raises(Failure, match="nowhere: no such folder; give the folder of the corpus by --input FOLDER"):
+        plan(load_recipe(WHOLE, folder=Path("nowhere")), 10, 10, 1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import struct
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.document import Document, batch_documents, shard_name, write_documents
+from mtnlg_data.document import batch_documents, shard_name, write_documents
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.files import sha256, write_json
 from mtnlg_data.quality import classifier
@@ -24,10 +22,12 @@ from mtnlg_data.quality.classifier import Classifier, fit_classifier, hash_featu
 from mtnlg_data.quality.stage import QualitySettings, filter_documents, keep_probability
 from mtnlg_data.quality.training import uniform_draws
 from mtnlg_data.recipe import load_recipe
+from mtnlg_data.schema import Document
 from mtnlg_data.words import find_words, ngram_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from types import ModuleType
 
     from mtnlg_data.engine import Summary
@@ -84,15 +84,11 @@ def test_with_and_without_numba_a_text_falls_into_the_same_buckets(texts: list[s
 
 @given(st.text(max_size=300))
 def test_the_buckets_of_a_text_are_those_of_its_words_and_word_pairs(text: str) -> None:
-    words = [fixed_hash(word) for word in re.findall(r"\w+", text.lower())]
+    words = find_words([text.lower()]).hashes.tolist()
     pairs = [int(ngram_hashes(np.array(pair, np.uint64), 2)[0]) for pair in pairwise(words)]
     buckets, bounds = hash_features([text])
     assert bounds.tolist() == [0, len(buckets)]
     assert sorted(buckets.tolist()) == sorted({value >> 44 for value in words + pairs})
-
-
-def fixed_hash(word: str) -> int:
-    return int(find_words([word]).hashes[0])
 
 
 def test_a_score_is_the_logistic_of_the_mean_weight_of_its_distinct_buckets() -> None:
@@ -149,7 +145,7 @@ def _write_array(path: Path, values: Any) -> None:  # noqa: ANN401  (any array)
         (lambda path: path.write_bytes(path.read_bytes().replace(b"1048578", b"9999999", 1)), "9999999"),
         (
             lambda path: path.write_bytes(path.read_bytes()[:-4] + bytes(4)),
-            "trained on features of version 0, not 1; train it again",
+            "trained on features of version 0, not 2; train it again",
         ),
     ],
 )
@@ -301,9 +297,11 @@ def test_a_recipe_with_a_model_needs_no_curated_source_and_finds_it_from_input_o
         UsageFailure, match=r"no source has curated = true to train a classifier on, and quality\.model names"
     ):
         load_recipe(tmp_path)
-    recipe = load_recipe(tmp_path, ["quality.model=models/a.npy", "tokenize.path=gpt2", "tokenize.kind=gpt2"])
-    assert recipe.resolved_quality.model == Path("data/models/a.npy")
-    assert recipe.resolved_tokenize.path == Path("data/gpt2")
+    recipe = load_recipe(tmp_path, ["quality.model=models/a.npy", "tokenize.tokenizer=./gpt2"])
+    assert recipe.resolved_quality.model == tmp_path / "data" / "models" / "a.npy"
+    assert recipe.resolved_tokenize.tokenizer == str(tmp_path / "data" / "gpt2")
+    by_name = load_recipe(tmp_path, ["quality.model=models/a.npy", "tokenize.tokenizer=gpt2"])
+    assert by_name.resolved_tokenize.tokenizer == "gpt2"
 
 
 RECIPE = """
@@ -316,8 +314,7 @@ weight = 1.0
 filtered = true
 
 [tokenize]
-kind = "file"
-path = "tokenizer.json"
+tokenizer = "tokenizer.json"
 """
 WORDS = {"</s>": 0.0, "good": 2.0, "bad": -2.0}
 LABELS = {"__label__cc": -1.0, "__label__hq": 1.0}

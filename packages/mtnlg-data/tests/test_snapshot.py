@@ -9,6 +9,7 @@ import json
 import os
 import re
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.engine import manifest_path
-from mtnlg_data.sources.download import MAX_ATTEMPTS, MAX_WAIT_SECONDS, backoff
+from mtnlg_data.sources.download import MAX_ATTEMPTS, MAX_WAIT_SECONDS, RemoteStream, backoff, download_file
 from mtnlg_data.sources.remotes import HttpRemote, parse_remote, unsafe_path_reason
 from mtnlg_data.sources.snapshot import downloaded_files, fetch_snapshot, read_listing
 
@@ -353,6 +354,87 @@ def test_a_file_without_length_and_checksum_is_refused(server: Server, tmp_path:
     faulty(server, 0, lambda handler, data: handler.answer(data, Content_Length=""))
     (failed,) = get(server, tmp_path)[0]["failed"]
     assert "the server gives neither length nor checksum, so a cut-off file would look whole" in failed["why"]
+
+
+@pytest.mark.parametrize("length", [None, ""], ids=["Content-Length", "no Content-Length"])
+def test_a_file_over_the_ceiling_is_refused_and_no_byte_of_it_stays(
+    server: Server, tmp_path: Path, length: str | None
+) -> None:
+    """Without a length, the server goes on sending; what is received stops at the ceiling, in whole blocks."""
+    headers: dict[str, Any] = {} if length is None else {"Content_Length": length}
+    place = faulty(server, 0, lambda handler, data: handler.answer(data, **headers, **digests(data)["Digest"]))
+    server.files[f"/mirror/crawl-data/{NAME}/{place}"] = content(place) * 20
+    (failed,) = get(server, tmp_path, largest=len(content(place)))[0]["failed"]
+    assert failed["why"].endswith(f"{place}: longer than 160,000 bytes; --largest allows more")
+    assert not [path for path in tmp_path.rglob("*00000*") if path.is_file()]
+    assert whole(tmp_path, PLACES[1:])
+
+
+class Endless:
+    """A remote whose file has no end; it is an error to read more than a few blocks of it."""
+
+    name = "endless"
+
+    @contextmanager
+    def open(self, path: str, start: int, version: str | None) -> Iterator[RemoteStream]:
+        del path, start, version
+        blocks = iter([bytes(1 << 20)] * 4)
+        yield RemoteStream(lambda size: next(blocks)[:size], 0, None, None, {"sha256": "0" * 64})
+
+
+def test_a_file_without_end_is_received_up_to_the_ceiling(tmp_path: Path) -> None:
+    stop = threading.Event()
+    with pytest.raises(Failure, match=r"endless/x: longer than 2,000,000 bytes"):
+        download_file(Endless(), "x", tmp_path / "x", sleep=lambda _: None, stop=stop, largest=2_000_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Content_Length": "9" * 5000}, {"Content_Length": "", "Retry_After": "9" * 5000}, {"Content_Length": "\xb2"}],
+)
+def test_a_length_that_is_no_number_costs_its_file_alone(
+    server: Server, tmp_path: Path, headers: dict[str, Any]
+) -> None:
+    faulty(server, 0, lambda handler, data: handler.answer(data, **headers))
+    summary, _ = get(server, tmp_path)
+    assert (summary["fetched"], len(summary["failed"])) == (3, 1)
+
+
+@pytest.mark.parametrize("location", ["http://[::1/x.warc.gz", "//127.0.0.1:port/x.warc.gz", "/mirror/\xff.warc.gz"])
+def test_a_redirect_that_is_no_address_costs_its_file_alone(server: Server, tmp_path: Path, location: str) -> None:
+    faulty(server, 0, *[busy(302, Location=location)] * MAX_ATTEMPTS)
+    summary, _ = get(server, tmp_path)
+    assert (summary["fetched"], len(summary["failed"])) == (3, 1)
+
+
+def test_a_path_that_the_file_system_refuses_costs_its_file_alone(server: Server, tmp_path: Path) -> None:
+    below = f"{PLACES[0]}/x.warc.gz"
+    deep = "/".join(["d" * 200] * 4 + ["x.warc.gz"])
+    lines = [f"{'long' * 75}/x.warc.gz", f"{'n' * 201}.warc.gz", below, deep]
+    server.put([f"crawl-data/{NAME}/{place}" for place in [*lines, *PLACES]])
+    for place in lines:
+        server.files[f"/mirror/crawl-data/{NAME}/{place}"] = b"x"
+    out = tmp_path
+    while len(str(out)) < 3500:  # of 4,096 for a whole path
+        out /= "o" * 200
+    out.mkdir(parents=True)
+    summary, _ = get(server, out)
+    assert whole(out, PLACES[1:])
+    assert [refused["why"] for refused in summary["refused"]] == ["it has a part of more than 200 characters"] * 2
+    assert len(summary["failed"]) == 2
+    assert summary["fetched"] == 4
+
+
+def test_a_link_in_place_of_a_partial_file_is_refused_and_its_target_left_alone(server: Server, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    partial = tmp_path / "out" / PLACES[0]
+    partial.parent.mkdir(parents=True)
+    partial.with_name(f".{partial.name}.partial").symlink_to(target)
+    summary, _ = get(server, tmp_path / "out")
+    assert "not a regular file, or a link" in summary["failed"][0]["why"]
+    assert (summary["fetched"], target.read_text()) == (3, "precious")
 
 
 def test_a_missing_file_is_requested_once(server: Server, tmp_path: Path) -> None:

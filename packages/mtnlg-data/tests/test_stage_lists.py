@@ -159,7 +159,7 @@ def test_a_folder_whose_stage_has_not_finished_or_has_lost_a_shard_is_refused(
 ) -> None:
     folder = shutil.copytree(shrunk[0] / "03-clean", tmp_path / "clean")
     (folder / "books-00000.parquet").unlink()
-    with pytest.raises(Failure, match=r"books-00000.parquet: missing, .* run the stage again"):
+    with pytest.raises(Failure, match=r"books-00000.parquet: lost, or removed by --keep last; .* run the stage again"):
         find_inputs([str(folder)])
     (folder / "stage.json").write_text('{"stage": "clean", "shards": ["../01-extract/books-00000.parquet"]}')
     with pytest.raises(Failure, match=r"clean: its stage has not finished; run it again"):

@@ -456,3 +456,14 @@ def test_neighbours_do_not_stay_neighbours() -> None:
 
 def test_a_stream_is_what_open_stream_gives(folder: Path) -> None:
     assert isinstance(open_stream(folder, 16), BlendedStream)
+
+
+def test_a_source_without_a_window_is_left_out_of_the_stream_and_named_and_the_others_are_read(tmp_path: Path) -> None:
+    folder = make_blend(tmp_path, [("a", 0.5, [900]), ("tiny", 0.25, [9]), ("b", 0.25, [400])])
+    stream = open_stream(folder, 16, samples=1000)
+    assert [source.name for source in stream.sources] == ["a", "b"]
+    (line,) = stream.left_out
+    assert line == f"{folder / 'tiny'}.bin: 9 train tokens are fewer than one sample of 16 + 1"
+    shares = np.bincount([stream.locate(n)[0] for n in range(999)]) / 999
+    assert shares.tolist() == pytest.approx([2 / 3, 1 / 3], abs=0.002)
+    assert open_stream(folder, 8).left_out == ()

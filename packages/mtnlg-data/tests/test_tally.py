@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
-from mtnlg_data.tally import EXCERPT_CHARACTERS, SHOWN_PER_FATE, Tally, passthrough_summary, stage_summary
+from mtnlg_data.tally import (
+    EXCERPT_CHARACTERS,
+    SHOWN_PER_FATE,
+    Tallies,
+    Tally,
+    passthrough_summary,
+    say_summary,
+    stage_summary,
+)
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def tally_of(numbers: list[int]) -> Tally:
@@ -43,3 +55,19 @@ def test_lengths_count_the_documents_that_are_left_in_octaves() -> None:
     after = stage_summary("quality", [passthrough_summary("web", clean["sources"]["web"])], ["web"])
     assert after["sources"]["web"]["lengths"] == clean["sources"]["web"]["lengths"]
     assert after["characters_in"] == clean["characters_out"]
+
+
+def test_a_first_run_that_loses_half_as_short_is_told_with_source_stage_reason_share_and_setting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tallies = Tallies()
+    for number in range(799):
+        tallies["docs"].drop(300, "short") if number < 412 else tallies["docs"].keep(900)
+    tallies["docs"].drop(300, "javascript")
+    tallies["books"].keep(900)
+    summary = stage_summary("clean", [tallies.summary()], ["books", "docs"], 0.5)
+    message = "clean drops 51.6% of docs: 413 of 800 documents, 412 of them as short; more than clean.alarm_share = 0.5"
+    assert summary["alarms"] == [{"source": "docs", "message": message}]
+    say_summary(summary, "0.1 s")
+    assert capsys.readouterr().err.splitlines()[1] == f"WARNING: {message}"
+    assert stage_summary("clean", [tallies.summary()], ["books", "docs"], 413 / 800)["alarms"] == []

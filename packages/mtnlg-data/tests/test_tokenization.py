@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,21 +25,30 @@ from tokenizers.processors import TemplateProcessing
 
 from mtnlg_data import document
 from mtnlg_data.console import Failure
-from mtnlg_data.document import Document, batch_documents, number_shards, write_documents
+from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.schema import Document
+from mtnlg_data.sources.remotes import FolderRemote
 from mtnlg_data.stream import open_stream
-from mtnlg_data.tokens import stage
-from mtnlg_data.tokens.blend import read_blend
+from mtnlg_data.tokens import gpt2, stage
+from mtnlg_data.tokens.blend import held_out, read_blend
 from mtnlg_data.tokens.stage import tokenize_documents, unigram_entropy
 from mtnlg_data.tokens.store import TokenStore
-from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, document_key, sample_texts, text_bytes, train_tokenizer
+from mtnlg_data.tokens.tokenizer import (
+    EOD,
+    TokenizeSettings,
+    document_key,
+    sample_texts,
+    tokenizer_files,
+    train_tokenizer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from mtnlg_data.engine import Summary
 
-GPT2 = Path(__file__).parents[4] / "shared" / "data" / "gpt2"
 TRAIN = TokenizeSettings(vocabulary=400, validation=0.1)
 WEIGHTS = {"web": 0.75, "code": 0.25}
 
@@ -148,7 +158,7 @@ def test_workers_and_the_order_and_number_of_shards_change_no_byte_of_a_store(tm
     with contextlib.closing(Local(2)) as two:
         backwards = {source: paths[::-1] for source, paths in corpus(tmp_path / "b").items()}
         tokenize_documents(dict(reversed(backwards.items())), tmp_path / "b" / "out", TRAIN, WEIGHTS, two)
-    given_settings = TokenizeSettings(kind="file", path=tmp_path / "a" / "out" / "tokenizer.json", validation=0.1)
+    given_settings = TokenizeSettings(tokenizer=str(tmp_path / "a" / "out" / "tokenizer.json"), validation=0.1)
     tokenize(tmp_path / "c", tmp_path / "c" / "out", given_settings, shards=1)
     a, b, c = (contents(tmp_path / folder / "out") for folder in "abc")
     for name in ("web.bin", "web.idx", "code.bin", "code.idx", "tokenizer.json"):
@@ -162,14 +172,27 @@ def test_row_groups_and_parts_change_no_byte_of_a_store(tmp_path: Path, monkeypa
     monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 300)
     monkeypatch.setattr(stage, "TOKENS_PER_COUNT", 300)
     (tmp_path / "pieces").mkdir()
+    parts: list[stage.PartUnit] = []
+    write_part = stage.write_part
+
+    def write_noted(unit: stage.PartUnit) -> object:
+        parts.append(unit)
+        return write_part(unit)
+
+    monkeypatch.setattr(stage, "write_part", write_noted)
     account = tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out")
     encoded = list((tmp_path / "pieces" / "out" / "state" / "web").glob("*.arrow"))
-    parts = list((tmp_path / "pieces" / "out" / "state" / "web").glob("part-*.bin"))
     assert len(encoded) > 3  # of three shards
     assert len(parts) > 3
     for name in ("web.bin", "web.idx", "web.crc", "code.bin", "tokenizer.json", "blend.json"):
         assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
     assert account["unigram_entropy_nats"] == tokenize(tmp_path, tmp_path / "whole")["unigram_entropy_nats"]
+
+
+def test_no_second_copy_of_a_store_in_its_own_format_is_left(tmp_path: Path) -> None:
+    tokenize(tmp_path, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.bin")) == ["code.bin", "web.bin"]
+    assert not list((tmp_path / "out" / "state").rglob("part-*"))
 
 
 def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:
@@ -183,7 +206,7 @@ def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_
         (out / name).unlink()
         assert tokenize(tmp_path, out) == first
         assert contents(out) == before, name
-    for name in ("code.idx", "code.crc", "state/web/part-0.bin", "state/web/part-0.crc", "state/web/0.arrow"):
+    for name in ("code.idx", "code.crc", "state/web/0.arrow"):
         kept = (out / name).read_bytes()
         (out / name).write_bytes(kept[:-1] + b"?")
         assert tokenize(tmp_path, out) == first
@@ -226,14 +249,50 @@ def test_a_trained_vocabulary_has_the_requested_size_or_what_the_texts_allow() -
     assert train_tokenizer(iter(["ab"]), 300).get_vocab_size() == 257
 
 
-@pytest.mark.skipif(not GPT2.exists(), reason="GPT-2's two files are not on this machine")
-def test_gpt2s_two_files_give_gpt2s_ids(tmp_path: Path) -> None:
-    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind="gpt2", path=GPT2))
-    assert account["vocabulary"] == 50257
-    assert read_blend(tmp_path / "out").eod == 50256
-    ids = [15496, 995, 11, 1367, 1303, 362, 796, 5633]
-    assert plain(tmp_path / "out" / "tokenizer.json", "Hello world, 11 # 2 = ?") == ids
+def test_gpt2s_two_files_give_gpt2s_ids(samples: Path, tmp_path: Path) -> None:
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(samples / "gpt2")))
+    vocabulary = json.loads((samples / "gpt2" / "encoder.json").read_text(encoding="utf-8"))
+    assert account["vocabulary"] == len(vocabulary)
+    assert read_blend(tmp_path / "out").eod == vocabulary[EOD] == len(vocabulary) - 1
+    ids = plain(tmp_path / "out" / "tokenizer.json", "Hello world, 11 # 2 = ?")
+    names = {number: name for name, number in vocabulary.items()}
+    assert "".join(names[number] for number in ids) == "HelloĠworld,Ġ11Ġ#Ġ2Ġ=Ġ?"
+    if len(vocabulary) == 50257:
+        assert ids == [15496, 995, 11, 1367, 1303, 362, 796, 5633]
     assert TokenStore(tmp_path / "out" / "web").dtype == np.uint16
+
+
+def test_a_folder_with_a_tokenizer_json_is_that_tokenizer(tmp_path: Path) -> None:
+    train_tokenizer(iter(texts), 300).save(str(tmp_path / "tokenizer.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path)))
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (300, 299)
+
+
+def test_gpt2_by_name_is_downloaded_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, asked = tmp_path / "served", []
+    served.mkdir()
+    files = {name: f"{{{name}}}".encode() for name in gpt2.FILES}
+    monkeypatch.setattr(gpt2, "FILES", {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+
+    def remote(url: str) -> FolderRemote:
+        asked.append(url)
+        return FolderRemote(served)
+
+    monkeypatch.setattr(gpt2, "HttpRemote", remote)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, content in files.items():
+        (served / name).write_bytes(content if name == "encoder.json" else b"another file")
+    with pytest.raises(Failure, match=r"vocab\.bpe: not GPT-2's file; give a folder with encoder\.json and vocab\.bpe"):
+        TokenizeSettings(tokenizer="gpt2").check()
+    (served / "vocab.bpe").write_bytes(files["vocab.bpe"])
+    (served / "encoder.json").unlink()  # it is here
+    found = tokenizer_files(TokenizeSettings(tokenizer="gpt2"))
+    assert [path.read_bytes() for path in found] == list(files.values())
+    assert tokenizer_files(TokenizeSettings(tokenizer="gpt2")) == found
+    assert asked == [gpt2.URL] * 3
+    found[0].write_bytes(b"damaged")
+    (served / "encoder.json").write_bytes(files["encoder.json"])
+    assert tokenizer_files(TokenizeSettings(tokenizer="gpt2"))[0].read_bytes() == files["encoder.json"]
 
 
 def test_a_tokenizer_json_without_an_end_token_gets_one(tmp_path: Path) -> None:
@@ -242,7 +301,7 @@ def test_a_tokenizer_json_without_an_end_token_gets_one(tmp_path: Path) -> None:
     words.post_processor = TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
     words.enable_truncation(2)
     words.save(str(tmp_path / "words.json"))
-    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "words.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json")))
     assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (4, 3)
     store = TokenStore(tmp_path / "out" / "code")
     assert min(len(store[n]) for n in range(len(store))) > 10  # nothing is cut
@@ -265,7 +324,7 @@ def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_aske
     words.pre_tokenizer = Whitespace()
     words.add_special_tokens(special)
     words.save(str(tmp_path / "words.json"))
-    chosen = TokenizeSettings.model_validate({"kind": "file", "path": tmp_path / "words.json", **settings})
+    chosen = TokenizeSettings.model_validate({"tokenizer": str(tmp_path / "words.json"), **settings})
     account = tokenize(tmp_path, tmp_path / "out", chosen)
     assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (vocabulary, eod)
     store = TokenStore(tmp_path / "out" / "code")
@@ -274,7 +333,7 @@ def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_aske
 
 def test_a_word_that_looks_like_an_end_token_is_a_word(tmp_path: Path) -> None:
     Tokenizer(WordLevel({"</s>": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "words.json"))  # noqa: S106
-    tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "words.json"))
+    tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json")))
     assert read_blend(tmp_path / "out").eod == 2
 
 
@@ -282,37 +341,35 @@ def test_an_end_token_may_stand_anywhere_in_a_tokenizer_json(tmp_path: Path) -> 
     first = Tokenizer(WordLevel({EOD: 0, "quick": 1, "[UNK]": 2}, unk_token="[UNK]"))  # noqa: S106
     first.pre_tokenizer = Whitespace()
     first.save(str(tmp_path / "first.json"))
-    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind="file", path=tmp_path / "first.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "first.json")))
     assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (3, 0)
     store = TokenStore(tmp_path / "out" / "code")
     assert all(store[n].tolist().count(0) == 1 and store[n][-1] == 0 for n in range(len(store)))
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "message"),
+    ("name", "message"),
     [
-        ("file", "none.json", r"none\.json: no such tokenizer\.json"),
-        ("file", "bad.json", r"bad\.json: no tokenizer: "),
-        ("gpt2", ".", r"holds neither encoder\.json and vocab\.bpe nor vocab\.json and merges\.txt"),
+        ("none.json", r"none\.json: no tokenizer: expected a tokenizer\.json, gpt2, or a folder with one of: "),
+        ("bad.json", r"bad\.json: no tokenizer: "),
+        (".", r"one of: tokenizer\.json; encoder\.json and vocab\.bpe; vocab\.json and merges\.txt"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, kind: Any, name: str, message: str) -> None:  # noqa: ANN401
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(Failure, match=message):
-        tokenize(tmp_path, tmp_path / "out", TokenizeSettings(kind=kind, path=tmp_path / name))
+        tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / name)))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "train"}, "takes a vocabulary"),
-        ({"kind": "train", "vocabulary": 300, "path": Path()}, "takes a vocabulary"),
-        ({"kind": "gpt2"}, "takes a path"),
-        ({"kind": "file", "path": Path(), "vocabulary": 300}, "no vocabulary: that is in the files"),
+        ({}, "either a vocabulary to train, such as 50257, or a tokenizer"),
+        ({"vocabulary": 300, "tokenizer": "."}, "either a vocabulary to train, such as 50257, or a tokenizer"),
         ({"vocabulary": 256}, "greater than or equal to 257"),
     ],
 )
-def test_settings_that_do_not_fit_their_kind_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_a_vocabulary_and_a_tokenizer_exclude_one_another(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenizeSettings(**settings)
 
@@ -355,3 +412,15 @@ def test_a_source_without_weight_or_documents_is_named(tmp_path: Path) -> None:
     write_documents(path, [])
     with pytest.raises(Failure, match="source none has no document left to tokenize"):
         tokenize_documents({"none": [path]}, tmp_path / "out", TRAIN, {"none": 1.0}, Local(1))
+
+
+def test_a_store_shorter_than_one_sample_of_the_papers_length_is_an_alarm(tmp_path: Path) -> None:
+    summary = tokenize(tmp_path, tmp_path / "out")
+    tokens = {name: TokenStore(tmp_path / "out" / name) for name in WEIGHTS}
+    small = [name for name, store in tokens.items() if store.offset(len(store) - held_out(len(store), 0.1)) <= 2048]
+    assert [alarm["source"] for alarm in summary["alarms"]] == small
+    assert re.fullmatch(
+        r"tokenize leaves [\d,]+ training tokens of \w+, fewer than one sample of 2,048 \+ 1; "
+        r"a sequence of [\d,]+ or less uses the source",
+        summary["alarms"][0]["message"],
+    )

@@ -62,6 +62,7 @@ NOTHING: list[Edit] = [
     ("mtnlg_data.engine.local", "UNITS_PER_WORKER = 2", "UNITS_PER_WORKER = 3"),
     ("mtnlg_data.console", "def say(", "def tell("),
     ("mtnlg_data.clean.stage", '"""Clean one shard."""', '"""Clean a shard, and count it."""'),
+    ("mtnlg_data.clean.stage", "Rule short drops documents under this.", "Drop shorter documents."),
     ("mtnlg_data.clean.stage", "BROKEN_SPACE = ", "# Spaces.\nBROKEN_SPACE = "),
     ("mtnlg_data.tokens.blend", "Integer weights of the sources", "Weights of the sources"),
     ("mtnlg_data.clean.stage", "from pathlib import Path", "from mtnlg_data.report.page import page"),
@@ -127,7 +128,7 @@ def test_a_stage_depends_on_the_versions_of_the_libraries_whose_results_it_keeps
     assert upgraded == {
         "jusText": {"extract"},
         "lxml": {"extract"},
-        "pycld2": {"extract"},
+        "pycld2": {"extract", "clean"},
         "scikit-learn": {"quality"},
         "ftfy": {"clean"},
         "datasketch": {"deduplicate"},

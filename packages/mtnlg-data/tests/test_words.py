@@ -1,49 +1,114 @@
-"""Words are the matches of Python's regular expression, and hash alike with and without numba."""
+"""Words are runs of letters, or characters of scripts without spaces, and hash alike with and without numba."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtnlg_data.words import (
+    CHARACTER_BASE,
+    EAST_ASIAN,
+    LETTER,
+    NO_WORD,
+    SOUTHEAST_ASIAN,
     _word_spans_numpy,
+    character_kinds,
     code_points,
     find_words,
+    fmix64,
     fold_case,
     ngram_hashes,
-    word_character_table,
     word_spans,
 )
 
 texts = st.lists(st.text(max_size=40), max_size=8)
+#: Beginnings of the names of characters whose scripts put no spaces between words.
+EAST_ASIAN_NAMES = (
+    *("CJK", "IDEOGRAPHIC ITERATION", "IDEOGRAPHIC CLOSING", "IDEOGRAPHIC NUMBER", "VERTICAL IDEOGRAPHIC", "HANGZHOU"),
+    *("HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "VERTICAL KANA", "MASU", "BOPOMOFO", "YI ", "NUSHU", "KHITAN"),
+    *("TANGUT", "OLD CHINESE", "HENTAIGANA"),
+)
+SOUTHEAST_ASIAN_NAMES = ("THAI ", "LAO ", "KHMER ", "MYANMAR ", "TAI ", "NEW TAI LUE ", "AHOM ")
+
+
+def plain_words(text: str) -> list[tuple[int, int]]:
+    """Runs of ``\\w``, of which characters of scripts without spaces are parted."""
+    spans, begin = [], None
+    for place, character in enumerate([*text, " "]):
+        alone = character_kinds()[ord(character)] > LETTER
+        if begin is not None and (alone or not re.match(r"\w", character)):
+            spans.append((begin, place))
+            begin = None
+        if alone:
+            spans.append((place, place + 1))
+        elif begin is None and re.match(r"\w", character):
+            begin = place
+    return spans
 
 
 @given(texts=texts)
-@example(texts=["", "a", "Straße_1 İstanbul ΟΔΟΣ", "日本 語", "x\U0001f600y", "\ud800a"])
-def test_words_are_what_re_finds_in_each_text_of_a_batch(texts: list[str]) -> None:
+@example(texts=["", "a", "Straße_1 İstanbul ΟΔΟΣ", "日本 語", "x日本y語z", "ที่x", "한국 사람"])
+@example(texts=["x\U0001f600y", "\ud800a"])
+def test_words_are_runs_of_letters_or_single_characters_in_each_text_of_a_batch(texts: list[str]) -> None:
     words = find_words(texts)
     for number, text in enumerate(texts):
         here = slice(words.bounds[number], words.bounds[number + 1])
-        found = list(zip(words.starts[here].tolist(), words.ends[here].tolist(), strict=True))
-        assert found == [match.span() for match in re.finditer(r"\w+", text)]
+        assert list(zip(words.starts[here].tolist(), words.ends[here].tolist(), strict=True)) == plain_words(text)
+
+
+def test_the_characters_that_stand_alone_are_those_of_scripts_without_spaces() -> None:
+    """By their names; the many Tangut ones have none in Python 3.11."""
+    for code, kind in enumerate(character_kinds().tolist()):
+        name = unicodedata.name(chr(code), "TANGUT" if 0x17000 <= code < 0x18D09 else "")
+        is_word = re.match(r"\w", chr(code)) is not None
+        if name.startswith(SOUTHEAST_ASIAN_NAMES):
+            assert kind == (SOUTHEAST_ASIAN if is_word or unicodedata.category(chr(code)) in {"Mn", "Mc"} else NO_WORD)
+        elif name.startswith(EAST_ASIAN_NAMES) or kind == EAST_ASIAN:
+            assert (kind, name.startswith(EAST_ASIAN_NAMES)) == (EAST_ASIAN if is_word else NO_WORD, True)
+        else:
+            assert kind == (LETTER if is_word else NO_WORD)
 
 
 @given(texts=texts)
 def test_words_hash_alike_exactly_where_they_are_alike(texts: list[str]) -> None:
     words = find_words(texts)
-    strings = [match for text in texts for match in re.findall(r"\w+", text)]
+    strings = [text[start:end] for text in texts for start, end in plain_words(text)]
     assert len(strings) == len(words.hashes)
     assert len(set(strings)) == len(set(zip(strings, words.hashes.tolist(), strict=True))) == len(set(words.hashes))
 
 
+def thue_morse(size: int, pair: str) -> tuple[str, str]:
+    """The word of 2**size letters and its complement, which any polynomial modulo 2**64 takes for one from 1,024 on."""
+    word = pair[0]
+    for _ in range(size):
+        word += word.translate(str.maketrans(pair, pair[::-1]))
+    return word, word.translate(str.maketrans(pair, pair[::-1]))
+
+
+@pytest.mark.parametrize("pair", ["ab", "0_", "A\U00010041", "a\u0430"])
+@pytest.mark.parametrize("size", range(13))
+def test_thue_morse_words_of_any_length_differ(size: int, pair: str) -> None:
+    assert len(set(find_words(thue_morse(size, pair)).hashes.tolist())) == 2
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 66, 200])
+def test_up_to_64_letters_a_hash_is_the_sum_of_powers_that_it_was_before(length: int) -> None:
+    word = "".join(chr(ord("a") + place * 7 % 26) for place in range(length))
+    total = np.array([sum(ord(c) * int(CHARACTER_BASE) ** place for place, c in enumerate(word)) % 2**64], np.uint64)
+    assert (find_words([word]).hashes[0] == fmix64(total)[0]) == (length <= 64)
+
+
 @given(text=st.text(max_size=200))
+@example(text="a" * 64 + " " + "b" * 65 + "日x" + "ก" * 70 + "c" * 300)
 def test_numba_and_numpy_find_the_same_words_and_sums(text: str) -> None:
     codes = code_points(text)
     for compiled, arrays in zip(
-        word_spans(codes, word_character_table()), _word_spans_numpy(codes, word_character_table()), strict=True
+        word_spans(codes, character_kinds()), _word_spans_numpy(codes, character_kinds()), strict=True
     ):
         assert compiled.dtype == arrays.dtype
         assert compiled.tolist() == arrays.tolist()

@@ -4,16 +4,19 @@ from .decontaminate.cut_planning import DecontaminateSettings
 from .decontaminate.stage import decontaminate_documents
 from .dedup.plan import deduplication_state_bytes
 from .dedup.stage import DeduplicateSettings, deduplicate_documents
-from .document import Document, batch_documents, read_documents, write_documents
+from .document import batch_documents, read_documents, write_documents
 from .engine import Local, open_engine
 from .extract.boilerplate import BoilerplateSettings, main_text
 from .extract.charset import decode_html
 from .extract.paragraphs import read_page
 from .extract.stage import extract_documents
 from .extract.text import ExtractSettings
+from .filters.settings import FilterSettings
+from .filters.stage import apply_filters
 from .pipeline import curate
 from .quality.stage import QualitySettings, filter_documents
 from .recipe import Recipe, load_recipe
+from .schema import Document
 from .sources import SourceFile
 from .stream import TokenStream, open_stream
 from .tokens.stage import tokenize_documents
@@ -27,6 +30,7 @@ __all__ = [
     "DeduplicateSettings",
     "Document",
     "ExtractSettings",
+    "FilterSettings",
     "Local",
     "QualitySettings",
     "Recipe",
@@ -34,6 +38,7 @@ __all__ = [
     "TokenStore",
     "TokenStream",
     "TokenizeSettings",
+    "apply_filters",
     "batch_documents",
     "clean_documents",
     "curate",

@@ -6,21 +6,38 @@ Libraries are imported inside the commands, so that ``--help`` does not wait for
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 
+from .commands.stage_command import (
+    AllowFailures,
+    AsJson,
+    OnEngine,
+    OnRay,
+    StageRun,
+    Workers,
+    check_failures,
+    stage_command,
+)
 from .console import Failure, UsageFailure, application, print_json, run, say
-from .engine import EngineName
+from .engine import Keep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .engine import Engine, Summary
+    from .clean.stage import CleanSettings, Rule
+    from .decontaminate.cut_planning import DecontaminateSettings
+    from .dedup.stage import DeduplicateSettings
+    from .extract.text import ExtractSettings
+    from .filters.settings import FilterSettings
+    from .quality.stage import QualitySettings
+    from .tokens.tokenizer import TokenizeSettings
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")]
+RecipeInput = Annotated[
+    Path | None, typer.Option("--input", metavar="FOLDER", help="Where the recipe's paths start, if not at its folder.")
+]
 RecipeOverrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as quality.alpha=9."),
@@ -32,16 +49,11 @@ InputPaths = Annotated[
         help="Files and folders: WARC, JSON lines (.gz, .zst, .xz, .bz2), Parquet, a stage's output; NAME=PATH.",
     ),
 ]
+WhatStays = Annotated[
+    Keep, typer.Option(help="last: remove each stage's shards and state once the next one has read them.")
+]
 StageFolder = Annotated[Path, typer.Option("--out", help="Folder for shards, manifests, summary and report.")]
-StageOverrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the stage.")
-]
-Workers = Annotated[int | None, typer.Option(min=1, help="Number of processes; all cores if not given.")]
-OnEngine = Annotated[EngineName, typer.Option(help="Where to run: processes of this machine, or a Ray cluster.")]
-AllowFailures = Annotated[
-    bool, typer.Option("--allow-failures", help="Exit with 0 where files or records could not be read.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+TextField = Annotated[str, typer.Option(help="Key or column of the text, in JSON lines and Parquet.")]
 
 
 @app.command("run")
@@ -50,18 +62,20 @@ def run_recipe(
     out: Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")],
     *,
     engine: OnEngine = "local",
+    ray: OnRay = None,
     workers: Workers = None,
+    folder: RecipeInput = None,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Run as task I (from 0) of N that share the folder.")
     ] = None,
+    keep: WhatStays = "all",
     overrides: RecipeOverrides = None,
     allow_failures: AllowFailures = False,
     as_json: AsJson = False,
 ) -> None:
     """Run every stage of a recipe: from raw sources to the tokens that training reads.
 
-    The same command resumes an interrupted run, with any number of workers, and ends with the same bytes. Relative
-    paths in the recipe start from its key "input": [bold]--set input=runs/quickstart[/bold].
+    The same command resumes an interrupted run, with any number of workers, and ends with the same bytes.
     In a Slurm job array: [bold]--shard $SLURM_ARRAY_TASK_ID/16[/bold].
     """
     from .engine import open_engine  # noqa: PLC0415
@@ -70,22 +84,13 @@ def run_recipe(
     from .report import write_report  # noqa: PLC0415
 
     task = None if shard is None else _parse_shard(shard)
-    resolved = load_recipe(recipe, overrides or [])
-    with open_engine(engine, workers) as opened:
-        summary = curate(resolved, out, opened, task)
+    resolved = load_recipe(recipe, overrides or [], folder)
+    with open_engine(engine, workers, ray) as opened:
+        summary = curate(resolved, out, opened, task, keep)
     write_report(out)
     if as_json:
         print_json(summary)
-    _check_failures(summary, allow=allow_failures)
-
-
-def _check_failures(summary: Summary, *, allow: bool) -> None:
-    """Raise ``Failure`` where files or too many records could not be read; with ``allow`` say so instead."""
-    for stage in summary["stages"]:
-        if failure := stage.get("failure"):
-            if not allow:
-                raise Failure(f"{failure}; all else is done; --allow-failures takes this for a success")
-            say(f"allowed: {failure}")
+    check_failures(summary, allow=allow_failures)
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:
@@ -105,6 +110,7 @@ def fetch(
         str | None, typer.Option(metavar="URL|FOLDER", help="Another server, or a folder that mirrors one.")
     ] = None,
     files: Annotated[int | None, typer.Option(min=1, help="Fetch only this many files.")] = None,
+    largest: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Refuse files longer than this.")] = 8 << 30,
     workers: Annotated[int, typer.Option(min=1, help="Files to fetch at a time.")] = 4,
     verify: Annotated[bool, typer.Option("--verify", help="Read the files that are here, and check them.")] = False,
     as_json: AsJson = False,
@@ -118,7 +124,7 @@ def fetch(
     from .sources.snapshot import COMMON_CRAWL, fetch_snapshot  # noqa: PLC0415
 
     remote = parse_remote(base or COMMON_CRAWL)
-    summary = fetch_snapshot(snapshot, out, remote, files=files, workers=workers, verify=verify)
+    summary = fetch_snapshot(snapshot, out, remote, files=files, largest=largest, workers=workers, verify=verify)
     say(
         f"{snapshot}: {summary['fetched']:,} files fetched, {summary['kept']:,} here before, of {summary['wanted']:,} "
         f"wanted and {summary['listed']:,} listed; {summary['bytes'] / 1e9:.2f} GB in {out}"
@@ -133,208 +139,162 @@ def fetch(
 def show_plan(
     recipe: RecipePath,
     *,
-    documents: Annotated[float, typer.Option(min=1, help="Number of documents, such as 320e6.")],
-    characters: Annotated[int, typer.Option("--characters-a-document", min=1, help="Their mean length.")] = 4600,
+    documents: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="N", help="Number of documents, such as 320e6; else estimated from the files."),
+    ] = None,
+    characters: Annotated[
+        int, typer.Option("--characters-a-document", min=1, metavar="N", help="Their mean length.")
+    ] = 4600,
+    folder: RecipeInput = None,
     workers: Workers = None,
     overrides: RecipeOverrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate disk, memory and hours of a curation, stage by stage, before anything runs."""
     from .engine.local import available_cores  # noqa: PLC0415
-    from .plan import plan, print_plan  # noqa: PLC0415
+    from .planning.corpus_size import estimate_corpus  # noqa: PLC0415
+    from .planning.plan import plan, print_plan  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
 
-    resolved = load_recipe(recipe, overrides or [])
-    planned = plan(resolved, int(documents), characters, workers or available_cores())
+    resolved = load_recipe(recipe, overrides or [], folder)
+    size = estimate_corpus(resolved) if documents is None else (int(documents), characters)
+    planned = plan(resolved, *size, workers or available_cores())
     if as_json:
         print_json(planned)
     else:
         print_plan(planned)
 
 
-@app.command()
+@stage_command(app, "mtnlg_data.extract.text:ExtractSettings")
 def extract(
+    settings: ExtractSettings,
     inputs: InputPaths,
     *,
     out: StageFolder,
-    field: Annotated[str, typer.Option(help="Key or column of the text, in JSON lines and Parquet.")] = "text",
+    field: TextField = "text",
     subset: Annotated[
         str | None, typer.Option(help="Read the Pile's format, and keep documents of this pile_set_name.")
     ] = None,
-    overrides: StageOverrides = None,
-    workers: Workers = None,
-    engine: OnEngine = "local",
-    allow_failures: AllowFailures = False,
-    as_json: AsJson = False,
-) -> None:
+) -> StageRun:
     """Extract documents from records: charset, language, and the text of a web page without its boilerplate."""
     from . import standalone  # noqa: PLC0415
-    from .extract.text import ExtractSettings  # noqa: PLC0415
-    from .settings import from_overrides  # noqa: PLC0415
 
     file_options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
-    settings = from_overrides(ExtractSettings, overrides or [])
     files = standalone.find_inputs(inputs, raw=True, **file_options)
-    _run_stage(
-        lambda on: standalone.extract(files, out, settings, on), engine, workers, allow_failures, as_json=as_json
-    )
+    return lambda engine: standalone.extract(files, out, settings, engine)
 
 
-@app.command()
+@stage_command(app, "mtnlg_data.quality.stage:QualitySettings")
 def score(
+    settings: QualitySettings,
     inputs: InputPaths,
     *,
     out: StageFolder,
+    field: TextField = "text",
     positive: Annotated[
         list[str] | None, typer.Option(metavar="INPUT", help="Good documents to train the classifier on.")
     ] = None,
-    overrides: StageOverrides = None,
-    workers: Workers = None,
-    engine: OnEngine = "local",
-    allow_failures: AllowFailures = False,
-    as_json: AsJson = False,
-) -> None:
+) -> StageRun:
     """Train a quality classifier, score every document, and keep those that the Pareto draw keeps.
 
-    [bold]--set model=FILE[/bold] takes a trained classifier instead, such as the classifier.npy of another run.
+    [bold]--model FILE[/bold] takes a trained classifier instead, such as the classifier.npy of another run.
     """
     from . import standalone  # noqa: PLC0415
-    from .quality.stage import QualitySettings  # noqa: PLC0415
-    from .settings import from_overrides  # noqa: PLC0415
 
-    settings = from_overrides(QualitySettings, overrides or [])
-    files, good = standalone.find_inputs(inputs), standalone.find_inputs(positive or [], unnamed="positives")
-    _run_stage(
-        lambda on: standalone.score(files, out, settings, on, positives=good),
-        engine,
-        workers,
-        allow_failures,
-        as_json=as_json,
+    files, good = (
+        standalone.find_inputs(inputs, field=field),
+        standalone.find_inputs(positive or [], unnamed="positives", field=field),
     )
+    return lambda engine: standalone.score(files, out, settings, engine, positives=good)
 
 
-@app.command()
+@stage_command(app, "mtnlg_data.clean.stage:CleanSettings")
 def clean(
+    settings: CleanSettings,
     inputs: InputPaths,
     *,
     out: StageFolder,
+    field: TextField = "text",
     rules: Annotated[
-        str, typer.Option(help="Rules to apply: unicode, whitespace, language, javascript, short.")
+        str, typer.Option(metavar="RULE,...", help=f"Rules to apply, of {', '.join(get_args(Rule))}.")
     ] = "unicode,language,javascript,short",
-    overrides: StageOverrides = None,
-    workers: Workers = None,
-    engine: OnEngine = "local",
-    allow_failures: AllowFailures = False,
-    as_json: AsJson = False,
-) -> None:
+) -> StageRun:
     """Repair Unicode and white space; drop other languages, JavaScript stubs and short documents."""
     from . import standalone  # noqa: PLC0415
-    from .clean.stage import CleanSettings  # noqa: PLC0415
-    from .settings import from_overrides  # noqa: PLC0415
 
-    settings = from_overrides(CleanSettings, overrides or [])
-    files, chosen = standalone.find_inputs(inputs), standalone.parse_rules(rules)
-    _run_stage(
-        lambda on: standalone.clean(files, out, settings, on, rules=chosen),
-        engine,
-        workers,
-        allow_failures,
-        as_json=as_json,
-    )
+    files, chosen = standalone.find_inputs(inputs, field=field), standalone.parse_rules(rules)
+    return lambda engine: standalone.clean(files, out, settings, engine, rules=chosen)
 
 
-@app.command()
-def dedup(
+@stage_command(app, "mtnlg_data.filters.settings:FilterSettings")
+def filter(  # noqa: A001  (the command's name)
+    settings: FilterSettings,
     inputs: InputPaths,
     *,
     out: StageFolder,
-    overrides: StageOverrides = None,
-    workers: Workers = None,
-    engine: OnEngine = "local",
-    allow_failures: AllowFailures = False,
-    as_json: AsJson = False,
-) -> None:
-    """Keep one of near duplicates over all inputs, of the source named first; OUT/removed.parquet lists the others."""
+    field: TextField = "text",
+    rules: Annotated[
+        str,
+        typer.Option(
+            metavar="RULE,...",
+            help="Families of rules: url, gopher_repetition, gopher_quality, c4, fineweb, pii; or rules of theirs.",
+        ),
+    ],
+) -> StageRun:
+    """Drop and edit documents by the rules of Gopher, C4 and FineWeb, by URL lists, and replace personal data."""
     from . import standalone  # noqa: PLC0415
-    from .dedup.stage import DeduplicateSettings  # noqa: PLC0415
-    from .settings import from_overrides  # noqa: PLC0415
 
-    settings = from_overrides(DeduplicateSettings, overrides or [])
-    files = standalone.find_inputs(inputs)
-    _run_stage(lambda on: standalone.dedup(files, out, settings, on), engine, workers, allow_failures, as_json=as_json)
+    files, chosen = standalone.find_inputs(inputs, field=field), standalone.parse_filters(rules)
+    return lambda engine: standalone.filter_by_rules(files, out, settings, engine, rules=chosen)
 
 
-@app.command()
+@stage_command(app, "mtnlg_data.dedup.stage:DeduplicateSettings")
+def dedup(
+    settings: DeduplicateSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text"
+) -> StageRun:
+    """Keep one of near duplicates, of the source named first; OUT/dropped/duplicates.parquet lists the others."""
+    from . import standalone  # noqa: PLC0415
+
+    files = standalone.find_inputs(inputs, field=field)
+    return lambda engine: standalone.dedup(files, out, settings, engine)
+
+
+@stage_command(app, "mtnlg_data.decontaminate.cut_planning:DecontaminateSettings")
 def decontaminate(
+    settings: DecontaminateSettings,
     inputs: InputPaths,
     *,
     out: StageFolder,
+    field: TextField = "text",
     texts: Annotated[Path, typer.Option(help="Texts of the evaluation tasks, written by mtnlg-eval texts.")],
-    overrides: StageOverrides = None,
-    workers: Workers = None,
-    engine: OnEngine = "local",
-    allow_failures: AllowFailures = False,
-    as_json: AsJson = False,
-) -> None:
+) -> StageRun:
     """Cut the n-grams of the evaluation tasks, and the text around them, out of the documents."""
     from . import standalone  # noqa: PLC0415
-    from .decontaminate.cut_planning import DecontaminateSettings  # noqa: PLC0415
-    from .settings import from_overrides  # noqa: PLC0415
 
-    settings = from_overrides(DecontaminateSettings, overrides or [])
-    files = standalone.find_inputs(inputs)
-    _run_stage(
-        lambda on: standalone.decontaminate(files, out, settings, on, texts=texts),
-        engine,
-        workers,
-        allow_failures,
-        as_json=as_json,
-    )
+    files = standalone.find_inputs(inputs, field=field)
+    return lambda engine: standalone.decontaminate(files, out, settings, engine, texts=texts)
 
 
-@app.command()
+@stage_command(app, "mtnlg_data.tokens.tokenizer:TokenizeSettings")
 def tokenize(
+    settings: TokenizeSettings,
     inputs: InputPaths,
     *,
     out: StageFolder,
+    field: TextField = "text",
     weight: Annotated[
         list[str] | None, typer.Option(metavar="NAME=SHARE", help="A source's share of the training samples.")
     ] = None,
-    overrides: StageOverrides = None,
-    workers: Workers = None,
-    engine: OnEngine = "local",
-    allow_failures: AllowFailures = False,
-    as_json: AsJson = False,
-) -> None:
+) -> StageRun:
     """Tokenize documents into Megatron token stores and their blend.
 
-    [bold]--set vocabulary=50257[/bold] trains a tokenizer; [bold]--set kind=gpt2 --set path=FOLDER[/bold] reads one.
+    [bold]--vocabulary 50257[/bold] trains a tokenizer, [bold]--tokenizer[/bold] reads one.
     """
     from . import standalone  # noqa: PLC0415
-    from .settings import from_overrides  # noqa: PLC0415
-    from .tokens.tokenizer import TokenizeSettings  # noqa: PLC0415
 
-    settings = from_overrides(TokenizeSettings, overrides or [])
-    files, weights = standalone.find_inputs(inputs), standalone.parse_weights(weight or [])
-    _run_stage(
-        lambda on: standalone.tokenize(files, out, settings, on, weights=weights),
-        engine,
-        workers,
-        allow_failures,
-        as_json=as_json,
-    )
-
-
-def _run_stage(
-    stage: Callable[[Engine], Summary], engine: EngineName, workers: int | None, allow_failures: bool, *, as_json: bool
-) -> None:
-    from .engine import open_engine  # noqa: PLC0415
-
-    with open_engine(engine, workers) as opened:
-        summary = stage(opened)
-    if as_json:
-        print_json(summary)
-    _check_failures(summary, allow=allow_failures)
+    files, weights = standalone.find_inputs(inputs, field=field), standalone.parse_weights(weight or [])
+    return lambda engine: standalone.tokenize(files, out, settings, engine, weights=weights)
 
 
 @app.command()
@@ -352,6 +312,23 @@ def inspect(
         print_json(inspection)
     else:
         print_inspection(inspection)
+
+
+@app.command()
+def why(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a single stage.")],
+    document: Annotated[str, typer.Argument(metavar="ID", help="A document's id as its source has it, or its key.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Say what became of a document at each stage: kept, cut, or dropped, for what reason and as whose duplicate."""
+    from .report.why import explain, print_fates  # noqa: PLC0415
+
+    documents = explain(folder, document)
+    if as_json:
+        print_json(documents)
+    else:
+        print_fates(documents)
 
 
 @app.command("merge")

@@ -1,4 +1,7 @@
-"""Shared behavior of all commands: exit status, one-line errors, progress, JSON output.
+"""Shared behavior of all commands: exit status, one-line errors, progress, JSON output, terminals.
+
+Names, texts and errors may come from files of anyone, so nothing is printed but through this module: `printable` keeps
+control characters from the terminal and from logs, and `output` parses no markup.
 
 A failed command prints one line on stderr and exits with status 2 if the command line or the recipe is wrong, 74 if a
 disk or a network file system failed (full, I/O error), else 1. ``--debug`` adds the traceback. ``mtnlg_data`` and
@@ -8,6 +11,7 @@ disk or a network file system failed (full, I/O error), else 1. ``--debug`` adds
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -19,11 +23,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from rich.console import ConsoleOptions, RenderableType
 
 INTERRUPTED = 130
+NOT_FOR_OTHERS = 0o027  # umask: what a command writes, its group may read and nobody else
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -92,61 +100,104 @@ def _show_version(context: typer.Context, requested: bool) -> None:
 
 def run(app: typer.Typer) -> NoReturn:
     """Run the application on ``sys.argv`` and exit with its status. --debug and --quiet are accepted anywhere."""
+    os.umask(os.umask(NOT_FOR_OTHERS) | NOT_FOR_OTHERS)
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     _flags.debug, _flags.quiet = "--debug" in arguments[:end], "--quiet" in arguments[:end]
     arguments = [a for a in arguments[:end] if a not in {"--debug", "--quiet"}] + arguments[end:]
-    sys.exit(_exit_status(lambda: app(args=arguments, prog_name=app.info.name)))
+    sys.exit(_exit_status(lambda: app(args=arguments or ["--help"], prog_name=app.info.name, standalone_mode=False)))
 
 
-def _exit_status(command: Callable[[], object]) -> int:
-    """Run ``command``, report its failure in one line, and return the exit status."""
+def _exit_status(command: Callable[[], int | None]) -> int:
+    """Run ``command``, report its failure in one line, and return the exit status, which may be its result."""
     name = sys.argv[0].rsplit("/", 1)[-1]
     try:
-        command()
+        with foreign_data("internal error"):
+            status = command() or 0
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if status == INTERRUPTED:  # typer's status for Ctrl-C
-            sys.stderr.write(f"{name}: interrupted; run the same command again to continue\n")
-        return status
     except Exception as error:  # noqa: BLE001  (the outermost level: report one line)
         if _flags.debug:
-            traceback.print_exc()
-        sys.stderr.write(f"{name}: {_escape_controls(error_line(error))}\n")
-        return error_status(error)
-    return 0
+            sys.stderr.write(printable(traceback.format_exc(), keep="\n"))
+        status = error_status(error)
+        lines = "\n" if status == UsageFailure.exit_status else ""  # one for each mistake
+        sys.stderr.write(f"{name}: {printable(error_line(error), keep=lines)}\n")
+        return status
+    if status == INTERRUPTED:  # typer's status for Ctrl-C
+        sys.stderr.write(f"{name}: interrupted; run the same command again to continue\n")
+    return status
 
 
 def error_status(error: Exception) -> int:
     """The exit status of a command that this error ends."""
     if isinstance(error, OSError) and error.errno and not isinstance(error, MISTAKES):
         return IoFailure.exit_status
-    return getattr(error, "exit_status", 1)
+    return int(getattr(error, "exit_status", getattr(error, "exit_code", 1)))
 
 
 def error_line(error: Exception) -> str:
     """The line that a command prints for the error that ends it."""
     if hasattr(error, "exit_status"):  # a Failure of either copy of this module
         return str(error)
+    if hasattr(error, "format_message"):  # the command line is wrong
+        return f"{error.format_message()} (--help lists the options)"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"internal error: {type(error).__name__}: {error} (--debug shows where)"
 
 
-def _escape_controls(text: str) -> str:
-    """Escape terminal control characters, which may come from an untrusted file."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+@contextmanager
+def foreign_data(place: object) -> Iterator[None]:
+    """Raise as ``Failure`` what a file may provoke beside a reader's own errors, naming ``place``.
+
+    That is nesting too deep for Python, and a panic of a library in Rust, which is no ``Exception``.
+    """
+    try:
+        yield
+    except RecursionError as error:
+        raise Failure(f"{place}: nested too deeply to be read") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise Failure(f"{place}: a library gave up on it: {error}") from error
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with every character escaped that is not printable, except those of ``keep``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(message: str) -> None:
     """Print one line on stderr, unless --quiet."""
     if not _flags.quiet:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(message, markup=False)
+        sys.stderr.write(f"{printable(message)}\n")
+        sys.stderr.flush()
+
+
+def print_text(text: str) -> None:
+    """Write text to stdout: into a file or a pipe as it is, on a terminal without control characters."""
+    sys.stdout.write(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401  (any JSON value)
     """Print a value as JSON on stdout, for ``--json``."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    sys.stdout.write("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n")
+
+
+class _Output(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(printable(text, keep="\n"), style)
+
+
+def output(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """A console for tables and lines with names from anywhere: no markup, no emoji codes, no control characters."""
+    return _Output(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
 
 class Advance(Protocol):
@@ -162,9 +213,10 @@ def progress(label: str, total: int, unit: str = "") -> Iterator[Advance]:
     if _flags.quiet:
         yield _silent
     elif sys.stderr.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-        times = (TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-        with Progress(*columns, TextColumn("{task.fields[rate]}"), *times, console=Console(stderr=True)) as bars:
+        named, noted = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
+        columns = (named, BarColumn(), MofNCompleteColumn(), TextColumn(unit), TextColumn("{task.fields[rate]}"))
+        times = (TimeElapsedColumn(), TimeRemainingColumn(), noted)
+        with Progress(*columns, *times, console=output(stderr=True)) as bars:
             task = bars.add_task(label, total=total, note="", rate="")
             started = time.monotonic()
 

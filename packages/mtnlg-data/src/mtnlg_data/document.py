@@ -1,12 +1,15 @@
-"""Documents and shards: one Parquet schema (zstd-3) for every stage that handles text, its writer and readers.
+"""Documents and shards: Parquet (zstd-3) that every stage which handles text reads and writes.
 
-A shard is one Parquet file of documents. Stages over all sources number the documents through all shards in the order
-of the shards' file names (``number_shards``), so a document's number does not depend on the order of the arguments.
+A shard is one Parquet file of documents, ``schema.SCHEMA``; any other Parquet file with texts is read as one too.
+Stages over all sources number the documents through all shards in the order of the shards' file names
+(``number_shards``), so a document's number does not depend on the order of the arguments.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -16,41 +19,21 @@ import pyarrow.parquet as pq
 from .console import Failure
 from .engine import checksum, manifest_path
 from .files import atomic_path, sha256
+from .schema import SCHEMA, Document, FileColumns, document_columns, stored_columns, stored_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from .engine import Unit
 
-#: ``id`` is source, file and position in the file. It never changes, so no draw or tie depends on order or shards.
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("text", pa.large_string(), nullable=False),
-        pa.field("url", pa.string()),
-        pa.field("language", pa.string()),
-        pa.field("score", pa.float32()),
-    ]
-)
-ENGLISH = "en"  # in the column ``language``
-#: Limits of a row group, which is what a reader holds in memory: rows, or characters of text, whichever comes first.
+#: Limits of a row group, which is what a reader holds in memory: rows, or characters of texts and metadata, whichever
+#: comes first.
 ROWS_PER_GROUP = 4096
 CHARACTERS_PER_GROUP = 1 << 22
-
-
-class Document(NamedTuple):
-    """One row of ``SCHEMA``."""
-
-    id: str
-    source: str
-    text: str
-    url: str | None = None
-    language: str | None = None
-    score: float | None = None
+SHARD_STEM = re.compile(r"(.+)-\d{5,}(\.\d{3,})?")
 
 
 class DamagedShard(Failure):
@@ -72,8 +55,9 @@ def shard_name(source: str, number: int, part: int = 0) -> str:
 
 
 def shard_source(shard: Path) -> str:
-    """The source in a shard's file name."""
-    return shard.stem.rpartition("-")[0]
+    """The source in a shard's file name; of a file that is named otherwise, its name."""
+    stem = SHARD_STEM.fullmatch(shard.stem)
+    return stem[1] if stem else shard.stem
 
 
 def batch_documents(documents: Iterable[Document]) -> Iterator[pa.RecordBatch]:
@@ -82,28 +66,38 @@ def batch_documents(documents: Iterable[Document]) -> Iterator[pa.RecordBatch]:
     characters = 0
     for document in documents:
         rows.append(document)
-        characters += len(document.text)
+        characters += _size(document)
         if len(rows) == ROWS_PER_GROUP or characters >= CHARACTERS_PER_GROUP:
-            yield _batch(rows)
+            yield document_columns(rows, SCHEMA)
             rows, characters = [], 0
     if rows:
-        yield _batch(rows)
+        yield document_columns(rows, SCHEMA)
 
 
-def _batch(rows: list[Document]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    return pa.record_batch(
-        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA
-    )
+def _size(document: Document) -> int:
+    """Characters of text and metadata, about."""
+    metadata = document.metadata or ""
+    return len(document.text) + (len(metadata) if isinstance(metadata, str) else metadata.size)
+
+
+def replace_columns(batch: pa.RecordBatch, columns: Mapping[str, object]) -> pa.RecordBatch:
+    """The batch with other values in these columns."""
+    for name, values in columns.items():
+        place = batch.schema.get_field_index(name)
+        field = batch.schema.field(place)
+        array = values if isinstance(values, pa.Array) else pa.array(values, field.type)
+        batch = batch.set_column(place, field, array)
+    return batch
 
 
 class DocumentWriter:
     """Writes documents, one by one or in batches, in row groups; opened by ``writing_documents``."""
 
-    def __init__(self, file: pq.ParquetWriter) -> None:
+    def __init__(self, file: pq.ParquetWriter, schema: pa.Schema) -> None:
         self.documents = 0
         self.characters = 0  # of documents added one by one
         self._file = file
+        self._schema = schema
         self._rows: list[Document] = []
         self._row_characters = 0
         self._pending: list[pa.RecordBatch | pa.Table] = []
@@ -112,13 +106,13 @@ class DocumentWriter:
     def add(self, document: Document) -> None:
         """Append one document."""
         self._rows.append(document)
-        self._row_characters += len(document.text)
+        self._row_characters += _size(document)
         self.characters += len(document.text)
         if len(self._rows) == ROWS_PER_GROUP or self._row_characters >= CHARACTERS_PER_GROUP:
             self._batch_rows()
 
     def write(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Append a batch or table of ``SCHEMA``."""
+        """Append a batch or table of documents."""
         self.documents += batch.num_rows
         self._pending.append(batch)
         self._pending_rows += batch.num_rows
@@ -129,35 +123,37 @@ class DocumentWriter:
     def flush(self) -> None:
         """End the row group: write everything that was appended."""
         self._batch_rows()
-        if self._pending:
+        if self._pending_rows:
             table = pa.concat_tables(
-                part if isinstance(part, pa.Table) else pa.Table.from_batches([part], SCHEMA) for part in self._pending
+                part if isinstance(part, pa.Table) else pa.Table.from_batches([part]) for part in self._pending
             )
-            self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
-            self._file.write_table(table, row_group_size=ROWS_PER_GROUP)
+            self._file.write_table(stored_columns(table), row_group_size=ROWS_PER_GROUP)
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def _batch_rows(self) -> None:
         rows, self._rows, self._row_characters = self._rows, [], 0
         if rows:
-            self.write(_batch(rows))
+            self.write(document_columns(rows, self._schema))
 
 
 @contextmanager
-def writing_documents(path: Path) -> Iterator[DocumentWriter]:
-    """A writer whose documents replace ``path`` when the block ends."""
+def writing_documents(path: Path, schema: pa.Schema = SCHEMA) -> Iterator[DocumentWriter]:
+    """A writer whose documents, of this schema, replace ``path`` when the block ends."""
     with (
         atomic_path(path) as partial,
-        pq.ParquetWriter(partial, SCHEMA, compression="zstd", compression_level=3) as file,
+        pq.ParquetWriter(partial, stored_schema(schema), compression="zstd", compression_level=3) as file,
     ):
-        writer = DocumentWriter(file)
+        writer = DocumentWriter(file, schema)
         yield writer
         writer.flush()
 
 
 def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Replace ``path`` by these documents (of ``SCHEMA``), batch by batch; returns how many there are."""
-    with writing_documents(path) as writer:
-        for batch in batches:
+    """Replace ``path`` by these documents, batch by batch, all of one schema; returns how many there are."""
+    remaining = iter(batches)
+    first = next(remaining, None)
+    with writing_documents(path, SCHEMA if first is None else first.schema) as writer:
+        for batch in () if first is None else chain([first], remaining):
             writer.write(batch)
     return writer.documents
 
@@ -165,18 +161,22 @@ def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) ->
 class DocumentFile:
     """A shard open for reading, one row group at a time.
 
-    Raises ``DamagedShard`` if it is no Parquet file, or its SHA-256 is not that of its manifest. Hashing a shard costs
-    little beside what its readers do with it, and is the only way to notice what a disk has lost.
+    Raises ``DamagedShard`` if it is no Parquet file, or its SHA-256 is not that of its manifest, and ``Failure`` if it
+    has no texts. Hashing a shard costs little beside what its readers do with it, and is the only way to notice what a
+    disk has lost; without ``verify`` it is not hashed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
         self._path = path
-        if manifest_path(path).exists() and checksum(path) != sha256(path):
+        if verify and manifest_path(path).exists() and checksum(path) != sha256(path):
             raise DamagedShard(path, "its SHA-256 is not that of its manifest")
         with self._report_damage():
             self._file = pq.ParquetFile(path)
+        self._columns = FileColumns(self._file.schema_arrow, path, shard_source(path))
+        self.schema = self._columns.schema
         metadata = self._file.metadata
         self.rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self._firsts = np.concatenate([[0], np.cumsum(self.rows, dtype=np.int64)]).tolist()
 
     def __enter__(self) -> Self:
         """Return this file."""
@@ -187,10 +187,12 @@ class DocumentFile:
         self._file.close()
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Row group ``group``, all columns or these."""
+        """The documents of row group ``group``, all columns or these."""
+        wanted = self.schema.names if columns is None else columns
         with self._report_damage():
-            table = self._file.read_row_group(group, columns=None if columns is None else list(columns))
-        return table.combine_chunks().to_batches()[0]
+            table = self._file.read_row_group(group, columns=self._columns.stored(wanted))
+            (batch,) = table.combine_chunks().to_batches()
+            return self._columns.documents(batch, self._firsts[group], wanted)
 
     @contextmanager
     def _report_damage(self) -> Iterator[None]:
@@ -208,6 +210,14 @@ def read_documents(path: Path, columns: Sequence[str] | None = None) -> Iterator
         for group, rows in enumerate(file.rows):
             if rows:
                 yield file.read(group, columns)
+
+
+def text_bytes(path: Path) -> list[int]:
+    """Bytes of text in each row group of a shard, by its footer."""
+    file = pq.read_metadata(path)
+    text = FileColumns(file.schema.to_arrow_schema(), path, shard_source(path)).text
+    (column,) = (column for column in range(file.num_columns) if file.schema.column(column).path == text)
+    return [file.row_group(group).column(column).total_uncompressed_size for group in range(file.num_row_groups)]
 
 
 class UnitOutput(NamedTuple):
@@ -245,7 +255,7 @@ def number_shards(paths: Iterable[Path]) -> list[Shard]:
         if shards and shards[-1].path.name == path.name:
             raise Failure(f"{path}: {shards[-1].path} has the same file name; rename one of the two")
         rows = _row_count(path)
-        shards.append(Shard(path, first, rows, checksum(path) if manifest_path(path).exists() else sha256(path)))
+        shards.append(Shard(path, first, rows, checksum(path)))
         first += rows
     return shards
 

@@ -1,4 +1,6 @@
-"""Atomic file writes: a temporary file beside the target, fsync, rename; and SHA-256 of a file.
+"""Files that others may tamper with: atomic writes, reads that follow no link and have a limit, SHA-256.
+
+What is written is readable by its owner and group at most; the umask may say less, and a chmod afterwards more.
 
 ``mtnlg_data`` and ``mtnlg_model`` must not import one another, so each has a copy of this file; a test keeps the copies
 byte-equal.
@@ -12,12 +14,52 @@ import json
 import os
 import re
 import secrets
+import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from .console import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+FILE_MODE = 0o640
+SMALL_BYTES = 1 << 26
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading bytes. Raises ``Failure`` for a link, and for a pipe or device, unread."""
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+
+
+def open_to_update(path: Path, mode: int = FILE_MODE) -> BinaryIO:
+    """Open a regular file for reading and writing, made where there is none. Raises ``Failure`` as `open_regular`."""
+    return os.fdopen(_open(path, os.O_RDWR | os.O_CREAT, mode), "r+b")
+
+
+def _open(path: Path, flags: int, mode: int = FILE_MODE) -> int:
+    refused = Failure(f"{path}: not a regular file, or a link; remove it, or put the file itself there")
+    try:
+        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:  # a link; a folder; a socket
+            raise refused from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise refused
+    return handle
+
+
+def read_small(path: Path, limit: int = SMALL_BYTES) -> bytes:
+    """The bytes of a file that `open_regular` opens. Raises ``Failure`` where they are more than ``limit``."""
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise Failure(f"{path}: more than {limit:,} bytes, too many for a file of its kind")
+    return content
 
 
 def sync_directory(directory: Path) -> None:
@@ -43,6 +85,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE))
         yield partial
         handle = os.open(partial, os.O_RDWR)
         try:

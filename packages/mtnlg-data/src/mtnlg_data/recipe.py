@@ -8,7 +8,7 @@ The order of the sources is their priority: of duplicates, the copy from the ear
 
     [sources.own]
     kind = "jsonl"                       # or "parquet", "pile", "warc"
-    paths = ["own/**/*.jsonl.gz"]        # relative to ``input``, which is relative to the working directory
+    paths = ["own/**/*.jsonl.gz"]        # relative to the recipe's folder, or to --input
     weight = 0.1
 
     [sources.crawl]
@@ -25,20 +25,24 @@ import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule
 from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
 from mtnlg_data.dedup.stage import DeduplicateSettings
+from mtnlg_data.extract.language import LanguageSettings
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.filters.rules import expand_rules
+from mtnlg_data.filters.settings import FilterSettings
 from mtnlg_data.quality.stage import QualitySettings
 from mtnlg_data.sources.corpus import DATASETS
 from mtnlg_data.sources.snapshot import downloaded_files
+from mtnlg_data.tokens.gpt2 import GPT2
 from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
 
 from .console import Failure
-from .settings import Settings, load
-from .sources import Kind, SourceFile, name_below
+from .settings import Settings, load, setting
+from .sources import Kind, SourceFile, check_regular, name_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,15 +58,31 @@ SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 class Source(Settings):
     """Files, weight and treatment of one source of documents."""
 
-    kind: Kind
-    paths: list[str] | None = Field(None, min_length=1)
-    snapshot: str | None = None  # instead of paths: a folder filled by ``mtnlg-data fetch``
-    weight: float = Field(gt=0, le=1)  # share of the training samples
-    filtered: bool = False  # its documents are kept or dropped by their quality score
-    curated: bool = False  # its documents are the quality classifier's positive examples
-    field: str = Field("text", min_length=1)  # key or column of the text (jsonl, parquet)
-    subset: str | None = None  # meta.pile_set_name of the documents to read (pile)
-    rules: list[Rule]  # of ``clean``; by default those of its kind
+    kind: Kind = Field(description="Format of the files; warc where a snapshot is given.")
+    paths: list[str] | None = setting(None, "Files and patterns such as own/**/*.jsonl.gz.", min_length=1)
+    snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
+    weight: float = Field(
+        gt=0, le=1, description="Share of the training samples; that of the paper's dataset of the same name."
+    )
+    filtered: bool = setting(False, "Keep or drop its documents by their quality score.", paper="the two crawls")
+    curated: bool = setting(
+        False,
+        "Its documents are the quality classifier's positive examples.",
+        paper="OpenWebText2, Wikipedia, Books3",
+    )
+    field: str = setting("text", "Key or column of the text (jsonl, parquet).", min_length=1)
+    subset: str | None = setting(None, "Of the Pile: the pile_set_name of the documents to read.")
+    filters: list[str] = setting(
+        [],
+        "Families of rules of filter (url, gopher_repetition, gopher_quality, c4, fineweb, pii), or rules of theirs.",
+    )
+    rules: list[Rule] = Field(description="Rules of clean; those of the paper for its kind and name if not given.")
+
+    @field_validator("filters")
+    @classmethod
+    def _check_filters(cls, filters: list[str]) -> list[str]:
+        expand_rules(filters)
+        return filters
 
     @model_validator(mode="after")
     def _check_keys_fit_kind(self) -> Self:
@@ -82,14 +102,13 @@ class Source(Settings):
 class Recipe(Settings):
     """Sources and settings of a whole curation."""
 
-    input: Path = Path()  # the folder of all relative paths below
-    texts: str | None = (
-        None  # texts of the evaluation tasks, to be cut from the documents (written by mtnlg-eval texts)
-    )
+    input: Path = setting(Path(), "Folder of all paths below, from the recipe's own; --input gives another.")
+    texts: str | None = setting(None, "Texts of the evaluation tasks, to be cut from the documents (mtnlg-eval texts).")
     sources: dict[SourceName, Source] = Field(min_length=1)
     extract: ExtractSettings = ExtractSettings()
     quality: QualitySettings = QualitySettings()
-    clean: CleanSettings = CleanSettings()
+    clean: CleanSettings = Field(CleanSettings(), validate_default=True)
+    filter: FilterSettings = FilterSettings()
     deduplicate: DeduplicateSettings = DeduplicateSettings()
     decontaminate: DecontaminateSettings = DecontaminateSettings()
     tokenize: TokenizeSettings
@@ -103,6 +122,14 @@ class Recipe(Settings):
         return {
             name: _with_defaults(name, table) if isinstance(table, dict) else table for name, table in sources.items()
         }
+
+    @field_validator("clean")
+    @classmethod
+    def _fill_in_languages(cls, clean: CleanSettings, info: ValidationInfo) -> CleanSettings:
+        """``clean`` wants the languages that ``extract`` wants, where it names none."""
+        extract = info.data.get("extract", clean)
+        unset = set(LanguageSettings.model_fields) - clean.model_fields_set
+        return clean.model_copy(update={name: getattr(extract, name) for name in unset})
 
     @model_validator(mode="after")
     def _check_weights_and_classifier(self) -> Self:
@@ -133,16 +160,41 @@ class Recipe(Settings):
         return tuple(name for name, source in self.sources.items() if source.curated)
 
     @property
+    def resolved_extract(self) -> ExtractSettings:
+        """``extract`` with the path of its language model below ``input``."""
+        return self.extract.model_copy(update=self._language_model(self.extract))
+
+    @property
+    def resolved_clean(self) -> CleanSettings:
+        """``clean`` with the path of its language model below ``input``."""
+        return self.clean.model_copy(update=self._language_model(self.clean))
+
+    def _language_model(self, settings: LanguageSettings) -> dict[str, Path | None]:
+        return {"language_model": settings.language_model and self.input / settings.language_model}
+
+    @property
     def resolved_quality(self) -> QualitySettings:
         """``quality`` with the path of its model below ``input``."""
         model = self.quality.model
         return self.quality if model is None else self.quality.model_copy(update={"model": self.input / model})
 
     @property
+    def filters(self) -> dict[str, tuple[str, ...]]:
+        """The rules of ``filter`` of every source that has some."""
+        return {name: expand_rules(source.filters) for name, source in self.sources.items() if source.filters}
+
+    @property
+    def resolved_filter(self) -> FilterSettings:
+        """``filter`` with the files of its lists below ``input``."""
+        return self.filter.below(self.input)
+
+    @property
     def resolved_tokenize(self) -> TokenizeSettings:
         """``tokenize`` with the path of its tokenizer below ``input``."""
-        path = self.tokenize.path
-        return self.tokenize if path is None else self.tokenize.model_copy(update={"path": self.input / path})
+        given = self.tokenize.tokenizer
+        if given in {None, GPT2}:
+            return self.tokenize
+        return self.tokenize.model_copy(update={"tokenizer": str(self.input / str(given))})
 
     def files(self) -> list[SourceFile]:
         """Every file of every source, sources in order. Raises ``Failure`` for a pattern that matches no file."""
@@ -173,12 +225,15 @@ class Recipe(Settings):
         for pattern in patterns:
             full_pattern = self.input / pattern
             base = _fixed_folder(full_pattern)
-            matches = [path for path in base.glob(str(full_pattern.relative_to(base))) if path.is_file()]
+            matches = list(base.glob(str(full_pattern.relative_to(base))))
+            if not full_pattern.suffix:  # such as own/**, which matches folders on the way
+                matches = [path for path in matches if not path.is_dir()]
             if not matches:
                 raise Failure(
-                    f"{full_pattern}: no such file (source {name}); paths are relative to input = {self.input}"
+                    f"{full_pattern}: no such file (source {name}); paths start at {self.input}, --input takes another"
                 )
             for path in matches:
+                check_regular(path)
                 inner = name_below(path, base)
                 if files.setdefault(inner, path) != path:
                     raise Failure(f"{path}: {files[inner]} of source {name} has the same name; rename one of the two")
@@ -192,12 +247,15 @@ class Recipe(Settings):
         return path
 
 
-def load_recipe(recipe: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None = None) -> Recipe:
     """Read a recipe, a TOML file or a folder with data.toml, and apply ``key=value`` overrides.
 
-    Raises ``Failure`` if there is no such file, and ``UsageFailure`` with a line for every mistake in it.
+    Its paths start at ``folder``, or else at its ``input``, which starts at the recipe's own folder. Raises ``Failure``
+    if there is no such file, and ``UsageFailure`` with a line for every mistake in it.
     """
-    return load(recipe, RECIPE_FILE, Recipe, overrides)
+    read = load(recipe, RECIPE_FILE, Recipe, overrides)
+    own = recipe if recipe.is_dir() else recipe.parent
+    return read.model_copy(update={"input": (folder or own / read.input).absolute()})
 
 
 def _with_defaults(name: str, table: dict[str, Any]) -> dict[str, Any]:

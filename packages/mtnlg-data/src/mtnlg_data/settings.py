@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .console import Failure, UsageFailure
 
@@ -30,6 +30,14 @@ class Settings(BaseModel):
 S = TypeVar("S", bound=Settings)
 
 
+def setting(default: Any, description: str, *, unit: str = "", paper: str = "", **constraints: Any) -> Any:  # noqa: ANN401
+    """A field and its documentation, from which its command-line option and its row in docs/recipe-keys.md are made.
+
+    ``unit`` is what a number counts, ``paper`` the value that the paper used, where it states one.
+    """
+    return Field(default, description=description, json_schema_extra={"unit": unit, "paper": paper}, **constraints)
+
+
 def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()) -> S:
     """Read ``recipe`` (a TOML file, or a folder that holds ``name``) with ``key=value`` overrides into ``schema``.
 
@@ -45,14 +53,6 @@ def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()
     for override in overrides:
         _override(content, override)
     return validate(content, schema, str(path))
-
-
-def from_overrides(schema: type[S], overrides: Sequence[str]) -> S:
-    """The defaults of ``schema`` with ``key=value`` overrides. Raises ``UsageFailure``, one line per mistake."""
-    content: dict[str, Any] = {}
-    for override in overrides:
-        _override(content, override)
-    return validate(content, schema, "--set")
 
 
 def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:

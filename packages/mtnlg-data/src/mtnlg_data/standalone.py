@@ -22,19 +22,23 @@ import pyarrow.parquet as pq
 from mtnlg_data.clean.stage import Rule, clean_documents
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.stage import deduplicate_documents
+from mtnlg_data.extract.language import LanguageSettings
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.filters.rules import expand_rules
+from mtnlg_data.filters.stage import apply_filters
 from mtnlg_data.quality.stage import filter_documents
 from mtnlg_data.tokens.stage import tokenize_documents
 
-from .console import Failure, UsageFailure, say
-from .document import SCHEMA, read_documents, shard_source
+from .console import Failure, UsageFailure
+from .document import read_documents, shard_source
 from .engine import StageFolder, listed_shards, lock_folder, manifest_path
 from .engine.stage_folder import LIST, read_list
 from .files import write_json
 from .report import write_report
-from .sources import SourceFile, name_below
-from .tally import merge_summaries, summary_line
+from .schema import is_shard
+from .sources import SourceFile, check_regular, name_below
+from .tally import merge_summaries, say_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from mtnlg_data.clean.stage import CleanSettings
     from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
     from mtnlg_data.dedup.stage import DeduplicateSettings
+    from mtnlg_data.filters.settings import FilterSettings
     from mtnlg_data.quality.stage import QualitySettings
     from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
@@ -116,7 +121,7 @@ def _is_shard(path: Path) -> bool:
     if path.suffix != ".parquet" or not manifest_path(path).exists():
         return False
     try:
-        return bool(pq.read_schema(path).equals(SCHEMA))
+        return is_shard(pq.read_schema(path))
     except pa.ArrowException:
         return False
 
@@ -134,8 +139,10 @@ def _source_files(
     files = [
         SourceFile(source, file, name_below(file, base), **{"kind": kind, **file_options})
         for file in paths
-        if file.is_file() and (kind := _kind(file)) is not None
+        if not file.is_dir() and (kind := _kind(file)) is not None
     ]
+    for file in files:
+        check_regular(file.path)
     if not files:
         raise Failure(f"{path}: no file that ends in .warc.gz, .jsonl (.gz, .zst, .xz, .bz2) or .parquet")
     return files
@@ -151,6 +158,14 @@ def parse_rules(names: str) -> tuple[Rule, ...]:
     if unknown := [name for name in names.split(",") if name not in known]:
         raise UsageFailure(f"--rules {names}: {unknown[0]!r} is none of {', '.join(known)}")
     return tuple(known[name] for name in names.split(","))
+
+
+def parse_filters(names: str) -> tuple[str, ...]:
+    """The rules of ``filter`` in a comma-separated list. Raises ``UsageFailure`` for one that does not exist."""
+    try:
+        return expand_rules(names.split(","))
+    except ValueError as error:
+        raise UsageFailure(f"--rules {names}: {error}") from None
 
 
 def parse_weights(arguments: Sequence[str]) -> dict[str, float]:
@@ -175,12 +190,14 @@ class StandaloneRunner:
         self.engine = engine
         self.summaries: list[Summary] = []
 
-    def shards(self, inputs: Inputs, folder: str = "documents") -> list[Path]:
+    def shards(self, inputs: Inputs, folder: str = "documents", settings: ExtractSettings | None = None) -> list[Path]:
         """The shards of the inputs; files are extracted into this folder of the output."""
         shards = list(inputs.shards)
         target = self.out / folder
         if inputs.files:
-            summary = self.run(lambda: extract_documents(inputs.files, target, ExtractSettings(), self.engine))
+            summary = self.run(
+                lambda: extract_documents(inputs.files, target, settings or ExtractSettings(), self.engine)
+            )
             shards += [target / name for name in summary["shards"]]
         else:
             StageFolder(target, "extract", self.engine).clear()
@@ -196,7 +213,7 @@ class StandaloneRunner:
         summary = {**stage(), "seconds": 0.0}
         summary["seconds"] = round(time.monotonic() - started, 3)
         self.summaries.append(summary)
-        say(f"{summary_line(summary)} ({summary['seconds']:.1f} s)")
+        say_summary(summary, f"{summary['seconds']:.1f} s")
         return summary
 
     def summary(self) -> Summary:
@@ -238,7 +255,7 @@ def score(inputs: Inputs, out: Path, settings: QualitySettings, engine: Engine, 
     if both := set(filtered) & set(curated):
         raise UsageFailure(f"{both.pop()}: a source of both the inputs and the positives; rename one by NAME=PATH")
     if settings.model is None and not curated:
-        raise UsageFailure("score needs --positive INPUT, examples of good documents, or --set model=FILE")
+        raise UsageFailure("score needs --positive INPUT, examples of good documents, or --model FILE")
     settings.check()
     with standalone_runner(out, engine, inputs, positives) as runner:
         shards = [*runner.shards(inputs), *runner.shards(positives, "positives")]
@@ -261,9 +278,22 @@ def _count_documents(shards: Sequence[Path]) -> dict[str, Summary]:
 def clean(inputs: Inputs, out: Path, settings: CleanSettings, engine: Engine, *, rules: Sequence[Rule]) -> Summary:
     """Apply these rules to every document."""
     rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
+    wanted = {name: getattr(settings, name) for name in LanguageSettings.model_fields}
+    with standalone_runner(out, engine, inputs) as runner:
+        shards = runner.shards(inputs, settings=ExtractSettings(**wanted))
+        runner.run(lambda: clean_documents(shards, out, settings, rules_by_source, engine))
+    return runner.summary()
+
+
+def filter_by_rules(
+    inputs: Inputs, out: Path, settings: FilterSettings, engine: Engine, *, rules: Sequence[str]
+) -> Summary:
+    """Drop and edit documents by these rules of the stage filter."""
+    rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
     with standalone_runner(out, engine, inputs) as runner:
         shards = runner.shards(inputs)
-        runner.run(lambda: clean_documents(shards, out, settings, rules_by_source, engine))
+        before: dict[str, Summary] = {source: {} for source in inputs.sources}  # of none that passes unread
+        runner.run(lambda: apply_filters(shards, out, settings, rules_by_source, before=before, engine=engine))
     return runner.summary()
 
 

@@ -70,21 +70,24 @@ class TokenStream(Protocol):
 def open_stream(tokens: Path, seq_length: int, split: Split = "train", samples: int | None = None) -> BlendedStream:
     """The samples of a folder with blend.json and its stores: ``samples`` of them, or one nominal pass.
 
-    A source whose validation documents fill no window is left out of the validation stream. Raises ``Failure`` for a
-    source without a window in the training stream, and for a missing or truncated file.
+    A source that fills no window of the split is left out, and named in ``left_out``. Raises ``Failure`` where none
+    fills one, and for a missing or truncated file.
     """
     if seq_length < 1 or (samples is not None and samples < 0):
         raise ValueError(f"seq_length = {seq_length} must be positive and samples = {samples} not negative")
     blend = read_blend(tokens)
     ranges = [_SourceRange.open(tokens, blend, source, seq_length, split) for source in blend.sources]
     sources = [source for source in ranges if source.windows]
-    if not sources or (split == "train" and len(sources) < len(ranges)):
-        short = next(source for source in ranges if not source.windows)
-        raise Failure(
-            f"{short.store.prefix}.bin: {short.tokens} {split} tokens are fewer than one sample of {seq_length} + 1; "
-            f"lower the sequence length, or give {short.name} more documents"
-        )
-    return BlendedStream(blend, sources, seq_length, split, samples)
+    left_out = [
+        f"{short.store.prefix}.bin: {short.tokens} {split} tokens are fewer than one sample of {seq_length} + 1"
+        for short in ranges
+        if not short.windows
+    ]
+    if not sources:
+        raise Failure(f"{left_out[0]}; lower the sequence length, or give {ranges[0].name} more documents")
+    stream = BlendedStream(blend, sources, seq_length, split, samples)
+    stream.left_out = tuple(left_out)
+    return stream
 
 
 class _SourceRange(NamedTuple):
@@ -117,6 +120,7 @@ class BlendedStream:
     def __init__(
         self, blend: Blend, sources: Sequence[_SourceRange], seq_length: int, split: Split, samples: int | None
     ) -> None:
+        self.left_out: tuple[str, ...] = ()  # a line for each source of the blend without a window
         self.seq_length = seq_length
         self.vocab_size = blend.vocabulary
         self.seed = blend.seed

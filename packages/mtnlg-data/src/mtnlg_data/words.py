@@ -1,20 +1,24 @@
 r"""Words of texts: their positions, and 64-bit hashes of words and word n-grams; plus the numba decorators.
 
-A word is a maximal run of characters that Python's ``\w`` matches: letters and digits of any script, and "_". With
-c_0, c_1, ... the code points of a word and w_0, w_1, ... the hashes of consecutive words, modulo 2**64:
+A word is a maximal run of characters that Python's ``\w`` matches: letters and digits of any script, and "_". Where a
+script puts no spaces between words, each of its characters is a word of its own. With c_0, c_1, ... the code points of
+a word and w_0, w_1, ... the hashes of consecutive words, modulo 2**64:
 
     hash of a word          fmix64(sum_i c_i A**i)               A = CHARACTER_BASE
+      over 64 characters    fmix64(sum_i fmix64(c_i + 2**32 i))
     hash of an n-gram       fmix64(sum_j w_j B**(n - 1 - j))     B = WORD_BASE
 
-``fmix64`` is the finalizer of MurmurHash3, a bijection. Texts are hashed in batches, so that a thousand short ones cost
-little more than one long one. Loops are compiled by numba; where Python is newer than numba's wheels, NumPy versions
-with the same results take their place.
+``fmix64`` is the finalizer of MurmurHash3, a bijection. Without it in the sum, Thue-Morse words of 1,024 letters have
+equal hashes whatever A is. Texts are hashed in batches, so that a thousand short ones cost little more than one long
+one. Loops are compiled by numba; where Python is newer than numba's wheels, NumPy versions with the same results take
+their place.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import unicodedata
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -31,7 +35,19 @@ F = TypeVar("F", bound="Callable[..., Any]")
 CHARACTER_BASE = np.uint64(0x9E3779B97F4A7C15)
 WORD_BASE = np.uint64(0xD6E8FEB86659FD93)
 SEPARATOR = "\n"
+LONGEST_SUM = 64  # characters of the longest word whose hash is a sum of powers
 BATCH_CHARACTERS = 1_000_000  # keeps a batch's arrays in the processor's caches
+
+#: Kinds of characters. Those of scripts without spaces are words by themselves: of Han, kana, bopomofo, Yi, Tangut and
+#: Nushu; or of Thai, Lao, Burmese, Khmer and Tai, vowel signs and tone marks included.
+NO_WORD, LETTER, EAST_ASIAN, SOUTHEAST_ASIAN = range(4)
+SCRIPTS_WITHOUT_SPACES = {
+    EAST_ASIAN: "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua48c\uf900-\ufaff\uff66-\uff9f"
+    "\U00016fe0-\U00018dff\U0001aff0-\U0001b2ff\U00020000-\U0003ffff",
+    SOUTHEAST_ASIAN: "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
+    "\U00011700-\U0001174f",
+}
 
 
 def jit(fallback: F) -> Callable[[F], F]:
@@ -87,7 +103,7 @@ def fold_case(text: str) -> str:
 def find_words(texts: Sequence[str]) -> Words:
     """Find and hash the words of these texts as they are; fold the texts first to ignore case."""
     codes, text_bounds = join_texts(texts)
-    hashes, starts, ends = word_spans(codes, word_character_table())
+    hashes, starts, ends = word_spans(codes, character_kinds())
     bounds = np.searchsorted(starts, text_bounds)
     offsets = np.repeat(text_bounds[:-1], np.diff(bounds))
     return Words(hashes, starts - offsets, ends - offsets, bounds)
@@ -105,54 +121,84 @@ def code_points(text: str) -> NDArray[np.uint32]:
 
 
 @cache
-def word_character_table() -> NDArray[np.bool_]:
-    r"""Table over all code points: True where ``\w`` matches."""
-    table = np.zeros(sys.maxunicode + 1, np.bool_)
-    for match in re.finditer(r"\w+", "".join(map(chr, range(sys.maxunicode + 1)))):
-        table[match.start() : match.end()] = True
-    return table
+def character_kinds() -> NDArray[np.uint8]:
+    r"""Table over all code points: ``LETTER`` where ``\w`` matches, or the kind of a script without spaces."""
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    kinds = np.full(len(everything), NO_WORD, np.uint8)
+    for match in re.finditer(r"\w+", everything):
+        kinds[match.start() : match.end()] = LETTER
+    for kind, ranges in SCRIPTS_WITHOUT_SPACES.items():
+        for match in re.finditer(f"[{ranges}]", everything):
+            code = match.start()
+            is_sign = kind == SOUTHEAST_ASIAN and unicodedata.category(match[0]) in {"Mn", "Mc"}
+            if kinds[code] == LETTER or is_sign:
+                kinds[code] = kind
+    return kinds
 
 
 def _word_spans_numpy(
-    codes: NDArray[np.uint32], table: NDArray[np.bool_]
+    codes: NDArray[np.uint32], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    inside = np.concatenate([[False], table[codes], [False]])
-    edges = np.flatnonzero(inside[1:] != inside[:-1])
-    starts, ends = edges[::2], edges[1::2]
+    kind = np.concatenate([[NO_WORD], kinds[codes], [NO_WORD]])
+    alone, inside = kind > LETTER, kind == LETTER
+    starts = np.flatnonzero((alone | (inside & ~np.roll(inside, 1)))[1:-1])
+    ends = np.flatnonzero((alone | (inside & ~np.roll(inside, -1)))[1:-1]) + 1
     if not len(starts):
         return np.empty(0, np.uint64), starts, ends
-    powers = np.concatenate([[np.uint64(1)], np.full(int((ends - starts).max()), CHARACTER_BASE)])
-    np.multiply.accumulate(powers, out=powers)
     lengths = ends - starts
+    powers = np.concatenate([[np.uint64(1)], np.full(LONGEST_SUM, CHARACTER_BASE)])
+    np.multiply.accumulate(powers, out=powers)
     exponents = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    terms = codes[inside[1:-1]].astype(np.uint64) * powers[exponents]
-    return fmix64(np.add.reduceat(terms, np.cumsum(lengths) - lengths)), starts, ends
+    terms = codes[kind[1:-1] != NO_WORD].astype(np.uint64) * powers[np.minimum(exponents, LONGEST_SUM)]
+    hashes = fmix64(np.add.reduceat(terms, np.cumsum(lengths) - lengths))
+    for word in np.flatnonzero(lengths > LONGEST_SUM).tolist():
+        hashes[word] = _long_word_hash_numpy(codes[starts[word] : ends[word]])
+    return hashes, starts, ends
+
+
+def _long_word_hash_numpy(codes: NDArray[np.uint32]) -> np.uint64:
+    places = np.arange(len(codes), dtype=np.uint64) << np.uint64(32)
+    return np.uint64(fmix64(fmix64(codes + places).sum(keepdims=True))[0])
+
+
+@jit(fallback=_long_word_hash_numpy)
+def long_word_hash(codes: NDArray[np.uint32]) -> np.uint64:
+    """Hash of a word of more than ``LONGEST_SUM`` characters."""
+    total = np.uint64(0)
+    for place in range(len(codes)):
+        total += fmix64_scalar((np.uint64(place) << np.uint64(32)) + np.uint64(codes[place]))
+    return np.uint64(fmix64_scalar(total))
 
 
 @jit(fallback=_word_spans_numpy)
 def word_spans(
-    codes: NDArray[np.uint32], table: NDArray[np.bool_]
+    codes: NDArray[np.uint32], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
     """Hash, start and end (one past the last code point) of every word in ``codes``."""
-    size = (len(codes) + 1) // 2
+    size = len(codes)
     hashes, starts, ends = np.empty(size, np.uint64), np.empty(size, np.int64), np.empty(size, np.int64)
     count, inside = 0, False
     total = power = np.uint64(0)
-    for position in range(len(codes)):
-        code = codes[position]
-        if table[code]:
+    for position in range(len(codes) + 1):
+        kind = kinds[codes[position]] if position < len(codes) else NO_WORD
+        if kind == LETTER:
             if not inside:
                 inside, total, power = True, np.uint64(0), np.uint64(1)
                 starts[count] = position
-            total += np.uint64(code) * power
+            total += np.uint64(codes[position]) * power
             power *= CHARACTER_BASE
-        elif inside:
+            continue
+        if inside:
             inside = False
-            hashes[count], ends[count] = fmix64_scalar(total), position
+            start = starts[count]
+            is_long = position - start > LONGEST_SUM
+            hashes[count] = long_word_hash(codes[start:position]) if is_long else fmix64_scalar(total)
+            ends[count] = position
             count += 1
-    if inside:
-        hashes[count], ends[count] = fmix64_scalar(total), len(codes)
-        count += 1
+        if kind != NO_WORD:
+            hashes[count] = fmix64_scalar(np.uint64(codes[position]))
+            starts[count], ends[count] = position, position + 1
+            count += 1
     return hashes[:count].copy(), starts[:count].copy(), ends[:count].copy()
 
 

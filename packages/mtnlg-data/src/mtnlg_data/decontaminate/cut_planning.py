@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from mtnlg_data.engine import key_of
-from mtnlg_data.settings import Settings
+from mtnlg_data.settings import Settings, setting
 
 from .matches import read_matches_to_cut
 
@@ -24,12 +24,20 @@ if TYPE_CHECKING:
 class DecontaminateSettings(Settings):
     """What counts as contamination, and how much around it is cut; the defaults are the paper's (4.4)."""
 
-    n: PositiveInt = Field(13, description="words of an n-gram")
-    minimum: PositiveInt = Field(8, description="words of the shortest task text that counts as one n-gram")
-    common: PositiveInt = Field(10, description="n-grams in this many documents or more are not cut")
-    window: NonNegativeInt = Field(200, description="characters cut on each side of a match")
-    shortest: NonNegativeInt = Field(200, description="characters of the shortest piece that is kept")
-    most_splits: PositiveInt = Field(10, description="most pieces of a document that is kept")
+    n: PositiveInt = setting(13, "Length of an n-gram.", unit="words", paper="13 in Megatron's tool")
+    minimum: PositiveInt = setting(
+        8, "Shortest task text that counts as one n-gram.", unit="words", paper="8 in Megatron's tool"
+    )
+    common: PositiveInt = setting(
+        10,
+        "n-grams in as many documents or more are not cut.",
+        unit="documents",
+        paper="10 in Megatron's tool",
+    )
+    window: NonNegativeInt = setting(200, "Text cut on each side of a match.", unit="characters", paper="200")
+    shortest: NonNegativeInt = setting(200, "Shortest piece that is kept.", unit="characters", paper="200")
+    most_splits: PositiveInt = setting(10, "Most pieces of a document that is kept.", paper="10")
+    alarm_share: float = setting(0.1, "Warn of a source that loses more as a whole.", unit="share", ge=0, le=1)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -73,7 +81,9 @@ class ShardCutPlans:
     @property
     def key(self) -> str:
         """Digest of the matches, the shard's name, the common n-grams and the settings."""
-        return key_of(self.scan.key, self.scan.shard.path.name, self.count.key, self.settings.model_dump())
+        return key_of(
+            self.scan.key, self.scan.shard.path.name, self.count.key, self.settings.model_dump(exclude={"alarm_share"})
+        )
 
 
 def plan_cuts(length: int, matches: Sequence[Match], shortest: int) -> tuple[list[tuple[int, int]], list[Cut]]:

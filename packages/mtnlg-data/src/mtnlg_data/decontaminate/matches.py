@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from mtnlg_data.document import UnitOutput, read_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_open, atomic_path
-from mtnlg_data.words import code_points, text_batches
+from mtnlg_data.words import SOUTHEAST_ASIAN, character_kinds, code_points, text_batches
 
 from .ngrams import NgramSet, read_task_texts, task_ngrams
 
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
 
-SENTENCE_ENDS = ".!?"
+#: . ! ? as in the paper, and the marks of other scripts: Chinese and Japanese, Arabic and Urdu, Hindi, Armenian,
+#: Amharic, Tibetan, Khmer, Burmese.
+SENTENCE_ENDS = code_points(
+    ".!?\u3002\uff01\uff1f\uff0e\uff61\u061f\u06d4\u0964\u0965\u0589\u1362\u0f0d\u17d4\u17d5\u104b"
+)
 NGRAM_SCHEMA = pa.schema(
     [
         pa.field("ngram", pa.large_string()),
@@ -53,8 +57,8 @@ MATCH_SCHEMA = pa.schema(
 class Match(NamedTuple):
     """One n-gram in one text, characters ``start`` up to ``end``, and the sentence ends around it.
 
-    ``stop`` is the position of the last of . ! ? at least ``window`` characters before the match, or -1; ``resume`` the
-    first at least as far after it, or the length of the text.
+    ``stop`` is the position of the last sentence's end at least ``window`` characters before the match, or -1;
+    ``resume`` the first at least as far after it, or the length of the text.
     """
 
     start: int
@@ -141,11 +145,17 @@ def sentence_ends(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """``Match.stop`` and ``Match.resume`` of matches of a text."""
     codes = code_points(text)
-    marks = np.flatnonzero(np.logical_or.reduce([codes == ord(mark) for mark in SENTENCE_ENDS]))
+    marks = np.flatnonzero(_ends_sentence(codes))
     bounded = np.concatenate([[-1], marks, [len(text)]])
     before = np.searchsorted(marks, starts - window, side="right")
     after = np.searchsorted(marks, ends + window, side="left")
     return bounded[before], bounded[after + 1]
+
+
+def _ends_sentence(codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Which characters end a sentence; after a letter of Thai, Lao or Burmese, which need no mark, a space does."""
+    after_letter = np.concatenate([[False], character_kinds()[codes[:-1]] == SOUTHEAST_ASIAN])
+    return np.isin(codes, SENTENCE_ENDS) | (after_letter & np.isin(codes, code_points(" \n")))
 
 
 @dataclass(frozen=True)

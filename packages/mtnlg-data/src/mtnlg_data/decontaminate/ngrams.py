@@ -2,7 +2,9 @@
 
 A task text gives every run of ``n`` consecutive words; a text of fewer words, but at least ``minimum``, gives one
 n-gram of all its words; a shorter one gives none (paper.md 4.4). Words are runs of letters, digits and "_" of any
-script, lower-cased; punctuation and white space between them, line breaks included, are ignored.
+script, lower-cased; punctuation and white space between them, line breaks included, are ignored. In scripts without
+spaces each character is a word here, and counts as the part of a word that it is on average: two Han characters or kana
+make one, or four characters of Thai.
 
 Every n-gram has ``minimum`` words or more. At every word of a text, a rolling hash over ``minimum`` words is looked up
 in a bit table of the n-grams' first words. What passes is hashed at each n-gram length, filtered by a bit table of
@@ -20,8 +22,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mtnlg_data.console import Failure
 from mtnlg_data.words import (
+    EAST_ASIAN,
+    LETTER,
     SEPARATOR,
+    SOUTHEAST_ASIAN,
     WORD_BASE,
+    character_kinds,
+    code_points,
     find_words,
     fmix64_scalar,
     fold_case,
@@ -30,7 +37,6 @@ from mtnlg_data.words import (
     join_texts,
     ngram_hashes,
     text_batches,
-    word_character_table,
     word_spans,
 )
 
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BITS_PER_NGRAM = 32  # of a bit table
+SHARES_PER_WORD = 4
+SHARES = {LETTER: SHARES_PER_WORD, EAST_ASIAN: 2, SOUTHEAST_ASIAN: 1}  # of a word, by the kind of its characters
 
 
 class TaskText(BaseModel):
@@ -78,14 +86,24 @@ def task_ngrams(texts: Iterable[TaskText], n: int, minimum: int) -> dict[str, li
     """N-grams of these texts, words joined by a space, each with the (task, id) of its texts; both sorted."""
     origins: dict[str, set[tuple[str, str]]] = {}
     for text in texts:
-        folded = fold_case(text.text)
-        spans = find_words([folded])
-        words = [folded[start:end] for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
-        if len(words) >= minimum:
-            length = min(n, len(words))
-            for first in range(len(words) - length + 1):
-                origins.setdefault(" ".join(words[first : first + length]), set()).add((text.task, text.id))
+        for ngram in _text_ngrams(fold_case(text.text), n, minimum):
+            origins.setdefault(ngram, set()).add((text.task, text.id))
     return {ngram: sorted(origins[ngram]) for ngram in sorted(origins)}
+
+
+def _text_ngrams(text: str, n: int, minimum: int) -> Iterator[str]:
+    """The n-grams of a case-folded text; between its words is a space, but none between two words of one character."""
+    spans = find_words([text])
+    kinds = character_kinds()[code_points(text)[spans.starts]]
+    sums = np.cumsum([0, *(SHARES[kind] for kind in kinds.tolist())])
+    if sums[-1] < SHARES_PER_WORD * minimum:
+        return
+    parted = (kinds[1:] == LETTER) | (kinds[:-1] == LETTER)
+    words = [text[start:end] for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
+    words[1:] = [" " * space + word for space, word in zip(parted.tolist(), words[1:], strict=True)]
+    lasts = np.searchsorted(sums, sums + min(SHARES_PER_WORD * n, sums[-1])).tolist()
+    for first, last in enumerate(lasts[: lasts.index(len(sums))]):
+        yield "".join(words[first:last]).lstrip(" ")
 
 
 class NgramSet:
@@ -113,7 +131,7 @@ class NgramSet:
     def search(self, texts: Sequence[str]) -> Occurrences:
         """Find every occurrence of every n-gram in each text."""
         codes, text_bounds = join_texts([fold_case(text) for text in texts])
-        hashes, starts, ends = word_spans(codes, word_character_table())
+        hashes, starts, ends = word_spans(codes, character_kinds())
         bounds = np.searchsorted(starts, text_bounds)
         words = find_prefixes(hashes, bounds, self.minimum, self._prefix_bits, self._shift)
         text_of = np.searchsorted(bounds, words, side="right") - 1
@@ -147,7 +165,7 @@ class _HashedNgrams(NamedTuple):
     @classmethod
     def of(cls, ngrams: list[str], minimum: int) -> _HashedNgrams:
         codes, text_bounds = join_texts(ngrams)
-        words, starts, _ = word_spans(codes, word_character_table())
+        words, starts, _ = word_spans(codes, character_kinds())
         bounds = np.searchsorted(starts, text_bounds)
         counts = np.diff(bounds)
         hashes = np.empty(len(ngrams), np.uint64)
@@ -214,6 +232,7 @@ def _expand_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray
     return np.repeat(first - begins, sizes) + np.arange(int(sizes.sum()))
 
 
+SPACE = ord(" ")
 Spans = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
 Letters = tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]
 
@@ -223,7 +242,7 @@ def spells_ngram(hits: NDArray[np.int64], spans: Spans, ngrams: Letters) -> NDAr
     """Whether words ``hits[0]`` up to ``hits[1]`` equal n-gram ``hits[2]``, character by character.
 
     ``spans`` is the characters, and the start and end of each word in them; ``ngrams`` is the characters of all
-    n-grams, words joined by a space, and where each n-gram begins.
+    n-grams, as ``task_ngrams`` writes them, and where each n-gram begins.
     """
     codes, starts, ends = spans
     letters, begins = ngrams
@@ -239,7 +258,9 @@ def spells_ngram(hits: NDArray[np.int64], spans: Spans, ngrams: Letters) -> NDAr
                 break
             for letter in range(size):
                 same &= codes[starts[word] + letter] == letters[position + letter]
-            # Skips the space unread: with as many words as the n-gram has, another boundary puts a space in a word.
-            position += size + 1
-        equal[hit] = same and position == end + 1
+            # With as many words as the n-gram has, another boundary puts a space in a word.
+            position += size
+            if position < end and letters[position] == SPACE:
+                position += 1
+        equal[hit] = same and position == end
     return equal

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mtnlg_data.document import SCHEMA, UnitOutput, number_shards, read_documents, read_rows, write_documents
+from mtnlg_data.document import UnitOutput, number_shards, read_documents, read_rows, replace_columns, write_documents
 from mtnlg_data.engine import StageFolder, Unit
 from mtnlg_data.files import atomic_path, sha256
-from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, Tallies, order_sources, stage_summary
+from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, order_sources, recorded_tallies, stage_summary
 
 from .cut_planning import DecontaminateSettings, ShardCutPlans
 from .matches import NGRAM_SCHEMA, CountUnit, NgramUnit, ScanUnit, count_documents, scan_shard, write_ngrams
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_data.engine import Engine, Summary
+    from mtnlg_data.tally import Tallies, Tally
 
     from .cut_planning import CutPlan
 
@@ -42,7 +43,8 @@ SAMPLE_CHARACTERS = 100  # on each side of a match
 #: One row per cut and task text with its n-gram; offsets are characters of the document before cutting.
 LEDGER_SCHEMA = pa.schema(
     [
-        pa.field("document", pa.string(), nullable=False),
+        pa.field("document", pa.string(), nullable=False),  # its id
+        pa.field("key", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("task", pa.string(), nullable=False),
         pa.field("task_id", pa.string(), nullable=False),
@@ -89,7 +91,7 @@ def decontaminate_documents(
         cuts_by_task.update(summary["cuts_by_task"])
     samples = [sample for summary in summaries for sample in summary["samples"]]
     return {
-        **stage_summary("decontaminate", summaries, order_sources(summaries, ())),
+        **stage_summary("decontaminate", summaries, order_sources(summaries, ()), settings.alarm_share),
         "decontamination": {
             "documents_cut": sum(summary["documents_cut"] for summary in part_summaries),
             "documents_dropped": sum(summary["documents_dropped"] for summary in part_summaries),
@@ -117,8 +119,8 @@ def write_ledger_part(unit: LedgerPartUnit) -> Summary:
     shard, ngrams = unit.plans.scan.shard, unit.plans.scan.ngrams.output
     names = [
         name
-        for _, batch in read_rows(shard.path, np.array([row for row, _ in plans], np.int64), ["id", "source"])
-        for name in zip(batch["id"].to_pylist(), batch["source"].to_pylist(), strict=True)
+        for _, batch in read_rows(shard.path, np.array([row for row, _ in plans], np.int64), ["id", "key", "source"])
+        for name in zip(*(column.to_pylist() for column in batch), strict=True)
     ]
     ngram_table = pq.read_table(ngrams) if plans else NGRAM_SCHEMA.empty_table()
     cuts_by_task: Counter[str] = Counter()
@@ -177,9 +179,9 @@ class CutUnit(Unit):
 
 def cut_shard(unit: CutUnit) -> Summary:
     """Write one shard's documents; the summary has the tallies and sample cuts with the text around them."""
-    tallies = Tallies()
     samples: list[tuple[int, dict[str, Any]]] = []
-    write_documents(unit.output, _cut_documents(unit, tallies, samples))
+    with recorded_tallies(unit.output) as tallies:
+        write_documents(unit.output, _cut_documents(unit, tallies, samples))
     ngrams = pq.read_table(unit.plans.scan.ngrams.output) if samples else NGRAM_SCHEMA.empty_table()
     named_samples = [
         {**sample, "tasks": sorted(set(ngrams["tasks"][ngram].as_py())), "ngram": ngrams["ngram"][ngram].as_py()}
@@ -193,44 +195,44 @@ def _cut_documents(unit: CutUnit, tallies: Tallies, samples: list[tuple[int, dic
     row, plan = next(plans, (-1, None))
     first = 0
     for batch in read_documents(unit.plans.scan.shard.path):
-        lengths, sources, ids = (
-            column.to_pylist() for column in (pc.utf8_length(batch["text"]), batch["source"], batch["id"])
-        )
+        lengths = pc.utf8_length(batch["text"]).to_pylist()
+        sources, ids, keys = (batch[name].to_pylist() for name in ("source", "id", "key"))
         excerpts = pc.utf8_slice_codeunits(batch["text"], 0, EXCERPT_CHARACTERS).to_pylist()
         parts, begin = [], 0  # ``parts`` holds the batch's rows before ``begin``, cut
         for index, (source, length) in enumerate(zip(sources, lengths, strict=True)):
             if first + index != row or plan is None:
                 tallies[source].keep(length)
-                tallies[source].show(KEPT, ids[index], excerpts[index])
+                tallies[source].show(KEPT, ids[index], excerpts[index], key=keys[index])
                 continue
-            document = batch.slice(index, 1).to_pylist()[0]
-            pieces = _cut_document(document, plan, tallies)
+            document = batch.slice(index, 1)
             samples += _sample_cuts(document, plan)[: SAMPLES - len(samples)]
-            parts += [batch.slice(begin, index - begin), pa.RecordBatch.from_pylist(pieces, SCHEMA)]
+            parts += [batch.slice(begin, index - begin), _cut_document(document, plan, tallies[source])]
             begin = index + 1
             row, plan = next(plans, (-1, None))
-        yield pa.Table.from_batches([*parts, batch.slice(begin)], SCHEMA).combine_chunks()
+        yield pa.Table.from_batches([*parts, batch.slice(begin)]).combine_chunks()
         first += batch.num_rows
 
 
-def _cut_document(document: dict[str, Any], plan: CutPlan, tallies: Tallies) -> list[dict[str, Any]]:
+def _cut_document(document: pa.RecordBatch, plan: CutPlan, tally: Tally) -> pa.RecordBatch:
     """The pieces of a document with matches: none, the shortened document, or ``<id>#0``, ``<id>#1``, ..."""
-    text, tally = document["text"], tallies[document["source"]]
+    text, name, key = (document[column][0].as_py() for column in ("text", "id", "key"))
     if plan.reason:
-        tally.drop(len(text), plan.reason)
-        return []
+        tally.drop(len(text), plan.reason, name, len(plan.kept), key)
+        return document.slice(1)
     pieces = [text[start:end] for start, end in plan.kept]
     tally.keep(len(text), sum(map(len, pieces)))
     tally.counts["documents_out"] += len(pieces) - 1
     if len(pieces) == 1:
-        return [{**document, "text": pieces[0]}]
-    return [{**document, "id": f"{document['id']}#{number}", "text": piece} for number, piece in enumerate(pieces)]
+        return replace_columns(document, {"text": pieces})
+    names = {column: [f"{whole}#{n}" for n in range(len(pieces))] for column, whole in (("id", name), ("key", key))}
+    repeated = document.take(pa.array([0] * len(pieces)))
+    return replace_columns(repeated, {**names, "text": pieces})
 
 
-def _sample_cuts(document: dict[str, Any], plan: CutPlan) -> list[tuple[int, dict[str, Any]]]:
+def _sample_cuts(document: pa.RecordBatch, plan: CutPlan) -> list[tuple[int, dict[str, Any]]]:
     """N-gram and surrounding text of each cut."""
-    text, size = document["text"], SAMPLE_CHARACTERS
+    text, name, size = document["text"][0].as_py(), document["id"][0].as_py(), SAMPLE_CHARACTERS
     return [
-        (match.ngram, {"document": document["id"], "text": text[max(0, match.start - size) : match.end + size]})
+        (match.ngram, {"document": name, "text": text[max(0, match.start - size) : match.end + size]})
         for match, *_ in plan.cuts
     ]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .bands import SignatureRun
     from .minhash import ShingleKind
 
+NAMES = ("id", "key", "source")
 TABLE_BYTES = 1 << 27  # of shingle sets in memory at once
 
 
@@ -63,8 +64,7 @@ def collect_candidates(unit: CandidateUnit) -> Summary:
         {
             "place": pa.int64(),
             "number": pa.int64(),
-            "id": pa.string(),
-            "source": pa.string(),
+            **dict.fromkeys(NAMES, pa.string()),
             "keys": pa.list_(pa.uint64(), unit.run.bands),
             "shingles": pa.large_list(pa.uint64()),
         }
@@ -75,7 +75,8 @@ def collect_candidates(unit: CandidateUnit) -> Summary:
         for texts in _shingle_tables(unit, rows):
             part = slice(first, first := first + texts.num_rows)
             band_keys = pa.FixedSizeListArray.from_arrays(pa.array(keys[part].reshape(-1)), unit.run.bands)
-            columns = [places[part], documents[part], texts["id"], texts["source"], band_keys, texts["shingles"]]
+            names = (texts[name] for name in NAMES)
+            columns = [places[part], documents[part], *names, band_keys, texts["shingles"]]
             order = np.argsort(places[part])
             table = pa.table(columns, schema).take(pa.array(order)).combine_chunks()
             group = np.searchsorted(unit.groups, places[part][order], side="right")
@@ -97,14 +98,14 @@ def keys_of_rows(run: SignatureRun, rows: NDArray[np.int64]) -> NDArray[np.uint6
 
 
 def _shingle_tables(unit: CandidateUnit, rows: NDArray[np.int64]) -> Iterator[pa.Table]:
-    """Yield ids, sources and shingle sets of these rows in order, in tables of about ``TABLE_BYTES``."""
+    """Yield names and shingle sets of these rows in order, in tables of about ``TABLE_BYTES``."""
     tables: list[pa.Table] = []
     size = 0
-    for _, batch in read_rows(unit.shard.path, rows, ["id", "source", "text"]):
+    for _, batch in read_rows(unit.shard.path, rows, [*NAMES, "text"]):
         first = 0
         for texts in text_batches(batch["text"].to_pylist()):
             values, bounds = shingle_sets(*hash_shingles(texts, unit.kind, unit.length))
-            names = {column: batch[column].slice(first, len(texts)) for column in ("id", "source")}
+            names = {column: batch[column].slice(first, len(texts)) for column in NAMES}
             sets = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values))
             tables.append(pa.table({**names, "shingles": sets}))
             first += len(texts)

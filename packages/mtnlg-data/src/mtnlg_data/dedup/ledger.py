@@ -1,4 +1,4 @@
-"""The ledger ``removed.parquet``, and the shards without what it removes.
+"""The ledger ``dropped/duplicates.parquet``, and the shards without what it removes.
 
 A ledger row is one removed document, its kept twin, their Jaccard similarity and their component. The rows of a
 component are consecutive, and components are numbered over all groups. The ledger becomes a mask of one byte per
@@ -22,7 +22,7 @@ from mtnlg_data.files import atomic_open, atomic_path
 from mtnlg_data.tally import Tallies
 from mtnlg_data.words import fmix64
 
-from .representatives import LEDGER_SCHEMA
+from .representatives import LEDGER_SCHEMA, REASON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
 
 
-REASON = "duplicate"
 BATCH_ROWS = 65_536
 SAMPLES = 12
 SAMPLE_CHARACTERS = 600
@@ -108,12 +107,12 @@ def _sample_pairs(shards: Sequence[Shard], entries: list[dict[str, Any]]) -> lis
     return [
         {
             "kept": entry["kept"],
-            "dropped": entry["document"],
-            "jaccard": round(entry["jaccard"], 4),
+            "dropped": entry["id"],
+            "jaccard": round(entry["score"], 4),
             "text_kept": texts[entry["kept_shard"], entry["kept_row"]],
             "text_dropped": texts[entry["shard"], entry["row"]],
         }
-        for entry in sorted(entries, key=lambda entry: float(entry["jaccard"]))
+        for entry in sorted(entries, key=lambda entry: float(entry["score"]))
     ]
 
 

@@ -1,6 +1,7 @@
 """Documents → MinHash signatures → one 64-bit key per band.
 
-    shingle    hash of n consecutive words (or characters, white space collapsed) of the lower-cased text
+    shingle    hash of n consecutive words (or characters, white space collapsed) of the lower-cased text; of 3/5 n
+               where most words are characters of scripts without spaces
     MinHash    h_p(document) = min over its shingles x of a_p fmix32(x) + b_p mod 2**32, a_p odd
     band key   hash of the ``rows`` MinHash values of one band
 
@@ -22,7 +23,9 @@ from datasketch import MinHash
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.words import (
+    LETTER,
     WORD_BASE,
+    character_kinds,
     code_points,
     fmix64,
     fmix64_scalar,
@@ -32,7 +35,6 @@ from mtnlg_data.words import (
     join_texts,
     ngram_hashes,
     text_batches,
-    word_character_table,
     word_spans,
 )
 
@@ -99,16 +101,20 @@ def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.
 def hash_shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Shingle hashes of all texts, repeats included, and bounds: text t has ``shingles[bounds[t] : bounds[t + 1]]``."""
     folded = [fold_case(text) for text in texts]
+    lengths = np.full(len(texts), length)
     if kind == "word":
         codes, text_bounds = join_texts(folded)
-        hashes, starts, _ = word_spans(codes, word_character_table())
+        hashes, starts, _ = word_spans(codes, character_kinds())
         bounds = np.searchsorted(starts, text_bounds)
+        is_character = character_kinds()[codes[starts]] > LETTER
+        characters = np.diff(np.concatenate([[0], np.cumsum(is_character)])[bounds])
+        lengths[2 * characters > np.diff(bounds)] = -(-3 * length // 5)
     else:
         collapsed = [" ".join(text.split()) for text in folded]
         hashes = fmix64(code_points("".join(collapsed)).astype(np.uint64))
         bounds = np.concatenate([[0], np.cumsum([len(text) for text in collapsed], dtype=np.int64)])
     counts = np.diff(bounds)
-    sizes = np.where(counts < length, counts > 0, counts - length + 1)
+    sizes = np.where(counts < lengths, counts > 0, counts - lengths + 1)
     shingle_bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     return shingle_ngrams(hashes, bounds, shingle_bounds), shingle_bounds
 

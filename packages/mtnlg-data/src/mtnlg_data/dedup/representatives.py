@@ -1,7 +1,7 @@
 """Verified pairs → components → the removed documents, and the one kept for each.
 
 In each component the document from the best source stays (paper.md 4.3); of several from that source, the one with the
-lowest hash of its id, so that the result does not depend on shards or order.
+lowest hash of its key, so that the result does not depend on shards or order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path
+from mtnlg_data.tally import DROPPED_SCHEMA
 
 from .union_find import components, new_forest, unite
 from .verify import gather_candidates, jaccard, verify_pairs
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
 
-#: ``jaccard`` is between the document and its kept twin, below the threshold where other documents connect the two.
+REASON = "duplicate"
+#: ``score`` is the Jaccard similarity of the document and its kept twin, below the threshold where other documents
+#: connect the two.
 LEDGER_SCHEMA = pa.schema(
     [
-        pa.field("document", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
+        *DROPPED_SCHEMA,
         pa.field("kept", pa.string(), nullable=False),
+        pa.field("kept_key", pa.string(), nullable=False),
         pa.field("kept_source", pa.string(), nullable=False),
-        pa.field("jaccard", pa.float32(), nullable=False),
         pa.field("component", pa.int64(), nullable=False),
         pa.field("shard", pa.string(), nullable=False),
         pa.field("row", pa.int64(), nullable=False),
@@ -75,14 +77,17 @@ def deduplicate_group(unit: GroupUnit) -> Summary:
     parent = new_forest(len(candidates.documents))
     unite(parent, verify_pairs(candidates, unit.threshold, unit.rounds, unit.seed))
     places, component = components(parent)
-    ids, sources = (column.take(pa.array(places)) for column in (candidates.ids, candidates.sources))
-    kept = choose_representatives(ids.to_pylist(), sources.to_pylist(), component, unit.priority)
+    names = (candidates.ids, candidates.document_keys, candidates.sources)
+    ids, keys, sources = (column.take(pa.array(places)) for column in names)
+    kept = choose_representatives(keys.to_pylist(), sources.to_pylist(), component, unit.priority)
     removed = np.flatnonzero(kept[component] != np.arange(len(places)))
     twins = kept[component[removed]]
     pairs = np.stack([places[removed], places[twins]], axis=1)
     columns = [
-        *(column.take(pa.array(rows)) for rows in (removed, twins) for column in (ids, sources)),
+        *(column.take(pa.array(removed)) for column in (ids, keys, sources)),
+        pa.repeat(REASON, len(removed)),
         pa.array(jaccard(pairs, candidates.sets), pa.float32()),
+        *(column.take(pa.array(twins)) for column in (ids, keys, sources)),
         component[removed],
         *(column for side in pairs.T for column in _shards_and_rows(unit.shards, candidates.documents[side])),
     ]
@@ -92,19 +97,19 @@ def deduplicate_group(unit: GroupUnit) -> Summary:
 
 
 def choose_representatives(
-    ids: Sequence[str], sources: Sequence[str], component: NDArray[np.int64], priority: Sequence[str]
+    keys: Sequence[str], sources: Sequence[str], component: NDArray[np.int64], priority: Sequence[str]
 ) -> NDArray[np.int64]:
     """Index of the document that each component keeps; sources outside ``priority`` share the last rank."""
     rank = {source: place for place, source in enumerate(priority)}
     best: dict[int, tuple[tuple[int, bytes, str], int]] = {}
-    for index, (name, source, number) in enumerate(zip(ids, sources, component.tolist(), strict=True)):
-        entry = ((rank.get(source, len(rank)), _id_hash(name), name), index)
+    for index, (key, source, number) in enumerate(zip(keys, sources, component.tolist(), strict=True)):
+        entry = ((rank.get(source, len(rank)), _key_hash(key), key), index)
         best[number] = min(best.get(number, entry), entry)
     return np.array([best[number][1] for number in range(len(best))], np.int64)
 
 
-def _id_hash(name: str) -> bytes:
-    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def _key_hash(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def _shards_and_rows(shards: Sequence[Shard], documents: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:

@@ -20,21 +20,21 @@ from shutil import rmtree
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt  # noqa: TC002  (pydantic reads the annotation)
 
-from mtnlg_data.console import Failure, say
+from mtnlg_data.console import Failure
 from mtnlg_data.document import UnitOutput, number_shards
-from mtnlg_data.engine import StageFolder, code_digest, key_of
+from mtnlg_data.engine import DROPPED, StageFolder, code_digest, key_of
 from mtnlg_data.engine.units import verified_summary
-from mtnlg_data.settings import Settings
-from mtnlg_data.tally import order_sources, stage_summary
+from mtnlg_data.settings import Settings, setting
+from mtnlg_data.tally import SMALL_SOURCE, loss_alarm, order_sources, stage_summary
 
 from .bands import BandUnit, SignatureRun, count_key_ranges, group_bands, link_bands
 from .candidates import CandidateUnit, collect_candidates
 from .clusters import ClusterUnit, cluster_documents
 from .ledger import LedgerUnit, RemovalMaskUnit, SurvivorUnit, write_ledger, write_removal_mask, write_survivors
 from .minhash import ShingleKind, SignatureUnit, write_signatures
-from .representatives import GroupUnit, deduplicate_group
+from .representatives import REASON, GroupUnit, deduplicate_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,26 +45,27 @@ if TYPE_CHECKING:
 
 
 VERIFICATION_FOLDER = "verification"  # what a run with another threshold cannot reuse
-SMALL_SOURCE = 100  # documents; where fewer are mostly duplicates, that is no sign of a mistake
 
 
 class DeduplicateSettings(Settings):
     """What counts as a duplicate and how duplicates are searched; the defaults are the paper's (4.3)."""
 
-    bands: PositiveInt = 20
-    rows: PositiveInt = 13  # MinHash values per band; bands * rows in all
-    threshold: float = Field(0.8, gt=0, le=1)  # lowest Jaccard similarity of a duplicate pair
-    shingle: ShingleKind = "word"
-    shingle_length: PositiveInt = 5
-    rounds: PositiveInt = 11  # pivots per bucket
-    seed: int = Field(1, ge=0, lt=1 << 32)
-    alarm_share: float = Field(0.5, ge=0, le=1)  # stop if a source of 100 documents or more would lose a larger share
+    bands: PositiveInt = setting(20, "Bands of the search: documents that agree in one are compared.", paper="20")
+    rows: PositiveInt = setting(13, "MinHash values of a band.", paper="13")
+    threshold: float = setting(0.8, "Lowest Jaccard similarity of a duplicate pair.", paper="0.8", gt=0, le=1)
+    shingle: ShingleKind = setting("word", "What shingles are made of.")
+    shingle_length: PositiveInt = setting(5, "Words or characters of a shingle.")
+    rounds: PositiveInt = setting(11, "Pivots of a bucket, each compared with all that are left in it.", paper="11")
+    seed: int = setting(1, "Of the hash functions and of the pivots.", ge=0, lt=1 << 32)
+    alarm_share: float = setting(
+        0.5, "Stop if a source of 100 documents or more would lose more than this.", unit="share", ge=0, le=1
+    )
 
 
 def deduplicate_documents(
     shards: Sequence[Path], out: Path, settings: DeduplicateSettings, priority: Sequence[str], engine: Engine
 ) -> Summary:
-    """Write the surviving documents to ``out/<shard name>`` and the ledger ``out/removed.parquet``.
+    """Write the surviving documents to ``out/<shard name>`` and the ledger ``out/dropped/duplicates.parquet``.
 
     ``priority`` names the sources, best first: each component keeps its document from the best source; unnamed sources
     share the last rank. Returns the stage's summary; its ``duplicates`` has components, cluster sizes, sample pairs and
@@ -77,7 +78,9 @@ def deduplicate_documents(
     stage = StageFolder(out, "deduplicate", engine)
     ledger, duplicates = _find_duplicates(numbered, stage, settings, tuple(priority))
     documents, removed = duplicates.pop("documents"), duplicates.pop("removed")
-    duplicates["removed_share"] = _removed_shares(documents, removed, settings.alarm_share, ledger.path)
+    _check_losses(documents, removed, settings.alarm_share, ledger.path)
+    shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
+    duplicates["removed_share"] = {source: round(share, 6) for source, share in shares.items()}
     if engine.task[1] == 1:  # other tasks on the same folder may still read it
         rmtree(out / VERIFICATION_FOLDER, ignore_errors=True)
     mask = RemovalMaskUnit(ledger, numbered, stage.state / "removed.npy")
@@ -85,7 +88,7 @@ def deduplicate_documents(
     survivors = [SurvivorUnit(shard, UnitOutput.of(mask), out / shard.path.name) for shard in numbered]
     summaries = stage.run(write_survivors, survivors, "deduplicate: write")
     stage.finish(unit.output for unit in survivors)
-    summary = stage_summary("deduplicate", summaries, order_sources(summaries, priority))
+    summary = stage_summary("deduplicate", summaries, order_sources(summaries, priority), settings.alarm_share)
     return {**summary, "duplicates": duplicates}
 
 
@@ -110,7 +113,7 @@ def _find_duplicates(
     ]
     verifying_code = code_digest(GroupUnit.__module__)
     digest = key_of([unit.key for unit in candidates], signature_digest, verifying_code, verification, priority)
-    ledger = LedgerUnit(digest, shards, (), (), stage.path / "removed.parquet")
+    ledger = LedgerUnit(digest, shards, (), (), stage.path / DROPPED / "duplicates.parquet")
     stage.keep([*signatures, *links, clusters, ledger])
     if (summary := verified_summary(ledger)) is not None:
         return UnitOutput.of(ledger), summary
@@ -157,26 +160,19 @@ def _batches_by_group(files: list[list[int]], groups: int) -> list[bytes]:
     return [part.tobytes() for part in np.split(pairs, np.searchsorted(group[order], np.arange(1, groups)))][:groups]
 
 
-def _removed_shares(
-    documents: dict[str, int], removed: dict[str, int], alarm_share: float, ledger: Path
-) -> dict[str, float]:
-    """The share of its documents that each source loses.
-
-    Raises ``Failure`` where one exceeds ``alarm_share``; of a source under ``SMALL_SOURCE`` documents it is only said.
-    """
-    shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
-    alarming = {source: share for source, share in shares.items() if share > alarm_share}
-    for source in [source for source in alarming if documents[source] < SMALL_SOURCE]:
-        say(
-            f"deduplication removes {alarming.pop(source):.1%} of {source}, more than alarm_share = {alarm_share:g}, "
-            f"and goes on: it has {documents[source]} documents"
-        )
-    if alarming:
-        losses = ", ".join(f"{share:.1%} of {source}" for source, share in alarming.items())
-        sufficient = f"{np.ceil(max(alarming.values()) * 100) / 100:g}"
+def _check_losses(documents: dict[str, int], removed: dict[str, int], alarm_share: float, ledger: Path) -> None:
+    """Raise ``Failure`` where a source of ``SMALL_SOURCE`` documents or more would lose more than ``alarm_share``."""
+    losses = {source: {REASON: removed.get(source, 0)} for source, count in documents.items() if count >= SMALL_SOURCE}
+    alarms = [
+        alarm["message"]
+        for source, lost in losses.items()
+        if (alarm := loss_alarm("deduplicate", source, documents[source], lost, alarm_share)) is not None
+    ]
+    if alarms:
+        most = max(lost[REASON] / documents[source] for source, lost in losses.items())
+        sufficient = f"{np.ceil(most * 100) / 100:g}"
         raise Failure(
-            f"deduplication would remove {losses}, more than alarm_share = {alarm_share:g}; nothing is removed yet. "
-            f"Review the pairs in {ledger}; if they are right, run the same command with "
-            f"--set deduplicate.alarm_share={sufficient} (mtnlg-data dedup: --set alarm_share={sufficient})"
+            f"{'; '.join(alarms)}; nothing is removed yet. Review the pairs in {ledger}; if they are right, run the "
+            f"same command with --set deduplicate.alarm_share={sufficient} "
+            f"(mtnlg-data dedup: --alarm-share {sufficient})"
         )
-    return {source: round(share, 6) for source, share in shares.items()}

@@ -40,6 +40,7 @@ class Candidates(NamedTuple):
 
     documents: NDArray[np.int64]
     ids: pa.Array
+    document_keys: pa.Array
     sources: pa.Array
     keys: NDArray[np.uint64]  # [candidates, bands]
     sets: ShingleSets
@@ -68,9 +69,11 @@ def gather_candidates(files: Sequence[tuple[Path, Sequence[int]]], scratch: Path
         shingles = batch["shingles"].flatten().to_numpy()
         values[begin : begin + len(shingles)] = shingles
         begin += len(shingles)
-    documents, ids, sources, keys = (table[column].chunk(0) for column in ("number", "id", "source", "keys"))
+    columns = (table[column].chunk(0) for column in ("number", "id", "key", "source", "keys"))
+    documents, ids, document_keys, sources, keys = columns
     sets = ShingleSets(values, starts[order], (starts + sizes)[order])
-    return Candidates(documents.to_numpy(), ids, sources, keys.flatten().to_numpy().reshape(len(table), -1), sets)
+    band_keys = keys.flatten().to_numpy().reshape(len(table), -1)
+    return Candidates(documents.to_numpy(), ids, document_keys, sources, band_keys, sets)
 
 
 def _read_batches(files: Sequence[tuple[Path, Sequence[int]]]) -> Iterator[pa.RecordBatch]:

@@ -10,22 +10,24 @@ from contextlib import closing
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, UsageFailure
 
 from .code_digest import code_digest, library_version
 from .job_array import Claims, JobArray, lock_folder
 from .local import Local
-from .stage_folder import StageFolder, listed_shards, read_list
+from .stage_folder import DROPPED, StageFolder, listed_shards, read_list
 from .units import Engine, Summary, U, Unit, checksum, key_of, manifest_path, run_units
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 __all__ = [
+    "DROPPED",
     "Claims",
     "Engine",
     "EngineName",
     "JobArray",
+    "Keep",
     "Local",
     "StageFolder",
     "Summary",
@@ -44,17 +46,22 @@ __all__ = [
 ]
 
 EngineName = Literal["local", "ray"]
+Keep = Literal["all", "last"]  # of the shards and states of a run's stages
 
 
-def open_engine(name: EngineName, workers: int | None = None) -> AbstractContextManager[Engine]:
+def open_engine(
+    name: EngineName, workers: int | None = None, ray_address: str | None = None
+) -> AbstractContextManager[Engine]:
     """An engine as a context manager, which closes it; ``workers`` None means one for each core.
 
-    Raises ``Failure`` where Ray is asked for and not installed.
+    ``ray_address`` is that of a Ray cluster. Raises ``Failure`` where Ray is asked for and not installed.
     """
+    if ray_address and name != "ray":
+        raise UsageFailure(f"--ray {ray_address}: goes with --engine ray")
     if name == "local":
         return closing(Local(workers))
     if find_spec("ray") is None:
         raise Failure("--engine ray needs Ray: pip install 'mtnlg-data[ray]', or take --engine local")
     from .ray_cluster import Ray  # noqa: PLC0415  (an optional extra)
 
-    return closing(Ray(workers))
+    return closing(Ray(workers, ray_address))

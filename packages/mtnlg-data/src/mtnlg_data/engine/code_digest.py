@@ -1,7 +1,8 @@
 """The digest of the code that makes an output: when it changes, the output is made again.
 
 It covers the module that defines a unit and, over their imports, every module of this package that it uses, each as the
-statements that Python runs: neither comments nor docstrings nor line breaks count, nor what is imported for types only.
+statements that Python runs: neither comments nor docstrings nor line breaks count, nor what is imported for types only,
+nor the fields of settings, whose values are in the keys of those who use them.
 It further covers the versions of those libraries that these modules import and whose results the outputs keep.
 """
 
@@ -16,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1]
-#: Rooms and modules that decide who runs a unit and what is said of it, but no byte of its output. The values of
-#: settings are in the keys of those who use them.
+#: Rooms and modules that decide who runs a unit and what is said of it, but no byte of its output.
 WITHOUT_INFLUENCE = ("mtnlg_data.engine", "mtnlg_data.console", "mtnlg_data.settings")
 #: Libraries whose results are kept, by the name that is imported: another version may give another text, language,
 #: signature, classifier or token. What others compute (NumPy, SciPy, numba) is exact, and what they read and write
@@ -101,7 +101,7 @@ def _write_statements(node: object, lines: list[str]) -> None:
     elif isinstance(node, list):
         lines.append("[")
         for item in node:
-            if not (_is_text(item) or _is_for_types(item)):
+            if not (_is_text(item) or _is_for_types(item) or _is_setting(item)):
                 _write_statements(item, lines)
         lines.append("]")
     else:
@@ -115,6 +115,12 @@ def _is_text(node: object) -> bool:
 
 def _is_for_types(node: object) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _is_setting(node: object) -> bool:
+    """Whether this is a field of a settings class, made by ``setting(default, description, …)``."""
+    call = node.value if isinstance(node, ast.AnnAssign) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "setting"
 
 
 def _imported_names(node: ast.AST, module: str) -> set[str]:

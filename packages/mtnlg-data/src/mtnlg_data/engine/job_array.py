@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 from mtnlg_data.console import Failure, say
-from mtnlg_data.files import PARTIAL_NAME
+from mtnlg_data.files import PARTIAL_NAME, open_to_update
 
 from .units import recorded_summary
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .units import Engine, Summary, U
 
 LOCKS_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+LOCK = ".lock"
 FOLDER_BYTE = 0  # of .lock: held exclusively by a run that works alone, shared by the tasks of a job array
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds
 SECONDS_BETWEEN_LINES = 60.0
@@ -80,7 +81,7 @@ def lock_folder(out: Path, key: str, *, shared: bool) -> Iterator[Claims]:
     systems do not reach other machines, so their owners may still be writing them.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with _open_lock(out / ".lock") as lock:
+    with open_to_update(out / LOCK) as lock:
         if _try_lock(lock, fcntl.LOCK_EX, FOLDER_BYTE):
             _remove_partial_files(out, time.time() - SECONDS_PER_DAY if shared else math.inf)
             lock.truncate(0)
@@ -93,21 +94,14 @@ def lock_folder(out: Path, key: str, *, shared: bool) -> Iterator[Claims]:
         yield Claims(lock, out)
 
 
-def _open_lock(path: Path) -> IO[bytes]:
-    """Open the lock file; a link is refused, since its target would be emptied."""
-    try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise Failure(f"{path}: a symbolic link; remove it") from None
-
-
 def _remove_partial_files(out: Path, before: float) -> None:
-    for partial in out.rglob(".*.tmp"):
-        with suppress(FileNotFoundError):
-            if PARTIAL_NAME.fullmatch(partial.name) and partial.lstat().st_mtime <= before:
-                partial.unlink()
+    """Remove our partial files below ``out``, except in folders with a lock of their own: another run's."""
+    for folder, folders, names in os.walk(out):
+        folders[:] = [name for name in folders if not out.joinpath(folder, name, LOCK).exists()]
+        for partial in (out.joinpath(folder, name) for name in names if PARTIAL_NAME.fullmatch(name)):
+            with suppress(FileNotFoundError):
+                if partial.lstat().st_mtime <= before:
+                    partial.unlink()
 
 
 def _share(lock: IO[bytes], out: Path, key: str) -> None:

@@ -1,22 +1,26 @@
 """The Ray engine: workers of a Ray cluster, over a folder that all machines share.
 
-Without a cluster, Ray is started on this machine. Ray carries units to workers and summaries back; documents go through
-the folder. A worker that dies with its machine is replaced and its unit run again, which is safe: a unit writes aside
-and renames.
+Who can speak to a Ray cluster can run code on it, and what it answers is unpickled here. So a cluster is joined only by
+an address that was given, never one that happens to run. Without an address Ray is started on this machine: on loopback
+alone, with its sockets and logs in a folder of this user's, and with a token that lies there (decision 0097).
+
+Ray carries units to workers and summaries back; documents go through the folder. A worker that dies with its machine is
+replaced and its unit run again, which is safe: a unit writes aside and renames.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
+import secrets
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-import ray
-from ray.exceptions import RayError, RayTaskError
-
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, UsageFailure
 
 from .local import ONE_THREAD
 
@@ -26,35 +30,47 @@ if TYPE_CHECKING:
     from .units import Summary, U
 
 OBJECT_STORE_BYTES = 100_000_000  # Ray's minimum is 75 MiB; only units and summaries pass through it
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # send nothing anywhere
+    "RAY_task_oom_retries": "3",  # Ray's default is to retry for ever
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # report the first error, as with any engine
+}
+TOKEN = secrets.token_hex(32)  # one a process, since Ray remembers the first that it reads
 
 
 class Ray:
-    """An engine on the cluster of RAY_ADDRESS or of this machine, or else on one started here with ``workers`` CPUs."""
+    """An engine on the cluster at ``address``, else at RAY_ADDRESS, or else on one started here with ``workers`` CPUs.
+
+    Raises ``UsageFailure`` for the address "auto", by which Ray would join whatever cluster it finds, and ``Failure``
+    where no cluster answers.
+    """
 
     task = (0, 1)
 
-    def __init__(self, workers: int | None = None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send nothing anywhere
-        os.environ.setdefault("RAY_task_oom_retries", "3")  # Ray's default is to retry for ever
-        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # report the first error, as with any engine
+    def __init__(self, workers: int | None = None, address: str | None = None) -> None:
+        address = address or os.environ.get("RAY_ADDRESS")
+        if address in {"auto", "local"}:
+            raise UsageFailure(f"--ray {address}: no address; give HOST:PORT of your cluster, or leave it out")
+        for name, value in RAY_SETTINGS.items():
+            os.environ.setdefault(name, value)
         options: dict[str, Any] = {
             "runtime_env": {"env_vars": ONE_THREAD},
             "log_to_driver": False,
             "logging_level": logging.ERROR,
         }
-        try:
-            ray.init("auto", **options)
-        except ConnectionError:
-            ray.init(
-                "local", num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options
-            )
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        self.workers = workers or int(resources.get("CPU", 1))
-        self._run: Any = ray.remote(_run_in_folder)
+        with ExitStack() as stack:
+            if address:
+                self._ray = _join(address, options)
+            else:
+                self._ray = _start(Path(stack.enter_context(TemporaryDirectory())), workers, options)
+            self._private = stack.pop_all()
+        self.workers = workers or int(self._ray.cluster_resources().get("CPU", 1))
+        self._run = self._ray.remote(_run_in_folder)
 
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""
-        ray.shutdown()
+        self._ray.shutdown()
+        self._private.close()
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
         """Yield units as they finish. Raises ``Failure`` where the workers of a unit keep dying."""
@@ -63,24 +79,56 @@ class Ray:
         running = {self._run.remote(folder, function, unit): unit for unit in islice(waiting, self.workers)}
         try:
             while running:
-                (done,), _ = ray.wait(list(running))
+                (done,), _ = self._ray.wait(list(running))
                 unit = running.pop(done)
-                summary = _result(done, unit)
+                summary = self._result(done, unit)
                 running.update({self._run.remote(folder, function, next_): next_ for next_ in islice(waiting, 1)})
                 yield unit, summary
         finally:
             for reference in running:
-                ray.cancel(reference)
+                self._ray.cancel(reference)
+
+    def _result(self, reference: Any, unit: U) -> Summary:  # noqa: ANN401  (ray.ObjectRef)
+        errors = self._ray.exceptions
+        try:
+            return cast("Summary", self._ray.get(reference))
+        except errors.RayTaskError as error:
+            raise error.cause from None
+        except errors.RayError as error:
+            line = str(error).partition("\n")[0]
+            raise Failure(f"{unit.output}: its worker died again and again: {line}") from None
 
 
-def _result(reference: Any, unit: U) -> Summary:  # noqa: ANN401  (ray.ObjectRef)
+def _join(address: str, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the module ray)
+    """Join a cluster; Ray looks for its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token."""
+    import ray  # noqa: PLC0415  (see _start)
+
     try:
-        return cast("Summary", ray.get(reference))
-    except RayTaskError as error:
-        raise error.cause from None
-    except RayError as error:
+        ray.init(address, **options)
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
         line = str(error).partition("\n")[0]
-        raise Failure(f"{unit.output}: its worker died again and again: {line}") from None
+        raise Failure(f"--ray {address}: {line}; is the address right, and its token where Ray looks for it?") from None
+    return ray
+
+
+def _start(private: Path, workers: int | None, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the module ray)
+    """Start Ray on this machine for this user alone; ``private`` is a folder of mode 0700."""
+    token = private / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN, encoding="ascii")
+    os.environ.pop("RAY_AUTH_TOKEN", None)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's only switch for loopback, on Linux too
+    import ray  # noqa: PLC0415  (reads the environment when it is imported)
+
+    # A folder within the private one, since Ray opens its own to everybody.
+    options |= {"object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": str(private / "ray")}
+    ray.init("local", num_cpus=workers, include_dashboard=False, **options)
+    node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    if not ipaddress.ip_address(node).is_loopback:
+        ray.shutdown()
+        raise Failure(f"Ray listens on {node}, not on this machine alone: it was imported before --engine ray began")
+    return ray
 
 
 def _run_in_folder(folder: Path, function: Callable[[U], Summary], unit: U) -> Summary:

@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.console import Failure, say
-from mtnlg_data.files import write_json
+from mtnlg_data.files import read_small, sync_directory, write_json
 
 from .units import manifest_path, read_manifest, run_units
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from .units import Engine, Summary, U, Unit
 
-LIST = "stage.json"
+LIST, LIST_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
 STATE = "state"  # folder of what a stage keeps for its reruns, in its own
+DROPPED = "dropped"  # folder of its records of dropped documents
 #: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
 DOCUMENT_SUFFIXES = {".parquet", ".bin", ".idx", ".crc"}
 
@@ -47,12 +48,16 @@ class StageFolder:
         if (left := read_list(path)) is not None and left.stage != stage:
             raise Failure(f"{path}: holds the output of the stage {left.stage}, which would go; give another --out")
 
-    def run(self, function: Callable[[U], Summary], units: Sequence[U], label: str) -> list[Summary]:
-        """Run units of the stage, as ``run_units`` does."""
+    def run(
+        self, function: Callable[[U], Summary], units: Sequence[U], label: str, *, scratch: bool = False
+    ) -> list[Summary]:
+        """Run units of the stage, as ``run_units`` does; of ``scratch`` ones ``finish`` removes the outputs."""
         summaries = run_units(self._engine, function, units, label)
+        if scratch:
+            return summaries
         self.keep(units)
         for unit, summary in zip(units, summaries, strict=True):
-            self._outputs.update(unit.output.with_name(name) for name in summary.get("files", ()))
+            self._outputs.update(unit.output.parent / name for name in summary.get("files", ()))
         return summaries
 
     def keep(self, units: Iterable[Unit]) -> None:
@@ -74,15 +79,19 @@ class StageFolder:
             write_json(self.path / LIST, left._asdict())
         stale = [path for path in self._found() if path not in self._outputs and read_manifest(path) is not None]
         for path in stale:
-            path.unlink(missing_ok=True)  # before its manifest, by which the next run finds it if this one is killed
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in stale}:
+            sync_directory(folder)  # before the manifests go, by which the next run finds what is left of a killed one
+        for path in stale:
             manifest_path(path).unlink(missing_ok=True)
         if removed := sum(path.parent == self.path for path in stale):
             say(f"{self.path}: removed {removed} files of inputs or settings that are gone")
 
     def _found(self) -> Iterator[Path]:
-        """What stands beside a manifest, or did: documents in the folder itself, and all in its state."""
-        outputs = (path.with_suffix("") for path in self.path.glob("*.json"))
-        yield from (path for path in outputs if path.suffix in DOCUMENT_SUFFIXES)
+        """What stands beside a manifest, or did: documents in the folder itself, dropped ones, and all in its state."""
+        for folder in (self.path, self.path / DROPPED):
+            outputs = (path.with_suffix("") for path in folder.glob("*.json"))
+            yield from (path for path in outputs if path.suffix in DOCUMENT_SUFFIXES)
         if read_list(self.state) is None:  # else it is the folder of another stage
             yield from (path.with_suffix("") for path in self.state.rglob("*.json"))
 
@@ -90,7 +99,7 @@ class StageFolder:
 def read_list(folder: Path) -> StageList | None:
     """What a stage has left in a folder; None where none has."""
     try:
-        left = StageList(**json.loads((folder / LIST).read_text(encoding="utf-8")))
+        left = StageList(**json.loads(read_small(folder / LIST, LIST_BYTES)))
         names_are_plain = all("/" not in name for name in left.shards or ())
     except (OSError, ValueError, TypeError):
         return None
@@ -112,5 +121,5 @@ def listed_shards(folder: Path) -> list[Path] | None:
     shards = [folder / name for name in left.shards]
     for shard in shards:
         if not shard.exists():
-            raise Failure(f"{shard}: missing, but in the list {folder / LIST}; run the stage again")
+            raise Failure(f"{shard}: lost, or removed by --keep last; it is in the list {LIST}: run the stage again")
     return shards

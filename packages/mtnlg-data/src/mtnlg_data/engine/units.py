@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from mtnlg_data.console import progress, say
-from mtnlg_data.files import sha256, write_json
+from mtnlg_data.console import foreign_data, progress, say
+from mtnlg_data.files import read_small, sha256, write_json
 
 from .code_digest import code_digest
 
@@ -70,7 +70,7 @@ def key_of(*parts: object) -> str:
 def run_units(engine: Engine, function: Callable[[U], Summary], units: Sequence[U], label: str) -> list[Summary]:
     """Run every unit that is not done; returns the summaries of all, in the order of ``units``.
 
-    A function that writes more files than ``unit.output`` lists their names, without the folder, under ``files`` in its
+    A function that writes more files than ``unit.output`` lists their names, from its folder, under ``files`` in its
     summary. These files are verified together with the output, and made again with it.
     """
     task, tasks = engine.task
@@ -90,10 +90,11 @@ def run_units(engine: Engine, function: Callable[[U], Summary], units: Sequence[
 
 def run_unit(function: Callable[[U], Summary], unit: U) -> Summary:
     """Run a unit on a worker, then write its manifest."""
-    summary = function(unit)
-    files = {name: sha256(unit.output.with_name(name)) for name in summary.get("files", ())}
+    with foreign_data(unit.output):
+        summary = function(unit)
+    files = {name: sha256(unit.output.parent / name) for name in summary.get("files", ())}
     for name, digest in files.items():
-        write_json(manifest_path(unit.output.with_name(name)), {"key": unit.key, "sha256": digest})
+        write_json(manifest_path(unit.output.parent / name), {"key": unit.key, "sha256": digest})
     manifest = {"key": unit.key, "sha256": sha256(unit.output), "files": files, "summary": summary}
     write_json(manifest_path(unit.output), manifest)
     return summary
@@ -105,8 +106,9 @@ def manifest_path(output: Path) -> Path:
 
 
 def checksum(output: Path) -> str:
-    """SHA-256 of a finished output, read from its manifest; the keys of the next stage are made of these."""
-    return str(json.loads(manifest_path(output).read_text(encoding="utf-8"))["sha256"])
+    """SHA-256 of a file: from its manifest, where a unit has written it. The next stage's keys are made of these."""
+    manifest = read_manifest(output)
+    return sha256(output) if manifest is None else str(manifest["sha256"])
 
 
 def recorded_summary(unit: Unit) -> Summary | None:
@@ -124,7 +126,7 @@ def verified_summary(unit: Unit) -> Summary | None:
     if manifest is None:
         return None
     for name, digest in {unit.output.name: manifest["sha256"], **manifest.get("files", {})}.items():
-        path = unit.output.with_name(name)
+        path = unit.output.parent / name
         exists = path.exists() and manifest_path(path).exists()
         if not exists or sha256(path) != digest:
             say(f"{path}: {'damaged, by its SHA-256' if exists else 'missing'}; it is made again")
@@ -141,7 +143,7 @@ def _read_manifest(unit: Unit) -> Summary | None:
 def read_manifest(output: Path) -> Summary | None:
     """The manifest of a unit's output, or of a file beside it; None where there is none of ours."""
     try:
-        manifest = json.loads(manifest_path(output).read_text(encoding="utf-8"))
+        manifest = json.loads(read_small(manifest_path(output)))
     except (FileNotFoundError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) and {"key", "sha256"} <= set(manifest) else None

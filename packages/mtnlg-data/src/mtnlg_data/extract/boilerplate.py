@@ -23,9 +23,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 import justext
-from pydantic import Field
+import pycld2
 
-from mtnlg_data.settings import Settings
+from mtnlg_data.settings import Settings, setting
+
+from .language import ENGLISH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,36 +37,60 @@ if TYPE_CHECKING:
 ParagraphClass = Literal["good", "neargood", "short", "bad"]
 FINAL: frozenset[ParagraphClass] = frozenset({"good", "bad"})
 FINAL_OR_NEAR: frozenset[ParagraphClass] = frozenset({"good", "bad", "neargood"})
+#: JusText's names of languages that CLD2 calls otherwise, by CLD2's code.
+STOP_LISTS = {
+    "no": "Norwegian_Bokmal",
+    "nn": "Norwegian_Nynorsk",
+    "ht": "Haitian",
+    "fy": "West_Frisian",
+    "war": "Waray_Waray",
+}
 COPYRIGHT = re.compile("\N{COPYRIGHT SIGN}|&copy")
 
 
 class BoilerplateSettings(Settings):
     """jusText's thresholds; the defaults are the package's, which the paper uses (paper.md 4.2)."""
 
-    length_low: int = Field(70, ge=0)  # characters
-    length_high: int = Field(200, ge=0)  # characters
-    stop_low: float = Field(0.30, ge=0, le=1)
-    stop_high: float = Field(0.32, ge=0, le=1)
-    most_linked: float = Field(0.2, ge=0, le=1)  # largest share of a paragraph's characters inside links
-    heading_distance: int = Field(200, ge=0)  # characters between a heading and its good paragraph
-    headings_first: bool = False  # raise short headings first, which the package intends but never does
+    length_low: int = setting(70, "A shorter paragraph is short or bad.", unit="characters", paper="70", ge=0)
+    length_high: int = setting(
+        200, "A longer one with enough stop words is good.", unit="characters", paper="200", ge=0
+    )
+    stop_low: float = setting(0.30, "Stop words of a nearly good paragraph.", unit="share", paper="0.3", ge=0, le=1)
+    stop_high: float = setting(0.32, "Stop words of a good paragraph.", unit="share", paper="0.32", ge=0, le=1)
+    most_linked: float = setting(0.2, "Most text inside links.", unit="share", paper="0.2", ge=0, le=1)
+    heading_distance: int = setting(
+        200, "Most text between a heading and its good paragraph.", unit="characters", paper="200", ge=0
+    )
+    headings_first: bool = setting(False, "Raise short headings first, which jusText intends but never does.")
 
 
-def main_text(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings) -> str:
-    """The good paragraphs of a page, separated by blank lines."""
-    classes = revise_classes(paragraphs, classify(paragraphs, settings), settings)
+def main_text(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings, language: str = ENGLISH) -> str:
+    """The good paragraphs of a page, separated by blank lines; ``language`` is a code of CLD2's."""
+    classes = revise_classes(paragraphs, classify(paragraphs, settings, language), settings)
     return "\n\n".join(paragraph.text for paragraph, kind in zip(paragraphs, classes, strict=True) if kind == "good")
 
 
 @cache
-def stop_words() -> frozenset[str]:
-    """JusText's English stop list, read from the package since it is data under its own licence."""
-    return frozenset(justext.get_stoplist("English"))
+def stop_words(language: str = ENGLISH) -> frozenset[str]:
+    """JusText's stop list for a language, empty where it has none.
+
+    It is read from the package since it is data under its own licence.
+    """
+    names = {code: name.title() for name, code in pycld2.LANGUAGES} | STOP_LISTS
+    name = names.get(language)
+    return frozenset(justext.get_stoplist(name)) if name in justext.get_stoplists() else frozenset()
 
 
-def classify(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings) -> list[ParagraphClass]:
-    """Classify each paragraph by itself (jusText's context-free step)."""
-    stop = stop_words()
+def classify(
+    paragraphs: Sequence[Paragraph], settings: BoilerplateSettings, language: str = ENGLISH
+) -> list[ParagraphClass]:
+    """Classify each paragraph by itself (jusText's context-free step).
+
+    Without a stop list all that counts is length and links, the package's mode for any language.
+    """
+    stop = stop_words(language)
+    if not stop:
+        settings = settings.model_copy(update={"stop_low": 0.0, "stop_high": 0.0})
     return [_classify_paragraph(paragraph, stop, settings) for paragraph in paragraphs]
 
 

@@ -22,11 +22,11 @@ MAX_TAGS = 200_000
 MAX_ATTRIBUTES = 1000  # of one tag
 
 
-def extract_text(method: Method, html: str, settings: BoilerplateSettings) -> tuple[str, str | None]:
-    """The main text of a page, and the reason to drop the page or None."""
+def extract_text(method: Method, html: str, settings: BoilerplateSettings, language: str) -> tuple[str, str | None]:
+    """The main text of a page in this language of CLD2's, and the reason to drop the page or None."""
     if method == "justext":
         page = read_page(html)
-        text, reason = ("", "too_deep") if page.truncated else (main_text(page.paragraphs, settings), None)
+        text, reason = ("", "too_deep") if page.truncated else (main_text(page.paragraphs, settings, language), None)
     else:
         text, reason = _extract_with_library(_LIBRARIES[method], html)
     return text, reason if reason or text else "empty"

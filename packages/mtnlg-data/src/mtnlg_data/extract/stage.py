@@ -13,16 +13,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from mtnlg_data.document import Document, shard_name, writing_documents
+from mtnlg_data.document import shard_name, writing_documents
 from mtnlg_data.engine import StageFolder, Unit, library_version
+from mtnlg_data.schema import SCHEMA, Document
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.jsonl import read_pile
-from mtnlg_data.tally import Tallies, read_failure, stage_summary
+from mtnlg_data.sources.parquet import parquet_schema
+from mtnlg_data.tally import read_failure, recorded_tallies, stage_summary
 
+from .language import LanguageSettings
 from .text import PARSE_ERRORS, ExtractSettings, extract_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from mtnlg_data.document import DocumentWriter
@@ -33,9 +36,11 @@ if TYPE_CHECKING:
 def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
     """Write ``out/<source>-<number>.parquet`` for every file, in several parts for large files.
 
-    Returns the stage's summary with ``languages``, the names of the ``shards`` in the order of the files, and under
-    ``failure`` what of the files could not be read, if that is more than the settings allow.
+    Returns the stage's summary with ``languages`` and ``languages_kept``, records and documents by language, the names
+    of the ``shards`` in the order of the files, and under ``failure`` what of the files could not be read, if that is
+    more than the settings allow.
     """
+    settings.check_model()
     units = []
     for feeds in _group_by_file(files):
         status = feeds[0].file.path.stat()
@@ -43,18 +48,19 @@ def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractS
         units.append(ExtractUnit(feeds, (status.st_size, status.st_mtime_ns), settings, first))
     folder = StageFolder(out, "extract", engine)
     summaries = folder.run(extract_file, units, "extract")
-    languages: Counter[str] = Counter()
+    languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
     for summary in summaries:
-        languages.update(summary["languages"])
+        for name, counts in languages.items():
+            counts.update(summary[name])
     sources = list(dict.fromkeys(file.source for file in files))
     shards = [name for summary in summaries for name in summary["shards"]]
     folder.finish(out / name for name in shards)
-    stage = stage_summary("extract", summaries, sources)
+    stage = stage_summary("extract", summaries, sources, settings.alarm_share)
     failure = read_failure(stage, settings.max_failed)
     return {
         **stage,
         **({"failure": failure} if failure else {}),
-        "languages": dict(languages.most_common()),
+        **{name: dict(counts.most_common()) for name, counts in languages.items()},
         "shards": shards,
     }
 
@@ -91,15 +97,15 @@ class ExtractUnit(Unit):
 
     def _key_parts(self) -> tuple[object, ...]:
         files = ((number, file.source, file.name, file.kind, file.field, file.subset) for file, number in self.feeds)
-        settings = self.settings.model_dump(exclude={"max_failed"})
-        return ("extract", list(files), self.size_and_mtime, settings, library_version(self.settings.method))
+        settings = self.settings.model_dump(exclude={"max_failed", "alarm_share", *LanguageSettings.model_fields})
+        versions = (library_version(self.settings.method), self.settings.key())
+        return ("extract", list(files), self.size_and_mtime, settings, versions)
 
 
 def extract_file(unit: ExtractUnit) -> Summary:
     """Extract one file into the shards of its sources."""
-    tallies = Tallies()
-    languages: Counter[str] = Counter()
-    with ExitStack() as stack:
+    languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
+    with recorded_tallies(unit.output) as tallies, ExitStack() as stack:
         writers = [stack.enter_context(_shard_writer(feed, unit, tallies[feed.file.source])) for feed in unit.feeds]
         file, empty = unit.feeds[0].file, True
         for item in _read_items(unit):
@@ -114,7 +120,8 @@ def extract_file(unit: ExtractUnit) -> Summary:
     if empty and file.kind != "pile":  # a file of the Pile may well hold no document of these subsets
         tallies[file.source].lose(file.name, f"holds no document that a reader of {file.kind} finds")
     names = [path.name for writer in writers for path in writer.paths]
-    return {**tallies.summary(), "languages": dict(sorted(languages.items())), "shards": names, "files": names[1:]}
+    by_language = {name: dict(sorted(counts.items())) for name, counts in languages.items()}
+    return {**tallies.summary(), **by_language, "shards": names, "files": [*names[1:], *tallies.files]}
 
 
 def _read_items(unit: ExtractUnit) -> Iterator[Record | Dropped]:
@@ -131,7 +138,7 @@ def _read_items(unit: ExtractUnit) -> Iterator[Record | Dropped]:
 
 
 def _extract_record(
-    record: Record, writers: Sequence[_ShardWriter], languages: Counter[str], settings: ExtractSettings
+    record: Record, writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]], settings: ExtractSettings
 ) -> None:
     try:
         text, language, length, reason = extract_record(record, settings)
@@ -140,16 +147,24 @@ def _extract_record(
         for writer in writers:
             writer.tally.fail("not_extracted", where, f"{type(error).__name__}: {error}")
         return
-    languages.update([language] if language else [])
+    code, score = language or (None, None)
+    if code is not None:
+        languages["languages"][code] += 1
+        languages["languages_kept"][code] += reason is None
     for writer in writers:
         file = writer.feed.file
-        document_id = f"{file.source}/{file.name}/{record.number}"
+        key = f"{file.source}/{file.name}/{record.number}"
+        document_id = record.id or key
         if reason is not None:
-            writer.tally.drop(length, reason)
-            writer.tally.show(reason, document_id, record.url or text)
+            below = score if reason == "language_score" else None
+            writer.tally.drop(length, reason, document_id, below, key=key)
+            writer.tally.show(reason, document_id, record.url or text, key=key)
             continue
         writer.tally.keep(length, len(text))
-        writer.add(Document(document_id, file.source, text, record.url, language))
+        if record.metadata.lost is not None:
+            writer.tally.lose_metadata(record.metadata.lost)
+        columns = (document_id, file.source, text, record.url, code, score, None, key, record.metadata.value)
+        writer.add(Document(*columns))
 
 
 class _ShardWriter:
@@ -161,6 +176,8 @@ class _ShardWriter:
         self.paths: list[Path] = []
         self._unit = unit
         self._stack = stack
+        file = feed.file
+        self._schema = parquet_schema(file.path, file.field) if file.kind == "parquet" else SCHEMA
         self._writer = self._open_next()
 
     def add(self, document: Document) -> None:
@@ -173,7 +190,7 @@ class _ShardWriter:
     def count_dropped(self, item: Dropped) -> None:
         """Count a record that yields no document."""
         if item.what is None:
-            self.tally.drop(0, item.reason)
+            self.tally.drop(0, item.reason, item.where, key=f"{self.tally.source}/{item.where}")
         else:
             self.tally.fail(item.reason, item.where, item.what)
         if item.ends_file:
@@ -182,7 +199,7 @@ class _ShardWriter:
     def _open_next(self) -> DocumentWriter:
         name = shard_name(self.feed.file.source, self.feed.number, len(self.paths))
         self.paths.append(self._unit.output.with_name(name))
-        return self._stack.enter_context(writing_documents(self.paths[-1]))
+        return self._stack.enter_context(writing_documents(self.paths[-1], self._schema))
 
 
 @contextmanager

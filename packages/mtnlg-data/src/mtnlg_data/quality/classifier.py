@@ -26,14 +26,18 @@ from mtnlg_data.console import Failure
 from mtnlg_data.files import atomic_open
 from mtnlg_data.words import (
     CHARACTER_BASE,
+    LETTER,
+    LONGEST_SUM,
+    NO_WORD,
     SEPARATOR,
     WORD_BASE,
+    character_kinds,
     code_points,
     fmix64_scalar,
     jit,
+    long_word_hash,
     ngram_hashes,
     text_batches,
-    word_character_table,
     word_spans,
 )
 
@@ -50,7 +54,7 @@ WEIGHT_SCALE = 1 << 20
 CLASSIFIED_CHARACTERS = 4000  # only this prefix of a text is read, as in the Pile's own filter
 BATCH_TEXTS = 2048  # per SGD step, so it affects the trained weights
 REGULARIZATION = 1e-4
-FEATURE_VERSION = 1  # weights are valid only for the features they were trained on
+FEATURE_VERSION = 2  # weights are valid only for the features they were trained on
 FILE_SHAPE = (BUCKETS + 2,)
 FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 
@@ -92,7 +96,7 @@ class FastTextScorer:
 
         self._model = fasttext.load_model(str(path))
         self._label = label
-        labels, _ = self._model.predict("text", k=-1)
+        labels, _ = self._model.predict("text", k=-1, threshold=-1.0)
         if label not in labels:
             raise Failure(f"{path}: has no label {label}; set quality.label to one of {', '.join(sorted(labels))}")
 
@@ -101,7 +105,7 @@ class FastTextScorer:
         return np.array([self._score(text.replace("\n", " ")) for text in texts], np.float64).clip(0, 1)
 
     def _score(self, line: str) -> float:
-        labels, probabilities = self._model.predict(line, k=-1)
+        labels, probabilities = self._model.predict(line, k=-1, threshold=-1.0)  # 0 leaves out labels under 1e-5
         return float(probabilities[labels.index(self._label)])
 
 
@@ -154,14 +158,14 @@ def hash_features(texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.i
     lengths = np.fromiter((len(text) + 1 for text in lowered), np.int64, len(lowered))
     text_bounds = np.concatenate([[0], np.cumsum(lengths)])
     codes = code_points(SEPARATOR.join(chain(lowered, [""])))
-    return distinct_buckets(codes, word_character_table(), text_bounds, int(lengths.max(initial=1)))
+    return distinct_buckets(codes, character_kinds(), text_bounds, int(lengths.max(initial=1)))
 
 
 def _distinct_buckets_numpy(
-    codes: NDArray[np.uint32], table: NDArray[np.bool_], text_bounds: NDArray[np.int64], longest: int
+    codes: NDArray[np.uint32], kinds: NDArray[np.uint8], text_bounds: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     del longest
-    hashes, starts, _ = word_spans(codes, table)
+    hashes, starts, _ = word_spans(codes, kinds)
     text_of = np.searchsorted(text_bounds, starts, "right") - 1
     within = text_of[1:] == text_of[:-1]
     pairs = ngram_hashes(hashes, 2)[within]
@@ -176,8 +180,8 @@ def _bucket(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 @jit(fallback=_distinct_buckets_numpy)
-def distinct_buckets(
-    codes: NDArray[np.uint32], table: NDArray[np.bool_], text_bounds: NDArray[np.int64], longest: int
+def distinct_buckets(  # noqa: C901  (one pass over the characters)
+    codes: NDArray[np.uint32], kinds: NDArray[np.uint8], text_bounds: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Distinct buckets of the words and word pairs of each text ``codes[text_bounds[t] : text_bounds[t + 1]]``.
 
@@ -185,25 +189,31 @@ def distinct_buckets(
     the most buckets that a text can have and small enough for the innermost cache, holds the buckets seen so far.
     """
     shift, size = BUCKET_BITS, 1
-    while size < 2 * longest and shift:
+    while size < 4 * longest and shift:
         shift, size = shift - 1, 2 * size
     seen = np.full(size, -1, np.int64)  # text and bucket; entries of earlier texts count as free
     hashes = np.empty(longest, np.uint64)
-    buckets, bounds = np.empty(len(codes), np.int32), np.zeros(len(text_bounds), np.int64)
+    buckets, bounds = np.empty(2 * len(codes), np.int32), np.zeros(len(text_bounds), np.int64)
     count = 0
     for text in range(len(text_bounds) - 1):
         words = 0
-        total, power, inside = np.uint64(0), np.uint64(1), False
+        total, power, length = np.uint64(0), np.uint64(1), 0
         for position in range(text_bounds[text], text_bounds[text + 1]):
             code = codes[position]
-            if table[code]:
+            kind = kinds[code]
+            if kind == LETTER:
                 total += np.uint64(code) * power
                 power *= CHARACTER_BASE
-                inside = True
-            elif inside:
-                hashes[words] = fmix64_scalar(total)
+                length += 1
+                continue
+            if length:
+                is_long = length > LONGEST_SUM
+                hashes[words] = long_word_hash(codes[position - length : position]) if is_long else fmix64_scalar(total)
                 words += 1
-                total, power, inside = np.uint64(0), np.uint64(1), False
+                total, power, length = np.uint64(0), np.uint64(1), 0
+            if kind != NO_WORD:
+                hashes[words] = fmix64_scalar(np.uint64(code))
+                words += 1
         for number in range(2 * words - 1):  # the words, then the word pairs
             if number < words:
                 value = hashes[number]

@@ -5,7 +5,7 @@ are as many raw extracted ones of the filtered sources. A tenth is held out to m
 measured on all of them.
 
 A document of score s is kept if ``pareto(alpha) > 1 - s``, with probability ``(2 - s) ** -alpha``: most good documents
-and a few of every kind. Every draw is a hash of the seed and the document's id, so order, shards and restarts do not
+and a few of every kind. Every draw is a hash of the seed and the document's key, so order, shards and restarts do not
 affect it.
 """
 
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import SCHEMA, UnitOutput, read_documents, shard_source, write_documents
+from mtnlg_data.document import UnitOutput, read_documents, replace_columns, shard_source, write_documents
 from mtnlg_data.engine import StageFolder, Unit, checksum, key_of, library_version
 from mtnlg_data.files import sha256
-from mtnlg_data.settings import Settings
-from mtnlg_data.tally import KEPT, Tally, passthrough_summary, stage_summary
+from mtnlg_data.settings import Settings, setting
+from mtnlg_data.tally import KEPT, passthrough_summary, recorded_tallies, stage_summary
 
 from .classifier import is_fasttext, open_scorer
 from .training import (
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mtnlg_data.engine import Engine, Summary
+    from mtnlg_data.tally import Tally
 
 REASON = "low_quality"
 MIN_DOCUMENTS = 20  # per class, to train a classifier
@@ -53,14 +53,26 @@ MIN_DOCUMENTS = 20  # per class, to train a classifier
 class QualitySettings(Settings):
     """How crawled documents are scored and drawn."""
 
-    alpha: float = Field(3.0, gt=0)  # of the Pareto draw: 3 for MT-NLG, 9 for GPT-3
-    model: Path | None = None  # a classifier.npy of another run or a fastText .bin, instead of training one
-    label: str = "__label__hq"  # of good texts, in a fastText model
-    sample: int = Field(800_000, ge=MIN_DOCUMENTS)  # most training documents per class; training holds 4 kB of each
-    positives: dict[str, int] = Field({}, description="documents per curated source, as in Books3 = 5000; {}: evenly")
-    held_out: float = Field(0.1, gt=0, lt=1)
-    epochs: int = Field(5, gt=0)
-    seed: int = Field(1, ge=0)
+    alpha: float = setting(3.0, "Of the Pareto draw: a higher one keeps fewer documents.", paper="3 (GPT-3: 9)", gt=0)
+    model: Path | None = setting(None, "A classifier.npy of another run or a fastText .bin, instead of training one.")
+    label: str = setting("__label__hq", "Label of good texts in a fastText model.")
+    sample: int = setting(  # training holds 4 kB of each
+        800_000, "Most training documents of each class.", unit="documents", paper="800000", ge=MIN_DOCUMENTS
+    )
+    positives: dict[str, int] = setting(
+        {},
+        "Training documents of each curated source; as many of each if not given.",
+        unit="documents",
+        paper="OpenWebText2=500000, Wikipedia=295000, Books3=5000",
+    )
+    held_out: float = setting(
+        0.1, "Training documents that only measure the classifier.", unit="share", paper="0.1", gt=0, lt=1
+    )
+    epochs: int = setting(5, "Passes over the training documents.", gt=0)
+    seed: int = setting(1, "Of the sample and of the draw.", ge=0)
+    alarm_share: float = setting(  # alpha 3 drops 7/8 at most
+        0.85, "Warn of a source that loses more.", unit="share", ge=0, le=1
+    )
 
     def check(self) -> None:
         """Open the model, if one is given. Raises ``Failure`` if it cannot be used."""
@@ -111,7 +123,7 @@ def filter_documents(
     counts = {name: np.sum([summary[name] for summary in summaries], axis=0) for name in ("candidates", "kept")}
     histograms = {name: count.tolist() for name, count in counts.items()}
     return {
-        **stage_summary("quality", [*summaries, *passing], list(before)),
+        **stage_summary("quality", [*summaries, *passing], list(before), settings.alarm_share),
         "quality": {**measured, "edges": HISTOGRAM_EDGES.round(2).tolist(), **histograms},
     }
 
@@ -174,29 +186,28 @@ class FilterUnit(Unit):
 
 def filter_shard(unit: FilterUnit) -> Summary:
     """Score one shard and write what is kept; the summary has its tally and histograms of the scores."""
-    tally = Tally(shard_source(unit.shard))
-    settings = unit.settings
+    source, settings = shard_source(unit.shard), unit.settings
     scorer = open_scorer(unit.classifier.path, settings.label)
     candidates, kept = np.zeros(len(HISTOGRAM_EDGES) - 1, np.int64), np.zeros(len(HISTOGRAM_EDGES) - 1, np.int64)
 
-    def survivors() -> Iterator[pa.RecordBatch]:
+    def survivors(tally: Tally) -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
-            ids, texts = batch.column("id").to_pylist(), batch.column("text").to_pylist()
+            ids, keys, texts = (batch[name].to_pylist() for name in ("id", "key", "text"))
             scores = scorer.scores(texts)
-            is_kept = uniform_draws(settings.seed, "pareto", ids) < keep_probability(scores, settings.alpha)
+            is_kept = uniform_draws(settings.seed, "pareto", keys) < keep_probability(scores, settings.alpha)
             candidates[:] += histogram(scores)
             kept[:] += histogram(scores[is_kept])
-            for name, text, score, keep in zip(ids, texts, scores.tolist(), is_kept, strict=True):
+            for name, key, text, score, keep in zip(ids, keys, texts, scores.tolist(), is_kept, strict=True):
                 if keep:
                     tally.keep(len(text))
                 else:
-                    tally.drop(len(text), REASON)
-                tally.show(KEPT if keep else REASON, name, text, score)
-            scored = batch.set_column(5, SCHEMA.field("score"), pa.array(scores, pa.float32()))
-            yield scored.filter(pa.array(is_kept))
+                    tally.drop(len(text), REASON, name, score, key)
+                tally.show(KEPT if keep else REASON, name, text, score, key)
+            yield replace_columns(batch, {"score": scores}).filter(pa.array(is_kept))
 
-    write_documents(unit.output, survivors())
-    return {**tally.summary(), "candidates": candidates.tolist(), "kept": kept.tolist()}
+    with recorded_tallies(unit.output) as tallies:
+        write_documents(unit.output, survivors(tallies[source]))
+    return {**tallies.summary(), "candidates": candidates.tolist(), "kept": kept.tolist()}
 
 
 def keep_probability(scores: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import SCHEMA, read_documents, write_documents
+from mtnlg_data.document import read_documents, replace_columns, write_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import write_json
+from mtnlg_data.schema import SCHEMA
 
 from .classifier import BATCH_TEXTS, CLASSIFIED_CHARACTERS, fit_classifier, open_scorer, roc_auc
 
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 HISTOGRAM_EDGES = np.linspace(0.0, 1.0, 21)
 
 
-def uniform_draws(seed: int, purpose: str, ids: Sequence[str]) -> NDArray[np.float64]:
-    """One uniform draw in [0, 1) per document: a hash of the seed, the purpose and the document's id alone."""
-    key = f"{seed} {purpose}".encode()
-    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in ids)
+def uniform_draws(seed: int, purpose: str, keys: Sequence[str]) -> NDArray[np.float64]:
+    """One uniform draw in [0, 1) per document: a hash of the seed, the purpose and the document's key alone."""
+    salt = f"{seed} {purpose}".encode()
+    digests = b"".join(blake2b(key.encode(), digest_size=8, key=salt).digest() for key in keys)
     bits: NDArray[np.uint64] = np.frombuffer(digests, "<u8") >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
@@ -61,28 +62,30 @@ class SampleUnit(Unit):
 
 def draw_sample(unit: SampleUnit) -> Summary:
     """Write a random ``share`` of one shard's documents, each cut to the characters that the classifier reads."""
+    columns = [name for name in SCHEMA.names if name != "metadata"]
 
     def sampled() -> Iterator[pa.RecordBatch]:
-        for batch in read_documents(unit.shard):
-            draws = uniform_draws(unit.seed, "sample", batch.column("id").to_pylist())
+        for batch in read_documents(unit.shard, columns):
+            draws = uniform_draws(unit.seed, "sample", batch["key"].to_pylist())
             sample = batch.filter(pa.array(draws < unit.share))
-            prefixes = pc.utf8_slice_codeunits(sample.column("text"), 0, CLASSIFIED_CHARACTERS)
-            yield sample.set_column(2, SCHEMA.field("text"), prefixes)
+            prefixes = pc.utf8_slice_codeunits(sample["text"], 0, CLASSIFIED_CHARACTERS)
+            shortened = replace_columns(sample, {"text": prefixes})
+            yield pa.record_batch([*shortened, pa.nulls(len(sample), SCHEMA.field("metadata").type)], SCHEMA)
 
     return {"documents": write_documents(unit.output, sampled())}
 
 
 class TrainingExamples:
-    """The sampled documents in the order of a hash of their ids, so that shards and their order do not matter."""
+    """The sampled documents in the order of a hash of their keys, so that shards and their order do not matter."""
 
     def __init__(self, samples: Sequence[SampleUnit], seed: int) -> None:
         batches = [(sample.positive, batch) for sample in samples for batch in read_documents(sample.output)]
         labels = [np.full(batch.num_rows, positive) for positive, batch in batches]
         table = pa.Table.from_batches([batch for _, batch in batches], SCHEMA)
-        ids = table.column("id").to_pylist()
+        keys = table["key"].to_pylist()
         self._texts = table.column("text")
-        self._order = np.argsort(uniform_draws(seed, "order", ids), kind="stable")
-        self.held_out = uniform_draws(seed, "held out", ids)[self._order]
+        self._order = np.argsort(uniform_draws(seed, "order", keys), kind="stable")
+        self.held_out = uniform_draws(seed, "held out", keys)[self._order]
         self.labels = np.concatenate([np.empty(0, np.bool_), *labels])[self._order]
 
     def texts(self, rows: NDArray[np.int64]) -> list[str]:

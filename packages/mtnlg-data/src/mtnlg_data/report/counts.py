@@ -1,4 +1,4 @@
-"""Sections of counts: documents kept and dropped by stage and source, lengths, languages, the blend."""
+"""Sections of counts: alarms, documents kept and dropped by stage and source, lengths, languages, the blend."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 LANGUAGES_SHOWN = 8
 OCTAVES_PER_TICK = 3
+
+
+def alarms(summary: Summary) -> str:
+    """A paragraph for each alarm, in the order of the stages."""
+    messages = [alarm.message for stage in summary.stages for alarm in stage.alarms]
+    return "\n".join(f'<p class="absent">{escape(message)}</p>' for message in messages)
 
 
 def funnel(summary: Summary) -> str:
@@ -120,15 +126,36 @@ def _layers(stages: Sequence[SourceCounts]) -> list[tuple[SourceCounts, str]]:
 
 
 def languages(summary: Summary) -> str:
-    """A bar chart of the pages' languages, most frequent first; "un" means that none was detected."""
+    """A bar chart of the records' languages, those with most documents extracted first; "un": none was detected."""
     if not summary.languages:
         return ""
-    ranked = sorted(summary.languages.items(), key=lambda item: (-item[1], item[0]))
-    rows = [(escape("unknown" if name == "un" else name), n) for name, n in ranked[:LANGUAGES_SHOWN]]
-    if others := sum(n for _, n in ranked[LANGUAGES_SHOWN:]):
-        rows.append((f"{len(ranked) - LANGUAGES_SHOWN} others", others))
+    kept = summary.languages_kept
+    ranked = sorted(summary.languages.items(), key=lambda item: (-kept.get(item[0], 0), -item[1], item[0]))
+    rows = [(escape("unknown" if name == "un" else name), n, kept.get(name, 0)) for name, n in ranked[:LANGUAGES_SHOWN]]
+    if others := ranked[LANGUAGES_SHOWN:]:
+        rows.append((f"{len(others)} others", sum(n for _, n in others), sum(kept.get(name, 0) for name, _ in others)))
     total = sum(summary.languages.values())
-    return bars(Bar(name, ((n, "strong"),), f"{brief(n)}, {percent(n, total)}") for name, n in rows)
+    drawn = bars(
+        Bar(name, ((n, "soft"), (k, "strong")), f"{brief(k)} of {brief(n)}, {percent(n, total)}") for name, n, k in rows
+    )
+    return f"<p>Records by language: strong is extracted, faint is dropped.</p>\n{drawn}"
+
+
+def filters(summary: Summary) -> str:
+    """A table of the rules of the stage filter: where each was published, its threshold, and what it took."""
+    rows = [
+        row(
+            [
+                escape(rule.rule.replace("_", " ")),
+                escape(rule.published),
+                "" if rule.threshold is None else f"{rule.threshold:,g}",
+                count(rule.count),
+                escape(rule.effect),
+            ]
+        )
+        for rule in summary.filters
+    ]
+    return table(["rule", "published by", "threshold", "count", "of"], rows) if rows else ""
 
 
 def blend(summary: Summary) -> str:

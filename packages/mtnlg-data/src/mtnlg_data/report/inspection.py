@@ -1,52 +1,55 @@
-"""Inspection: counts and first documents of a run's folder, a Parquet file of documents or a token store."""
+"""Inspection: counts and first documents of a run's folder, a shard or a token store; any other file by its format."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, output
 from mtnlg_data.document import read_documents
-from mtnlg_data.engine import read_list
+from mtnlg_data.engine import listed_shards, read_list
+from mtnlg_data.files import read_small
+from mtnlg_data.schema import OWN
 from mtnlg_data.tally import summary_line
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, idx_path
+
+from .file_inspection import headline, inspect_file, inspect_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 Inspection = dict[str, Any]
-REQUIRED_COLUMNS = {"id", "source", "text"}
 
 
 def inspect_path(path: Path, documents: int, characters: int) -> Inspection:
     """Counts, and the first ``characters`` of the first ``documents``, as JSON.
 
-    Raises ``Failure`` where the path is neither a folder nor a file of a known kind, or is damaged.
+    Raises ``Failure`` where there is no such file, or it is damaged, and for a folder that holds nothing of ours.
     """
     if path.is_dir():
         return _inspect_folder(path, documents, characters)
-    if path.suffix == ".parquet":
-        return _inspect_shards(path, [path], documents, characters)
-    prefix = path.with_suffix("") if path.suffix in {".bin", ".idx"} else path
+    prefix = path.with_suffix("") if path.suffix in {".bin", ".idx", ".crc"} else path
     if idx_path(prefix).exists():
         return _inspect_store(prefix, documents, characters)
-    raise Failure(f"{path}: no Parquet file, no token store (a pair .bin and .idx) and no folder of either")
+    if not path.exists():
+        raise Failure(f"{path}: no such file, and no token store (a pair .bin and .idx)")
+    if path.suffix != ".parquet":
+        return inspect_file(path, documents, characters)
+    table = inspect_table(path, documents)
+    return _inspect_shards(path, [path], documents, characters) if _has_texts(path) else table
 
 
 def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
     """A run or a single stage with its output; or only the stores or shards of a folder without summary."""
     output = _inspect_output(path / "tokens" if (path / "tokens").is_dir() else path, documents, characters)
     if (path / "summary.json").exists():
-        stages = json.loads((path / "summary.json").read_text(encoding="utf-8"))["stages"]
+        stages = json.loads(read_small(path / "summary.json"))["stages"]
         return {"kind": "run", "path": str(path), "stages": stages, "parts": [] if output is None else [output]}
     if output is None:
         raise Failure(f"{path}: holds no run (summary.json), no token stores (*.idx) and no documents (*.parquet)")
@@ -62,9 +65,9 @@ def _inspect_output(path: Path, documents: int, characters: int) -> Inspection |
         parts = [_inspect_store(prefix, documents, characters) for prefix in stores]
         return {"kind": "folder", "path": str(path), "parts": parts}
     if (left := read_list(path)) is not None:
-        shards = [path / name for name in left.shards or ()]
+        shards = listed_shards(path) or [] if left.shards else []
     else:
-        shards = [shard for shard in sorted(path.glob("*.parquet")) if set(_schema(shard).names) >= REQUIRED_COLUMNS]
+        shards = [shard for shard in sorted(path.glob("*.parquet")) if _has_texts(shard)]
     return _inspect_shards(path, shards, documents, characters) if shards else None
 
 
@@ -72,8 +75,6 @@ def _inspect_shards(path: Path, shards: Sequence[Path], documents: int, characte
     sources: dict[str, dict[str, int]] = {}
     samples: list[dict[str, str]] = []
     for shard in shards:
-        if missing := REQUIRED_COLUMNS - set(_schema(shard).names):
-            raise Failure(f"{shard}: no Parquet file of documents: no column {', '.join(sorted(missing))}")
         for batch in read_documents(shard, ["id", "source", "text"]):
             lengths = pc.utf8_length(batch.column("text")).to_pylist()
             for source, length in zip(batch.column("source").to_pylist(), lengths, strict=True):
@@ -85,11 +86,10 @@ def _inspect_shards(path: Path, shards: Sequence[Path], documents: int, characte
     return {"kind": "documents", "path": str(path), "shards": len(shards), "sources": sources, "samples": samples}
 
 
-def _schema(path: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(path)
-    except pa.ArrowInvalid as error:
-        raise Failure(f"{path}: not a Parquet file: {error}") from None
+def _has_texts(path: Path) -> bool:
+    """Whether a Parquet file holds documents: it has a column of texts, or ours beside another's columns."""
+    columns = inspect_table(path, 0)["columns"]
+    return OWN in columns or columns.get("text") in {"string", "large_string"}
 
 
 def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
@@ -109,19 +109,26 @@ def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
 
 def print_inspection(inspection: Inspection) -> None:
     """Print the result of ``inspect_path`` on stdout."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{inspection['path']}: {_headline(inspection)}", markup=False)
+    console = output(soft_wrap=True)
+    console.print(f"{inspection['path']}: {_headline(inspection)}")
+    if "content" in inspection:
+        console.print_json(data=inspection["content"])
     for stage in inspection.get("stages", []):
-        console.print(f"  {summary_line(stage)}", markup=False)
+        console.print(f"  {summary_line(stage)}")
     if "sources" in inspection:
         table = Table("source", "documents", "characters")
         for name, count in inspection["sources"].items():
             table.add_row(name, f"{count['documents']:,}", f"{count['characters']:,}")
         console.print(table)
     for sample in inspection.get("samples", []):
+        if inspection["kind"] == "table":
+            console.print(", ".join(f"{name} = {value!r}" for name, value in sample.items()))
+            continue
         title = sample.get("id") or f"document {sample['document']}, {sample['tokens']:,} tokens"
         console.rule(title, align="left")
-        console.print(sample.get("text", sample.get("first")), markup=False)
+        console.print(sample.get("text", sample.get("first")))
+    if "text" in inspection:
+        console.print(inspection["text"])
     for part in inspection.get("parts", []):
         print_inspection(part)
 
@@ -135,5 +142,7 @@ def _headline(inspection: Inspection) -> str:
             return f"{documents:,} documents in {inspection['shards']} shards"
         case "run":
             return f"a run of {len(inspection['stages'])} stages; its report is report.html"
-        case _:
+        case "folder":
             return f"{len(inspection['parts'])} token stores"
+        case _:
+            return headline(inspection)

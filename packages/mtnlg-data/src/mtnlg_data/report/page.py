@@ -37,10 +37,12 @@ def page(summary: Summary, name: str) -> str:
 def _sections(summary: Summary) -> list[tuple[str, str]]:
     """Title and body of every section, in the order in which data flows; a section without data is empty."""
     return [
+        ("Alarms", counts.alarms(summary)),
         ("Funnel", counts.funnel(summary)),
         ("Lengths", counts.lengths(summary)),
         ("Languages", counts.languages(summary)),
         ("Quality", examples.quality(summary.quality) if summary.quality else ""),
+        ("Filters", counts.filters(summary)),
         ("Duplicates", examples.duplicates(summary.duplicates) if summary.duplicates else ""),
         ("Decontamination", examples.decontamination(summary.decontamination) if summary.decontamination else ""),
         ("Blend", counts.blend(summary)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mtnlg_data.console import Failure
+from mtnlg_data.files import read_small
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,13 @@ class ReadError(SummaryPart):
     what: str
 
 
+class Alarm(SummaryPart):
+    """A source of which a stage dropped more than its setting expects, or left too little."""
+
+    source: str
+    message: str
+
+
 class SampleDocument(SummaryPart):
     """The beginning of a document and its fate: "kept", or the reason why it was dropped."""
 
@@ -48,7 +56,7 @@ class SampleDocument(SummaryPart):
 
 
 class Stage(SummaryPart):
-    """One stage: counts over all sources and for each, unreadable records, and sample documents."""
+    """One stage: counts over all sources and for each, alarms, unreadable records, and sample documents."""
 
     name: str
     seconds: float
@@ -57,6 +65,7 @@ class Stage(SummaryPart):
     characters_in: int
     characters_out: int
     sources: dict[str, SourceCounts]
+    alarms: list[Alarm] = Field(default_factory=list)
     errors: list[ReadError] = Field(default_factory=list)
     lost: list[ReadError] = Field(default_factory=list)  # files read in part or not at all
     shown: list[SampleDocument] = Field(default_factory=list)
@@ -73,6 +82,16 @@ class Quality(SummaryPart):
     candidates: list[float] = Field(default_factory=list)
     kept: list[float] = Field(default_factory=list)
     positives: list[float] = Field(default_factory=list)
+
+
+class FilterRule(SummaryPart):
+    """A rule of the stage filter: where it was published, its threshold, and how many documents or lines it took."""
+
+    rule: str
+    published: str
+    threshold: float | None = None
+    effect: str
+    count: int
 
 
 class DuplicatePair(SummaryPart):
@@ -126,8 +145,10 @@ class Summary(SummaryPart):
 
     seconds: float
     stages: list[Stage]
-    languages: dict[str, int] = Field(default_factory=dict)
+    languages: dict[str, int] = Field(default_factory=dict)  # records read, by language
+    languages_kept: dict[str, int] = Field(default_factory=dict)  # documents extracted from them
     quality: Quality | None = None
+    filters: list[FilterRule] = Field(default_factory=list)
     duplicates: Duplicates | None = None
     decontamination: Decontamination | None = None
     tokens: dict[str, SourceTokens] = Field(default_factory=dict)
@@ -143,7 +164,7 @@ class Summary(SummaryPart):
 def read_summary(path: Path) -> Summary:
     """Read a summary. Raises ``Failure`` where it is missing, or not what a curation writes."""
     try:
-        return Summary.model_validate_json(path.read_bytes())
+        return Summary.model_validate_json(read_small(path))
     except FileNotFoundError:
         raise Failure(f"{path}: no such file; mtnlg-data run, or a single stage, writes it") from None
     except ValidationError as error:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from .jsonl import read_jsonl, read_pile
 from .parquet import read_parquet
-from .record import Dropped, Kind, Record, SourceFile, name_below
+from .record import Dropped, Kind, Record, SourceFile, check_regular, name_below
 from .warc import read_warc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MAX_RECORD_BYTES", "Dropped", "Kind", "Record", "SourceFile", "name_below", "read_records"]
+__all__ = ["MAX_RECORD_BYTES", "Dropped", "Kind", "Record", "SourceFile", "check_regular", "name_below", "read_records"]
 
 MAX_RECORD_BYTES = 1 << 24
 

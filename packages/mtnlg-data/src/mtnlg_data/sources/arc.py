@@ -12,24 +12,28 @@ from __future__ import annotations
 import mmap
 import re
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fastwarc.warc import WarcRecord, WarcRecordType
+from fastwarc.warc import WarcRecord
 
 from .record import Dropped, Record
+from .recovery import Recovery
 from .response import GZIP_WBITS, read_html_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ARC_MAGIC = b"filedesc:"
+ARC_BEGIN = re.compile(rb"filedesc:[ -~]{23}")
+"""Of the record that describes an ARC file, which is its first: an address, and more on the same line."""
+
+ARC_BEGIN_BYTES = 32
 GZIP_MEMBER = re.compile(rb"\x1f\x8b\x08")
 RECORD_HEADER = re.compile(
     rb"([a-z][a-z0-9+.-]{0,20}:[^\n ]{0,8192}) [^\n ]{1,64} \d{12,14} [^\n]{0,1024}? ?(\d{1,15})\r?\n"
 )
 NEXT_HEADER = re.compile(rb"(?<=\n)" + RECORD_HEADER.pattern)
-LINE_BREAKS = re.compile(rb"[\r\n]*")
+LINE_BREAKS = re.compile(rb"[\r\n]{0,64}")
 MAX_HEADER_BYTES = 1 << 14
 CHUNK_BYTES = 1 << 16
 
@@ -39,6 +43,8 @@ class ArcRecord(NamedTuple):
 
     where: str  # byte offset of the record, or of the gzip member that holds it
     url: str
+    ip: str
+    date: str  # digits: year, month, day, hour, minute, and mostly second
     body: bytes
 
 
@@ -46,10 +52,10 @@ def is_arc(head: bytes) -> bool:
     """Whether a file that begins with ``head`` is ARC, plain or gzipped."""
     if GZIP_MEMBER.match(head):
         try:
-            head = zlib.decompressobj(GZIP_WBITS).decompress(head, len(ARC_MAGIC))
+            head = zlib.decompressobj(GZIP_WBITS).decompress(head, ARC_BEGIN_BYTES)
         except zlib.error:
             return False
-    return head.startswith(ARC_MAGIC)
+    return ARC_BEGIN.match(head) is not None
 
 
 def read_arc(path: Path, max_bytes: int) -> Iterator[Record | Dropped]:
@@ -62,7 +68,8 @@ def read_arc(path: Path, max_bytes: int) -> Iterator[Record | Dropped]:
                 yield item._replace(where=where)
             elif item.url.startswith(("http:", "https:")):
                 record = WarcRecord()
-                record.init_headers(record_type=WarcRecordType.response)
+                record.headers["WARC-IP-Address"] = item.ip
+                record.headers["WARC-Date"] = "{}{}-{}-{}T{}:{}:{}Z".format(*re.findall("..", f"{item.date:0<14}"))
                 record.set_bytes_content(item.body)
                 record.is_http = True
                 yield read_html_page(record, number, where, item.url, max_bytes)
@@ -72,62 +79,75 @@ def _split_members(content: mmap.mmap, max_bytes: int) -> Iterator[ArcRecord | D
     """Yield the records of a compressed file, one gzip member each; after a broken member, search for the next."""
     limit = max_bytes + MAX_HEADER_BYTES
     start, reported = 0, False
+    recovery = Recovery(len(content))
     while start < len(content):
         broken = None
-        try:
-            text, resume = read_gzip_member(content, start, limit)
-            if len(text) > limit:
-                broken = Dropped("too_large", str(start), f"expands to more than {limit} bytes")
-        except EOFError as error:
-            broken = Dropped("truncated", str(start), str(error))
-        except zlib.error as error:
-            broken = Dropped("unreadable", str(start), str(error))
+        member = read_gzip_member(content, start, limit)
+        if len(member.text) > limit:
+            broken = Dropped("too_large", str(start), f"expands to more than {limit} bytes")
+        elif member.defect:
+            broken = Dropped(member.defect, str(start), member.what)
         if broken is None:
-            reported = False
-            yield from (item._replace(where=str(start)) for item in _split_plain(text, max_bytes))
+            reported, resume = False, member.end
+            yield from (item._replace(where=str(start)) for item in _split_plain(member.text, max_bytes))
         else:
-            resume = start + 1
+            resume = recovery.resume(start, member.end, len(member.text))
             if not reported:  # a false start found by the search is still the same broken member
                 yield broken
             reported = True
-        member = GZIP_MEMBER.search(content, resume)
-        start = member.start() if member else len(content)
+        next_start = GZIP_MEMBER.search(content, resume)
+        start = next_start.start() if next_start else len(content)
 
 
-def read_gzip_member(content: mmap.mmap, start: int, limit: int) -> tuple[bytes, int]:
-    """Decompress the gzip member at ``start``; returns its content, at most ``limit`` + 1 bytes, and its end offset.
+class GzipMember(NamedTuple):
+    """What decompressing a gzip member gave."""
 
-    Raises ``EOFError`` where the file ends within the member and ``zlib.error`` where the member is broken.
-    """
+    text: bytes  # at most one byte more than the limit
+    end: int  # offset of its end, or of what was read of it
+    defect: Literal["truncated", "unreadable"] | None = None
+    what: str | None = None
+
+
+def read_gzip_member(content: mmap.mmap, start: int, limit: int) -> GzipMember:
+    """Decompress the gzip member at ``start`` as far as it is intact and not longer than ``limit``."""
     decompressor = zlib.decompressobj(GZIP_WBITS)
-    pieces, size, offset = [], 0, start
+    pieces: list[bytes] = []
+    size, offset = 0, start
     while not decompressor.eof and size <= limit:
         chunk = decompressor.unconsumed_tail
         if not chunk:
             chunk = content[offset : offset + CHUNK_BYTES]
             offset += len(chunk)
             if not chunk:
-                raise EOFError("the file breaks off within a gzip member")
-        pieces.append(decompressor.decompress(chunk, limit + 1 - size))
+                what = "the file breaks off within a gzip member"
+                return GzipMember(b"".join(pieces), offset, "truncated", what)
+        try:
+            pieces.append(decompressor.decompress(chunk, min(CHUNK_BYTES, limit + 1 - size)))
+        except zlib.error as error:
+            return GzipMember(b"".join(pieces), offset, "unreadable", str(error))
         size += len(pieces[-1])
-    return b"".join(pieces), offset - len(decompressor.unused_data)
+    return GzipMember(b"".join(pieces), offset - len(decompressor.unused_data or decompressor.unconsumed_tail))
 
 
 def _split_plain(content: bytes | mmap.mmap, max_bytes: int) -> Iterator[ArcRecord | Dropped]:
     """Yield the records of uncompressed ARC; a record that does not end where its length says is dropped alone."""
     start, reported = 0, False
+    recovery = Recovery(len(content))
     while start < len(content):
         header = RECORD_HEADER.match(content, start)
         end = header.end() + int(header[2]) if header else start
         resume = _next_record(content, end) if header else None
         if header and resume is not None and int(header[2]) <= max_bytes:
             reported = False
-            yield ArcRecord(str(start), header[1].decode(errors="replace"), content[header.end() : end])
+            url, ip, date = header[0].decode(errors="replace").split(" ", 3)[:3]
+            yield ArcRecord(str(start), url, ip, date, content[header.end() : end])
         elif header or not reported:
             yield _diagnose(start, header, len(content), max_bytes)
             reported = True
         if resume is None:
-            match = NEXT_HEADER.search(content, header.end() if header else start + 1)
+            # A header that is none has cost at most its own length and that of a line where its record should end.
+            resume = recovery.resume(start, start + 2 * MAX_HEADER_BYTES)
+            match = NEXT_HEADER.search(content, max(resume, header.end() if header else 0))
             resume = match.start() if match else len(content)
         start = resume
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import manifest_path
-from mtnlg_data.files import sha256, sync_directory, write_json
+from mtnlg_data.files import open_regular, open_to_update, read_small, sha256, sync_directory, write_json
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -77,11 +77,19 @@ class Downloaded(NamedTuple):
 
 
 def download_file(
-    remote: Remote, path: str, target: Path, *, sleep: Callable[[float], None], stop: Event, verify: bool = False
+    remote: Remote,
+    path: str,
+    target: Path,
+    *,
+    sleep: Callable[[float], None],
+    stop: Event,
+    largest: int,
+    verify: bool = False,
 ) -> Downloaded:
     """Download ``path`` to ``target`` unless a complete copy is there; ``verify`` reads every byte of such a copy.
 
-    Raises ``Failure`` with the file's name where it cannot be downloaded, ``TransientError`` after ``stop`` was set.
+    Raises ``Failure`` with the file's name where it cannot be downloaded or has more than ``largest`` bytes,
+    ``TransientError`` after ``stop`` was set.
     """
     if (size := verified_size(target, verify=verify)) is not None:
         return Downloaded(size, is_new=False)
@@ -91,7 +99,7 @@ def download_file(
     while True:
         size_before = partial.state.size
         try:
-            _receive(remote, path, partial, stop)
+            _receive(remote, path, partial, stop, largest)
             return Downloaded(_finish(partial, f"{remote.name}/{path}"), is_new=True)
         except TransientError as error:
             if stop.is_set():
@@ -118,8 +126,9 @@ def verified_size(target: Path, *, verify: bool = False) -> int | None:
     accepted if its checksum is right; the new time goes into the manifest, so that it is read only once.
     """
     try:
-        manifest = json.loads(manifest_path(target).read_text(encoding="utf-8"))
-        status = target.stat()
+        manifest = json.loads(read_small(manifest_path(target)))
+        with open_regular(target) as file:
+            status = os.fstat(file.fileno())
         untouched = (status.st_size, status.st_mtime_ns) == (manifest["bytes"], manifest["changed_ns"])
         if not untouched or verify:
             if sha256(target) != manifest["sha256"]:
@@ -133,7 +142,7 @@ def verified_size(target: Path, *, verify: bool = False) -> int | None:
 def is_downloaded(target: Path) -> bool:
     """Whether the file was downloaded and has its length; the content is not read."""
     try:
-        manifest = json.loads(manifest_path(target).read_text(encoding="utf-8"))
+        manifest = json.loads(read_small(manifest_path(target)))
         return bool(target.stat().st_size == manifest["bytes"])
     except (FileNotFoundError, ValueError, KeyError):
         return False
@@ -163,9 +172,12 @@ class _Partial:
     def _load(self) -> _State:
         """State left by an earlier run, if the bytes on disk still have its checksum."""
         try:
-            state = _State(**json.loads(self.sidecar.read_text(encoding="utf-8")))
-            with self.path.open("r+b") as file:
+            state = _State(**json.loads(read_small(self.sidecar)))
+            with open_to_update(self.path) as file:
+                if state.size > file.seek(0, os.SEEK_END):
+                    return _State()
                 file.truncate(state.size)
+                file.seek(0)
                 self.digest = hashlib.sha256()
                 while block := file.read(BLOCK_BYTES):
                     self.digest.update(block)
@@ -194,7 +206,7 @@ class _Partial:
         self.state = _State()
 
 
-def _receive(remote: Remote, path: str, partial: _Partial, stop: Event) -> None:
+def _receive(remote: Remote, path: str, partial: _Partial, stop: Event, largest: int) -> None:
     """Make one attempt to receive the missing bytes; the bytes received before a failure are kept."""
     state = partial.state
     if state.length is not None and state.size == state.length:
@@ -211,10 +223,10 @@ def _receive(remote: Remote, path: str, partial: _Partial, stop: Event) -> None:
             )
         partial.begin(stream)
         size = synced = stream.start
-        with partial.path.open("r+b" if size else "wb") as file:
+        with open_to_update(partial.path) as file:
             file.truncate(file.seek(size))
             try:
-                while block := _read_block(stream, stop):
+                while max(size, stream.length or 0) <= largest and (block := _read_block(stream, stop)):
                     file.write(block)
                     partial.digest.update(block)
                     size += len(block)
@@ -223,6 +235,9 @@ def _receive(remote: Remote, path: str, partial: _Partial, stop: Event) -> None:
                         synced = size
             finally:
                 partial.save(file, size)
+    if max(size, stream.length or 0) > largest:
+        partial.discard()
+        raise Failure(f"{remote.name}/{path}: longer than {largest:,} bytes; --largest allows more")
     if stream.length is not None and size != stream.length:
         raise TransientError(f"{size} bytes came where {stream.length} were promised", restart=size > stream.length)
 

@@ -14,13 +14,14 @@ import json
 import lzma
 import os
 import zlib
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import orjson
 import zstandard
 
-from .record import Dropped, Record
+from .record import Dropped, Record, json_metadata
+from .zstd_frames import ZstdFrames
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -31,11 +32,10 @@ if TYPE_CHECKING:
 
 URL_KEYS = ("url", "uri")
 BUFFER_BYTES = 1 << 17
+EXACT_INTEGERS = float(1 << 63)
 #: Limit of decompression: this many bytes plus a multiple of the file's size. Text usually expands about fourfold.
 ALWAYS_ALLOWED_BYTES = 1 << 30
 MAX_EXPANSION_RATIO = 256
-#: The largest window that the format allows; ``zstd --long=31`` writes it, and decompression takes as much memory.
-ZSTD_WINDOW_BYTES = 1 << 31
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -46,9 +46,10 @@ def read_jsonl(path: Path, field: str, max_bytes: int) -> Iterator[Record | Drop
             yield item
             continue
         number, row = item
-        text = row.get(field)
+        text = row.pop(field, None)
         if isinstance(text, str):
-            yield Record(number, text, next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None))
+            url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
+            yield Record(number, text, url, id=_take_id(row), metadata=json_metadata(row))
         else:
             yield Dropped("no_text", f"{path.name}: line {number + 1}", f"no string under {field!r}")
 
@@ -65,10 +66,19 @@ def read_pile(path: Path, subsets: Collection[str] | None, max_bytes: int) -> It
         subset = name if isinstance(name, str) else None
         if subsets is not None and subset not in subsets:
             continue
-        if isinstance(row.get("text"), str):
-            yield Record(number, row["text"], subset=subset)
+        text = row.pop("text", None)
+        if isinstance(text, str):
+            yield Record(number, text, subset=subset, id=_take_id(row), metadata=json_metadata(row))
         else:
             yield Dropped("no_text", f"{path.name}: line {number + 1}", "no string under 'text'", subset)
+
+
+def _take_id(row: dict[str, Any]) -> str | None:
+    """The record's id, if it has one; only a number also stays in the row, since its type would be lost."""
+    given = row.get("id")
+    if isinstance(given, str):
+        return row.pop("id") or None
+    return str(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
 
 
 def read_objects(path: Path, max_bytes: int) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
@@ -109,7 +119,12 @@ def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, An
             row = orjson.loads(orjson.dumps(json.loads(line.decode())))
         except (TypeError, ValueError, RecursionError):
             return Dropped("not_json", where, str(error), ends_file=not line.endswith(b"\n"))
-    return (number, row) if isinstance(row, dict) else Dropped("not_json", where, "not an object")
+    if not isinstance(row, dict):
+        return Dropped("not_json", where, "not an object")
+    if any(abs(value) >= EXACT_INTEGERS for value in row.values() if type(value) is float):
+        with suppress(ValueError):  # of more digits than Python reads
+            row = json.loads(line)  # orjson reads integers beyond 64 bits as floats
+    return number, row
 
 
 @contextmanager
@@ -126,8 +141,7 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
             case ".gz":
                 stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
             case ".zst":
-                decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
-                stream = decompressor.stream_reader(raw, read_across_frames=True)
+                stream = ZstdFrames(raw)
             case ".xz":
                 stream = stack.enter_context(lzma.LZMAFile(raw))
             case ".bz2":
@@ -142,7 +156,7 @@ class DecompressionBombError(Exception):
 class _Readable(Protocol):
     """The common interface of the decompressing readers."""
 
-    def readinto(self, buffer: Buffer, /) -> int: ...
+    def readinto1(self, buffer: Buffer, /) -> int: ...
 
 
 class _LimitedStream(io.RawIOBase):
@@ -159,7 +173,7 @@ class _LimitedStream(io.RawIOBase):
 
     def readinto(self, buffer: Buffer) -> int:
         """Read into the buffer and count the bytes against the limit."""
-        count = self._stream.readinto(buffer)
+        count = self._stream.readinto1(buffer)  # ``readinto`` would lose what it has read where it meets an error
         self._remaining -= count
         if self._remaining < 0:
             raise DecompressionBombError(

@@ -1,51 +1,72 @@
-"""Parquet: the text in a column of strings, the page's address in the column ``url`` where there is one.
+"""Parquet: the text in a column of strings; all other columns go with it, each with its type.
 
-Columns are read dictionary-encoded and converted value by value: a megabyte repeated in a million rows is held once,
-and invalid UTF-8 costs only its row.
+Strings are read dictionary-encoded, texts are converted value by value, and other columns a few megabytes at a time: a
+megabyte repeated in a million rows is held once, and invalid UTF-8 costs only its row.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .record import Dropped, Record
+from mtnlg_data.schema import SCHEMA, TableRow, documents_schema, given_ids, has_strings, is_string
+
+from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 MAX_BATCH_ROWS = 1024
 BATCH_BYTES = 1 << 25
+FIXED_BYTES = 8  # of a number, and of where a string begins
+
+
+def parquet_schema(path: Path, field: str) -> pa.Schema:
+    """The schema of the documents of a file; ``SCHEMA`` where it has none."""
+    try:
+        schema = pq.read_schema(path)
+    except pa.ArrowException:
+        return SCHEMA
+    return documents_schema(schema, field) if has_strings(schema, field) else SCHEMA
 
 
 def read_parquet(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dropped]:
     """Yield the rows of a file; a row group that cannot be read costs its remaining rows."""
     try:
-        schema = pq.read_schema(path)
-        columns = [name for name in dict.fromkeys((field, "url")) if _has_strings(schema, name)]
-        file = pq.ParquetFile(path, read_dictionary=columns) if field in columns else None
+        with pq.ParquetFile(path) as plain:
+            schema, strings = plain.schema_arrow, _string_leaves(plain)
+        file = pq.ParquetFile(path, read_dictionary=strings) if has_strings(schema, field) else None
     except pa.ArrowException as error:
         yield Dropped("unreadable", path.name, _first_line(error), ends_file=True)
         return
     if file is None:
         names = schema.names
-        actual = f"it is of {schema.field(field).type}" if field in names else f"it has {', '.join(names)}"
+        actual = f"it is of {schema.field(field).type}" if names.count(field) == 1 else f"it has {', '.join(names)}"
         yield Dropped("no_text", path.name, f"no column {field!r} of strings; {actual}", ends_file=True)
         return
+    kind = documents_schema(schema, field).field("metadata").type
+    columns = [field] if pa.types.is_null(kind) else [field, *(column.name for column in kind)]
     with file:
         number = 0
         for group in range(file.num_row_groups):
-            metadata = file.metadata.row_group(group)
-            end = number + metadata.num_rows
-            batch_rows = BATCH_BYTES * metadata.num_rows // max(1, metadata.total_byte_size)
+            footer = file.metadata.row_group(group)
+            end = number + footer.num_rows
+            batch_rows = BATCH_BYTES * footer.num_rows // max(1, footer.total_byte_size)
             batch_rows = min(max(1, batch_rows), MAX_BATCH_ROWS)
             try:
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns):
-                    yield from _read_batch(batch, number, path.name, max_bytes)
-                    number += batch.num_rows
+                    carried = _carry_columns(batch, kind)
+                    for text, row in zip(batch[field], carried, strict=True):
+                        yield _read_row(text, row, number, f"{path.name}: row {number + 1}", max_bytes)
+                        number += 1
             except (pa.ArrowException, OSError) as error:
                 if getattr(error, "errno", None):
                     raise
@@ -54,32 +75,94 @@ def read_parquet(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dr
             number = end
 
 
-def _has_strings(schema: pa.Schema, name: str) -> bool:
-    """Whether the schema has a column of this name that holds strings, dictionary-encoded or not."""
-    if name not in schema.names:
-        return False
-    kind = schema.field(name).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+def _string_leaves(file: pq.ParquetFile) -> list[str]:
+    """Paths of the strings and binary values of a file, nested ones too."""
+    leaves = (file.schema.column(number) for number in range(len(file.schema)))
+    strings = (leaf for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type != "DECIMAL")
+    extensions = {field.name for field in file.schema_arrow if isinstance(field.type, pa.BaseExtensionType)}
+    return [leaf.path for leaf in strings if leaf.path.partition(".")[0] not in extensions]
 
 
-def _read_batch(batch: pa.RecordBatch, start: int, name: str, max_bytes: int) -> Iterator[Record | Dropped]:
-    texts = batch.column(0)
-    urls = batch.column(1) if batch.num_columns > 1 else pa.nulls(batch.num_rows, pa.string())
-    for number, (text, url) in enumerate(zip(texts, urls, strict=True), start):
-        where = f"{name}: row {number + 1}"
-        content = _utf8_bytes(text)
-        if content is None:
-            yield Dropped("no_text", where, f"null in column {batch.schema.names[0]!r}")
-        elif len(content) > max_bytes:
-            yield Dropped("too_large", where, f"longer than {max_bytes} bytes")
-        else:
-            address = _utf8_bytes(url)
-            decoded_url = None if address is None else str(address, "utf-8", "replace")
-            try:
-                yield Record(number, str(content, "utf-8"), decoded_url)
-            except UnicodeDecodeError as error:
-                yield Dropped("not_utf8", where, str(error))
+class Carried(NamedTuple):
+    """What a row has beside its text."""
+
+    id: str | None
+    url: str | None
+    metadata: Metadata
+
+
+def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType) -> Iterator[Carried]:
+    """The other columns of every row of a batch; a row of more than ``MAX_METADATA_BYTES`` loses them."""
+    if pa.types.is_null(kind):
+        yield from (Carried(None, None, Metadata()) for _ in range(batch.num_rows))
+        return
+    sizes = np.sum([row_bytes(batch[column.name]) for column in kind], axis=0)
+    is_small = sizes <= MAX_METADATA_BYTES
+    part = np.cumsum(np.where(is_small, sizes, 0)) // BATCH_BYTES
+    for begin, end in pairwise([0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), batch.num_rows]):
+        rows = pa.array(np.flatnonzero(is_small[begin:end]) + begin)
+        arrays = [batch[column.name].take(rows).cast(column.type) for column in kind]
+        columns = pa.StructArray.from_arrays(arrays, fields=list(kind))
+        names = kind.names
+        ids = _strings(given_ids(columns.field("id"))) if "id" in names else [None] * len(rows)
+        has_urls = has_strings(pa.schema(list(kind)), "url")
+        urls = _strings(columns.field("url")) if has_urls else [None] * len(rows)
+        place = 0
+        for size, fits in zip(sizes[begin:end].tolist(), is_small[begin:end].tolist(), strict=True):
+            if fits:
+                yield Carried(ids[place], urls[place], Metadata(TableRow(columns, place, size)))
+                place += 1
+            else:
+                yield Carried(None, None, Metadata(lost="metadata_too_large"))
+
+
+def row_bytes(column: pa.Array) -> NDArray[np.int64]:
+    """Bytes of each value of a column, about; of a dictionary-encoded one as if it were not."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        indices = column.indices.fill_null(len(column.dictionary)).to_numpy()
+        values: NDArray[np.int64] = np.append(row_bytes(column.dictionary), 0)[indices]
+        return values
+    if isinstance(kind, pa.BaseExtensionType):
+        return row_bytes(column.storage)
+    if pa.types.is_struct(kind):
+        children = [row_bytes(child) for child in column.flatten()]
+        total: NDArray[np.int64] = np.sum([np.ones(len(column), np.int64), *children], axis=0)
+        return total
+    if pa.types.is_map(kind):
+        column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    if pa.types.is_nested(column.type):  # a list of one of the kinds
+        ends = np.cumsum(pc.list_value_length(column).fill_null(0).to_numpy())
+        totals = np.concatenate([[0], np.cumsum(row_bytes(column.flatten()))])
+        lengths: NDArray[np.int64] = 1 + np.diff(totals[ends], prepend=0)
+        return lengths
+    sizes = np.full(len(column), FIXED_BYTES)
+    if pa.types.is_fixed_size_binary(kind):
+        sizes += kind.byte_width
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_string(kind):
+        sizes += pc.binary_length(column).fill_null(0).to_numpy()
+    return sizes
+
+
+def _strings(column: pa.Array) -> list[str | None]:
+    try:
+        strings: list[str | None] = column.cast(pa.string()).to_pylist()
+    except UnicodeDecodeError:
+        values = column.cast(pa.string()).cast(pa.binary()).to_pylist()
+        strings = [None if value is None else value.decode("utf-8", "replace") for value in values]
+    return strings
+
+
+def _read_row(text: Any, carried: Carried, number: int, where: str, max_bytes: int) -> Record | Dropped:  # noqa: ANN401
+    content = _utf8_bytes(text)
+    if content is None:
+        return Dropped("no_text", where, "its text is null")
+    if len(content) > max_bytes:
+        return Dropped("too_large", where, f"longer than {max_bytes} bytes")
+    try:
+        return Record(number, str(content, "utf-8"), carried.url, id=carried.id, metadata=carried.metadata)
+    except UnicodeDecodeError as error:
+        return Dropped("not_utf8", where, str(error))
 
 
 def _utf8_bytes(scalar: Any) -> memoryview | None:  # noqa: ANN401  (pyarrow has no types)

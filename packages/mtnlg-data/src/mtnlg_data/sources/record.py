@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import orjson
+
+from mtnlg_data.console import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from mtnlg_data.schema import TableRow
+
+#: Bytes of a record's metadata; more is not kept. A row group holds as much, or a row of it.
+MAX_METADATA_BYTES = 1 << 22
 Kind = Literal["warc", "jsonl", "pile", "parquet"]
 
 
@@ -28,6 +38,20 @@ def name_below(path: Path, base: Path) -> str:
     return path.relative_to(base).as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def check_regular(path: Path) -> None:
+    """Raise ``Failure`` for what is no file and would be passed over in silence: a folder, a pipe, a dead link."""
+    if not path.is_file():
+        dead, kind = path.is_symlink() and not path.exists(), "a folder" if path.is_dir() else "a pipe or device"
+        raise Failure(f"{path}: it is {'a link to nowhere' if dead else kind}, not a file; take it out of the input")
+
+
+class Metadata(NamedTuple):
+    """All fields of a record that are no column of ``SCHEMA``: a JSON object, or the row of a Parquet file."""
+
+    value: str | TableRow | None = None
+    lost: str | None = None  # why it is not kept
+
+
 class Record(NamedTuple):
     """A document as its source stores it."""
 
@@ -36,6 +60,21 @@ class Record(NamedTuple):
     url: str | None = None
     charset: str | None = None  # of an HTML page, declared by its HTTP header
     subset: str | None = None  # of the Pile
+    id: str | None = None  # as the record gives it
+    metadata: Metadata = Metadata()
+
+
+def json_metadata(fields: Mapping[str, Any]) -> Metadata:
+    """These fields as a JSON object."""
+    if not fields:
+        return Metadata()
+    try:
+        encoded = orjson.dumps(fields)
+    except TypeError as error:  # of 255 objects one in another, and of integers beyond 64 bits
+        if "Recursion" in str(error):
+            return Metadata(lost="metadata_too_deep")
+        encoded = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return Metadata(lost="metadata_too_large") if len(encoded) > MAX_METADATA_BYTES else Metadata(encoded.decode())
 
 
 class Dropped(NamedTuple):

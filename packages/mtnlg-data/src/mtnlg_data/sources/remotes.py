@@ -33,7 +33,9 @@ RETRIED_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 #: Servers whose ETag of 32 hexadecimal digits is the MD5 of the file.
 ETAG_IS_MD5 = ("AmazonS3", "MinIO")
 ALGORITHMS = {"sha-256": "sha256", "sha-512": "sha512", "sha": "sha1", "md5": "md5"}
-CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
+MAX_PART = 200  # characters; a file system allows 255, and our files beside it have longer names
+LENGTH = re.compile(r"\d{1,18}")
 SAFE_PATH_PART = re.compile(r"[A-Za-z0-9_+=-][A-Za-z0-9._+=-]*")
 
 
@@ -50,18 +52,18 @@ def parse_remote(place: str) -> Remote:
 
 def unsafe_path_reason(path: str) -> str | None:
     """Why a relative path might leave the folder that it starts from; None where it cannot."""
-    if path.startswith("/"):
-        return "it is absolute"
-    if "://" in path:
-        return "it names a host"
-    if "%" in path:
-        return "it is percent-encoded"
     parts = path.split("/")
-    if ".." in parts or "." in parts:
-        return "it climbs with dots"
-    if not all(SAFE_PATH_PART.fullmatch(part) for part in parts):
-        return "it holds a part that is empty, begins with a dot or has characters other than A-Z a-z 0-9 . _ + = -"
-    return None
+    reasons = {
+        "it is absolute": path.startswith("/"),
+        "it names a host": "://" in path,
+        "it is percent-encoded": "%" in path,
+        "it climbs with dots": ".." in parts or "." in parts,
+        f"it has a part of more than {MAX_PART} characters": max(map(len, parts)) > MAX_PART,
+        "it holds a part that is empty, begins with a dot or has characters other than A-Z a-z 0-9 . _ + = -": not all(
+            SAFE_PATH_PART.fullmatch(part) for part in parts
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,18 @@ class _SameRemoteRedirects(urllib.request.HTTPRedirectHandler):
     def __init__(self, url: str) -> None:
         self._base = urlsplit(url)
 
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> IO[bytes] | None:
+        """Close the response of a redirect that is not followed, or is no address, which urllib leaves open."""
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except BaseException:
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
     def redirect_request(  # noqa: PLR0917  (urllib's own signature)
         self,
         req: urllib.request.Request,
@@ -155,7 +169,6 @@ class _SameRemoteRedirects(urllib.request.HTTPRedirectHandler):
         elif not new.path.startswith(folder) or unsafe_path_reason(new.path.removeprefix(folder)):
             why = f"out of {self._base.geturl()}"
         if why is not None:
-            fp.close()
             raise Failure(f"{req.full_url}: refused: it redirects {why}, to {newurl}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -167,7 +180,7 @@ def _network_errors() -> Iterator[None]:
         yield
     except urllib.error.HTTPError:
         raise
-    except (OSError, http.client.HTTPException) as error:  # a URLError is an OSError
+    except (OSError, http.client.HTTPException, ValueError) as error:  # a URLError is an OSError
         reason = getattr(error, "reason", None) or error
         raise TransientError(f"{type(error).__name__}: {reason}") from error
 
@@ -180,7 +193,7 @@ def _extent(response: http.client.HTTPResponse, start: int) -> tuple[int, int | 
             raise TransientError("it answers another range than was asked for", restart=True)
         return start, None if content_range[2] == "*" else int(content_range[2])
     length = response.headers.get("Content-Length", "")
-    return 0, int(length) if length.isdecimal() else None
+    return 0, int(length) if LENGTH.fullmatch(length) else None
 
 
 def _version(headers: Message) -> str | None:
@@ -191,7 +204,7 @@ def _version(headers: Message) -> str | None:
 
 def _retry_after(headers: Message) -> float:
     seconds = headers.get("Retry-After", "")
-    return min(float(seconds), MAX_WAIT_SECONDS) if seconds.isdecimal() else 0.0
+    return min(float(seconds), MAX_WAIT_SECONDS) if LENGTH.fullmatch(seconds) else 0.0
 
 
 def _digests(response: http.client.HTTPResponse) -> dict[str, str]:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import brotli
 import zstandard
 
-from .record import Dropped, Record
+from .record import Dropped, Metadata, Record, json_metadata
 
 if TYPE_CHECKING:
     from fastwarc.warc import WarcRecord
 
 HTML_TYPES = {"text/html", "application/xhtml+xml"}
+#: Headers of a record that are the same in all, or describe what is not kept.
+REDUNDANT_HEADERS = {"warc-type", "warc-target-uri", "content-length", "content-type"}
 OK = 200
 GZIP_WBITS = zlib.MAX_WBITS | 16
 GZIP_MAGIC = b"\x1f\x8b"
@@ -41,7 +43,13 @@ def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_by
         return Dropped("bad_http", where, str(error))
     if len(content) > max_bytes:
         return Dropped("too_large", where, f"longer than {max_bytes} bytes")
-    return Record(number, content, url, record.http_charset)
+    return Record(number, content, url, record.http_charset, metadata=_kept_headers(record))
+
+
+def _kept_headers(record: WarcRecord) -> Metadata:
+    """The headers of the record that say where it comes from, and the type that HTTP declares."""
+    headers = {name: value for name, value in record.headers if name.lower() not in REDUNDANT_HEADERS}
+    return json_metadata({**headers, "Content-Type": record.http_headers.get("Content-Type")})
 
 
 def decode_content(body: bytes, codings: str, max_bytes: int) -> bytes:

@@ -9,6 +9,7 @@ snapshot's folder are refused and never downloaded.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import re
 import time
@@ -37,6 +38,10 @@ SNAPSHOT_NAME = re.compile(r"CC-MAIN-\d{4}(-\d{2,4})?")
 CRAWL_SUFFIXES = (".warc.gz", ".arc.gz")
 MAX_LINE_BYTES = 1024
 MAX_LINES = 1_000_000  # a snapshot has fewer than 100,000 files
+#: Bytes of a file at most: those of Common Crawl have one gigabyte, and the listing has some 200 kB.
+LARGEST_FILE, LARGEST_LISTING = 8 << 30, 64 << 20
+#: Errors of one path among those of a listing: too long, or with a file where another has a folder.
+PATH_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 MAX_NAMED = 20  # refused lines named in the summary
 
 
@@ -47,13 +52,15 @@ def fetch_snapshot(
     *,
     files: int | None = None,
     workers: int = 4,
+    largest: int = LARGEST_FILE,
     verify: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
     """Download the listing and the first ``files`` files of a snapshot (None: all); returns counts and failures.
 
     Complete files are kept; ``verify`` reads them again. ``sleep`` waits between attempts. A file that cannot be
-    downloaded costs only itself. Raises ``Failure`` without a listing, and while another process fetches into ``out``.
+    downloaded, or has more than ``largest`` bytes, costs only itself. Raises ``Failure`` without a listing, and while
+    another process fetches into ``out``.
     """
     if not SNAPSHOT_NAME.fullmatch(snapshot):
         raise UsageFailure(f"{snapshot}: not the name of a snapshot, such as CC-MAIN-2020-50")
@@ -61,7 +68,7 @@ def fetch_snapshot(
     download = partial(download_file, remote, sleep=sleep, stop=stop, verify=verify)
     with lock_folder(out, snapshot, shared=False):
         listing = out / LISTING
-        download(f"crawl-data/{snapshot}/{LISTING}", listing)
+        download(f"crawl-data/{snapshot}/{LISTING}", listing, largest=LARGEST_LISTING)
         paths, refused = read_listing(listing, snapshot)
         wanted = paths[:files]
         summary: dict[str, Any] = {"snapshot": snapshot, "base": remote.name, "listed": len(paths) + len(refused)}
@@ -69,7 +76,8 @@ def fetch_snapshot(
         summary |= {"refused": refused[:MAX_NAMED]}
         with ThreadPoolExecutor(workers) as pool:
             futures = {
-                pool.submit(download, f"crawl-data/{snapshot}/{path}", out / path): out / path for path in wanted
+                pool.submit(download, f"crawl-data/{snapshot}/{path}", out / path, largest=largest): out / path
+                for path in wanted
             }
             try:
                 _collect(futures, summary)
@@ -93,7 +101,9 @@ def _collect(futures: dict[Future[Downloaded], Path], summary: dict[str, Any]) -
             except (Failure, TransientError) as error:
                 summary["failed"].append({"path": str(target), "why": str(error)})
             except OSError as error:
-                raise Failure(f"{target}: {error.strerror or error}; the same command resumes here") from error
+                if error.errno not in PATH_ERRORS:
+                    raise Failure(f"{target}: {error.strerror or error}; the same command resumes here") from error
+                summary["failed"].append({"path": str(target), "why": f"{target}: {error.strerror}"})
             else:
                 summary["fetched" if is_new else "kept"] += 1
                 summary["bytes"] += size

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, ValidationError, model_validator
 
 from mtnlg_data.console import Failure
+from mtnlg_data.files import read_small
 from mtnlg_data.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def read_blend(tokens: Path) -> Blend:
     """The blend in a folder of token stores. Raises ``Failure`` if blend.json is missing or wrong."""
     path = tokens / "blend.json"
     try:
-        return Blend.model_validate_json(path.read_bytes())
+        return Blend.model_validate_json(read_small(path))
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; it is written by the tokenize stage of mtnlg-data") from None
     except ValidationError as error:

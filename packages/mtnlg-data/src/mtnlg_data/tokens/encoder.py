@@ -6,11 +6,16 @@ usual tokenizers. Its first ids in every unit are compared with those of ``token
 Word boundaries depend on which characters are letters, so on the version of Unicode: of 1.1 M code points the two
 libraries (0.10.0, 0.23.3) classify 4,657 differently, all newer than Unicode 14. So ``tokenizers`` encodes all texts
 with characters newer than Unicode 3.2, whose tables Python ships, that may be letters, digits or spaces. They are few.
+
+Either library takes memory for every character of the text that it encodes, whatever that is: 150 bytes of English,
+500 of Thai. So a text of more than ``MAX_BATCH_CHARACTERS`` is encoded in pieces. They end where the tokenizer parts
+words, so the ids are those of the whole text; only a word without end, as a genome in one line, is cut within.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import unicodedata
 from functools import cache, lru_cache
@@ -34,7 +39,12 @@ if TYPE_CHECKING:
 
 Library = Literal["tokenizers", "gigatoken"]
 MAX_BATCH_TEXTS = 4096
-MAX_BATCH_CHARACTERS = 4_000_000  # ``tokenizers`` takes up to a hundred bytes for every token it returns
+MAX_BATCH_CHARACTERS = 500_000
+BYTES_PER_CHARACTER_ENCODED = 600  # memory, at most, of a batch
+#: Where a piece of a long text may end: the last places in so many characters, each tried by encoding the characters
+#: around it as one text and as two.
+WORD_END = re.compile(r"(?<=\S)(?=\s)|(?<=\w)(?=\W)")
+SEARCHED, PLACES_TRIED, CONTEXT = 10_000, 64, 100
 COMPARED_TEXTS = 32  # at the start of every unit, encoded by both libraries
 
 
@@ -68,7 +78,7 @@ def _load_tokenizer(path: Path, changed: int) -> Tokenizer:
 
 def open_encoder(tokenizer: Path, library: Library) -> Encoder:
     """An encoder for this tokenizer.json. Raises ``Failure`` where the library is missing or does not support it."""
-    return _Tokenizers(tokenizer) if library == "tokenizers" else _Gigatoken(tokenizer)
+    return _Pieces(_Tokenizers(tokenizer) if library == "tokenizers" else _Gigatoken(tokenizer))
 
 
 def batch_slices(texts: Sequence[str]) -> Iterator[slice]:
@@ -81,6 +91,39 @@ def batch_slices(texts: Sequence[str]) -> Iterator[slice]:
         characters += len(text)
     if begin < len(texts):
         yield slice(begin, len(texts))
+
+
+class _Pieces:
+    """Encodes long texts piece by piece."""
+
+    def __init__(self, encode: Encoder) -> None:
+        self.encode = encode
+
+    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        if all(len(text) <= MAX_BATCH_CHARACTERS for text in texts):
+            return self.encode(texts)
+        ids, sizes = [], np.zeros(len(texts), np.int64)
+        for number, text in enumerate(texts):
+            begin = 0
+            while begin < len(text):
+                end = self._end(text, begin)
+                ids.append(self.encode([text[begin:end]])[0])
+                sizes[number] += len(ids[-1])
+                begin = end
+        return np.concatenate(ids), sizes
+
+    def _end(self, text: str, begin: int) -> int:
+        """Where the piece from ``begin`` ends: of the last places that may part words the last that does."""
+        limit = begin + MAX_BATCH_CHARACTERS
+        if len(text) <= limit:
+            return len(text)
+        places = [match.start() for match in WORD_END.finditer(text, max(begin + 1, limit - SEARCHED), limit + 1)]
+        for place in reversed(places[-PLACES_TRIED:]):
+            before, after = text[max(0, place - CONTEXT) : place], text[place : place + CONTEXT]
+            ids, sizes = self.encode([before + after, before, after])
+            if sizes[0] == sizes[1] + sizes[2] and (ids[: sizes[0]] == ids[sizes[0] :]).all():
+                return place
+        return max(places, default=limit)
 
 
 class _Tokenizers:

@@ -1,7 +1,7 @@
 """The tokenize stage: documents to token stores and their blend, in five steps of units.
 
     tokenizer   trained on a sample of all documents, or read: tokenizer.json
-    encode      some row groups of a shard: ids of the documents, each with an end token, sorted by hash(seed, id)
+    encode      some row groups of a shard: ids of the documents, each with an end token, sorted by hash(seed, key)
     part        a range of these keys from all encoded files of a source: a part of its store, sorted
     store       the parts of a source, concatenated: its store, shuffled
     blend       the stores and their weights: blend.json, which ``stream.open_stream`` reads
@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import DocumentFile, Shard, UnitOutput, number_shards
+from mtnlg_data.document import DocumentFile, Shard, UnitOutput, number_shards, text_bytes
 from mtnlg_data.engine import StageFolder, Unit, key_of
+from mtnlg_data.engine.units import verified_summary
 from mtnlg_data.files import atomic_path, write_json
 from mtnlg_data.tally import Tallies, order_sources, stage_summary
 
@@ -30,7 +31,7 @@ from .blend import Blend, BlendSource, held_out
 from .encoder import batch_slices, load_tokenizer, open_encoder
 from .merge import DOCUMENTS_PER_BATCH, concatenate, take_documents
 from .store import bin_path, crc_path, dtype_for, idx_path, writing_store
-from .tokenizer import TokenizerUnit, document_key, text_bytes, vocabulary_size, write_tokenizer
+from .tokenizer import TokenizerUnit, document_key, vocabulary_size, write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ TEXT_BYTES_PER_UNIT = 64_000_000
 TOKENS_PER_UNIT = 1 << 26
 TOKENS_PER_COUNT = 1 << 20
 KEYS = 1 << 64
+SEQUENCE = 2048  # tokens of the paper's samples (4.1): a store with fewer is warned of
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ def encode_groups(unit: EncodeUnit) -> Summary:
     ids, sizes = [np.empty(0, dtype)], [np.empty(0, np.int64)]
     with DocumentFile(unit.shard.path) as file:
         for group in unit.groups:
-            batch = file.read(group, ["id", "source", "text"])
+            batch = file.read(group, ["key", "source", "text"])
             texts = batch["text"].to_pylist()
-            keys += [document_key(unit.seed, name) for name in batch["id"].to_pylist()]
+            keys += [document_key(unit.seed, key) for key in batch["key"].to_pylist()]
             for source, text in zip(batch["source"].to_pylist(), texts, strict=True):
                 tallies[source].keep(len(text))
             for bounds in batch_slices(texts):
@@ -166,6 +168,7 @@ def write_store(unit: StoreUnit) -> Summary:
     return {
         "documents": store.documents,
         "tokens": store.tokens,
+        "training_tokens": train_tokens,
         "store": store.checksum(),
         "unigrams": unigrams.tolist(),
         "files": _other_files(unit.output),
@@ -226,7 +229,9 @@ def tokenize_documents(
         tokens = sum(summary["tokens"] for summary in islice(in_turn, len(units)))
         parts = _part_units(units, tokens, tokenizer["vocabulary"], stage.state / source)
         store_units.append(StoreUnit(parts, settings.validation, bin_path(out / source)))
-    stage.run(write_part, [part for unit in store_units for part in unit.parts], "tokenize: shuffle")
+    # A part holds what its store holds, so it goes with the end of the stage, when all stores are there.
+    to_shuffle = [part for unit in store_units if verified_summary(unit) is None for part in unit.parts]
+    stage.run(write_part, to_shuffle, "tokenize: shuffle", scratch=True)
     stores = dict(zip(shards, stage.run(write_store, store_units, "tokenize: stores"), strict=True))
 
     tokens_by_source = {
@@ -248,10 +253,21 @@ def tokenize_documents(
     unigrams = {source: store["unigrams"] for source, store in stores.items()}
     return {
         **stage_summary("tokenize", encoded, order_sources(encoded, list(shards))),
+        "alarms": [
+            _short_store_alarm(source, store["training_tokens"])
+            for source, store in stores.items()
+            if store["training_tokens"] <= SEQUENCE
+        ],
         "tokens": tokens_by_source,
         "vocabulary": tokenizer["vocabulary"],
         "unigram_entropy_nats": unigram_entropy(own_weights, unigrams),
     }
+
+
+def _short_store_alarm(source: str, tokens: int) -> dict[str, str]:
+    """The alarm of a source that is too small for one sample of the paper's length; ``open_stream`` leaves it out."""
+    few = f"tokenize leaves {tokens:,} training tokens of {source}, fewer than one sample of {SEQUENCE:,} + 1"
+    return {"source": source, "message": f"{few}; a sequence of {max(0, tokens - 1):,} or less uses the source"}
 
 
 def _encode_units(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
-from typing import TYPE_CHECKING, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import pyarrow.parquet as pq
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -21,12 +20,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import read_documents, read_rows
+from mtnlg_data.document import read_documents, read_rows, text_bytes
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import sha256, write_text
-from mtnlg_data.settings import Settings
+from mtnlg_data.settings import Settings, setting
 
 from .encoder import Library, require_library
+from .gpt2 import GPT2, fetch_gpt2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,28 +37,41 @@ if TYPE_CHECKING:
 EOD = "<|endoftext|>"
 #: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.
 EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
-GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+#: The files that make a tokenizer, of which a folder needs one set.
+TOKENIZER_FILES = (("tokenizer.json",), ("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 MIN_VOCABULARY = 257  # 256 bytes and EOD
 
 
 class TokenizeSettings(Settings):
     """Which tokenizer to use, and what share of each source is held out for validation."""
 
-    kind: Literal["train", "gpt2", "file"] = "train"
-    vocabulary: int | None = Field(None, ge=MIN_VOCABULARY, description="train: tokens, the end token included")
-    path: Path | None = Field(None, description="gpt2: the folder of its two files; file: a tokenizer.json")
-    seed: int = 1234
-    validation: float = Field(0.02, ge=0, le=0.5, description="share of each source's documents")
-    library: Library = Field("tokenizers", description="encoder; gigatoken, the extra [gigatoken], gives the same ids")
-    eod: str | None = Field(None, min_length=1, description="token that ends documents; else the tokenizer's own")
-    sample_bytes: PositiveInt = Field(100_000_000, description="train: text to train on, at most, about")
+    vocabulary: int | None = setting(
+        None,
+        "Train a tokenizer of as many tokens, the end token included.",
+        unit="tokens",
+        paper="50257, GPT-2's",
+        ge=MIN_VOCABULARY,
+    )
+    tokenizer: str | None = setting(
+        None,
+        "Read one instead: a tokenizer.json, a folder with one or with GPT-2's two files; gpt2 downloads them.",
+        paper="gpt2",
+        min_length=1,
+    )
+    eod: str | None = setting(
+        None, "Token that ends documents, added if missing; the tokenizer's own if not given.", min_length=1
+    )
+    validation: float = setting(
+        0.02, "Documents of each source held out for validation.", unit="share", paper="0.02", ge=0, le=0.5
+    )
+    seed: int = setting(1234, "Of the training sample and of the order of documents.", paper="1234")
+    library: Library = setting("tokenizers", "Encoder; gigatoken, the extra of that name, gives the same ids faster.")
+    sample_bytes: PositiveInt = setting(100_000_000, "Most text to train on, about.", unit="bytes")
 
     @model_validator(mode="after")
-    def _fit_the_kind(self) -> Self:
-        if self.kind == "train" and (self.vocabulary is None or self.path is not None):
-            raise ValueError('kind = "train" takes a vocabulary, such as 50257, and no path')
-        if self.kind != "train" and (self.path is None or self.vocabulary is not None):
-            raise ValueError(f'kind = "{self.kind}" takes a path, and no vocabulary: that is in the files')
+    def _takes_one_tokenizer(self) -> Self:
+        if (self.vocabulary is None) == (self.tokenizer is None):
+            raise ValueError("tokenize takes either a vocabulary to train, such as 50257, or a tokenizer to read")
         return self
 
     def check(self) -> None:
@@ -79,7 +92,7 @@ class TokenizerUnit(Unit):
     def _key_parts(self) -> tuple[object, ...]:
         settings = self.settings
         if settings.vocabulary is None:
-            return ("vocabulary", settings.kind, settings.eod, [sha256(file) for file in tokenizer_files(settings)])
+            return ("vocabulary", settings.eod, [sha256(file) for file in tokenizer_files(settings)])
         checksums = {source: [shard.checksum for shard in shards] for source, shards in self.shards.items()}
         training = (settings.vocabulary, settings.eod, settings.seed, settings.sample_bytes)
         return ("vocabulary", training, checksums, self.weights)
@@ -110,21 +123,22 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int, eod: str | None = Non
 
 
 def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
-    """The files to read: GPT-2's vocabulary and merges, a tokenizer.json, or none where one is trained.
+    """The files to read: a tokenizer.json, GPT-2's vocabulary and merges, or none where one is trained.
 
-    Raises ``Failure`` where they are missing.
+    Raises ``Failure`` where they are missing, or GPT-2's cannot be downloaded.
     """
-    path = settings.path
-    if path is None:
+    if settings.tokenizer is None:
         return ()
-    if settings.kind == "file":
-        if path.is_file():
-            return (path,)
-        raise Failure(f"{path}: no such tokenizer.json")
-    for vocabulary, merges in GPT2_FILES:
-        if (path / vocabulary).is_file() and (path / merges).is_file():
-            return path / vocabulary, path / merges
-    raise Failure(f"{path}: holds neither {' nor '.join(' and '.join(names) for names in GPT2_FILES)}")
+    if settings.tokenizer == GPT2:
+        return fetch_gpt2()
+    path = Path(settings.tokenizer)
+    if path.is_file():
+        return (path,)
+    for names in TOKENIZER_FILES:
+        if all((path / name).is_file() for name in names):
+            return tuple(path / name for name in names)
+    wanted = "; ".join(" and ".join(names) for names in TOKENIZER_FILES)
+    raise Failure(f"{path}: no tokenizer: expected a tokenizer.json, {GPT2}, or a folder with one of: {wanted}")
 
 
 def read_tokenizer(files: Sequence[Path], eod: str | None = None) -> Tokenizer:
@@ -164,9 +178,9 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
-def document_key(seed: int, document_id: str) -> int:
-    """hash(seed, id), 64 bits: samples the documents to train on, and shuffles all."""
-    digest = hashlib.blake2b(document_id.encode(), digest_size=8, key=str(seed).encode()).digest()
+def document_key(seed: int, key: str) -> int:
+    """hash(seed, key), 64 bits: samples the documents to train on, and shuffles all."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -180,15 +194,7 @@ def sample_texts(
         share = weights[source] / total_weight * sample_bytes / max(1, source_bytes)
         limit = min(1 << 64, int(share * (1 << 64)))
         for shard in shards[source]:
-            ids = (name for batch in read_documents(shard.path, ["id"]) for name in batch["id"].to_pylist())
-            rows = [row for row, name in enumerate(ids) if document_key(seed, name) < limit]
+            keys = (key for batch in read_documents(shard.path, ["key"]) for key in batch["key"].to_pylist())
+            rows = [row for row, key in enumerate(keys) if document_key(seed, key) < limit]
             for _, batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]):
                 yield from batch["text"].to_pylist()
-
-
-def text_bytes(path: Path) -> list[int]:
-    """Bytes of text in each row group of a shard, read from its footer."""
-    metadata = pq.read_metadata(path)
-    column = metadata.schema.to_arrow_schema().get_field_index("text")
-    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
-    return [group.column(column).total_uncompressed_size for group in groups]

@@ -15,20 +15,20 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
+from mtnlg_data.console import Failure, output
 from mtnlg_data.dedup.plan import deduplication_state_bytes
+from mtnlg_data.document import CHARACTERS_PER_GROUP, ROWS_PER_GROUP
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
+from mtnlg_data.tokens.encoder import BYTES_PER_CHARACTER_ENCODED, MAX_BATCH_CHARACTERS
 from mtnlg_data.tokens.stage import TEXT_BYTES_PER_UNIT, TOKENS_PER_UNIT
 from mtnlg_data.tokens.store import dtype_for
 
-from .console import Failure
-from .document import CHARACTERS_PER_GROUP, ROWS_PER_GROUP
-
 if TYPE_CHECKING:
-    from .recipe import Recipe
+    from mtnlg_data.extract.language import LanguageSettings
+    from mtnlg_data.recipe import Recipe
 
 BYTES_PER_CHARACTER = 0.40  # on disk, of English in Parquet at zstd-3
 ROW_BYTES = 64  # on disk, of a document beside its text: id, source, language, score
@@ -84,10 +84,16 @@ def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[
     if that folder does not exist.
     """
     if not recipe.input.is_dir():
-        raise Failure(f"{recipe.input}: no such folder; give the folder of the corpus by --set input=FOLDER")
+        raise Failure(f"{recipe.input}: no such folder; give the folder of the corpus by --input FOLDER")
     corpus = Corpus(documents, characters, workers)
     quality = [_quality(recipe, corpus)] if recipe.filtered else []
-    stages = [_extract(recipe, corpus), *quality, _shard_stage("clean", corpus), _deduplicate(recipe, corpus)]
+    stages = [
+        _extract(recipe, corpus),
+        *quality,
+        _shard_stage("clean", corpus, _language_model_bytes(recipe.resolved_clean)),
+    ]
+    stages += [_shard_stage("filter", corpus)] if recipe.filters else []
+    stages += [_deduplicate(recipe, corpus)]
     stages += [_shard_stage("decontaminate", corpus, SCAN_BYTES), _tokenize(recipe, corpus)]
     disk, memory = sum(stage.disk for stage in stages), max(stage.memory for stage in stages)
     memory_here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -135,8 +141,13 @@ def _extract(recipe: Recipe, corpus: Corpus) -> StagePlan:
     """Memory: the longest page being parsed, and an unfinished row group for every source that one file feeds."""
     sources_per_file = max(1, sum(source.kind == "pile" for source in recipe.sources.values()))
     page = PAGE_BYTES_PER_CHARACTER * recipe.extract.largest_page + 2 * recipe.extract.largest
-    working_set = page + sources_per_file * _group_memory(corpus)
+    working_set = page + sources_per_file * _group_memory(corpus) + _language_model_bytes(recipe.resolved_extract)
     return _stage("extract", corpus, _text_disk(corpus), working_set, _extract_hours(recipe, corpus))
+
+
+def _language_model_bytes(settings: LanguageSettings) -> int:
+    """Memory of the fastText model that tells languages; 0 where none is given."""
+    return settings.language_model.stat().st_size if settings.language_model else 0
 
 
 def _extract_hours(recipe: Recipe, corpus: Corpus) -> float | None:
@@ -173,6 +184,7 @@ def _tokenize(recipe: Recipe, corpus: Corpus) -> StagePlan:
     tokens = int(corpus.text / CHARACTERS_PER_TOKEN) + corpus.documents
     disk = 3 * width * tokens + (2 * INDEX_ROW_BYTES + ENCODED_ROW_BYTES) * corpus.documents
     encoding = 3 * min(TEXT_BYTES_PER_UNIT, corpus.text) + 3 * width * int(TEXT_BYTES_PER_UNIT / CHARACTERS_PER_TOKEN)
+    encoding += BYTES_PER_CHARACTER_ENCODED * MAX_BATCH_CHARACTERS
     gathering = 3 * width * min(TOKENS_PER_UNIT, tokens)
     return _stage("tokenize", corpus, disk, max(encoding, gathering), _hours("tokenize", corpus.text, corpus.workers))
 
@@ -190,7 +202,7 @@ def print_plan(planned: dict[str, Any]) -> None:
     known = [stage["hours"] for stage in planned["stages"] if stage["hours"] is not None]
     hours = f"{sum(known):,.1f}" if len(known) == len(planned["stages"]) else ""
     table.add_row("all", _format_size(planned["disk"]), "", _format_size(planned["memory"]), hours, style="bold")
-    here, console = planned["here"], Console(highlight=False, soft_wrap=True)
+    here, console = planned["here"], output(soft_wrap=True)
     console.print(table)
     console.print("Upper bounds: as if no document were dropped and no file removed on the way.")
     if known:

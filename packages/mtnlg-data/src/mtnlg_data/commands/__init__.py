@@ -1,0 +1,1 @@
+"""Commands of stages: settings as command-line options, and what all stage commands share."""

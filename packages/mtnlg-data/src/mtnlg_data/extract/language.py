@@ -1,0 +1,151 @@
+"""Languages: which are wanted, and what finds a text's own: CLD2, or a fastText model such as lid.176 or GlotLID.
+
+    CLD2       reads HTML too; score: the share of the text's bytes in its main language
+    a model    reads text, as one line; score: the probability of the language, a label less "__label__"
+
+A fastText ``.bin`` is parsed by fastText's C++, which trusts its input: open only files whose origin you know.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import pycld2
+from pydantic import model_validator
+
+from mtnlg_data.console import Failure
+from mtnlg_data.engine import library_version
+from mtnlg_data.files import sha256
+from mtnlg_data.settings import Settings, setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ENGLISH = "en"
+UNKNOWN = "un"
+#: C0, DEL and C1 controls except tab, line feed, form feed and carriage return: cld2 refuses them.
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")
+LABEL = "__label__"
+LABELS_SHOWN = 5
+
+
+class Language(NamedTuple):
+    """A text's main language, and its score in [0, 1]."""
+
+    code: str
+    score: float | None  # None where a shard does not have it
+
+
+class LanguageSettings(Settings):
+    """Which languages are wanted, and what tells them."""
+
+    languages: tuple[str, ...] = setting(
+        (ENGLISH,),
+        "Wanted languages: codes of CLD2 (en, zh, zh-Hant, th), or labels of the language model; all if none is given.",
+        paper="en",
+    )
+    language_model: Path | None = setting(
+        None, "A fastText .bin that tells languages, such as lid.176 or GlotLID, instead of CLD2.", paper="CLD2"
+    )
+    min_language_score: float = setting(
+        0.0, "Least share of the text (CLD2) or probability (model) of its language.", unit="share", ge=0, le=1
+    )
+
+    @model_validator(mode="after")
+    def _check_codes(self) -> Self:
+        known = {code for _, code in pycld2.LANGUAGES}
+        if self.language_model is None and (unknown := [code for code in self.languages if code not in known]):
+            raise ValueError(
+                f"languages = {unknown[0]!r}: CLD2 has no such language; its codes are like en, zh, zh-Hant, pt, th"
+            )
+        return self
+
+    def check_model(self) -> None:
+        """Open the model, if one is given. Raises ``Failure`` where it cannot be used or lacks a language."""
+        if self.language_model is None:
+            return
+        labels = _FastText(self.language_model).labels()
+        if missing := [code for code in self.languages if code not in labels]:
+            near = [label for label in labels if label.startswith(missing[0][:2])] or labels
+            raise Failure(
+                f"{self.language_model}: has no language {missing[0]!r}; set languages to some of its {len(labels)}, "
+                f"such as {', '.join(near[:LABELS_SHOWN])}"
+            )
+
+    def key(self) -> tuple[object, ...]:
+        """What the languages found and the documents wanted depend on, for the keys of units."""
+        model = self.language_model
+        version = model and library_version("fasttext-predict")
+        return (
+            self.languages,
+            self.min_language_score,
+            model and _model_digest(model, model.stat().st_mtime_ns),
+            version,
+        )
+
+    def refuse(self, language: Language | None) -> str | None:
+        """Why a document of this language is not wanted; None where it is."""
+        if self.languages and (language is None or language.code not in self.languages):
+            return "other_language"
+        score = (language and language.score) or 0.0
+        return "language_score" if score < self.min_language_score else None
+
+
+@lru_cache(maxsize=4)
+def _model_digest(model: Path, changed: int) -> str:
+    del changed
+    return sha256(model)
+
+
+def open_identifier(model: Path | None) -> Callable[[str], Language]:
+    """What finds the language of a plain text: this fastText model, opened once a worker, or CLD2."""
+    return detect_language if model is None else _open_model(model, model.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _open_model(model: Path, changed: int) -> _FastText:
+    del changed
+    return _FastText(model)
+
+
+def detect_language(text: str, *, html: bool = False) -> Language:
+    """The text's main language according to CLD2; ``un`` with score 0 where it finds none."""
+    try:
+        _, _, languages = pycld2.detect(text.encode(errors="replace"), isPlainText=not html)
+    except pycld2.error:
+        try:
+            stripped = CONTROL_CHARACTERS.sub("", text)
+            _, _, languages = pycld2.detect(stripped.encode(errors="replace"), isPlainText=not html)
+        except pycld2.error:
+            return Language(UNKNOWN, 0.0)
+    return Language(str(languages[0][1]), languages[0][2] / 100)
+
+
+class _FastText:
+    """A fastText model whose labels are languages."""
+
+    def __init__(self, path: Path) -> None:
+        if find_spec("fasttext") is None:
+            raise Failure(f'{path}: a fastText model needs fastText: pip install "mtnlg-data[fasttext]"')
+        import fasttext  # noqa: PLC0415  (an extra)
+
+        try:
+            self._model: Any = fasttext.load_model(str(path))
+        except (ValueError, OSError, MemoryError) as error:
+            raise Failure(f"{path}: {error}; language_model must be a fastText .bin") from None
+
+    def __call__(self, text: str) -> Language:
+        labels, scores = self._model.predict(text.encode(errors="replace").decode().replace("\n", " "))
+        if not labels:
+            return Language(UNKNOWN, 0.0)
+        return Language(labels[0].removeprefix(LABEL), min(1.0, float(scores[0])))
+
+    def labels(self) -> list[str]:
+        """All languages of the model, sorted."""
+        # A threshold of 0 leaves out labels under 1e-5 of a model with a tree of them (hierarchical softmax).
+        labels, _ = self._model.predict("text", k=-1, threshold=-1.0)
+        return sorted(label.removeprefix(LABEL) for label in labels)

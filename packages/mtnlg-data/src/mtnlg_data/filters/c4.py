@@ -1,0 +1,277 @@
+"""C4's rules (Raffel et al. 2020, 2.2): lines that are no prose are removed, pages of placeholders and code dropped.
+
+Lines are those of ``str.splitlines``, words what white space separates. A line goes for the first of
+
+    c4_longest_word          a word of more than so many characters
+    c4_terminal_punctuation  no full stop, question mark, exclamation mark or quotation mark at its end, or an ellipsis
+    c4_fewest_words          fewer words
+    c4_javascript            the word JavaScript
+    c4_policy                a phrase about cookies, terms of use or privacy
+
+A text goes if a line that came so far has "lorem ipsum" or a curly bracket, or if the lines that are left have too few
+sentences. ``c4_citations`` takes Wikipedia's marks, such as [1] and [edit], out of each line before it is looked at.
+Letters match whatever their case. A sentence ends with a character of Unicode's property Sentence_Terminal before white
+space or closing marks; not with an ellipsis, nor with the full stop after a single letter, as in J. or U.S.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mtnlg_data.words import jit_or_python
+
+from .prose import FULL_STOP, ends_with_ellipsis
+from .repetition import LINE_FEED
+from .texts import DIGIT, LETTER, MARK, SPACE, TERMINAL, Texts, character_table, code_at, line_end, strip
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from .settings import FilterSettings
+
+#: Rules of the kernel, by number; the order is that in which a line is asked.
+LONGEST_WORD, CITATIONS, TERMINAL_PUNCTUATION, FEWEST_WORDS, LOREM_IPSUM, JAVASCRIPT, CURLY_BRACKET, POLICY = range(8)
+KEPT = -1
+PHRASES = {
+    "lorem ipsum": LOREM_IPSUM,
+    "javascript": JAVASCRIPT,
+    "{": CURLY_BRACKET,
+    "terms of use": POLICY,
+    "privacy policy": POLICY,
+    "cookie policy": POLICY,
+    "uses cookies": POLICY,
+    "use of cookies": POLICY,
+    "use cookies": POLICY,
+}
+CITATION_MARKS = {"[edit]": CITATIONS, "[citation needed]": CITATIONS}
+END_MARKS = (33, 34, 39, 46, 63)  # ! " ' . ?
+BRACKET, CLOSING_BRACKET = ord("["), ord("]")
+
+
+class Phrases(NamedTuple):
+    """Phrases, sorted and one after another: where each begins, and the number of its rule.
+
+    Those that may begin with a byte are ``by_byte[byte, 0]`` up to ``by_byte[byte, 1]``. With ``fold`` they are in
+    lower case and found in any.
+    """
+
+    letters: NDArray[np.uint8]
+    bounds: NDArray[np.int64]
+    rules: NDArray[np.int64]
+    by_byte: NDArray[np.int64]
+    fold: bool
+
+    @classmethod
+    def of(cls, rules: Mapping[str, int], *, fold: bool) -> Phrases:
+        """These phrases with the numbers of their rules."""
+        phrases = sorted(phrase.encode() for phrase in rules)
+        found = [lower(byte) if fold else byte for byte in range(256)]
+        initials = [phrase[0] for phrase in phrases]
+        return cls(
+            np.frombuffer(b"".join(phrases), np.uint8),
+            np.cumsum([0, *map(len, phrases)]),
+            np.array([rules[phrase.decode()] for phrase in phrases]),
+            np.stack([np.searchsorted(initials, found, side) for side in ("left", "right")], axis=1),
+            fold,
+        )
+
+
+class LineRules(NamedTuple):
+    """Which rules apply, by number, and what they look for."""
+
+    asked: NDArray[np.bool_]
+    longest_word: int
+    fewest_words: int
+    phrases: Phrases
+    citations: Phrases
+
+
+def has_word(column: pa.LargeStringArray, words: Sequence[str]) -> NDArray[np.bool_]:
+    """Which texts have one of these words or phrases, whatever their case, between characters that are no letters."""
+    escaped = "|".join("".join(f"\\x{{{ord(character):x}}}" for character in word) for word in sorted(set(words)))
+    pattern = rf"(?i)(?:^|[^\pL\pN_])(?:{escaped})(?:[^\pL\pN_]|$)"
+    return np.asarray(pc.match_substring_regex(column, pattern))
+
+
+def edit_lines(
+    texts: Texts, asked: NDArray[np.bool_], settings: FilterSettings
+) -> tuple[Texts, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The lines that the rules keep of each text.
+
+    ``asked`` says which rules apply, by number. Returns the texts, their sentences, the rule that drops each (or
+    ``KEPT``), and the number of edits of each text and rule.
+    """
+    phrases, citations = Phrases.of(PHRASES, fold=True), Phrases.of(CITATION_MARKS, fold=False)
+    rules = LineRules(asked, settings.c4_longest_word, settings.c4_fewest_words, phrases, citations)
+    data, bounds, sentences, dropped, edits = _edit(texts, rules, character_table())
+    return Texts(data, bounds), sentences, dropped, edits
+
+
+@jit_or_python
+def _edit(
+    texts: Texts, rules: LineRules, table: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    data, bounds = texts
+    count = len(bounds) - 1
+    out, out_bounds = np.empty(bounds[-1] - bounds[0] + count, np.uint8), np.zeros(count + 1, np.int64)
+    sentences, dropped = np.zeros(count, np.int64), np.full(count, KEPT, np.int64)
+    edits = np.zeros((count, len(rules.asked)), np.int64)
+    for text in range(count):
+        written = out_begin = out_bounds[text]
+        begin, end = bounds[text], bounds[text + 1]
+        while begin < end and dropped[text] == KEPT:
+            stop, following = line_end(data, begin, end, table)
+            first, last = strip(data, begin, stop, table)
+            begin = following
+            line = written
+            words, longest = _measure_words(data, first, last, table)
+            if rules.asked[LONGEST_WORD] and longest > rules.longest_word:
+                edits[text, LONGEST_WORD] += 1
+                continue
+            written, citations = _copy_line(data[first:last], out[written:], rules, table)
+            edits[text, CITATIONS] += citations
+            written += line
+            rule = _broken_rule(out[line:written], words, rules)
+            if rule in (LOREM_IPSUM, CURLY_BRACKET):
+                dropped[text] = rule
+            elif rule != KEPT:
+                edits[text, rule] += 1
+                written = line
+            else:
+                sentences[text] += count_sentences(out[line:written], table)
+                out[written] = LINE_FEED
+                written += 1
+        first, last = strip(out, out_begin, written, table)
+        for place in range(first, last):
+            out[out_begin + place - first] = out[place]
+        out_bounds[text + 1] = out_begin + last - first
+    return out[: out_bounds[-1]].copy(), out_bounds, sentences, dropped, edits
+
+
+@jit_or_python
+def _measure_words(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
+    """Number of words between white space, and the length of the longest."""
+    words = longest = length = 0
+    while begin < end:
+        code, size = code_at(data, begin)
+        length = 0 if table[code] & SPACE else length + 1
+        words += length == 1
+        longest = max(longest, length)
+        begin += size
+    return words, longest
+
+
+@jit_or_python
+def _is_at(line: NDArray[np.uint8], place: int, phrases: Phrases, phrase: int) -> bool:
+    """Whether the phrase of this number begins at this byte."""
+    begin, end = phrases.bounds[phrase], phrases.bounds[phrase + 1]
+    if place + end - begin > len(line):
+        return False
+    for letter in range(begin, end):
+        byte = line[place + letter - begin]
+        if (lower(byte) if phrases.fold else byte) != phrases.letters[letter]:
+            return False
+    return True
+
+
+@jit_or_python
+def lower(byte: int) -> int:
+    """An ASCII letter's lower case, other bytes as they are."""
+    return byte + 32 if 65 <= byte <= 90 else byte
+
+
+@jit_or_python
+def _copy_line(
+    line: NDArray[np.uint8], out: NDArray[np.uint8], rules: LineRules, table: NDArray[np.uint8]
+) -> tuple[int, int]:
+    """Copy a line without its citation marks, if they are to go; returns bytes and marks."""
+    written = place = marks = 0
+    while place < len(line):
+        size = 0
+        if line[place] == BRACKET and rules.asked[CITATIONS]:
+            size = _citation_bytes(line, place, rules.citations, table)
+        if size:
+            marks += 1
+            place += size
+        else:
+            out[written] = line[place]
+            written += 1
+            place += 1
+    return written, marks
+
+
+@jit_or_python
+def _citation_bytes(line: NDArray[np.uint8], place: int, citations: Phrases, table: NDArray[np.uint8]) -> int:
+    """Length of the citation mark that begins at this bracket; 0 where there is none."""
+    close = place + 1
+    while close < len(line):
+        code, size = code_at(line, close)
+        if code == CLOSING_BRACKET:
+            return close + 1 - place
+        if not table[code] & DIGIT:
+            break
+        close += size
+    for mark in range(len(citations.rules)):
+        if _is_at(line, place, citations, mark):
+            return int(citations.bounds[mark + 1] - citations.bounds[mark])
+    return 0
+
+
+@jit_or_python
+def _broken_rule(line: NDArray[np.uint8], words: int, rules: LineRules) -> int:
+    """The first rule that a line breaks after ``LONGEST_WORD``; ``KEPT`` for none."""
+    if rules.asked[TERMINAL_PUNCTUATION] and not _ends_sentence(line):
+        return TERMINAL_PUNCTUATION
+    if rules.asked[FEWEST_WORDS] and words < rules.fewest_words:
+        return FEWEST_WORDS
+    phrases = rules.phrases
+    broken = len(rules.asked)
+    for place in range(len(line)):
+        for phrase in range(phrases.by_byte[line[place], 0], phrases.by_byte[line[place], 1]):
+            rule = phrases.rules[phrase]
+            if rule < broken and rules.asked[rule] and _is_at(line, place, phrases, phrase):
+                broken = rule
+    return int(broken) if broken < len(rules.asked) else KEPT
+
+
+@jit_or_python
+def _ends_sentence(line: NDArray[np.uint8]) -> bool:
+    if not len(line) or ends_with_ellipsis(line, 0, len(line)):
+        return False
+    return bool(line[-1] in END_MARKS)
+
+
+@jit_or_python
+def count_sentences(data: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
+    """Sentences in these bytes, the last of which need not end; 0 where there is but white space."""
+    sentences = 0
+    ended = True  # the next character that is neither white space nor a mark begins a sentence
+    may_end = False
+    letters = 0  # of the word so far, since its last full stop
+    place = 0
+    while place < len(data):
+        code, size = code_at(data, place)
+        kind = table[code]
+        if kind & SPACE:
+            ended |= may_end
+            may_end, letters = False, 0
+        elif not sentences:
+            sentences, ended = 1, False
+        if kind & TERMINAL:
+            is_ellipsis = code == FULL_STOP and (
+                (place > 0 and data[place - 1] == FULL_STOP) or (place + 1 < len(data) and data[place + 1] == FULL_STOP)
+            )
+            may_end = may_end or not (is_ellipsis or (code == FULL_STOP and letters == 1))
+            letters = 0
+        elif not kind & (SPACE | MARK):
+            sentences += ended
+            ended = may_end = False
+            letters = letters + 1 if kind & LETTER else 2
+        place += size
+    return sentences

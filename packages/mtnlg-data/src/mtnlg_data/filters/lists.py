@@ -1,0 +1,111 @@
+"""The lists of the rules: files of one entry a line, plain or .gz; empty lines and lines of # do not count.
+
+Of long lists (published ones of domains have millions of entries) only sorted 64-bit hashes are kept: eight bytes an
+entry in every process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mtnlg_data.console import Failure
+from mtnlg_data.files import sha256
+from mtnlg_data.words import fmix64, jit_or_python
+
+from .settings import LIST_FIELDS
+from .texts import hash_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from .settings import FilterSettings
+
+NO_LETTERS_OR_DIGITS = re.compile("[^a-z0-9]+")
+BYTES_AT_A_TIME = 1 << 22
+
+
+class ListFile(NamedTuple):
+    """A file of a list and its SHA-256, so that a list that has changed is read again."""
+
+    path: Path
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path) -> ListFile:
+        """The file as it is now. Raises ``Failure`` where there is none."""
+        if not path.is_file():
+            raise Failure(f"{path}: no such file of a filter's list; one entry a line, plain or .gz")
+        return cls(path, sha256(path))
+
+
+class ListFiles(NamedTuple):
+    """The files of all lists."""
+
+    domains: tuple[ListFile, ...]
+    addresses: tuple[ListFile, ...]
+    words: tuple[ListFile, ...]
+    soft_words: tuple[ListFile, ...]
+    substrings: tuple[ListFile, ...]
+    bad_words: tuple[ListFile, ...]
+
+    @classmethod
+    def of(cls, settings: FilterSettings) -> ListFiles:
+        """The files that the settings name. Raises ``Failure`` where one does not exist."""
+        return cls(*(tuple(map(ListFile.of, getattr(settings, name))) for name in LIST_FIELDS))
+
+    def digests(self) -> list[list[str]]:
+        """What the lists hold, for keys."""
+        return [[file.digest for file in files] for files in self]
+
+
+def read_lines(file: ListFile) -> Iterator[list[str]]:
+    """The entries of a list, some at a time."""
+    with gzip.open(file.path) if file.path.suffix == ".gz" else file.path.open("rb") as lines:
+        while some := lines.readlines(BYTES_AT_A_TIME):
+            stripped = (line.decode("utf-8", "replace").strip() for line in some)
+            yield [line for line in stripped if line and not line.startswith("#")]
+
+
+@cache
+def hashed_entries(files: tuple[ListFile, ...], *, domains: bool) -> NDArray[np.uint64]:
+    """Hashes of all entries, sorted; those of domains in lower case and without a full stop at either end."""
+    parts = (lines for file in files for lines in read_lines(file))
+    entries = ([line.lower().strip(".") for line in lines] if domains else lines for lines in parts)
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *map(hash_strings, entries)]))
+
+
+@cache
+def entry_words(files: tuple[ListFile, ...]) -> frozenset[str]:
+    """The entries in lower case, without all but ASCII letters and digits."""
+    words = (NO_LETTERS_OR_DIGITS.sub("", line.lower()) for file in files for some in read_lines(file) for line in some)
+    return frozenset(words) - {""}
+
+
+def is_in(hashes: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which of these hashes are among the known ones, which are sorted."""
+    places = np.searchsorted(known, hashes)
+    places[places == len(known)] = 0
+    return known[places] == hashes if len(known) else np.zeros(len(hashes), np.bool_)
+
+
+def hash_strings(strings: Sequence[str]) -> NDArray[np.uint64]:
+    """A hash of each string, the same in every process."""
+    encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
+    bounds = np.cumsum([0, *map(len, encoded)])
+    return fmix64(_hash_spans(np.frombuffer(b"".join(encoded), np.uint8), bounds))
+
+
+@jit_or_python
+def _hash_spans(data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
+    hashes = np.empty(len(bounds) - 1, np.uint64)
+    for span in range(len(hashes)):
+        hashes[span] = hash_bytes(data, bounds[span], bounds[span + 1])
+    return hashes

@@ -1,0 +1,150 @@
+"""Filter: drop and edit documents by the rules that their source names (``rules.py``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mtnlg_data.console import Failure
+from mtnlg_data.document import read_documents, replace_columns, shard_source, write_documents
+from mtnlg_data.engine import StageFolder, Unit, checksum
+from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, Tally, passthrough_summary, recorded_tallies, stage_summary
+
+from . import decisions
+from .decisions import REASONS, DocumentFilter
+from .lists import ListFiles
+from .rules import RULES, Effect, family_rules
+from .settings import LIST_FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from mtnlg_data.engine import Engine, Summary
+
+    from .decisions import Decisions
+    from .settings import FilterSettings
+
+BYTES_AT_A_TIME = 1 << 20  # of texts, so that the arrays about them stay in the processor's caches
+
+
+def apply_filters(
+    shards: Sequence[Path],
+    out: Path,
+    settings: FilterSettings,
+    rules: Mapping[str, Sequence[str]],
+    *,
+    before: Mapping[str, Summary],
+    engine: Engine,
+) -> Summary:
+    """Write what the rules leave of every shard of a source in ``rules`` to ``out/<shard>``.
+
+    ``rules`` are those of each source that has some, as ``expand_rules`` gives them. ``before`` maps every source, in
+    order, to its counts after the previous stage; sources without rules pass through unread. Returns the stage's
+    summary with ``filters``, the effect of each rule. Raises ``Failure`` where the file of a list is missing.
+    """
+    lists = ListFiles.of(settings)
+    asked = {name for names in rules.values() for name in names}
+    if asked & {rule.name for rule in family_rules("url")} and not any(lists):
+        raise Failure(f'filter: url rules without a list; give one, such as filter.{LIST_FIELDS[0]} = ["domains.gz"]')
+    units = [
+        Filtering(shard, checksum(shard), settings, lists, tuple(rules[source]), out / shard.name)
+        for shard in shards
+        if (source := shard_source(shard)) in rules
+    ]
+    stage = StageFolder(out, "filter", engine)
+    summaries = stage.run(filter_shard, units, "filter")
+    stage.finish(unit.output for unit in units)
+    passing = [passthrough_summary(source, counts) for source, counts in before.items() if source not in rules]
+    summary = stage_summary("filter", [*summaries, *passing], list(before), settings.alarm_share)
+    return {**summary, "filters": _effects(summary, summaries, settings, asked)}
+
+
+def _effects(
+    summary: Summary, summaries: Sequence[Summary], settings: FilterSettings, asked: Collection[str]
+) -> list[dict[str, Any]]:
+    """Source, threshold and effect of every rule that was asked for."""
+    edits: Counter[str] = Counter()
+    for unit in summaries:
+        edits.update(unit["edits"])
+    dropped: Counter[str] = Counter()
+    for counts in summary["sources"].values():
+        dropped.update(counts["dropped"])
+    return [
+        {
+            "rule": rule.name,
+            "published": rule.source,
+            "threshold": limit if isinstance(limit := getattr(settings, rule.name, None), (int, float)) else None,
+            "effect": rule.effect.value,
+            "count": dropped[rule.name] if rule.effect is Effect.DROP else edits[rule.name],
+        }
+        for rule in RULES
+        if rule.name in asked
+    ]
+
+
+@dataclass(frozen=True)
+class Filtering(Unit):
+    """Unit: one shard → the documents that its rules leave."""
+
+    shard: Path
+    checksum: str
+    settings: FilterSettings
+    lists: ListFiles
+    rules: tuple[str, ...]
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        thresholds = self.settings.model_dump(exclude={"alarm_share", *LIST_FIELDS})
+        return ("filter", self.shard.name, self.checksum, thresholds, self.lists.digests(), self.rules)
+
+
+def filter_shard(unit: Filtering) -> Summary:
+    """Filter one shard; the summary has its tally and the edits by rule."""
+    document_filter = DocumentFilter(unit.rules, unit.settings, unit.lists)
+    edits: Counter[str] = Counter()
+
+    def survivors(tally: Tally) -> Iterator[pa.RecordBatch]:
+        for batch in read_documents(unit.shard):
+            for part in small_batches(batch):
+                decided = document_filter.decide(part["text"], part["url"].to_pylist())
+                edits.update(decided.edits)
+                _count(tally, part, decided)
+                kept = part.filter(pa.array(decided.reasons == decisions.KEPT))
+                yield replace_columns(kept, {"text": decided.texts})
+
+    with recorded_tallies(unit.output) as tallies:
+        write_documents(unit.output, survivors(tallies[shard_source(unit.shard)]))
+    return {**tallies.summary(), "edits": dict(edits)}
+
+
+def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Consecutive parts of a batch, of about ``BYTES_AT_A_TIME`` of text each."""
+    ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
+    first = 0
+    while first < batch.num_rows:
+        full = ends[first - 1] + BYTES_AT_A_TIME if first else BYTES_AT_A_TIME
+        last = max(first + 1, int(np.searchsorted(ends, full, side="right")))
+        yield batch.slice(first, last - first)
+        first = last
+
+
+def _count(tally: Tally, batch: pa.RecordBatch, decided: Decisions) -> None:
+    columns = [batch[name].to_pylist() for name in ("id", "key")]
+    columns.append(pc.utf8_slice_codeunits(batch["text"], 0, EXCERPT_CHARACTERS).to_pylist())
+    lengths = pc.utf8_length(batch["text"]).to_pylist()
+    lengths_out = iter(pc.utf8_length(decided.texts).to_pylist())
+    decisive = zip(decided.reasons.tolist(), decided.scores.tolist(), strict=True)
+    for name, key, excerpt, length, (number, score) in zip(*columns, lengths, decisive, strict=True):
+        if number == decisions.KEPT:
+            tally.keep(length, next(lengths_out))
+            tally.show(KEPT, name, excerpt, key=key)
+            continue
+        measure = None if np.isnan(score) else score
+        tally.drop(length, REASONS[number], name, measure, key)
+        tally.show(REASONS[number], name, excerpt, measure, key=key)

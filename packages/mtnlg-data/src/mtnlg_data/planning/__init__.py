@@ -1,0 +1,1 @@
+"""What a curation will take: the size of its corpus, estimated from the files, and disk, memory and hours."""

@@ -1,0 +1,219 @@
+"""What became of one document: kept or dropped, stage by stage, and why.
+
+Ids are looked up in the stages' records of dropped documents and in the columns ``id`` and ``key`` of their shards; no
+text is read, and no row group whose statistics exclude the id. A shard has the same name in every stage, so behind the
+first stage only the shards that hold the document are opened.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from difflib import SequenceMatcher
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mtnlg_data.console import Failure, output
+from mtnlg_data.document import DocumentFile
+from mtnlg_data.engine import DROPPED, read_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    Matches = Callable[[pa.RecordBatch | pa.Table], pa.ChunkedArray]
+
+NEAR_SHOWN = 5
+DOCUMENTS_SHOWN = 10
+THREADS = 8
+CUTS = "cuts.parquet"
+PIECE = re.compile(r"#\d+$")  # at the end of the key of a piece of a document cut apart
+HINT = "give an id as its source had it, or a key: source, file and number of the record"
+
+
+class StageFiles(NamedTuple):
+    """A finished stage: its name and folder, the shards that are still there, and whether some were removed."""
+
+    name: str
+    folder: Path
+    shards: list[Path]
+    incomplete: bool
+
+    @classmethod
+    def of(cls, folder: Path) -> StageFiles | None:
+        """The stage of a folder; None where none has finished there."""
+        if (left := read_list(folder)) is None:
+            return None
+        listed = [folder / name for name in left.shards or ()]
+        shards = [shard for shard in listed if shard.exists()]
+        return cls(left.stage, folder, shards, incomplete=len(shards) < len(listed) or left.shards is None)
+
+
+def explain(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The documents with this id, or else with this key: each with its ``stages`` in order, and their fates.
+
+    ``folder`` is that of a run or of a single stage. Raises ``Failure`` where no stage has finished in it, and where no
+    document is called so, with ids that are nearly the same.
+    """
+    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    stages = [stage for path in (*below, folder) if (stage := StageFiles.of(path)) is not None]
+    if not stages:
+        raise Failure(f"{folder}: no stage has finished here; give the folder of a run, or of a single stage")
+    found = _look_up(stages, name)
+    by_id = {row["key"] for _, row in found if row["id"] == name}
+    keys = by_id or {row["key"] for _, row in found}
+    if not keys:
+        near = ", ".join(_near_names(stages, name)) or "none"
+        raise Failure(f"{folder}: no document {name}; nearest: {near} ({HINT})")
+    documents: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for number, row in found:
+        whole = PIECE.sub("", row["key"])
+        if row["key"] in keys or whole in keys:
+            documents.setdefault(whole if whole in keys else row["key"], []).append((number, row))
+    return [_history(stages, key, rows) for key, rows in sorted(documents.items())]
+
+
+def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[str, Any]]]:
+    """Number of the stage and row of every document, kept or dropped, of this id or key, or a piece of such a one."""
+
+    def matches(batch: pa.RecordBatch | pa.Table) -> pa.ChunkedArray:
+        whole = [pc.equal(batch[column], name) for column in ("id", "key")]
+        pieces = [pc.starts_with(batch[column], f"{name}#") for column in ("id", "key")]
+        return pc.or_(pc.or_(*whole), pc.or_(*pieces))
+
+    found: list[tuple[int, dict[str, Any]]] = []
+    names: set[str] | None = None  # of the shards to open, once a stage has told them
+    with ThreadPoolExecutor(THREADS) as threads:
+        for number, stage in enumerate(stages):
+            all_names = {shard.name for shard in stage.shards}
+            records = sorted((stage.folder / DROPPED).glob("*.parquet"))
+            records = [path for path in records if names is None or path.name in names or path.name not in all_names]
+            shards = [shard for shard in stage.shards if names is None or shard.name in names]
+            dropped = threads.map(lambda path: _matching_rows(path, name, matches), records)
+            kept = threads.map(lambda path: _matching_documents(path, name, matches), shards)
+            rows = [*chain.from_iterable(dropped), *chain.from_iterable(kept)]
+            found += [(number, row) for row in rows]
+            if names is None and rows and not stage.incomplete:  # a piece of a document is first met where it was cut
+                names = {row["file"] for row in rows}
+    return found
+
+
+def _matching_rows(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
+    """The rows of a record of dropped documents."""
+    with pq.ParquetFile(path) as file:
+        groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), name)]
+        table = file.read_row_groups(groups)
+    return [{**row, "file": path.name} for row in table.filter(matches(table)).to_pylist()]
+
+
+def _matching_documents(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
+    """Id, key, source and score of a shard's documents."""
+    rows: list[dict[str, Any]] = []
+    metadata = pq.read_metadata(path)
+    with DocumentFile(path, verify=False) as file:
+        for group in range(metadata.num_row_groups):
+            if _may_hold(metadata.row_group(group), name):
+                batch = file.read(group, ["id", "key"])
+                if pc.any(matches(batch)).as_py():
+                    batch = file.read(group, ["id", "key", "source", "score"])
+                    rows += batch.filter(matches(batch)).to_pylist()
+    return [{**row, "file": path.name} for row in rows]
+
+
+def _may_hold(group: pq.RowGroupMetaData, name: str) -> bool:
+    """Whether ids or keys of a row group may be the name, or begin with it and "#", by their least and greatest."""
+    bounds = {
+        column.path_in_schema.rpartition(".")[2]: column.statistics
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema in {"id", "key", "mtnlg.id", "mtnlg.key"}
+    }
+    if len(bounds) < 2 or not all(column is not None and column.has_min_max for column in bounds.values()):
+        return True
+    return any(column.min <= f"{name}#\U0010ffff" and column.max >= name for column in bounds.values())
+
+
+def _history(stages: Sequence[StageFiles], key: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    """One document's fate in each stage that has, or had, its shard."""
+    first = rows[0][1]
+    history: list[dict[str, Any]] = []
+    last = max(number for number, _ in rows)
+    for number, stage in enumerate(stages[: last + 1]):
+        own = [row for at, row in rows if at == number]
+        if not own and stage.incomplete:
+            history.append({"stage": stage.name, "fate": "kept"})
+        elif own and "reason" in own[0]:
+            twin = {name: value for name, value in own[0].items() if name in {"kept", "kept_key", "kept_source"}}
+            fate = {"fate": "dropped", "reason": own[0]["reason"], "score": own[0]["score"], **twin}
+            history.append({"stage": stage.name, **fate, **_cuts(stage, key)})
+        elif own:
+            history.append({"stage": stage.name, "fate": "kept", "pieces": len(own), **_cuts(stage, key)})
+    name = first["id"] if first["key"] == key else PIECE.sub("", first["id"])
+    return {"id": name, "key": key, "source": first["source"], "stages": history}
+
+
+def _cuts(stage: StageFiles, key: str) -> dict[str, Any]:
+    """The cuts that a stage made in a document: first and last character, n-gram, tasks."""
+    ledger = stage.folder / CUTS
+    if not ledger.exists():
+        return {}
+    table = pq.read_table(ledger, filters=[("key", "=", key)])
+    cuts: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in table.to_pylist():
+        place = (row["cut_start"], row["cut_end"])
+        cut = cuts.setdefault(place, {"start": place[0], "end": place[1], "ngram": row["ngram"], "tasks": []})
+        cut["tasks"] = sorted({*cut["tasks"], row["task"]})
+    return {"cuts": list(cuts.values())} if cuts else {}
+
+
+def _near_names(stages: Sequence[StageFiles], name: str) -> list[str]:
+    """The ids and keys most like this one, among those that contain it and its neighbours in alphabetical order."""
+    near: set[str] = set()
+    for stage in stages:
+        for column in _name_columns(stage):
+            near.update(column.filter(pc.match_substring(column, name, ignore_case=True))[:NEAR_SHOWN].to_pylist())
+            for side, nearest in ((pc.less, pc.max), (pc.greater, pc.min)):
+                near.add(nearest(column.filter(side(column, name))).as_py())
+        if not stage.incomplete:
+            break
+    ranked = sorted(near - {None}, key=lambda one: (-SequenceMatcher(None, name, one, autojunk=False).ratio(), one))
+    return ranked[:NEAR_SHOWN]
+
+
+def _name_columns(stage: StageFiles) -> Iterator[pa.ChunkedArray]:
+    """All ids and keys of a stage's documents, kept and dropped, a row group or a file at a time."""
+    for path in sorted((stage.folder / DROPPED).glob("*.parquet")):
+        yield from pq.read_table(path, columns=["id", "key"]).columns
+    for path in stage.shards:
+        with DocumentFile(path, verify=False) as file:
+            for group in range(len(file.rows)):
+                yield from file.read(group, ["id", "key"]).columns
+
+
+def print_fates(documents: Sequence[dict[str, Any]]) -> None:
+    """Print the result of ``explain`` on stdout."""
+    console = output(soft_wrap=True)
+    if len(documents) > 1:
+        console.print(f"{len(documents)} documents have the id {documents[0]['id']}; their keys tell them apart")
+    for document in documents[:DOCUMENTS_SHOWN]:
+        console.print(f"{document['key']} (id {document['id']}, source {document['source']})")
+        for stage in document["stages"]:
+            console.print(f"  {stage['stage']:<14} {_fate_line(stage)}")
+            for cut in stage.get("cuts", []):
+                place = f"characters {cut['start']:,} to {cut['end']:,}"
+                console.print(f"  {'':<14} {place} cut for {', '.join(cut['tasks'])}: {cut['ngram']}")
+    if (more := len(documents) - DOCUMENTS_SHOWN) > 0:
+        console.print(f"and {more} more; --json has all")
+
+
+def _fate_line(stage: dict[str, Any]) -> str:
+    if stage["fate"] == "kept":
+        pieces = f" in {stage['pieces']} pieces" if stage.get("pieces", 1) > 1 else ""
+        return f"kept{pieces}"
+    if "kept" in stage:
+        return f"dropped as {stage['reason']} of {stage['kept']} ({stage['kept_source']}): Jaccard {stage['score']:.3f}"
+    score = "" if stage["score"] is None else f" ({stage['score']:.4g})"
+    return f"dropped as {stage['reason']}{score}"

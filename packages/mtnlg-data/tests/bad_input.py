@@ -1,0 +1,206 @@
+"""Kinds of bad input, each as a small file, and docs/bad-input.md: what ``mtnlg-data extract`` makes of them.
+
+``python packages/mtnlg-data/tests/bad_input.py`` writes the page; ``test_bad_input.py`` fails while it is out of date.
+Compressed files consist of several members, stored or incompressible, so that what is left of a cut one is the same
+with every version of the libraries.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+from small_corpus import member, page, record
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import error_line, error_status
+from mtnlg_data.document import read_documents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE = Path(__file__).parents[3] / "docs" / "bad-input.md"
+HEAD = """# What becomes of bad input
+
+`mtnlg-data extract in --out out` over a folder with one bad file, and a sound one of {sound} documents beside it, whose
+documents are kept in every case but those that are refused before any work (status 2, or no document kept). `there`
+counts the bad file's documents as they were written; what is lost is named by a line and the exit status, or counted
+by its reason in `summary.json` and the report. Nothing is lost in silence. Made by
+`packages/mtnlg-data/tests/bad_input.py`; `test_bad_input.py` keeps it current.
+
+| kind | there | kept | lost | in silence | status | what is said |
+|---|---|---|---|---|---|---|
+"""
+RNG = random.Random(0)
+TEXTS = [f"Document {number}: " + " ".join(str(RNG.random()) for _ in range(20)) for number in range(40)]
+ROWS = [json.dumps({"text": text}).encode() + b"\n" for text in TEXTS]
+LINES = b"".join(ROWS)
+SOUND = 3
+WARC = [member(record(page("It is what they had all been told of the town. " * 20).encode())) for _ in range(5)]
+CLAIM = b"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: http://a.example/\r\nContent-Length: %d\r\n\r\n"
+WET = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
+
+
+class Outcome(NamedTuple):
+    """What a command did: exit status, documents kept of the bad file, reasons of those dropped, the line it said."""
+
+    status: int
+    kept: int
+    reasons: dict[str, int]
+    line: str
+
+
+class Case(NamedTuple):
+    """A kind of bad input: its file's name, what makes it (bytes, or a function of its path), documents in it."""
+
+    kind: str
+    name: str
+    content: bytes | Callable[[Path], object]
+    documents: int
+
+
+def in_parts(compress: Callable[[bytes], bytes], rows: list[bytes] = ROWS) -> bytes:
+    """Four members of ten rows each."""
+    return b"".join(compress(b"".join(rows[start : start + 10])) for start in range(0, 40, 10))
+
+
+def stored(content: bytes) -> bytes:
+    return gzip.compress(content, compresslevel=0, mtime=0)
+
+
+def long_window(content: bytes) -> bytes:
+    """As ``zstd --long=31`` writes it: a window of 2 GiB, whatever the content."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
+    target = io.BytesIO()
+    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(target, closefd=False) as stream:
+        stream.write(content)
+    return target.getvalue()
+
+
+def write_below(path: Path) -> None:
+    """A folder in the file's place, as Spark leaves it."""
+    path.mkdir()
+    (path / "part-0.jsonl").write_bytes(LINES)
+
+
+def in_parquet(values: list[object], column: str = "text", kind: pa.DataType | None = None) -> bytes:
+    target = io.BytesIO()
+    pq.write_table(pa.table({column: pa.array(values, kind or pa.string())}), target)
+    return target.getvalue()
+
+
+def some(row: bytes, count: int = 1) -> bytes:
+    """The forty rows, and some in their midst that are bad."""
+    return b"".join(ROWS[:20]) + row * count + b"".join(ROWS[20:])
+
+
+CASES = [
+    Case("gzip cut in its last part", "a.jsonl.gz", in_parts(stored)[:-1000], 40),
+    Case("zstd cut in its last part", "a.jsonl.zst", in_parts(zstandard.compress)[:-100], 40),
+    Case("xz cut in its last part", "a.jsonl.xz", in_parts(lzma.compress)[:-100], 40),
+    Case("bzip2 cut in its last part", "a.jsonl.bz2", in_parts(bz2.compress)[:-100], 40),
+    Case("gzip with noise after its last part", "a.jsonl.gz", in_parts(stored) + b"noise", 40),
+    Case("gzip with zeros after its last part (tape, block devices)", "a.jsonl.gz", in_parts(stored) + bytes(512), 40),
+    Case("plain text named .gz", "a.jsonl.gz", LINES, 40),
+    Case("plain text named .zst", "a.jsonl.zst", LINES, 40),
+    Case("zstd with a window of 2 GiB (zstd --long=31)", "a.jsonl.zst", long_window(LINES), 40),
+    Case("gzip named .jsonl", "a.jsonl", stored(LINES), 40),
+    Case("byte order mark", "a.jsonl", b"\xef\xbb\xbf" + LINES, 40),
+    Case("NaN and Infinity beside the text", "a.jsonl", LINES.replace(b'{"', b'{"x": NaN, "y": -Infinity, "'), 40),
+    Case("CRLF", "a.jsonl", LINES.replace(b"\n", b"\r\n"), 40),
+    Case("empty lines", "a.jsonl", LINES.replace(b"\n", b"\n\n \n"), 40),
+    Case("UTF-16", "a.jsonl", LINES.decode().encode("utf-16"), 40),
+    Case("Latin-1 in one line of 41", "a.jsonl", some('{"text": "café"}\n'.encode("latin-1")), 41),
+    Case("half a surrogate pair in one line of 41", "a.jsonl", some(b'{"text": "\\ud83d"}\n'), 41),
+    Case("NUL in the text", "a.jsonl", some(b'{"text": "a\\u0000b"}\n'), 41),
+    Case("no line end at the end", "a.jsonl", LINES.rstrip(b"\n"), 40),
+    Case("last line cut", "a.jsonl", LINES[:-50], 40),
+    Case("one line of 41 no JSON", "a.jsonl", some(b"no JSON\n"), 41),
+    Case("one line of 41 nested 100,000 deep", "a.jsonl", some(b"[" * 100_000 + b"\n"), 41),
+    Case("one line of 41 with 17 MB", "a.jsonl", some(b'{"text": "' + b"a" * 17_000_000 + b'"}\n'), 41),
+    Case("text null, missing, a number", "a.jsonl", some(b'{"text": null}\n{"body": "x"}\n{"text": 1}\n'), 43),
+    Case("text empty", "a.jsonl", some(b'{"text": ""}\n'), 41),
+    Case("one JSON list instead of lines", "a.json", json.dumps([json.loads(row) for row in ROWS]).encode(), 40),
+    Case("JSON over several lines", "a.json", json.dumps({"text": "one"}, indent=1).encode(), 1),
+    Case("empty file", "a.jsonl", b"", 0),
+    Case("empty gzip", "a.jsonl.gz", stored(b""), 0),
+    Case("only line ends", "a.jsonl", b"\n\n\n", 0),
+    Case("file name that is not UTF-8", "a\udce9.jsonl", LINES, 40),
+    Case("folder named .jsonl", "a.jsonl", write_below, 40),
+    Case("pipe named .jsonl", "a.jsonl", os.mkfifo, 0),
+    Case("link to nowhere", "a.jsonl", lambda path: path.symlink_to("nowhere"), 0),
+    Case("link to itself", "a.jsonl", lambda path: path.symlink_to(path.name), 0),
+    Case("Parquet cut", "a.parquet", in_parquet(list(TEXTS))[:-100], 40),
+    Case("Parquet with its first bytes overwritten", "a.parquet", bytes(64) + in_parquet(list(TEXTS))[64:], 40),
+    Case("Parquet without the column", "a.parquet", in_parquet(list(TEXTS), "body"), 40),
+    Case("Parquet with numbers in the column", "a.parquet", in_parquet([1, 2], kind=pa.int64()), 2),
+    Case("Parquet with one null in 41", "a.parquet", in_parquet([*TEXTS, None]), 41),
+    Case("Parquet without rows", "a.parquet", in_parquet([]), 0),
+    Case("JSON lines named .parquet", "a.parquet", LINES, 40),
+    Case("JSON lines named .warc.gz", "a.warc.gz", stored(LINES), 40),
+    Case("WARC cut in its last page", "a.warc.gz", b"".join(WARC)[:-30], 5),
+    Case(
+        "WARC with a page's bytes overwritten", "a.warc.gz", WARC[0] + bytes(50) + WARC[1][50:] + b"".join(WARC[2:]), 5
+    ),
+    Case("WARC with noise between pages", "a.warc.gz", WARC[0] + b"noise" + b"".join(WARC[1:]), 5),
+    Case("WARC record that claims 1 GB", "a.warc", CLAIM % 10**9 + b"HTTP/1.1 200 OK\r\n\r\n<p>", 1),
+    Case("WARC record that claims a negative length", "a.warc", CLAIM % -5 + b"<p>\r\n\r\n", 1),
+    Case("WARC response without HTTP headers", "a.warc", CLAIM % 3 + b"<p>\r\n\r\n", 1),
+    Case("WET (texts) named .warc.gz", "a.warc.gz", member(WET) * 3, 3),
+    Case("web page named .warc.gz", "a.warc.gz", b"<!doctype html><p>A page.", 1),
+    Case("only a file of an unknown suffix", "a.csv", b"id,text\n1,one\n", 1),
+]
+
+
+def outcome(case: Case, folder: Path) -> Outcome:
+    """Extract the case's file and a sound one."""
+    bad, out = folder / "in" / case.name, folder / "out"
+    bad.parent.mkdir()
+    if bad.suffix != ".csv":
+        (folder / "in" / "sound.jsonl").write_bytes(b"".join(ROWS[:SOUND]))
+    _ = case.content(bad) if callable(case.content) else bad.write_bytes(case.content)
+    result = CliRunner().invoke(app, ["extract", str(folder / "in"), "--out", str(out), "--workers", "1"])
+    error = result.exception if isinstance(result.exception, Exception) else None
+    shards = [
+        shard for shard in out.glob("*.parquet") if (out / "stage.json").exists() and shard.name.startswith("doc")
+    ]
+    kept = sum(batch.num_rows for shard in shards for batch in read_documents(shard, ["id"]))
+    summary = json.loads((out / "summary.json").read_text())["stages"][0] if (out / "summary.json").exists() else {}
+    counts = summary.get("sources", {}).get("documents", {})
+    line = "" if error is None else error_line(error).partition("; all else is done")[0].replace(f"{folder}/", "")
+    status = 0 if error is None else error_status(error)
+    return Outcome(status, max(0, kept - SOUND), counts.get("dropped", {}), line)
+
+
+def row(case: Case, seen: Outcome) -> str:
+    """The case's line of the page."""
+    counted = ", ".join(f"{count} {reason}" for reason, count in seen.reasons.items())
+    said = seen.line or (f"counted: {counted}" if counted else "")
+    lost = max(0, case.documents - seen.kept)
+    cells = (case.kind, case.documents, seen.kept, lost, lost_in_silence(case, seen), seen.status, said)
+    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |\n"
+
+
+def lost_in_silence(case: Case, seen: Outcome) -> int:
+    """Documents that are neither kept, nor counted by a reason, nor named by a failure."""
+    return 0 if seen.status else max(0, case.documents - seen.kept - sum(seen.reasons.values()))
+
+
+if __name__ == "__main__":
+    rows = []
+    for each in CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows.append(row(each, outcome(each, Path(scratch))))
+    PAGE.write_text(HEAD.format(sound=SOUND) + "".join(rows), encoding="utf-8")

@@ -1,0 +1,34 @@
+"""Bad input, kind after kind: no document is lost in silence, and docs/bad-input.md says what becomes of each."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from bad_input import Case
+
+sys.path.insert(0, str(Path(__file__).parent))
+bad_input = importlib.import_module("bad_input")
+
+
+@pytest.mark.parametrize("case", bad_input.CASES, ids=lambda case: case.kind)
+def test_nothing_is_lost_in_silence_and_the_page_is_current(tmp_path: Path, case: Case) -> None:
+    seen = bad_input.outcome(case, tmp_path)
+    assert bad_input.lost_in_silence(case, seen) == 0
+    if not bad_input.PAGE.exists():
+        pytest.skip("docs/bad-input.md is in the repository, not in the package")
+    assert bad_input.row(case, seen) in bad_input.PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def test_the_page_has_no_other_line() -> None:
+    if not bad_input.PAGE.exists():
+        pytest.skip("docs/bad-input.md is in the repository, not in the package")
+    text = bad_input.PAGE.read_text(encoding="utf-8")
+    head = bad_input.HEAD.format(sound=bad_input.SOUND)
+    assert text.startswith(head)
+    assert len(text.removeprefix(head).splitlines()) == len(bad_input.CASES)

@@ -1,0 +1,425 @@
+"""Filters decide as the published rules do, to the last document, and touch nothing that they are not asked for."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure
+from mtnlg_data.filters import c4, repetition, stage
+from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
+from mtnlg_data.filters.lists import ListFiles
+from mtnlg_data.filters.prose import fineweb_measures, gopher_measures
+from mtnlg_data.filters.rules import FAMILIES, RULES, expand_rules
+from mtnlg_data.filters.settings import FilterSettings
+from mtnlg_data.filters.texts import character_table, column_of, find_words, texts_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+
+@pytest.fixture(scope="session")
+def reference(_modules_beside: None) -> ModuleType:
+    """``filter_reference.py``."""
+    return importlib.import_module("filter_reference")
+
+
+PROSE = (
+    "The harbour of the town was quiet that morning, and nobody had expected the ships to return. The wind came from "
+    "the north; it carried rain, and with it the smell of the sea. A boy ran along the wall to be the first who could "
+    "tell the news. Many people would have laughed at him on another day. But on this one they followed, one by one."
+)
+# What the rules look at, mixed: marks of all kinds, line ends that only Unicode knows, scripts, the phrases of C4.
+LINES = [
+    *(
+        "[1]",
+        "[\u0661]",
+        "[edit]",
+        "[Edit]",
+        "[citation needed]",
+        "JavaScript ",
+        "java[1]script ",
+        "Lorem Ipsum",
+        "use cookies",
+    ),
+    *("x" * 1001, "\nThis is a line of seven words here.\n", "don't 3.5 ", "\n\n", "\r\n", "...", "a a a a a a "),
+    "one two three four five six seven eight nine ten eleven. ",
+]
+MARKS = "ab1#-•…!.\"' \t\n\r\x1c\x85\u2028\xa0{[]éß\u0661中"
+PIECES = st.sampled_from([*MARKS, "the ", "of ", "to be ", "word ", *LINES])
+TEXTS = st.lists(PIECES, min_size=1, max_size=60).map("".join)
+
+
+def column(*texts: str) -> pa.LargeStringArray:
+    return pa.array(texts, pa.large_string())
+
+
+def decide(rules: list[str], *texts: str, urls: list[str | None] | None = None, **settings: object) -> list[str]:
+    """Text of each document that is kept, or the reason in brackets."""
+    chosen = FilterSettings.model_validate(settings)
+    decided = DocumentFilter(expand_rules(rules), chosen, ListFiles.of(chosen)).decide(
+        column(*texts), urls or [None] * len(texts)
+    )
+    kept = iter(decided.texts.to_pylist())
+    return [next(kept) if number == KEPT else f"<{REASONS[number]}>" for number in decided.reasons.tolist()]
+
+
+# --- equal to the plain rules ----------------------------------------------------------------------------------------
+
+
+@given(texts=st.lists(TEXTS, min_size=1, max_size=4), unicode=st.booleans())
+@example(texts=["a b ab a b ab a b ab a b", "1 11 1 1 11 1 1 1 11"], unicode=False)
+def test_measures_equal_the_plain_rules_on_the_same_words(
+    reference: ModuleType, texts: list[str], unicode: bool
+) -> None:
+    texts = [text for text in texts if text.split() and "中" not in text]
+    batch = texts_of(column("left out", *texts)[1:])  # an Arrow slice begins in mid-buffer
+    words = find_words(batch, marks=unicode)
+    lists = [reference.unicode_words(text) if unicode else text.split() for text in texts]
+    assert np.diff(words.bounds).tolist() == [len(own) for own in lists]
+    both = list(zip(texts, lists, strict=True))
+    assert repetition.repetition_shares(batch, words).tolist() == [reference.repetition(*each) for each in both]
+    stop_words = FilterSettings().stop_words
+    assert gopher_measures(batch, words, stop_words).tolist() == [reference.gopher(*each) for each in both]
+    assert fineweb_measures(batch, words.bounds, 30).tolist() == [reference.fineweb(*each) for each in both]
+
+
+@given(text=TEXTS, terminal=st.booleans(), fewest_words=st.sampled_from([0, 3]))
+def test_lines_kept_equal_the_plain_rules(reference: ModuleType, text: str, terminal: bool, fewest_words: int) -> None:
+    rules = ["c4_longest_word", "c4_citations", "c4_fewest_words", "c4_lorem_ipsum", "c4_javascript", "c4_policy"]
+    rules += ["c4_curly_bracket", *(["c4_terminal_punctuation"] if terminal else [])]
+    (kept,) = decide(rules, text, c4_fewest_words=fewest_words)
+    expected = reference.c4(text, terminal=terminal, fewest_words=fewest_words)
+    dropped = {"<c4_lorem_ipsum>", "<c4_curly_bracket>"}
+    assert kept in dropped if expected is None else kept == (expected or "<empty>")
+
+
+WITHOUT_NUMBA = """
+import pyarrow as pa
+from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
+from mtnlg_data.filters.lists import ListFiles
+from mtnlg_data.filters.rules import FAMILIES, expand_rules
+from mtnlg_data.filters.settings import FilterSettings
+
+settings = FilterSettings(c4_fewest_sentences=0)
+texts = pa.array({texts}, pa.large_string())
+decided = DocumentFilter(expand_rules(FAMILIES), settings, ListFiles.of(settings)).decide(texts, [None] * 3)
+kept = iter(decided.texts.to_pylist())
+print([next(kept) if number == KEPT else f"<{REASONS[number]}>" for number in decided.reasons.tolist()])
+"""
+
+
+def test_decisions_are_the_same_without_numba() -> None:
+    """NUMBA_DISABLE_JIT runs the loops as plain Python, as they run where there is no numba; no overflow warns."""
+    texts = [PROSE, "a a a a\n\na a a a", f"{PROSE}\n{PROSE} [1] Use cookies."]
+    script = WITHOUT_NUMBA.replace("{texts}", repr(texts))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    decided = decide([*FAMILIES], *texts, c4_fewest_sentences=0)
+    assert decided[0] == PROSE
+    assert ast.literal_eval(done.stdout) == decided
+
+
+# --- each rule at its threshold --------------------------------------------------------------------------------------
+
+LINE = "A line of words that is long enough for every rule.\n"
+DIFFERENT = [
+    f"Sentence {n} says how {n * 7} boats and {n + 3} men of the {n * n} came to the island.\n" for n in range(9)
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("one\n\ntwo\n\none\n\none", "gopher_duplicate_paragraphs"),
+        (f"one\n\ntwo\n\nthree\n\nfour\n\n{'x' * 60}\n\n{'x' * 60}", "gopher_duplicate_paragraph_characters"),
+        ("one\ntwo\none\none\n", "gopher_duplicate_lines"),
+        (f"one\ntwo\nthree\nfour\n{'x' * 60}\n{'x' * 60}", "gopher_duplicate_line_characters"),
+        ("so so so so so so so so so", "gopher_top_2_gram"),
+        (f"{PROSE[:100]} {'we sing a song here, ' * 3}", "gopher_top_4_gram"),
+        (f"{PROSE} {'every day at five they went to the old harbour and waited. ' * 3}", "gopher_duplicate_5_grams"),
+        (PROSE[:120], "gopher_fewest_words"),
+        ("we be at of to do it by " * 10, "gopher_shortest_mean_word"),
+        ("interconnection characterisation " * 30, "gopher_longest_mean_word"),
+        (PROSE + " #" * 10, "gopher_hashes"),
+        (PROSE + " ..." * 5 + " …" * 5, "gopher_ellipses"),
+        (f"- {PROSE}\n  • and\n", "gopher_bullet_lines"),
+        (f"{PROSE}\nand so on …\nmore...\n", "gopher_ellipsis_lines"),
+        (PROSE + " 1 2 3 4 5 6 7 8 9" * 3, "gopher_alphabetic_words"),
+        ("these words lack small common ones " * 20, "gopher_stop_words"),
+        ("Lines without stops\n" * 9 + "But one.\nAnother\n", "fineweb_line_punctuation"),
+        ("Short one.\nAnother.\nA third.\n" + LINE, "fineweb_short_lines"),
+        (LINE * 2 + "".join(DIFFERENT[:4]), "fineweb_duplicate_line_characters"),
+        ("".join(DIFFERENT).replace("\n", "\n\n\n\n\n\n\n"), "fineweb_newlines"),
+        (LINE + "Lorem Ipsum dolor sit amet, consectetur.", "c4_lorem_ipsum"),
+        (LINE + "function run() { return it all } and more", "c4_curly_bracket"),
+        (LINE + LINE, "c4_fewest_sentences"),
+    ],
+)
+def test_a_document_is_dropped_by_the_rule_that_it_breaks(text: str, rule: str) -> None:
+    assert decide([rule], text) == [f"<{rule}>"]
+    assert decide([rule], PROSE + PROSE[:60] if rule.startswith("c4") else PROSE)[0][0] != "<"
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("gopher_duplicate_lines", "1\n2\n3\n4\n5\n6\n7\n1\n2\n3"),  # three in ten
+        ("gopher_fewest_words", "word " * 50),
+        ("gopher_alphabetic_words", "a b c d 5 " * 3),
+        ("fineweb_newlines", "one two three\nfour five six\nseven eight nine\nten"),
+        ("c4_fewest_sentences", "One is here now. Two is here now. Three is here now."),
+    ],
+)
+def test_a_document_at_the_threshold_is_kept(rule: str, text: str) -> None:
+    assert decide([rule], text)[0][0] != "<"
+
+
+def test_the_first_broken_rule_is_the_reason_and_its_measure_the_score() -> None:
+    settings = FilterSettings()
+    chosen = DocumentFilter(expand_rules(["gopher_repetition", "gopher_quality"]), settings, ListFiles.of(settings))
+    decided = chosen.decide(column(PROSE, "# # # # #", "  ", "word"), [None] * 4)
+    assert [REASONS[n] for n in decided.reasons[1:]] == ["gopher_top_2_gram", "empty", "gopher_fewest_words"]
+    assert decided.scores[[1, 3]].tolist() == [4 * 3 / 9, 1.0]
+    assert decided.texts.to_pylist() == [PROSE]
+
+
+def test_lines_are_removed_and_the_edits_counted() -> None:
+    text = f"{LINE}Please enable JAVASCRIPT in your browser to go on.\nWe use cookies on all of our pages.\nToo short\n"
+    text += f"{'y' * 1001} is one very long word.\nA fact[1] with its source [citation needed] is given here.\n"
+    settings = FilterSettings()
+    rules = expand_rules(["c4"])
+    decided = DocumentFilter(rules, settings, ListFiles.of(settings)).decide(column(text * 2), [None])
+    assert decided.texts.to_pylist() == ["\n".join([LINE[:-1], "A fact with its source  is given here."] * 2)]
+    assert decided.edits == {
+        **dict.fromkeys(["c4_javascript", "c4_policy", "c4_longest_word", "c4_terminal_punctuation"], 2),
+        "c4_citations": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "sentences"),
+    [
+        ("", 0),
+        (" . ", 1),
+        ("One. Two! Three?", 3),
+        ('He said "Go." Then he left (at 3.5 p.m. sharp).', 2),
+        ("J. R. Smith of the U.S. waited... and waited", 1),
+        ("Visit example.com now. Is it up?Yes", 2),
+        ("これは文です。次の文。", 1),
+    ],
+)
+def test_sentences_end_before_white_space(line: str, sentences: int) -> None:
+    assert c4.count_sentences(np.frombuffer(line.encode(), np.uint8), character_table()) == sentences
+
+
+def test_scripts_without_spaces_have_a_word_a_letter() -> None:
+    words = find_words(texts_of(column("東京は大きい。", "ที่นี่", "don't 3.5 ... a--b", "")), marks=True)
+    assert np.diff(words.bounds).tolist() == [7, 2, 6, 0]
+
+
+def test_stop_words_of_another_language_are_a_setting() -> None:
+    german = "Wer über die Brücke geht und an dem Haus vorbei kommt, sieht am Ende der Gasse das Tor. " * 3
+    assert decide(["gopher_stop_words"], german) == ["<gopher_stop_words>"]
+    assert decide(["gopher_stop_words"], german, stop_words=("und", "der", "die")) == [german]
+
+
+# --- addresses and words ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> dict[str, tuple[Path, ...]]:
+    entries = {
+        "domain": "# blocked\nBlocked.com\nsub.nice.org\n",
+        "address": "https://fine.net/One?q=2\n",
+        "word": "casino\n",
+        "soft_word": "bet\nwin\nbonus\n",
+        "substring": "free-pills\n",
+        "bad_word": "swearing\nbad phrase\n",
+    }
+    for name, text in entries.items():
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    return {f"{name}_files": (tmp_path / f"{name}.gz",) for name in entries}
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://blocked.com/x", "url_domain"),
+        ("http://WWW.Blocked.com:8080", "url_domain"),
+        ("http://user@a.b.blocked.com/?q=1#x", "url_domain"),
+        ("https://deep.sub.nice.org/", "url_domain"),
+        ("https://nice.org/blocked.com", None),
+        ("https://notblocked.com/", None),
+        ("https://blocked.com.au/", None),
+        ("https://fine.net/One?q=2", "url_address"),
+        ("https://fine.net/one?q=2", None),
+        ("https://play.net/Casino/games", "url_word"),
+        ("https://play.net/casinos", None),
+        ("https://play.net/win-a-bonus", "url_soft_words"),
+        ("https://play.net/win-win", None),
+        ("https://play.net/freepills4u", "url_substring"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_addresses_are_blocked_by_the_lists(lists: dict[str, Any], url: str | None, reason: str | None) -> None:
+    assert decide(["url"], PROSE, urls=[url], **lists) == [f"<{reason}>" if reason else PROSE]
+
+
+def test_a_list_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "domains"
+    for entry, expected in (("a.com", "<url_domain>"), ("b.com", PROSE)):
+        path.write_text(entry)
+        assert decide(["url_domain"], PROSE, urls=["http://a.com/"], domain_files=(path,)) == [expected]
+
+
+def test_bad_words_count_between_letters_of_others(lists: dict[str, Any]) -> None:
+    texts = ["No SWEARING.", "swearings", "a bad\u00a0phrase", "a bad phrase", "éswearing"]
+    dropped = [kept == "<c4_bad_words>" for kept in decide(["c4_bad_words"], *texts, **lists)]
+    assert dropped == [True, False, False, True, False]
+
+
+# --- personal data ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Write to me@example.org.", "Write to E."),
+        ("a.b+c-d@sub.example.co.uk, x_1@[8.8.4.4]", "E, E"),
+        ("no @ here, nor a@b, a@-b.c, é@example.org", "no @ here, nor a@b, a@-b.c, é@example.org"),
+        ("a@b@c.de .x@y.zz a..b@c.de", "a@E .E a..E"),
+        ("<'q@z.org'>", "<'E'>"),
+        (
+            "8.8.8.8 and 10.0.0.1, 192.168.1.9, 127.0.0.1, 192.0.2.7",
+            "I and 10.0.0.1, 192.168.1.9, 127.0.0.1, 192.0.2.7",
+        ),
+        ("256.256.256.256 8.8.8.08 1.2.3 v2.8.8.8.8", "256.256.256.256 8.8.8.08 1.2.3 vI.8"),
+        ("(212) 555-0147, 212.555.0147, +1 212 555 0147, +44 20 7946 0958", "P, P, P, P"),
+        ("2121234567 2024-05-06 10-20-3000 12 345 6789 +12", "2121234567 2024-05-06 10-20-3000 12 345 6789 +12"),
+    ],
+)
+def test_personal_data_is_replaced(text: str, expected: str) -> None:
+    assert decide(["pii"], text, pii_email=("E",), pii_ip=("I",), pii_phone=("P",)) == [expected]
+
+
+def test_replacements_take_turns_within_a_document() -> None:
+    text = "a@b.cc " * 3
+    assert decide(["pii_email"], text, text, pii_email=("X", "Y")) == ["X Y X "] * 2
+
+
+@pytest.mark.parametrize(
+    "text", ["a@" * 100_000, "a" * 200_000 + "@", "@" + "a." * 100_000, "1.-" * 100_000, "+1 " * 100_000]
+)
+def test_hostile_texts_take_no_longer_than_others(
+    text: str,
+) -> None:  # quadratic time would outlast the test's patience
+    assert decide(["pii"], text) == [text]
+
+
+# --- the stage -------------------------------------------------------------------------------------------------------
+
+
+def write_jsonl(path: Path, texts: list[str]) -> None:
+    rows = [{"id": f"doc-{n}", "text": text, "url": f"https://site{n}.com/"} for n, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def invoke(*words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_filters_by_rules_and_says_what_each_took(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [f"{PROSE} Mail: a{n}@b.org" for n in range(5)] + ["so\nso\nso\n", PROSE[:50]])
+    options = ["--out", tmp_path / "out", "--workers", 1, "--gopher-fewest-words", 30]
+    invoke("filter", tmp_path / "in.jsonl", "--rules", "gopher_duplicate_lines,gopher_quality,pii_email", *options)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    rules = {entry["rule"]: entry for entry in summary["filters"]}
+    assert {name: rules[name]["count"] for name in ("gopher_duplicate_lines", "gopher_fewest_words", "pii_email")} == {
+        "gopher_duplicate_lines": 1,
+        "gopher_fewest_words": 1,
+        "pii_email": 5,
+    }
+    assert rules["gopher_fewest_words"]["threshold"] == 30
+    assert "gopher_top_3_gram" not in rules
+    shard = tmp_path / "out" / "documents-00000.parquet"
+    texts = pq.read_table(shard)["text"].to_pylist()
+    assert texts == [f"{PROSE} Mail: email@example.com"] * 5
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "gopher fewest words" in page
+    assert "dropped as gopher duplicate lines" in page
+    dropped = pq.read_table(tmp_path / "out" / "dropped" / shard.name).select(["id", "reason"]).to_pydict()
+    assert dropped == {"id": ["doc-5", "doc-6"], "reason": ["gopher_duplicate_lines", "gopher_fewest_words"]}
+
+
+def test_the_stage_runs_again_where_a_list_has_changed(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [PROSE, PROSE + PROSE])
+    for blocked, kept in (
+        ("site0.com", [PROSE + PROSE]),
+        ("site1.com", [PROSE]),
+        ("site2.com", [PROSE, PROSE + PROSE]),
+    ):
+        (tmp_path / "domains").write_text(blocked)
+        options = ["--rules", "url", "--domain-files", tmp_path / "domains", "--out", tmp_path / "out", "--workers", 1]
+        invoke("filter", tmp_path / "in.jsonl", *options)
+        assert pq.read_table(tmp_path / "out" / "documents-00000.parquet")["text"].to_pylist() == kept
+
+
+def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{PROSE} {n}" * (1 + n % 3) for n in range(40)]
+    write_jsonl(tmp_path / "in.jsonl", [*texts, "gone\ngone"])
+    for size in (1, 1000, 1 << 20):
+        monkeypatch.setattr(stage, "BYTES_AT_A_TIME", size)
+        options = ["--rules", "gopher_duplicate_lines", "--out", tmp_path / str(size), "--workers", 1]
+        invoke("filter", tmp_path / "in.jsonl", *options)
+        assert pq.read_table(tmp_path / str(size) / "documents-00000.parquet")["text"].to_pylist() == texts
+
+
+def test_a_rule_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [PROSE])
+    done = CliRunner().invoke(
+        app, ["filter", str(tmp_path / "in.jsonl"), "--rules", "gofer", "--out", str(tmp_path / "o")]
+    )
+    assert re.search(r"--rules gofer: 'gofer' is no filter; those are url, gopher_repetition", str(done.exception))
+
+
+def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [PROSE])
+    command = ["filter", tmp_path / "in.jsonl", "--rules", "url", "--out", tmp_path / "out", "--workers", 1]
+    with pytest.raises(Failure, match="url rules without a list; give one"):
+        invoke(*command)
+    with pytest.raises(Failure, match=r"absent\.gz: no such file of a filter's list"):
+        invoke(*command, "--domain-files", tmp_path / "absent.gz")
+
+
+def test_every_rule_has_a_source_and_a_family_names_all_of_its_own() -> None:
+    assert expand_rules(FAMILIES) == tuple(rule.name for rule in RULES)
+    assert all(rule.source for rule in RULES)
+    assert column_of(texts_of(column("a", "", "é"))).to_pylist() == ["a", "", "é"]

@@ -1,0 +1,319 @@
+"""What a user gives comes back: the ids of the records, all their other fields, and the columns of a Parquet file."""
+
+from __future__ import annotations
+
+import decimal
+import itertools
+import json
+import random
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mtnlg_data import (
+    CleanSettings,
+    DecontaminateSettings,
+    DeduplicateSettings,
+    ExtractSettings,
+    Local,
+    QualitySettings,
+    SourceFile,
+    TokenizeSettings,
+    clean_documents,
+    decontaminate_documents,
+    deduplicate_documents,
+    extract_documents,
+    filter_documents,
+    read_documents,
+    standalone,
+    tokenize_documents,
+)
+from mtnlg_data.console import Failure
+from mtnlg_data.document import CHARACTERS_PER_GROUP
+from mtnlg_data.sources import Record, read_records
+from mtnlg_data.sources.parquet import row_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mtnlg_data.clean.stage import Rule
+    from mtnlg_data.sources import Kind
+
+OWN = "mtnlg"
+
+
+def sentences(seed: object, count: int = 12) -> str:
+    drawn = random.Random(str(seed))
+    words = [f"{a}{b}" for a, b in itertools.product(("ma", "so", "ti", "ne"), ("lo", "ri", "ku", "va"))]
+    return " ".join(" ".join(drawn.choices(words, k=9)).capitalize() + "." for _ in range(count))
+
+
+TEXTS = [sentences(n) for n in range(6)]
+
+
+def extract(
+    folder: Path, path: Path, kind: Kind = "jsonl", field: str = "text"
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The counts of the one source, and the documents."""
+    file = SourceFile("own", path, path.name, kind, field)
+    summary = extract_documents([file], folder / "documents", ExtractSettings(), Local(1))
+    return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
+
+
+def rows(shard: Path) -> list[dict[str, Any]]:
+    return [row for batch in read_documents(shard) for row in batch.to_pylist()]
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def all_types() -> pa.Table:
+    """Six rows of every kind of column, the texts in the middle; rows 0 and 3 have the same text."""
+    count = len(TEXTS)
+    return pa.table(
+        {
+            "id": pa.array([7, 7, None, 9, 10, 11], pa.int64()),
+            "time": pa.array([1, None, 3, 4, 5, 6], pa.timestamp("ns", "UTC")),
+            "price": pa.array([decimal.Decimal("1.25"), None] * 3, pa.decimal128(9, 2)),
+            "body": pa.array([*TEXTS[:3], TEXTS[0], *TEXTS[4:]], pa.string()),
+            "counts": pa.array([[("a", 1)], None, []] * 2, pa.map_(pa.string(), pa.int32())),
+            "category": pa.array(["x", "y", None] * 2).dictionary_encode(),
+            "tags": pa.array([["a", "b"], [], None] * 2, pa.list_(pa.string())),
+            "nested": pa.array([{"s": "q", "l": [{"t": "r"}]}, None, {"s": None, "l": None}] * 2),
+            "bytes": pa.array([b"\xff", None, b""] * 2, pa.binary()),
+            "vector": pa.array([[1.0, 2.0], None, [3.0, 4.0]] * 2, pa.list_(pa.float32(), 2)),
+            "wide": pa.array(["w", None] * 3, pa.large_string()),
+            "nothing": pa.nulls(count),
+            "source": ["theirs"] * count,
+            "score": pa.array(range(count), pa.int8()),
+            "language": ["eng_Latn"] * count,
+            "key": ["k"] * count,
+            "text": pa.array([None] * count, pa.int32()),
+        }
+    )
+
+
+def same(stored: pa.Table, given: pa.Table) -> None:
+    """The columns have the names, order, types and values that were given; one more is ours."""
+    assert stored.column_names == [*given.column_names, OWN]
+    for name in given.column_names:
+        assert stored.schema.field(name).type == given.schema.field(name).type, name
+        assert stored[name].to_pylist() == given[name].to_pylist(), name
+
+
+def test_the_id_and_all_other_fields_of_a_json_record_reach_the_end(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = [
+        {"id": "a-1", "text": TEXTS[0], "url": "http://a", "tags": ["x"], "n": 1.5},
+        {"id": 17, "text": TEXTS[1], "deep": {"a": None}},
+        {"id": "", "text": TEXTS[2]},
+        {"text": TEXTS[3], "id": None},
+        {"id": "again", "text": TEXTS[0]},  # a duplicate of the first
+        {"id": "again", "text": TEXTS[5]},
+    ]
+    _, documents = extract(tmp_path, write_lines(tmp_path / "d.jsonl", records))
+    ids = ["a-1", "17", "own/d.jsonl/2", "own/d.jsonl/3", "again", "again"]
+    assert [row["id"] for row in documents] == ids
+    assert [row["key"] for row in documents] == [f"own/d.jsonl/{n}" for n in range(6)]
+    engine, shards = Local(1), [tmp_path / "documents" / "own-00000.parquet"]
+    clean_documents(shards, tmp_path / "clean", CleanSettings(shortest=1), {"own": ("unicode", "short")}, engine)
+    shards = [tmp_path / "clean" / shards[0].name]
+    settings = DeduplicateSettings(alarm_share=1)
+    summary = deduplicate_documents(shards, tmp_path / "unique", settings, ["own"], engine)
+    (pair,) = summary["duplicates"]["samples"]
+    assert {pair["kept"], pair["dropped"]} == {"a-1", "again"}
+    texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
+    shards = [tmp_path / "unique" / shards[0].name]
+    few = DecontaminateSettings(n=5, minimum=5, window=0, shortest=50)
+    decontaminate_documents(shards, tmp_path / "pure", few, texts, engine)
+    cuts = pq.read_table(tmp_path / "pure" / "cuts.parquet").to_pylist()
+    assert {(cut["document"], cut["key"]) for cut in cuts} == {("again", "own/d.jsonl/5")}
+    left = rows(tmp_path / "pure" / shards[0].name)
+    whole = [row for row in left if "#" not in row["key"]]
+    metadata = {int(row["key"][-1]): row["metadata"] and json.loads(row["metadata"]) for row in whole}
+    kept = 0 if 0 in metadata else 4
+    given = {n: {name: value for name, value in record.items() if name != "text"} for n, record in enumerate(records)}
+    assert metadata[1] == given[1]  # with the id, since it is a number
+    assert metadata[2] is None
+    assert metadata[3] == given[3]
+    assert metadata[kept] == ({name: given[0][name] for name in ("url", "tags", "n")} if kept == 0 else None)
+    assert [(row["id"], row["key"]) for row in left if row["key"].startswith("own/d.jsonl/5")] == [
+        ("again#0", "own/d.jsonl/5#0"),
+        ("again#1", "own/d.jsonl/5#1"),
+    ]
+
+
+def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: Path) -> None:
+    table = all_types()
+    pq.write_table(table, tmp_path / "my.parquet", row_group_size=4)
+    _, documents = extract(tmp_path, tmp_path / "my.parquet", "parquet", "body")
+    assert [row["id"] for row in documents] == ["7", "7", "own/my.parquet/2", "9", "10", "11"]
+    shard = tmp_path / "documents" / "own-00000.parquet"
+    same(pq.read_table(shard), table)
+    engine = Local(1)
+    languages = [row["language"] for row in documents]
+    clean_documents([shard], tmp_path / "clean", CleanSettings(), {"own": ("whitespace",)}, engine)
+    settings = DeduplicateSettings(alarm_share=1)
+    deduplicate_documents([tmp_path / "clean" / shard.name], tmp_path / "unique", settings, ["own"], engine)
+    unique = tmp_path / "unique" / shard.name
+    duplicates = pq.read_table(tmp_path / "unique" / "dropped" / "duplicates.parquet").to_pylist()
+    removed = [int(row["key"].rpartition("/")[2]) for row in duplicates]
+    assert removed == [max(0, 3, key=lambda row: blake2b(f"own/my.parquet/{row}".encode(), digest_size=8).digest())]
+    left = [n for n in range(6) if n not in removed]
+    assert [row["language"] for row in rows(unique)] == [languages[n] for n in left]
+    same(pq.read_table(unique), table.take(left))
+    texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
+    few = DecontaminateSettings(n=5, minimum=5, window=0, shortest=50)
+    decontaminate_documents([unique], tmp_path / "pure", few, texts, engine)
+    pieces = pq.read_table(tmp_path / "pure" / shard.name)
+    same(pieces.drop_columns("body"), table.take([*left, 5]).drop_columns("body"))  # its last row is cut in two
+    assert [text in TEXTS[5] for text in pieces["body"].to_pylist()[-2:]] == [True, True]
+    assert [row["key"] for row in rows(tmp_path / "pure" / shard.name)][-2:] == [
+        f"own/my.parquet/5#{n}" for n in (0, 1)
+    ]
+
+
+def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:
+    table = all_types()
+    pq.write_table(table, tmp_path / "my.parquet")
+    inputs = standalone.find_inputs([str(tmp_path / "my.parquet")], field="body")
+    standalone.clean(inputs, tmp_path / "out", CleanSettings(shortest=1), Local(1), rules=("short",))
+    same(pq.read_table(tmp_path / "out" / "documents-00000.parquet"), table)
+    again = standalone.find_inputs([str(tmp_path / "out")])
+    standalone.dedup(again, tmp_path / "unique", DeduplicateSettings(alarm_share=1), Local(1))
+    unique = pq.read_table(tmp_path / "unique" / "documents-00000.parquet")
+    assert len(unique) == 5
+    assert {row["key"] for row in rows(tmp_path / "unique" / "documents-00000.parquet")} < {
+        f"documents/my.parquet/{n}" for n in range(6)
+    }
+
+
+def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:
+    engine, mine = Local(1), tmp_path / "mine.parquet"
+    table = pa.table({"id": [3, None, 3], "text": [TEXTS[0], TEXTS[0], None], "year": [1999, 2000, 2001]})
+    pq.write_table(table, mine)
+    names = [(row["id"], row["source"]) for row in rows(mine)]
+    assert names == [("3", "mine"), ("mine/mine.parquet/1", "mine"), ("3", "mine")]
+    assert [row["key"] for row in rows(mine)] == [f"mine/mine.parquet/{n}" for n in range(3)]
+    settings = DeduplicateSettings(alarm_share=1)
+    summary = deduplicate_documents([mine], tmp_path / "unique", settings, [], engine)
+    assert summary["sources"]["mine"]["dropped"] == {"duplicate": 1}
+    assert pq.read_table(tmp_path / "unique" / mine.name)["year"].to_pylist() in ([1999, 2001], [2000, 2001])
+    kept = tmp_path / "clean" / mine.name
+    clean_documents([mine], tmp_path / "clean", CleanSettings(), {"mine": ("short",)}, engine)
+    same(pq.read_table(kept), table.slice(0, 2))
+    english = pa.table({"text": ["The harbour was quiet that morning. " * 9, "Le port était calme ce matin-là. " * 9]})
+    pq.write_table(english, tmp_path / "two.parquet")
+    rules: dict[str, tuple[Rule, ...]] = {"two": ("language",)}
+    summary = clean_documents([tmp_path / "two.parquet"], tmp_path / "en", CleanSettings(), rules, engine)
+    assert summary["sources"]["two"]["dropped"] == {"other_language": 1}
+    small = TokenizeSettings(vocabulary=300, validation=0)
+    tokenize_documents({"mine": [kept]}, tmp_path / "tokens", small, {"mine": 1.0}, engine)
+    assert (tmp_path / "tokens" / "mine.bin").stat().st_size > 0
+    pq.write_table(table.rename_columns(["id", "body", "year"]), tmp_path / "none.parquet")
+    with pytest.raises(Failure, match=r"none\.parquet: no column 'text' of strings; it has id, body, year"):
+        clean_documents([tmp_path / "none.parquet"], tmp_path / "c", CleanSettings(), {"none": ()}, engine)
+    with pytest.raises(FileNotFoundError, match=r"gone\.parquet"):
+        clean_documents([tmp_path / "gone.parquet"], tmp_path / "c", CleanSettings(), {"gone": ()}, engine)
+
+
+def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None:
+    """They have one score too, so with the id in the draw all or none of them would be kept."""
+    path = write_lines(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
+    extract(tmp_path, path)
+    good = write_lines(tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)])
+    extract_documents([SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", ExtractSettings(), Local(1))
+    shards = [tmp_path / "documents" / "own-00000.parquet", tmp_path / "good" / "good-00000.parquet"]
+    before = {name: {"documents_out": n, "characters_out": n} for name, n in (("own", 120), ("good", 40))}
+    settings = QualitySettings(alpha=1)
+    summary = filter_documents(shards, tmp_path / "kept", settings, ["own"], ["good"], before=before, engine=Local(1))
+    assert 0 < summary["sources"]["own"]["documents_out"] < 120
+
+
+def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
+    html = f"<html><body><p>{sentences(1)}</p></body></html>".encode()
+    http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + html
+    warc = {
+        "WARC-Type": "response",
+        "WARC-Record-ID": "<urn:uuid:1>",
+        "WARC-Date": "2020-11-23T00:00:00Z",
+        "WARC-IP-Address": "192.0.2.1",
+        "WARC-Payload-Digest": "sha1:ABC",
+        "WARC-Target-URI": "http://a/",
+        "Content-Type": "application/http; msgtype=response",
+        "Content-Length": str(len(http)),
+    }
+    header = "WARC/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in warc.items()) + "\r\n"
+    (tmp_path / "a.warc").write_bytes(header.encode() + http + b"\r\n\r\n")
+    (record,) = read(tmp_path / "a.warc", "warc")
+    kept = {name: warc[name] for name in ("WARC-Record-ID", "WARC-Date", "WARC-IP-Address", "WARC-Payload-Digest")}
+    assert json.loads(str(record.metadata.value)) == {**kept, "Content-Type": "text/html; charset=utf-8"}
+    arc = b"filedesc://a 0.0.0.0 20080430204825 text/plain 4\nabc\n\n"
+    arc += b"http://a/ 192.0.2.1 20080430204826 text/html %d\n" % len(http) + http + b"\n"
+    (tmp_path / "a.arc").write_bytes(arc)
+    (record,) = read(tmp_path / "a.arc", "warc")
+    assert json.loads(str(record.metadata.value)) == {
+        "WARC-IP-Address": "192.0.2.1",
+        "WARC-Date": "2008-04-30T20:48:26Z",
+        "Content-Type": "text/html; charset=utf-8",
+    }
+
+
+def read(path: Path, kind: Kind) -> list[Record]:
+    return [record for record in read_records(SourceFile("own", path, path.name, kind)) if isinstance(record, Record)]
+
+
+def test_an_integer_of_any_length_keeps_its_digits(tmp_path: Path) -> None:
+    big = 123456789012345678901234567890
+    _, (document,) = extract(tmp_path, write_lines(tmp_path / "d.jsonl", [{"id": big, "text": TEXTS[0], "n": -big}]))
+    assert document["id"] == str(big)
+    assert json.loads(document["metadata"]) == {"id": big, "n": -big}
+
+
+def test_metadata_beyond_a_bound_is_not_kept_and_counted_while_the_document_stays(tmp_path: Path) -> None:
+    deep = '{"id": "deep", "text": "a", "m": ' + "[" * 300 + "]" * 300 + "}\n"
+    large = json.dumps({"id": "large", "text": "b", "m": "x" * (1 << 22)}) + "\n"
+    (tmp_path / "d.jsonl").write_text(deep + large + '{"id": "c", "text": "c", "m": 1}\n')
+    counts, documents = extract(tmp_path, tmp_path / "d.jsonl")
+    assert [(row["id"], row["metadata"]) for row in documents] == [("deep", None), ("large", None), ("c", '{"m":1}')]
+    assert counts["metadata_lost"] == {"metadata_too_deep": 1, "metadata_too_large": 1}
+    assert counts["dropped"] == {}
+
+
+def test_a_row_of_parquet_beyond_the_bound_loses_its_other_columns(tmp_path: Path) -> None:
+    """The large value stands once in the file, and a thousand rows refer to it."""
+    values = pa.array(["x" * (1 << 22), "y"])
+    large = pa.DictionaryArray.from_arrays(pa.array([0] * 1000 + [1], pa.int32()), values)
+    pq.write_table(pa.table({"text": TEXTS[:1] * 1001, "large": large, "n": range(1001)}), tmp_path / "a.parquet")
+    counts, documents = extract(tmp_path, tmp_path / "a.parquet", "parquet")
+    assert counts["metadata_lost"] == {"metadata_too_large": 1000}
+    assert [row["metadata"] for row in documents[999:]] == [{"large": None, "n": None}, {"large": "y", "n": 1000}]
+
+
+def test_metadata_counts_for_the_size_of_a_row_group(tmp_path: Path) -> None:
+    size = CHARACTERS_PER_GROUP // 4
+    records = [{"text": "a", "m": "x" * size} for _ in range(10)]
+    extract(tmp_path, write_lines(tmp_path / "d.jsonl", records))
+    table = pa.table({"text": ["a"] * 10, "m": ["x" * size] * 10})
+    pq.write_table(table, tmp_path / "a.parquet")
+    extract(tmp_path / "parquet", tmp_path / "a.parquet", "parquet")
+    for folder in (tmp_path, tmp_path / "parquet"):
+        file = pq.read_metadata(folder / "documents" / "own-00000.parquet")
+        assert max(file.row_group(group).num_rows for group in range(file.num_row_groups)) <= 4
+
+
+def test_the_bytes_of_a_row_are_those_of_its_values_however_they_are_nested() -> None:
+    table = all_types()
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        whole = row_bytes(column)
+        assert len(whole) == len(column)
+        assert whole.tolist() == [int(row_bytes(column.slice(n, 1))[0]) for n in range(len(column))], name
+    text = pa.array([[{"a": "x" * 1000}], None, [{"a": "y"}, {"a": "z" * 500}]])
+    assert (np.diff(row_bytes(text)) // 100).tolist() == [-11, 5]
+    assert row_bytes(pa.array(["x" * 1000, "y"]).dictionary_encode()).tolist() == [1008, 9]

@@ -1,0 +1,114 @@
+"""Ray: a cluster is joined by its address alone, and one that is started here is for this user alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mtnlg_data.console import UsageFailure
+from mtnlg_data.engine import open_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A Ray without authentication, as somebody else may run it on this machine, until its stdin ends.
+CLUSTER = """
+import json, sys, ray
+ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+print(json.dumps({"address": ray.get_runtime_context().gcs_address}), flush=True)
+sys.stdin.read()
+"""
+#: Runs a unit on the Ray engine, and tells where; it waits for its stdin to end before it leaves.
+ENGINE = """
+import json, os, sys
+from pathlib import Path
+from echo_units import echo, units_in
+from mtnlg_data.engine import open_engine, run_units
+with open_engine("ray", 1, *sys.argv[2:]) as engine:
+    run_units(engine, echo, units_in(Path(sys.argv[1]), "a"), "echo")
+    import ray
+    token = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    print(json.dumps({"address": ray.get_runtime_context().gcs_address, "token": token}), flush=True)
+    sys.stdin.read()
+"""
+#: Asks a cluster for its keys.
+ASK = """
+import sys
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1]).internal_kv_keys(b"", namespace=b"fun", timeout=10)
+"""
+NO_RAY = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+# For the workers too: echo_units, and the code under test where it is not installed.
+NO_RAY["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
+@contextmanager
+def answer(code: str, *words: str, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """What a process prints; it goes on until the block ends."""
+    command = [sys.executable, "-c", code, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+        process.communicate(timeout=60)
+
+
+def ask(address: str, **variables: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", ASK, address], env=NO_RAY | variables, capture_output=True, text=True, check=False
+    )
+    return ended.stderr
+
+
+def listening_addresses(token: str) -> set[str]:
+    """Addresses, in the kernel's hex, on which the processes listen that have this token."""
+    inodes = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"RAY_AUTH_TOKEN_PATH={token}\0".encode() in (process / "environ").read_bytes():
+                inodes |= {str(descriptor.readlink()) for descriptor in (process / "fd").iterdir()}
+        except OSError:
+            continue  # it has ended, or is another user's
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_a_cluster_is_joined_by_its_address_and_one_that_is_started_here_lets_nobody_else_in(tmp_path: Path) -> None:
+    open_to_all = NO_RAY | {"RAY_AUTH_MODE": "disabled"}
+    with answer(CLUSTER, environment=open_to_all) as stranger:
+        with answer(ENGINE, str(tmp_path), environment=NO_RAY) as own:
+            assert own["address"] != stranger["address"]
+            token = Path(own["token"])
+            assert token.stat().st_mode & 0o777 == 0o600
+            assert token.parent.stat().st_mode & 0o777 == 0o700
+            assert listening_addresses(own["token"]) <= LOOPBACK
+            assert "AuthenticationError" in ask(own["address"])
+            assert "AuthenticationError" in ask(own["address"], RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+            assert not ask(own["address"], RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token.read_text())
+        assert not token.parent.exists()
+        (tmp_path / "0").unlink()
+        with answer(ENGINE, str(tmp_path), stranger["address"], environment=open_to_all) as joined:
+            assert joined["address"] == stranger["address"]
+
+
+@pytest.mark.parametrize("address", ["auto", "local"])
+def test_what_is_no_address_of_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    with pytest.raises(UsageFailure, match=f"--ray {address}: no address"):
+        open_engine("ray", 1, address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UsageFailure, match=f"--ray {address}: no address"):
+        open_engine("ray", 1)
+
+
+def test_an_address_without_the_ray_engine_is_refused() -> None:
+    with pytest.raises(UsageFailure, match="--ray host:6379: goes with --engine ray"):
+        open_engine("local", 1, "host:6379")

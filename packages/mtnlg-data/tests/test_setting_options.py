@@ -1,0 +1,157 @@
+"""Options made from settings: what `--help` shows of them, how they are read, and what a mistake says."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.commands.setting_options import leaves, parse_settings
+from mtnlg_data.commands.stage_command import StageRun, stage_command
+from mtnlg_data.console import UsageFailure, run
+from mtnlg_data.settings import Settings, setting
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STAGES = {
+    "extract": "mtnlg_data.extract.text:ExtractSettings",
+    "score": "mtnlg_data.quality.stage:QualitySettings",
+    "clean": "mtnlg_data.clean.stage:CleanSettings",
+    "dedup": "mtnlg_data.dedup.stage:DeduplicateSettings",
+    "decontaminate": "mtnlg_data.decontaminate.cut_planning:DecontaminateSettings",
+    "tokenize": "mtnlg_data.tokens.tokenizer:TokenizeSettings",
+}
+
+
+class Inner(Settings):
+    low: float = setting(0.3, "Least share.", unit="share", paper="0.32", ge=0, le=1)
+
+
+class Every(Settings):
+    """A setting of every type."""
+
+    count: int | None = setting(None, "Number of pages.", unit="pages", ge=2)
+    kind: Literal["one", "other"] = setting("one", "Which of two.")
+    names: list[str] = setting(["a", "b"], "Names to keep.")
+    shares: dict[str, int] = setting({}, "Pages by source.", unit="pages")
+    loud: bool = setting(default=False, description="Speak up.")
+    careful: bool = setting(default=True, description="Take care.")
+    inner: Inner = Inner()
+
+
+def read(*words: str) -> Settings:
+    """The settings that a command with these options gets."""
+    one, seen = typer.Typer(), []
+
+    @stage_command(one, f"{__name__}:Every")
+    def stage(settings: Settings, *, place: str = "here") -> StageRun:
+        """Do it."""
+        seen.append(settings)
+        return lambda _: {"stages": [], "place": place}
+
+    @one.command()
+    def other() -> None:
+        """Do another thing."""
+
+    result = CliRunner().invoke(one, ["stage", "--workers", "1", *words])
+    if result.exception is not None:
+        raise result.exception
+    (settings,) = seen
+    return settings
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtnlg_data.commands.stage_command.import_module", lambda _: import_module(__name__))
+
+
+def test_without_options_the_settings_are_the_defaults() -> None:
+    assert read() == Every()
+
+
+def test_each_type_has_its_form_of_option() -> None:
+    words = ("--count", "3", "--kind", "other", "--names", "x,y", "--shares", "a=1,b=2", "--loud", "--no-careful")
+    expected = Every(
+        count=3,
+        kind="other",
+        names=["x", "y"],
+        shares={"a": 1, "b": 2},
+        loud=True,
+        careful=False,
+        inner=Inner(low=0.5),
+    )
+    assert read(*words, "--inner-low", "0.5") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--count", "1"], "--count 1: Input should be greater than or equal to 2"),
+        (["--count", "many"], "--count many: Input should be a valid integer"),
+        (["--kind", "third"], "--kind third: Input should be 'one' or 'other'"),
+        (["--shares", "a=few"], "--shares a=few: Input should be a valid integer"),
+        (["--inner-low", "2"], "--inner-low 2: Input should be less than or equal to 1"),
+    ],
+)
+def test_a_wrong_value_is_a_line_with_option_and_value(words: list[str], line: str) -> None:
+    with pytest.raises(UsageFailure) as failure:
+        read(*words)
+    assert str(failure.value).startswith(line)
+    assert "\n" not in str(failure.value)
+
+
+def test_every_mistake_has_its_line() -> None:
+    by_name = {leaf.path[-1]: leaf for leaf in leaves(Every)}
+    with pytest.raises(UsageFailure) as failure:
+        parse_settings(Every, {by_name["count"]: "1", by_name["kind"]: "x"})
+    assert [line.split()[0] for line in str(failure.value).splitlines()] == ["--count", "--kind"]
+
+
+@pytest.mark.parametrize("command", STAGES)
+def test_help_shows_every_setting_with_default_unit_and_the_papers_value(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    module, _, name = STAGES[command].partition(":")
+    schema = getattr(import_module(module), name)
+    narrow = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert not re.search(r"--\S*…", narrow), "an option's name is cut"
+    # The borders of the table, and the line ends within its cells, are not part of the words.
+    words = re.sub(r"\s+", " ", CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400"}).output)
+    for leaf in leaves(schema):
+        assert leaf.field.description, f"{leaf.option} has no description"
+        assert re.search(rf"{re.escape(leaf.option)} ", narrow)
+        shown = f"{leaf.option} {leaf.metavar} {leaf.help}" if leaf.metavar else leaf.help
+        assert shown in words
+        assert leaf.default in leaf.help
+        assert leaf.note("paper") in leaf.help
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["dedup", "x", "--out", "y", "--treshold", "2"], "No such option: --treshold"),
+        (["dedupe"], "No such command 'dedupe'"),
+        (["dedup", "x"], "Missing option '--out'"),
+        (["dedup", "x", "--out", "y", "--workers", "none"], "Invalid value for '--workers'"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], line: str
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["mtnlg-data", *words])
+    with pytest.raises(SystemExit) as ended:
+        run(app)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"mtnlg-data: {line}")
+    assert said.count("\n") == 1

@@ -1,0 +1,201 @@
+"""``mtnlg-data why``: what became of a document at each stage, by its id or key, from records and columns of names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data import tally
+from mtnlg_data.clean.stage import CleanSettings
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure
+from mtnlg_data.document import DocumentFile
+from mtnlg_data.engine import Local
+from mtnlg_data.pipeline import curate
+from mtnlg_data.recipe import load_recipe
+from mtnlg_data.report.why import explain
+from mtnlg_data.standalone import clean, find_inputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+STAGES = ["extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize"]
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """The dropped documents of a stage."""
+    return [row for path in sorted(folder.glob("dropped/*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def fates(folder: Path, name: str) -> dict[str, str]:
+    (document,) = explain(folder, name)
+    return {stage["stage"]: stage["fate"] for stage in document["stages"]}
+
+
+def test_every_dropped_document_of_a_run_is_recorded_once_and_explained(finished: Any) -> None:  # noqa: ANN401
+    for number, stage in enumerate(finished.summary["stages"][:-1], 1):
+        rows = records(finished.out / f"{number:02d}-{stage['name']}")
+        reasons = [(source, reason) for source, counts in stage["sources"].items() for reason in counts["dropped"]]
+        for source, reason in reasons:
+            own = [row for row in rows if (row["source"], row["reason"]) == (source, reason)]
+            assert len(own) == len({row["key"] for row in own}) == stage["sources"][source]["dropped"][reason]
+        assert len(rows) == sum(sum(counts["dropped"].values()) for counts in stage["sources"].values())
+        for row in rows[:2]:
+            (document,) = explain(finished.out, row["id"])
+            last = document["stages"][-1]
+            assert (last["stage"], last["fate"], last["reason"]) == (stage["name"], "dropped", row["reason"])
+            assert last["score"] == row["score"]
+            assert all(earlier["fate"] == "kept" for earlier in document["stages"][:-1])
+    assert all(records(finished.out / folder) for folder in ("02-quality", "04-deduplicate"))
+
+
+def test_a_duplicate_is_told_with_its_twin_and_a_kept_document_with_every_stage(finished: Any) -> None:  # noqa: ANN401
+    row = records(finished.out / "04-deduplicate")[0]
+    result = CliRunner().invoke(app, ["why", str(finished.out), row["id"]])
+    line = f"dropped as duplicate of {row['kept']} ({row['kept_source']}): Jaccard {row['score']:.3f}"
+    assert line in result.output, result.output
+    (twin,) = explain(finished.out, row["kept"])
+    assert [stage["stage"] for stage in twin["stages"] if stage["fate"] == "kept"][-2:] == STAGES[3:5]
+    shown = CliRunner().invoke(app, ["why", str(finished.out), row["kept"], "--json"])
+    assert json.loads(shown.output) == [twin]
+
+
+def test_a_document_cut_apart_is_told_with_its_pieces_and_cuts_by_its_own_name_and_by_that_of_a_piece(
+    finished: Any,  # noqa: ANN401
+) -> None:
+    cuts = pq.read_table(finished.out / "05-decontaminate" / "cuts.parquet").to_pylist()
+    pieces = [
+        path for path in sorted((finished.out / "05-decontaminate").glob("*.parquet")) if path.name != "cuts.parquet"
+    ]
+    names = [name for path in pieces for name in pq.read_table(path, columns=["key"])["key"].to_pylist()]
+    name = next(name for name in names if name.endswith("#1")).removesuffix("#1")
+    (document,) = explain(finished.out, name)
+    *_, last = document["stages"]
+    assert (last["stage"], last["fate"], last["pieces"]) == ("decontaminate", "kept", 2)
+    own = sorted({(row["cut_start"], row["cut_end"]) for row in cuts if row["key"] == name})
+    assert [(cut["start"], cut["end"]) for cut in last["cuts"]] == own
+    assert last["cuts"][0]["tasks"] == ["boolq"]
+    assert fates(finished.out, f"{name}#1") == {"decontaminate": "kept"}
+    output = CliRunner().invoke(app, ["why", str(finished.out), name]).output
+    assert "kept in 2 pieces" in output
+    assert f"characters {own[0][0]:,} to {own[0][1]:,} cut for boolq: " in output
+
+
+def test_the_answers_are_the_same_where_only_the_last_shards_were_kept(finished: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    out = shutil.copytree(finished.out, tmp_path / "lean")
+    with closing(Local(1)) as engine:
+        curate(load_recipe(finished.recipe), out, engine, keep="last")
+    names = [row["id"] for folder in ("02-quality", "04-deduplicate") for row in records(out / folder)[:2]]
+    names += [row["kept"] for row in records(out / "04-deduplicate")[:2]]
+    for name in names:
+        assert fates(out, name) == fates(finished.out, name)
+
+
+def write_named(folder: Path, corpus: ModuleType) -> Path:
+    """A JSON-lines file of nine records: three long ones, three short ones, two of one id, one with a number."""
+    texts = [corpus.text(n) for n in range(3)] + ["Too short a text."] * 3 + [corpus.text(n) for n in (7, 8, 9)]
+    names = ["a", "b", "c", "s1", "s2", "s3", "twice", "twice", 77]
+    corpus.write_jsonl(folder / "x.jsonl", [{"id": n, "text": t} for n, t in zip(names, texts, strict=True)])
+    with closing(Local(1)) as engine:
+        inputs = find_inputs([f"web={folder / 'x.jsonl'}"])
+        clean(inputs, folder / "out", CleanSettings(), engine, rules=["short"])
+    return folder / "out"
+
+
+def test_a_document_is_found_by_the_id_of_its_record_or_by_its_key(tmp_path: Path, corpus: ModuleType) -> None:
+    out = write_named(tmp_path, corpus)
+    for name in ("s2", "web/x.jsonl/4"):
+        (document,) = explain(out, name)
+        assert (document["id"], document["key"], document["source"]) == ("s2", "web/x.jsonl/4", "web")
+        kept, dropped = document["stages"]
+        assert (kept["stage"], kept["fate"]) == ("extract", "kept")
+        assert dropped == {"stage": "clean", "fate": "dropped", "reason": "short", "score": 17.0}
+    assert fates(out, "77") == {"extract": "kept", "clean": "kept"}
+
+
+def test_of_an_id_that_several_documents_have_each_is_told(tmp_path: Path, corpus: ModuleType) -> None:
+    out = write_named(tmp_path, corpus)
+    assert [document["key"] for document in explain(out, "twice")] == ["web/x.jsonl/6", "web/x.jsonl/7"]
+    output = CliRunner().invoke(app, ["why", str(out), "twice"]).output
+    assert output.startswith("2 documents have the id twice; their keys tell them apart")
+
+
+def test_an_id_that_is_not_there_is_one_line_with_the_nearest(
+    tmp_path: Path,
+    corpus: ModuleType,
+    finished: Any,  # noqa: ANN401
+) -> None:
+    out = write_named(tmp_path, corpus)
+    with pytest.raises(Failure, match=r"no document twic; nearest: twice, .* \(give an id as its source had it"):
+        explain(out, "twic")
+    with pytest.raises(Failure, match=r"nearest: web/x\.jsonl/4, "):
+        explain(out, "x.jsonl/4")
+    with pytest.raises(Failure, match=r"no stage has finished here; give the folder of a run"):
+        explain(finished.recipe.parent / "raw", "twice")
+    with pytest.raises(Failure, match="no document nothing; nearest: none"):
+        explain(finished.out / "tokens", "nothing")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Folder, file and columns of every row group that is read of a shard; none may be hashed."""
+    read, columns = DocumentFile.read, []
+
+    def noting(file: DocumentFile, group: int, names: Any = None) -> Any:  # noqa: ANN401
+        columns.append((file._path.parent.name, file._path.name, tuple(names)))
+        return read(file, group, names)
+
+    monkeypatch.setattr(DocumentFile, "read", noting)
+    monkeypatch.setattr("mtnlg_data.document.sha256", None)
+    return columns
+
+
+def test_no_text_is_read_and_no_row_group_that_cannot_hold_the_document(
+    finished: Any,  # noqa: ANN401
+    reads: list[tuple[str, str, tuple[str, ...]]],
+) -> None:
+    name = next(row["kept"] for row in records(finished.out / "04-deduplicate") if row["kept_source"] == "crawl")
+    assert "decontaminate" in fates(finished.out, name)
+    assert reads
+    assert not [names for *_, names in reads if "text" in names]
+    assert {shard for _, shard, _ in reads} == {f"crawl-0000{name.split('/')[1][0]}.parquet"}
+
+
+def test_behind_the_first_stage_only_shards_that_hold_the_document_are_opened(
+    tmp_path: Path, corpus: ModuleType, request: pytest.FixtureRequest
+) -> None:
+    for part, names in enumerate(("az", "by")):
+        rows = [{"id": name, "text": corpus.text(ord(name))} for name in names]
+        corpus.write_jsonl(tmp_path / "in" / f"{part}.jsonl", rows)
+    with closing(Local(1)) as engine:
+        clean(find_inputs([str(tmp_path / "in")]), tmp_path / "out", CleanSettings(), engine, rules=["short"])
+    reads = request.getfixturevalue("reads")
+    assert fates(tmp_path / "out", "b") == {"extract": "kept", "clean": "kept"}
+    opened = {(folder, shard) for folder, shard, _ in reads}
+    both = {("documents", f"documents-0000{part}.parquet") for part in range(2)}
+    assert opened == both | {("out", "documents-00001.parquet")}
+
+
+def test_a_unit_holds_a_row_group_of_drops_and_leaves_no_file_without_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tally, "DROPS_PER_GROUP", 4)
+    with tally.recorded_tallies(tmp_path / "none.parquet") as none:
+        none["web"].keep(3)
+    assert none.files == []
+    assert list(tmp_path.iterdir()) == []
+    with tally.recorded_tallies(tmp_path / "ten.parquet") as ten:
+        for number in range(10):
+            ten["web"].drop(5, "short", str(number), number / 2, f"web/{number}")
+    assert ten.files == ten.summary()["files"] == ["dropped/ten.parquet"]
+    with pq.ParquetFile(tmp_path / ten.files[0]) as file:
+        assert file.num_row_groups == 3
+        rows = file.read().to_pylist()
+    assert rows[7] == {"id": "7", "key": "web/7", "source": "web", "reason": "short", "score": 3.5}

@@ -1,0 +1,97 @@
+"""docs/recipe-keys.md: every key of data.toml and train.toml, from the classes that read them.
+
+``python tests/recipe_keys.py`` writes it; ``test_recipe_keys.py`` fails while it is out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from mtnlg_data.commands.setting_options import Leaf
+from mtnlg_data.recipe import Recipe as DataRecipe
+from mtnlg_parallel.recipe import Recipe as TrainRecipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = Path(__file__).parents[1] / "docs" / "recipe-keys.md"
+HEAD = """# Keys of the recipes
+
+Every key of `data.toml` (mtnlg-data) and `train.toml` (mtnlg-parallel). The settings of a stage are also the options of
+its command: `deduplicate.shingle_length` is `mtnlg-data dedup --shingle-length`. Made by `tests/recipe_keys.py` from
+the classes that read the recipes. A key without a default is required, except where its text says otherwise.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_section("data.toml", DataRecipe), *_section("train.toml", TrainRecipe)])
+
+
+def _section(name: str, schema: type[BaseModel]) -> Iterator[str]:
+    yield f"## {name}\n"
+    for table, rows in _tables(schema, ()):
+        yield f"### `{table}`\n" if table else "### at the top\n"
+        yield "| key | type | default | unit | paper | what it does |"
+        yield "|---|---|---|---|---|---|"
+        for leaf in rows:
+            cells = (f"`{leaf.path[-1]}`", f"`{_type(leaf.field.annotation)}`", _code(leaf.default), leaf.note("unit"))
+            yield _row(*cells, leaf.note("paper"), leaf.field.description or "")
+        yield ""
+
+
+def _tables(schema: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, list[Leaf]]]:
+    """The keys of each table of a recipe, the outer tables first; ``NAME`` stands for a key of one's own."""
+    own: list[Leaf] = []
+    inner: list[tuple[str, list[Leaf]]] = []
+    for name, field in schema.model_fields.items():
+        leaf = Leaf((*path, name), field)
+        if _is_model(leaf.type):
+            inner += _tables(leaf.type, leaf.path)
+        elif get_origin(leaf.type) is dict and _is_model(get_args(leaf.type)[1]):
+            inner += _tables(get_args(leaf.type)[1], (*leaf.path, "NAME"))
+        else:
+            own.append(leaf)
+    return iter([*([(".".join(path), own)] if own else []), *inner])
+
+
+def _is_model(annotation: Any) -> bool:  # noqa: ANN401  (any annotation)
+    return inspect.isclass(annotation) and issubclass(annotation, BaseModel)
+
+
+def _type(annotation: Any) -> str:  # noqa: ANN401  (any annotation)
+    """A type as TOML's reader would say it."""
+    arguments = [argument for argument in get_args(annotation) if argument not in {NoneType, ...}]
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(repr(argument) for argument in arguments)
+    if origin in {list, tuple}:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return f"table of {_type(arguments[1])}"
+    if arguments and not hasattr(annotation, "__metadata__"):
+        return " or ".join(dict.fromkeys(map(_type, arguments)))
+    return {"str": "string", "Path": "path"}.get(name := getattr(annotation, "__name__", str(annotation)), name)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def undocumented() -> list[str]:
+    """Keys of data.toml without a description."""
+    rows = (leaf for _, own in _tables(DataRecipe, ()) for leaf in own)
+    return [".".join(leaf.path) for leaf in rows if not leaf.field.description]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
