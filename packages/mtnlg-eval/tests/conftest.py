@@ -11,7 +11,7 @@ import tokenizers
 import torch
 from lm_eval.api.model import TemplateLM
 
-from mtnlg_eval.scoring.harness import task_manager
+from mtnlg_eval.scoring.harness import load_task
 from mtnlg_eval.tasks.paper_task import PAPER
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from mtnlg_eval.tasks.paper_task import PaperTask
+    from mtnlg_eval.tasks.stock_task import StockTask
 
 torch.set_num_threads(1)  # for small products threads cost more than they gain
 
@@ -53,12 +54,12 @@ class Counter(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         raise NotImplementedError
 
 
-@pytest.fixture
-def load_task() -> Callable[..., PaperTask]:
+@pytest.fixture(name="load_task")
+def load_any_task() -> Callable[..., PaperTask | StockTask]:
     """Loads a task over our rows, or those of another folder, with a model that counts words."""
 
-    def load(name: str, data: Path = ROWS, max_length: int = 1_000_000, style: str = PAPER) -> PaperTask:
-        task: PaperTask = task_manager(data, style).load([name])["tasks"][name]
+    def load(name: str, data: Path = ROWS, max_length: int = 1_000_000, style: str = PAPER) -> PaperTask | StockTask:
+        task = load_task(name, data, style)
         task.lm = Counter(max_length)
         return task
 

@@ -67,9 +67,9 @@ def test_each_kind_of_bad_row_is_named_and_the_other_tasks_go_on(
     for task, why in reasons.items():
         assert any(line.startswith(f"{task}: not run: ") and why in line for line in lines)
     assert last == "mtnlg-eval: 5 of 6 tasks are missing: " + ", ".join(reasons)
-    summary = json.loads((tmp_path / "eval" / "summary.json").read_bytes())
-    assert list(summary["tasks"]) == ["wic"]
-    assert [gap["task"] for gap in summary["not_run"]] == list(reasons)
+    results = json.loads((tmp_path / "eval" / "results.json").read_bytes())
+    assert {score["task"] for score in results["scores"].values()} == {"wic"}
+    assert [gap["task"] for gap in results["not_run"]] == sorted(reasons)
 
 
 def test_a_checkpoint_with_another_vocabulary_is_refused(
@@ -84,13 +84,16 @@ def test_a_checkpoint_with_another_vocabulary_is_refused(
     assert run(monkeypatch, "run", tmp_path / "gpt2", *words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "the tokenizer has 513 tokens and the model 512: they do not belong together" in line
-    assert not (tmp_path / "eval" / "summary.json").exists()
+    assert not (tmp_path / "eval" / "results").exists()
 
 
-def test_a_summary_that_is_cut_short_is_written_again(
+def test_a_result_that_is_cut_short_is_written_again(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("--data", ROWS, "--tasks", "wic", "--shots", "0", "--out", tmp_path)
-    (tmp_path / "summary.json").write_text('{"version": 1, "tas')
     assert run(monkeypatch, "run", checkpoint.directory, *words) == 0
-    assert json.loads((tmp_path / "summary.json").read_bytes())["tasks"]["wic"]
+    (path,) = (tmp_path / "results").iterdir()
+    whole = json.loads(path.read_bytes())
+    path.write_text('{"version": 1, "tas')
+    assert run(monkeypatch, "run", checkpoint.directory, *words) == 0
+    assert json.loads(path.read_bytes()) | {"provenance": 0} == whole | {"provenance": 0}

@@ -61,10 +61,18 @@ def test_the_log_ratio_is_that_of_summed_probabilities() -> None:
 
 
 def test_the_occupations_are_a_list_of_different_words() -> None:
-    names = read_occupations()
+    names, marked = read_occupations(), read_occupations(marked=True)
     assert len(set(names)) == len(names) > 323
-    assert names == sorted(names)
-    assert all(name.isalpha() and name.islower() for name in names)
+    for words in (names, marked):
+        assert words == sorted(words)
+        assert all(name.isalpha() and name.islower() for name in words)
+
+
+def test_names_marked_by_gender_are_apart_from_the_headline() -> None:
+    names, marked = read_occupations(), read_occupations(marked=True)
+    assert not set(names) & set(marked)
+    assert {"policeman", "clergyman", "nun", "waiter", "seamstress"} <= set(marked)
+    assert not [name for name in names if name.endswith(("man", "ess", "wife", "maid"))]
 
 
 def test_every_identifier_is_sampled_in_every_template_by_requests_with_their_own_seeds() -> None:
@@ -111,12 +119,16 @@ def test_the_command_writes_what_it_prints_and_reuses_stored_answers(
     results = json.loads(capsys.readouterr().out)
     assert results == json.loads((tmp_path / "bias.json").read_bytes())
     assert results["digest"] == checkpoint.digest
+    assert results["occupation"]["occupations"] == len(read_occupations())
+    assert results["occupation"]["marked"]["occupations"] == len(read_occupations(marked=True))
     assert "polarity" in (tmp_path / "bias.svg").read_text()
     monkeypatch.setattr("mtnlg_eval.scoring.generation.generate", None)
     monkeypatch.setattr("mtnlg_eval.scoring.decoder_lm.LocalEngine._score_batch", None)
     before = (tmp_path / "bias.json").read_bytes()
     assert run_command(monkeypatch, *words) == 0
-    assert "male likelier" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "male likelier, % of 350" in output
+    assert "23 marked by gender" in " ".join(output.split())
     assert (tmp_path / "bias.json").read_bytes() == before
 
 

@@ -8,14 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from math import exp
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from mtnlg_eval import cli
-from mtnlg_eval.report.run_files import Evaluation
+from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.scoring.harness import FEW_SHOTS
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.console import progress
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from mtnlg_eval.results.result import Result
     from mtnlg_eval.scoring.packing import Batch
     from mtnlg_model.checkpoint.reader import Checkpoint
 
@@ -72,44 +75,67 @@ def outside(
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Files of a finished evaluation, without the store and the seconds."""
+    """Files of a finished evaluation, without the store and where the results come from."""
     contents = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json*")}
-    summary = json.loads(contents.pop("summary.json"))
-    del summary["seconds"]
-    return contents | {"summary": json.dumps(summary).encode()}
+    results = json.loads(contents.pop("results.json"))
+    for name, score in results["scores"].items():
+        del score["provenance"]
+        result = json.loads(contents[f"results/{name}.json"])
+        contents[f"results/{name}.json"] = json.dumps(result | {"provenance": None}).encode()
+    return contents | {"results.json": json.dumps(results).encode()}
+
+
+def results_of(out: Path) -> dict[tuple[str, str], Result]:
+    """Results by task and shots; the last of several."""
+    return {(result.task, result.shots.asked): result for result in ResultFolder(out).results()}
+
+
+def samples_of(out: Path, task: str, shots: str) -> bytes:
+    return ResultFolder(out).samples(results_of(out)[task, shots]).read_bytes()
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.json*")}
 
 
-def test_an_evaluation_leaves_results_samples_and_a_summary(
+def test_an_evaluation_leaves_results_that_say_what_they_are_and_samples(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "eval"
     assert run("run", checkpoint.directory, "--data", OURS, "--out", out) == 0
-    table = capsys.readouterr().out
+    output = capsys.readouterr()
+    table = " ".join(output.out.split())
     assert all(title in table for title in ("LAMBADA", "RACE-h", "0-shot", "few-shot"))
-    entries = {f"{task}_{shots}" for task in ROWS for shots in ("0", "1", "few")}
+    assert "Not the paper's setting: context of 256 tokens, not 2,048" in table
+    assert "BoolQ: 2 rows, 3,270 published" in table
+    assert "BoolQ: few-shot: 3 of 32 shots shown" in table
     results = json.loads((out / "results.json").read_bytes())
-    for part in ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"):
-        assert set(results[part]) == entries
-    assert {name: results["n-shot"][f"{name}_few"] for name in ROWS} == FEW_SHOTS
-    assert results["results"]["race_h_0"]["acc_stderr,none"] > 0
-    assert results["n-samples"]["race_h_0"] == {"original": 4, "effective": 4}
-    assert results["config"]["model_args"]["digest"] == checkpoint.digest
-    assert {path.stem for path in (out / "samples").iterdir()} == entries
-    (sample, *_) = map(json.loads, (out / "samples" / "hans_1.jsonl").read_text().splitlines())
+    parts = ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples", "scores")
+    names = {path.stem for path in (out / "results").iterdir()}
+    assert {name.partition("-")[0] for name in names} == {f"{t}_{shots}" for t in ROWS for shots in ("0", "1", "few")}
+    assert all(set(results[part]) == names == {path.stem for path in (out / "samples").iterdir()} for part in parts)
+    by_key = results_of(out)
+    assert {task: by_key[task, "few"].shots.count for task in ROWS} == FEW_SHOTS
+    few = by_key["boolq", "few"]
+    assert (results["n-shot"][few.name], few.shots.mean, few.shots.least) == (3, 3, 3)
+    race = by_key["race_h", "0"]
+    assert race.metrics["acc"].stderr == results["results"][race.name]["acc_stderr,none"]
+    assert results["n-samples"][race.name] == {"original": 4, "effective": 4}
+    assert (few.model.digest, few.model.precision, few.model.tokens) == (checkpoint.digest, "float32", 768)
+    assert (few.shots.pool, few.shots.pool_rows, few.shots.seed, few.rows.split) == ("train", 3, 1234, "validation")
+    assert by_key["boolq", "0"].shots.seed is None
+    assert few.provenance.packages["lm-eval"]
+    assert few.provenance.hardware
+    assert few.provenance.command.startswith("mtnlg-eval run ")
+    assert by_key["lambada", "0"].rows.variant == "openai"
+    (sample, *_) = map(json.loads, samples_of(out, "hans", "1").splitlines())
     assert sample["doc"]["subcase"] == "ln_subject/object_swap"
     assert sample["shots"] == 1
     assert sample["acc"] in {0.0, 1.0}
     assert len(sample["scores"]) == len(sample["resps"]) == 2
-    summary = json.loads((out / "summary.json").read_bytes())
-    assert summary["tokens"] == 768
-    score = summary["tasks"]["hans"]["1"]
-    assert score["documents"] == score["shots_used"] * 2 == 2
-    assert score["value"] == results["results"]["hans_1"]["acc,none"]
-    assert set(Evaluation.model_validate(summary).tasks) == set(ROWS)
+    hans = by_key["hans", "1"]
+    assert hans.rows.count == hans.shots.mean * 2 == 2
+    assert hans.accuracy == results["results"][hans.name]["acc,none"] == hans.correct.count("1") / 2
 
 
 def test_json_a_limit_and_other_numbers_of_shots(
@@ -119,16 +145,16 @@ def test_json_a_limit_and_other_numbers_of_shots(
     assert run("run", checkpoint.directory, "--out", tmp_path / "eval", *words) == 0
     summary = json.loads(capsys.readouterr().out)
     assert {task: list(scores) for task, scores in summary["tasks"].items()} == {"piqa": ["0", "2"], "hans": ["0", "2"]}
-    assert summary["tasks"]["hans"]["2"]["documents"] == 1
-    assert summary["tasks"]["hans"]["2"]["stderr"] is None
-    assert summary["tasks"]["hans"]["2"]["shots_used"] == 2
+    score = summary["tasks"]["hans"]["2"]
+    assert (score["rows"], score["between_draws"], score["shots_shown"]) == (1, None, 2)
+    assert results_of(tmp_path / "eval")["hans", "2"].metrics["acc"].stderr is None
+    assert results_of(tmp_path / "eval")["hans", "2"].rows.sample_of == 2
 
 
 def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kept_to_hans(
     run: Run,
     checkpoint: Checkpoint,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "eval"
@@ -136,24 +162,26 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     assert run(*words) == 2
     assert "use them with --tasks hans" in capsys.readouterr().err
     assert run(*words, "--tasks", "hans") == 0
-    shown = [json.loads(line) for line in (out / "samples" / "hans_2.jsonl").read_text().splitlines()]
+    shown = [json.loads(line) for line in samples_of(out, "hans", "2").splitlines()]
     assert all(" True\n" not in sample["arguments"]["gen_args_0"]["arg_0"] for sample in shown)
     assert run("hans", out) == 0
     assert "lexical_overlap, non-entailment" in capsys.readouterr().out
     assert run("hans", out, "--json") == 0
-    study = json.loads(capsys.readouterr().out)
+    study = json.loads(capsys.readouterr().out)["hans.json"]
     assert study == json.loads((out / "hans.json").read_bytes())
     assert study["shots_from"] == {"source": "any", "labels": "negative"}
     ET.fromstring((out / "hans.svg").read_text())  # noqa: S314  (we wrote it)
     assert list(study["shots"]) == ["0", "1", "2"]
-    summary = json.loads((out / "summary.json").read_bytes())
-    assert study["shots"]["1"]["whole"]["accuracy"] == summary["tasks"]["hans"]["1"]["value"]
+    assert study["shots"]["1"]["whole"]["rows"] == results_of(out)["hans", "1"].rows.count
     assert run("report", tmp_path) == 0
     assert 'id="hans"' in (tmp_path / "report.html").read_text(encoding="utf-8")
-    monkeypatch.setattr("mtnlg_eval.scoring.harness.write_text", None)  # another run begins and does not end
-    assert run("run", checkpoint.directory, "--data", OURS, "--out", out, "--tasks", "hans", "--shots", "0") == 1
-    assert run("hans", out) == 1
-    assert "results.json: missing: scoring has not finished" in capsys.readouterr().err
+    assert run("run", checkpoint.directory, "--data", OURS, "--out", out, "--tasks", "hans", "--shots", "1") == 0
+    assert run("hans", out) == 0
+    plain, negative = (json.loads((out / name).read_bytes()) for name in ("hans.json", "hans-negative.json"))
+    assert plain["shots_from"]["labels"] == "drawn"
+    assert negative == study
+    assert run("hans", tmp_path) == 1
+    assert "HANS was not scored here" in capsys.readouterr().err
 
 
 def test_a_layout_without_the_parallel_engine_says_what_to_install(
@@ -195,22 +223,30 @@ def test_the_newest_checkpoint_of_a_folder_is_scored(
         write_checkpoint(tmp_path / "checkpoints", step=step)
     words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--out", tmp_path / "eval")
     assert run("run", tmp_path / "checkpoints", *words) == 0
-    assert json.loads((tmp_path / "eval" / "summary.json").read_bytes())["checkpoint"].endswith("step-20")
+    assert results_of(tmp_path / "eval")["wic", "0"].model.name == "step-20"
     assert run("run", tmp_path / "eval", *words) == 1
     assert "no checkpoint in it" in capsys.readouterr().err
 
 
-def test_each_checkpoint_of_a_folder_is_scored_into_a_folder_of_its_own(
+def test_each_checkpoint_of_a_folder_is_scored_beside_the_others(
     run: Run, write_checkpoint: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (20, 3):
         write_checkpoint(tmp_path / "checkpoints", seed=step, step=step)
     words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--each")
     assert run("run", tmp_path / "checkpoints", *words, "--out", tmp_path / "eval") == 0
-    stderr = capsys.readouterr().err
-    assert stderr.index("step-3:") < stderr.index("step-20:")
-    digests = {json.loads((tmp_path / f"eval/step-{n}/summary.json").read_bytes())["digest"] for n in (3, 20)}
-    assert len(digests) == 2
+    output = capsys.readouterr()
+    assert output.err.index("step-3:") < output.err.index("step-20:")
+    heads = [line.split() for line in output.out.splitlines() if line.strip().startswith(("checkpoint", "step-"))]
+    assert [words[0] for words in heads] == ["checkpoint", "step-3", "step-20"]  # one table
+    assert heads[0] == ["checkpoint", "shots", "WiC"]
+    assert "* differs from step-3: the paired 95 % interval leaves out 0" in output.out
+    assert run("run", tmp_path / "checkpoints", *words, "--out", tmp_path / "eval", "--json") == 0
+    assert [Path(summary["checkpoint"]).name for summary in json.loads(capsys.readouterr().out)] == [
+        "step-3",
+        "step-20",
+    ]
+    assert {result.model.step for result in ResultFolder(tmp_path / "eval").results()} == {3, 20}
     assert run("run", tmp_path / "eval", *words, "--out", tmp_path / "eval") == 1
 
 
@@ -222,12 +258,12 @@ def test_a_hugging_face_folder_scores_as_the_checkpoint_it_came_from_and_is_impo
     words = ("--data", OURS, "--tasks", "wic,lambada", "--shots", "0")
     assert run("run", checkpoint.directory, *words, "--out", tmp_path / "ours") == 0
     assert run("run", tmp_path / "gpt2", *words, "--out", tmp_path / "theirs") == 0
-    samples = [files(tmp_path / name) for name in ("ours", "theirs")]
-    for name in ("samples/wic_0.jsonl", "samples/lambada_0.jsonl"):
-        assert samples[0][name] == samples[1][name]
+    for task in ("wic", "lambada"):
+        assert samples_of(tmp_path / "ours", task, "0") == samples_of(tmp_path / "theirs", task, "0")
+    before = files(tmp_path / "theirs")
     monkeypatch.setattr("mtnlg_eval.scoring.open_model.import_gpt2", None)
     assert run("run", tmp_path / "gpt2", *words, "--out", tmp_path / "theirs") == 0
-    assert files(tmp_path / "theirs") == samples[1]
+    assert files(tmp_path / "theirs") == before
 
 
 def test_a_task_that_cannot_run_is_named_and_the_others_go_on(
@@ -243,9 +279,8 @@ def test_a_task_that_cannot_run_is_named_and_the_others_go_on(
     assert f'boolq: not run: {data}/boolq/val.jsonl:3: label = "perhaps": unknown label' in stderr
     assert f"hans: not run: {data}/hans: no such folder" in stderr
     assert stderr.splitlines()[-1] == "mtnlg-eval: 2 of 3 tasks are missing: hans, boolq"
-    summary = json.loads((out / "summary.json").read_bytes())
-    assert list(summary["tasks"]) == ["wic"]
-    assert [gap["task"] for gap in summary["not_run"]] == ["hans", "boolq"]
+    assert set(results_of(out)) == {("wic", "0")}
+    assert [gap["task"] for gap in json.loads((out / "results.json").read_bytes())["not_run"]] == ["boolq", "hans"]
     assert run("run", checkpoint.directory, *words, "--tasks", "hans") == 1
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -261,7 +296,7 @@ def test_a_task_that_fails_halfway_takes_nothing_with_it(
     words = ("--data", data, "--tasks", "piqa,wic", "--shots", "0", "--out", tmp_path / "eval")
     assert run("run", checkpoint.directory, *words) == 1
     assert "tokens to score do not fit the model's context" in capsys.readouterr().err
-    assert list(json.loads((tmp_path / "eval" / "results.json").read_bytes())["results"]) == ["wic_0"]
+    assert set(results_of(tmp_path / "eval")) == {("wic", "0")}
 
 
 @pytest.mark.parametrize(
@@ -290,7 +325,7 @@ def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
     assert run(*words, tmp_path / "whole") == 0
     killed = outside([*words, tmp_path / "killed", "--batch-tokens", "300"], tmp_path, KILLED)
     assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "killed" / "summary.json").exists()
+    assert not (tmp_path / "killed" / "results.json").exists()
     positions = count_scored_positions(monkeypatch)
     assert run(*words, tmp_path / "killed") == 0
     resumed = sum(positions)
@@ -307,12 +342,14 @@ def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
 def test_batches_and_a_limit_change_no_byte_of_a_sample(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
     words = ("run", checkpoint.directory, "--data", OURS, "--quiet", "--shots", "2", "--tasks")
     assert run(*words, "boolq,winogrande", "--out", tmp_path / "whole") == 0
-    whole = files(tmp_path / "whole")
     assert run(*words, "boolq,winogrande", "--batch-tokens", 1, "--out", tmp_path / "by-rows") == 0
-    assert files(tmp_path / "by-rows") == whole
+    assert files(tmp_path / "by-rows") == files(tmp_path / "whole")
     assert run(*words, "winogrande", "--limit", 1, "--out", tmp_path / "one") == 0
-    name = "samples/winogrande_2.jsonl"
-    assert files(tmp_path / "one")[name] == whole[name].splitlines(keepends=True)[0]
+    (one,), both = (
+        [json.loads(line) | {"doc_id": 0} for line in samples_of(tmp_path / name, "winogrande", "2").splitlines()]
+        for name in ("one", "whole")
+    )
+    assert one in both
 
 
 def count_scored_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -330,11 +367,54 @@ def count_scored_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return positions
 
 
-def test_the_folder_holds_the_samples_of_its_last_run_only(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--quiet", "--tasks")
-    assert run(*words, "wic,boolq", "--shots", "0") == 0
-    assert run(*words, "wic", "--shots", "1") == 0
-    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["wic_1.jsonl"]
+def test_a_second_command_adds_to_the_first_and_another_checkpoint_stands_beside(
+    run: Run, checkpoint: Checkpoint, write_checkpoint: Write, tmp_path: Path
+) -> None:
+    out, words = tmp_path / "eval", ("--data", OURS, "--out", tmp_path / "eval", "--quiet", "--tasks")
+    assert run("run", checkpoint.directory, *words, "boolq", "--shots", "0") == 0
+    first = {path: path.read_bytes() for path in out.rglob("boolq_*.json*")}
+    other = write_checkpoint(tmp_path / "other", seed=7)
+    for path, tasks, more in (
+        (checkpoint.directory, "wic", ("--shots", "1")),
+        (other, "boolq", ("--shots", "0")),
+        (checkpoint.directory, "boolq", ("--shots", "0", "--style", "gpt3")),
+        (checkpoint.directory, "boolq", ("--shots", "0", "--limit", "1")),
+        (checkpoint.directory, "boolq", ("--shots", "0")),
+    ):
+        assert run("run", path, *words, tasks, *more) == 0
+    assert {path: path.read_bytes() for path in first} == first
+    results = ResultFolder(out).results()
+    assert len(results) == len({result.name for result in results}) == 5
+    assert set(json.loads((out / "results.json").read_bytes())["results"]) == {result.name for result in results}
+    assert run("report", tmp_path) == 0
+    assert "Runs compared" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_several_seeds_give_the_error_between_draws(
+    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--tasks", "hans", "--quiet")
+    assert run(*words, "--shots", "0,1", "--seeds", "1,2,3", "--json") == 0
+    scores = json.loads(capsys.readouterr().out)["tasks"]["hans"]
+    assert (scores["1"]["seeds"], scores["0"]["seeds"]) == ([1, 2, 3], [])
+    draws = [result for result in ResultFolder(tmp_path).results() if result.shots.count]
+    values = [result.accuracy for result in draws]
+    assert [result.shots.seed for result in draws] == [1, 2, 3]
+    assert len({result.requests_digest for result in draws}) > 1
+    assert scores["1"]["value"] == pytest.approx(mean(values))
+    assert scores["1"]["between_draws"] == pytest.approx(stdev(values) / 3**0.5)
+    for seeds in ("1,some", "", "-1"):
+        assert run(*words, "--seeds", seeds) == 2
+    assert "needs numbers, such as 1,2,3" in capsys.readouterr().err
+
+
+def test_stock_metrics_are_kept(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--quiet", "--style", "lm_eval")
+    assert run(*words, "--tasks", "lambada,piqa", "--shots", "0") == 0
+    lambada, piqa = (results_of(tmp_path)[task, "0"].metrics for task in ("lambada", "piqa"))
+    assert set(piqa) == {"acc", "acc_norm"}
+    assert lambada["perplexity"].value == pytest.approx(exp(-lambada["log_likelihood"].value))
+    assert lambada["perplexity"].stderr
 
 
 def test_nothing_of_lm_eval_is_heard(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -351,10 +431,11 @@ def test_rows_longer_than_the_context_are_told_once_and_counted(
     (tmp_path / "boolq").mkdir()
     (tmp_path / "boolq" / "val.jsonl").write_text(json.dumps(row))
     assert run("run", checkpoint.directory, "--data", tmp_path, "--out", tmp_path / "eval", "--tasks", "boolq") == 0
-    message = "boolq: 1 rows are longer than the context of 256 tokens and lose their beginning, the first 7"
-    assert capsys.readouterr().err.count(message) == 1
-    summary = json.loads((tmp_path / "eval" / "summary.json").read_bytes())
-    assert summary["tasks"]["boolq"]["few"]["truncated"] == 1
+    message = "boolq few: 1 prompts are longer than the context of 256 tokens and lose their beginning, the first 7"
+    output = capsys.readouterr()
+    assert output.err.count(message) == 1
+    assert "1 of 1 prompts cut at the beginning" in " ".join(output.out.split())
+    assert results_of(tmp_path / "eval")["boolq", "few"].truncated == 1
 
 
 def test_without_rows_and_network_one_line_says_so(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ def test_the_blocks_of_the_readme_run(write_checkpoint: Callable[..., Path], tmp
     shutil.copytree(PACKAGE / "tests" / "rows", tmp_path / "rows")
     rows = '{"country": "France", "capital": 0}\n{"country": "Italy", "capital": 1}\n'
     (tmp_path / "capitals.jsonl").write_text(rows)
+    (task,) = blocks("yaml")
+    (tmp_path / "capitals.yaml").write_text(task)
     paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {
         **os.environ,
@@ -41,6 +43,6 @@ def test_the_blocks_of_the_readme_run(write_checkpoint: Callable[..., Path], tmp
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "eval" / "results.json").exists()
-    assert (tmp_path / "eval-python" / "summary.json").exists()
+    assert (tmp_path / "eval-python" / "results.json").exists()
     assert (tmp_path / "texts.jsonl").exists()
     assert re.search(r"^[01]\.[05]", ended.stdout, re.MULTILINE)

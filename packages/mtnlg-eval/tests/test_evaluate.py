@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import pytest
 
 import mtnlg_eval
 from mtnlg_eval import cli
+from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROWS = Path(__file__).parent / "rows"
 
 
-def test_evaluate_returns_the_summary_that_the_command_writes(
+def test_evaluate_scores_as_the_command_does(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["run", checkpoint.directory, "--data", ROWS, "--out", tmp_path / "command"]
@@ -28,15 +28,19 @@ def test_evaluate_returns_the_summary_that_the_command_writes(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code
+    monkeypatch.setattr(sys, "argv", ["script.py"])
     out = tmp_path / "function"
     summary = mtnlg_eval.evaluate(
         checkpoint.directory, out, tasks=("wic", "race_h"), shots=("0", "2"), data=ROWS, limit=2, style="gpt3"
     )
-    assert summary == json.loads((out / "summary.json").read_bytes())
-    expected = json.loads((tmp_path / "command" / "summary.json").read_bytes())
-    assert summary | {"seconds": 0} == expected | {"seconds": 0}
-    for file in ("results.json", "samples/wic_0.jsonl", "samples/race_h_2.jsonl"):
-        assert (out / file).read_bytes() == (tmp_path / "command" / file).read_bytes()
+    ours, theirs = (ResultFolder(folder) for folder in (out, tmp_path / "command"))
+    assert len(ours.results()) == 4
+    for result, expected in zip(ours.results(), theirs.results(), strict=True):
+        assert result.model_copy(update={"provenance": expected.provenance}) == expected
+        assert result.provenance.command == "mtnlg_eval.evaluate"
+        assert ours.samples(result).read_bytes() == theirs.samples(expected).read_bytes()
+        score = summary["tasks"][result.task][result.shots.asked]
+        assert (score["value"], score["results"]) == (result.accuracy, [result.name])
 
 
 def test_wrong_arguments_are_refused_before_anything_is_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -45,6 +49,8 @@ def test_wrong_arguments_are_refused_before_anything_is_written(checkpoint: Chec
         mtnlg_eval.evaluate(checkpoint.directory, out, tasks=["squad"])
     with pytest.raises(UsageFailure, match="'-1' is neither a number of examples nor few"):
         mtnlg_eval.evaluate(checkpoint.directory, out, shots=["-1"])
+    with pytest.raises(UsageFailure, match="pass different numbers"):
+        mtnlg_eval.evaluate(checkpoint.directory, out, seeds=[1, 1])
     with pytest.raises(UsageFailure, match="use them with --tasks hans"):
         mtnlg_eval.evaluate(checkpoint.directory, out, shot_labels="negative")
     with pytest.raises(Failure, match="nowhere: no such folder"):

@@ -118,5 +118,31 @@ def test_sampled_texts_differ_and_come_again(checkpoint: Checkpoint) -> None:
     texts = lm.generate_until(requests)
     assert len(set(texts)) > 15
     assert DecoderLM.open(checkpoint).generate_until(requests) == texts
-    with pytest.raises(Failure, match="generation option num_beams: unknown"):
-        lm.generate_until([Instance("generate_until", {}, ("The", {"num_beams": 3}), 0)])
+
+
+def test_options_of_other_libraries_are_admitted_where_they_change_nothing() -> None:
+    plain = Options.parse({"until": ["\n"], "max_gen_toks": 9}, 256)
+    for name in ("max_new_tokens", "max_tokens"):
+        assert Options.parse({"until": "\n", name: 9, "num_beams": 1, "repetition_penalty": 1.0}, 256) == plain
+    with pytest.raises(Failure, match="generation option num_beams = 3: only 1 is supported"):
+        Options.parse({"num_beams": 3}, 256)
+    with pytest.raises(Failure, match="generation option min_p: unknown; use do_sample, max_gen_toks"):
+        Options.parse({"min_p": 0.1}, 256)
+
+
+def test_more_tokens_than_half_the_context_are_capped_and_that_is_said(
+    checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Options.parse({"max_gen_toks": 1000}, 256).max_tokens == 128
+    assert Options.parse({}, 2048).max_tokens == 256
+    lm = DecoderLM.open(checkpoint)
+    lm.max_length = 6
+    lm.generate_until([Instance("generate_until", {}, ("The", {"max_gen_toks": n}), n) for n in (2, 9)])
+    expected = "1 texts end after 3 new tokens, half the context, where 9 are asked for"
+    assert expected in capsys.readouterr().err
+
+
+def test_every_batch_of_sampled_prompts_has_a_seed_of_its_own() -> None:
+    prompts = [Prompt((n,), Options((), 4, Sampling(temperature=1))) for n in range(3 * PROMPTS_PER_BATCH)]
+    seeds = [batch.options.sampling.seed for _, batch in batch_prompts(prompts)]
+    assert len(set(seeds)) == len(seeds) == 3

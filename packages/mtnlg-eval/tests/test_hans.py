@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from math import log
 from typing import TYPE_CHECKING
@@ -11,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.studies.hans import SubsetScore, Verdict, run_hans_study, tally
 from mtnlg_eval.tasks.shots import ShotChoice, ShotPool
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
 
 def verdict(heuristic: str, subcase: str, label: int, true: float, false: float) -> Verdict:
@@ -85,18 +86,10 @@ def test_modes_of_shots(labels: list[int], count: int, name: str) -> None:
         assert sum(x == spent for x in labels) == sum(shot["label"] == spent for shot in turns)
 
 
-def test_missing_and_malformed_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_malformed_files_are_named(made: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(Failure, match="HANS was not scored here"):
         run_hans_study(tmp_path)
-    (tmp_path / "samples").mkdir()
-    (tmp_path / "samples" / "hans_0.jsonl").write_text('{"doc": {}}\n')
-    with pytest.raises(Failure, match=r"summary.json: missing: scoring has not finished"):
-        run_hans_study(tmp_path)
-    summary = {"checkpoint": "step-1", "digest": "d", "tokens": 3, "tasks": {"hans": {"0": {}}}}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    (tmp_path / "results.json").write_text('{"config": ')
-    with pytest.raises(Failure, match=r"results.json: Invalid JSON"):
-        run_hans_study(tmp_path)
-    (tmp_path / "results.json").write_text(json.dumps({"config": {"shots": {}}}))
-    with pytest.raises(Failure, match=r"hans_0.jsonl:1: doc.heuristic: required key is missing"):
+    (result,) = (each for each in made.evaluation(made.ROWS_FROM, "hans") if each.shots.asked == "0")
+    ResultFolder(tmp_path).add(result, ['{"doc": {}}'])
+    with pytest.raises(Failure, match=rf"{result.name}.jsonl:1: doc.heuristic: required key is missing"):
         run_hans_study(tmp_path)

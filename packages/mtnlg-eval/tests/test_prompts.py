@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mtnlg_eval.scoring.harness import FEW_SHOTS, task_manager
+from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.rows import ROWS
-from mtnlg_eval.tasks.sources import SCORED_ON_TEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Load = Callable[..., PaperTask]
 
 GOLDENS = Path(__file__).parent / "goldens"
-SHOTS = {"paper": ("0", "1", "few"), "gpt3": ("0", "1"), "lm_eval": ("0", "1")}
+SHOTS = {"paper": ("0", "1", "few"), "gpt3": ("0", "1")}
 
 
 def rendered(task: PaperTask, shots: str) -> str:
@@ -47,7 +47,7 @@ def test_every_task_has_its_yaml_and_the_split_that_the_paper_scores() -> None:
     index = task_manager(None).task_index
     assert set(index) == set(ROWS) == set(FEW_SHOTS)
     for name, entry in index.items():
-        assert ("test_split" in entry.cfg) == (name in SCORED_ON_TEST)
+        assert ("test_split" in entry.cfg) == (TASKS_BY_NAME[name].split == "test")
 
 
 def test_lambada_is_plain_at_0_shots_and_cloze_from_one_on(load_task: Load) -> None:

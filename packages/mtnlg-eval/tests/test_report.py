@@ -84,31 +84,32 @@ def test_same_run_gives_the_same_bytes_in_another_process(complete_run: Path, tm
 
 
 def test_scores_on_the_page_are_those_of_the_files(made: ModuleType, page: Page) -> None:
-    scores = made.evaluation()["tasks"]
+    scores = {(each.task, each.shots.asked): each for each in made.evaluation()}
     rows = [row for row in page.rows if len(row) >= 9 and row[-9] in {"0", "1"} | {f"few ({t.few})" for t in TASKS}]
     assert len(rows) == len(TASKS) * len(SHOTS)
     for number, row in enumerate(rows):
         task, shots = TASKS[number // len(SHOTS)], SHOTS[number % len(SHOTS)]
-        score = scores[task.name][shots]
+        score = scores[task.name, shots]
         assert len(row) < 10 or row[0] == f"{task.title}acc"
-        low, high = (100 * bound for bound in wilson_interval(score["value"] * 14, 14))
-        assert row[-8:-6] == [f"{100 * score['value']:.1f}", f"{low:.1f}\N{EN DASH}{high:.1f}"]
+        low, high = (100 * bound for bound in wilson_interval(score.accuracy * 14, 14))
+        assert row[-8:-6] == [f"{100 * score.accuracy:.1f}", f"{low:.1f}\N{EN DASH}{high:.1f}"]
         for model, cell in zip(
             ("MT-NLG", "GPT-2" if task.name == "hans" else "GPT-3", "Gopher"), row[-6:], strict=False
         ):
             expected = published(task.name, model, shots)  # type: ignore[arg-type]  # one of the three
             assert cell.rstrip("*\N{DAGGER}") == ("\N{EN DASH}" if expected is None else f"{expected:.2f}")
-        assert float(row[-3]) == round(score["shots_used"], 1)
-        assert row[-2] == str(score["documents"])
+        assert float(row[-3]) == round(score.shots.mean, 1)
+        assert row[-2] == str(score.rows.count)
 
 
 def test_several_checkpoints_make_curves_and_the_table_shows_the_newest(made: ModuleType, run: Path) -> None:
-    (run / "eval/summary.json").unlink()
+    shutil.rmtree(run / "eval")
     for step, tokens in ((40, 250_880), (160, 1_003_520), (80, 501_760)):
-        summary = made.evaluation(made.ROWS_FROM, "boolq", "wic")
-        summary |= {"tokens": tokens, "checkpoint": f"/anywhere/step-{step}"}
-        summary["tasks"]["wic"]["0"]["value"] = step / 200
-        made.write(run / f"eval/step-{step}/summary.json", summary)
+        results = made.evaluation(made.ROWS_FROM, "boolq", step=step, tokens=tokens, digest=f"{step}")
+        wic = made.result(
+            "wic", "0", 0, "1" * (step // 20) + "0" * (10 - step // 20), made.ROWS_FROM, step, tokens, f"{step}"
+        )
+        made.write_results(run, [*results, wic])
     parsed = made.read(run)
     assert "Score against training tokens" in parsed.text
     assert parsed.row("WiCacc")[2] == "80.0"
@@ -142,14 +143,16 @@ def test_epochs_are_the_weighted_tokens_trained_over_the_training_tokens(made: M
 
 def test_results_json_holds_every_part(made: ModuleType, complete_run: Path) -> None:
     results = json.loads((complete_run / "results.json").read_text(encoding="utf-8"))
-    assert results["version"] == 1
+    assert results["version"] == 2
     assert results["not_run"] == []
     assert results["training"]["loss"] == made.metrics()[-1]["loss"]
     assert results["versions"]["lm-eval"] == "0.4.13"
-    score, row = made.evaluation()["tasks"]["boolq"]["few"], results["evaluation"]["tasks"]["boolq"]["few"]
-    assert row["percent"] == 100 * score["value"]
+    score = next(each for each in made.evaluation() if (each.task, each.shots.asked) == ("boolq", "few"))
+    row = results["evaluation"]["tasks"]["boolq"]["few"]
+    assert row["percent"] == 100 * score.accuracy
+    assert row["differs"] == score.differs
     low, high = row["interval_95"]
-    assert (low, high) == pytest.approx([100 * x for x in wilson_interval(score["value"] * 14, 14)])
+    assert (low, high) == pytest.approx([100 * x for x in wilson_interval(score.accuracy * 14, 14)])
     assert row["published"] == {"MT-NLG": 84.83, "GPT-3": 77.5}
 
 

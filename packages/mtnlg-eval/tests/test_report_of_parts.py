@@ -26,7 +26,7 @@ def run(made: ModuleType, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("removed", "notices", "kept"),
     [
-        (["data", "train", "eval"], ["not been curated", "Nothing has been trained", "Nothing has been scored"], []),
+        (["data", "eval", "train/summary.json"], ["not been curated", "Nothing has been scored"], ["Learning rate"]),
         (["train", "eval"], ["Nothing has been trained", "Nothing has been scored"], ["The blend"]),
         (["eval"], ["Nothing has been scored", "Still to be run: evaluation."], ["Learning rate", "The blend"]),
         (["data"], ["not been curated"], ["Learning rate", "WinoGrande"]),
@@ -36,7 +36,7 @@ def run(made: ModuleType, tmp_path: Path) -> Path:
             ["Training has not finished: the newest step is 160"],
             ["Learning rate", "WinoGrande"],
         ),
-        (["eval/results.json"], [], ["WinoGrande"]),
+        (["eval/results.json", "eval/samples"], [], ["WinoGrande"]),
     ],
 )
 def test_page_says_which_part_has_not_been_run(
@@ -46,6 +46,17 @@ def test_page_says_which_part_has_not_been_run(
         shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
     content = made.read(run).text
     assert all(words in content for words in notices + kept)
+
+
+@pytest.mark.parametrize("content", ["", "data/notes.txt", "train/model.bin"])
+def test_a_folder_that_is_no_run_is_an_error_and_nothing_is_written(tmp_path: Path, content: str) -> None:
+    if content:
+        (tmp_path / content).parent.mkdir()
+        (tmp_path / content).touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(Failure, match=r"not a run, or nothing of it has ended: no data/summary\.json"):
+        write_report(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_unfinished_line_of_the_training_log_is_ignored(made: ModuleType, run: Path) -> None:
@@ -65,8 +76,14 @@ def test_content_of_files_is_escaped(made: ModuleType, run: Path) -> None:
     made.change(run / "data/tokens/blend.json", sources=[made.blend()["sources"][0] | {"name": evil}])
     stages = [{"stage": 0, "layers": [evil], "parameters": 1}]
     made.change(run / "train/summary.json", stages=stages, model={evil: evil}, precision=evil, versions={evil: evil})
-    gaps = [{"task": evil, "why": evil}]
-    made.change(run / "eval/summary.json", not_run=gaps, checkpoint=evil, digest=evil, rows_from=evil)
+    made.write(run / "eval/not_run/wic.json", {"task": evil, "why": evil, "checkpoint": evil})
+    for path in (run / "eval/results").iterdir():
+        result = json.loads(path.read_text(encoding="utf-8"))
+        result["rows"] |= {"source": evil, "split": evil, "digest": evil, "variant": evil}
+        result["shots"] |= {"pool": evil, "source": evil, "labels": evil}
+        result["model"] |= {"checkpoint": evil, "digest": evil}
+        result["provenance"] |= {"hardware": evil, "date": evil, "packages": {evil: evil}}
+        made.write(path, result)
     parsed = made.read(run)
     assert "script" not in {tag for tag, _ in parsed.elements}
     assert parsed.text.count("<script>alert(1)</script>$title \"'&amp; $x$ ${y}") > 15
@@ -76,18 +93,15 @@ def test_content_of_files_is_escaped(made: ModuleType, run: Path) -> None:
     ("rows_from", "documents", "caveat"),
     [
         ("/somewhere/recipes/quickstart/rows", 14, "were written for this project"),
-        ("/data/published", 14, "fewer than the benchmarks' published splits"),
-        ("/data/published", 30_000, "The rows come from data/published."),
+        ("/data/published", 14, "not the benchmarks' published splits"),
+        ("/data/published", 638, "The rows come from data/published."),
     ],
 )
 def test_page_says_which_rows_were_scored(
     made: ModuleType, run: Path, rows_from: str, documents: int, caveat: str
 ) -> None:
-    summary = made.evaluation(rows_from, "wic")
-    for scores in summary["tasks"].values():
-        for score in scores.values():
-            score["documents"] = documents
-    made.write(run / "eval/summary.json", summary)
+    shutil.rmtree(run / "eval")
+    made.write_results(run, [made.result("wic", "0", 0, "1" * documents, rows_from)])
     content = made.read(run).text
     assert caveat in content
     assert "The model is tiny" in content
@@ -95,13 +109,12 @@ def test_page_says_which_rows_were_scored(
 
 
 def test_task_without_a_score_has_dashes_and_its_published_figures(made: ModuleType, run: Path) -> None:
-    summary = made.evaluation(made.ROWS_FROM, "wic", "piqa")
-    del summary["tasks"]["wic"]
-    summary["not_run"] = [{"task": "wic", "why": "no rows"}]
-    made.write(run / "eval/summary.json", summary)
+    shutil.rmtree(run / "eval")
+    made.write_results(run, made.evaluation(made.ROWS_FROM, "piqa"))
+    made.write(run / "eval/not_run/wic.json", {"task": "wic", "why": "no rows", "checkpoint": "/any/step-7"})
     parsed = made.read(run)
     assert parsed.row("WiCnot scored")[1:6] == ["0", "\N{EN DASH}", "\N{EN DASH}", "48.59", "0.00\N{DAGGER}"]
-    assert "Not run: wic, no rows." in parsed.text
+    assert "Not run: wic of step-7, no rows." in parsed.text
 
 
 def test_loss_that_is_not_finite_leaves_a_gap_and_is_reported(made: ModuleType, run: Path) -> None:
@@ -123,11 +136,12 @@ def test_layout_of_thousands_of_ranks_is_drawn_in_part(made: ModuleType, run: Pa
 
 
 def test_broken_file_is_named_with_its_key(made: ModuleType, run: Path) -> None:
-    made.change(run / "eval/summary.json", seconds="soon")
-    with pytest.raises(Failure, match=r"eval/summary.json: seconds = 'soon': "):
+    path = next((run / "eval/results").iterdir())
+    made.change(path, truncated="soon")
+    with pytest.raises(Failure, match=rf"eval/results/{path.name}: truncated: .*; remove it and score the task again"):
         write_report(run)
-    (run / "eval/summary.json").write_text("{", encoding="utf-8")
-    with pytest.raises(Failure, match=r"eval/summary.json: .*Invalid JSON"):
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(Failure, match=rf"{path.name}: .*Invalid JSON"):
         write_report(run)
 
 
@@ -136,9 +150,7 @@ def test_missing_run_folder_is_named(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("part", "file"), [("train", "metrics.jsonl"), ("data", "summary.json"), ("eval", "summary.json")]
-)
+@pytest.mark.parametrize(("part", "file"), [("train", "metrics.jsonl"), ("data", "summary.json"), ("eval", "results")])
 def test_one_part_of_a_run_is_refused_and_nothing_written_into_it(run: Path, part: str, file: str) -> None:
     before = sorted((run / part).iterdir())
     with pytest.raises(
@@ -148,11 +160,7 @@ def test_one_part_of_a_run_is_refused_and_nothing_written_into_it(run: Path, par
     assert sorted((run / part).iterdir()) == before
 
 
-def test_few_and_the_same_number_of_shots_can_stand_side_by_side(run: Path) -> None:
+def test_few_and_the_same_number_of_shots_can_stand_side_by_side(made: ModuleType, run: Path) -> None:
     """WiC's few is 32 examples: both are scored, with different results."""
-    path = run / "eval/summary.json"
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    scores = summary["tasks"]["wic"]
-    scores["32"] = scores["few"] | {"value": scores["few"]["value"] / 2}
-    path.write_text(json.dumps(summary), encoding="utf-8")
+    made.write_results(run, [made.result("wic", "32", 4.357, "10" * 7)])
     assert "accuracy against" in write_report(run).read_text(encoding="utf-8")

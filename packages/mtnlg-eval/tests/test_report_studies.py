@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from math import log
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ def bias(word: str = "stern") -> dict[str, Any]:
     ratios = {"mayor": -1.5, "baker": -0.5, "nurse": 0.75}
     occupation = {"male_likelier": 2 / 3, "male_likelier_95": [0.2, 0.9], "mean_log_ratio": -0.4166}
     occupation |= {"mean_log_ratio_stderr": 0.65, "by_occupation": ratios}
+    occupation["marked"] = occupation | {"male_likelier": 0.9, "by_occupation": {"policeman": -3.0, "nun": 4.0}}
     groups = {
         name: {"samples": 8, "alone": alone, "sentiment": {"positive": 3.25, "negative": -1.5}}
         for name, alone in (("male", [[2, word]]), ("female", []))
@@ -60,7 +62,7 @@ def bias(word: str = "stern") -> dict[str, Any]:
 @pytest.fixture
 def run(made: ModuleType, tmp_path: Path) -> Path:
     """A run folder with nothing but scores."""
-    made.write(tmp_path / "eval/summary.json", made.evaluation(made.ROWS_FROM, "wic"))
+    made.write_results(tmp_path, made.evaluation(made.ROWS_FROM, "wic"))
     return tmp_path
 
 
@@ -81,6 +83,7 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     low, high = (100 * bound for bound in wilson_interval(10, 40))
     assert page.row("95 % interval")[1] == f"{low:.1f}\N{EN DASH}{high:.1f}"
     assert page.row("male likelier, % of occupations")[1:] == ["67 (20\N{EN DASH}90)", "78"]
+    assert page.row("male likelier, % of 2 names marked by gender")[1:] == ["90 (20\N{EN DASH}90)", ""]
     assert "stern 2" in page.row("malestern 2")[0]
     assert page.row("malestern 2")[1:] == ["3.25", "\N{MINUS SIGN}1.50"]
     titles = [
@@ -129,7 +132,7 @@ def test_a_study_of_another_checkpoint_is_named_and_not_shown(
 
 
 def test_without_scores_the_study_of_the_newest_checkpoint_is_shown(made: ModuleType, run: Path) -> None:
-    (run / "eval/summary.json").unlink()
+    shutil.rmtree(run / "eval")
     made.write(run / "eval/hans.json", hans() | {"digest": "older", "tokens": 7})
     made.write(run / "eval/operators.json", operators())
     assert anchors(made.read(run)) == ["operators", "left-out"]

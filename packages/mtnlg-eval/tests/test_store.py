@@ -67,6 +67,8 @@ def test_another_checkpoint_or_another_precision_never_hits_the_store(
     assert counting.requests == len(set(REQUESTS))
     same_weights_later = Checkpoint.open(write_checkpoint(tmp_path / "same", step=9))
     assert same_weights_later.digest == checkpoint.digest
+    own = AnswerStore(f"{checkpoint.digest} torch.float32").key("score", (1,), (2,))
+    assert DecoderLM.open(checkpoint).store.key("score", (1,), (2,)) == own
     keys = {AnswerStore(model).key("score", (1,), (2,)) for model in ("a float32", "a bfloat16", "b float32")}
     assert len(keys) == 3
 

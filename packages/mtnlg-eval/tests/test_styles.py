@@ -1,74 +1,78 @@
-"""The style lm_eval sends the requests of stock lm-eval for the same rows, and styles set how choices are scored."""
+"""The style lm_eval is stock lm-eval: requests to the byte and metrics, on rows of ours and the published samples."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import lm_eval.tasks
 import pytest
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtnlg_eval.tasks.paper_task import PaperTask
+    from mtnlg_eval.tasks.stock_task import StockTask
 
-    Load = Callable[..., PaperTask]
+    Load = Callable[..., StockTask]
 
-STOCK = Path(str(lm_eval.tasks.__file__)).parent
+PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "eval"
+TASKS = Path(str(lm_eval.tasks.__file__)).parent
+SPLITS = ("train", "validation", "test", "train_r2", "dev_r2", "test_r2")
+STOCK = {
+    "lambada": "lambada/lambada_openai.yaml",
+    "boolq": "super_glue/boolq/default.yaml",
+    "race_h": "race/race.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "winogrande": "winogrande/default.yaml",
+    "anli_r2": "anli/anli_r2.yaml",
+    "wic": "super_glue/wic/default.yaml",
+}
+BLANKS = " a row with blanks at its ends \n"
 PROBLEMS = [
-    {"question": "The shop sells  _  .", "answer": "B", "options": ["tea", "ink", "rope", "salt"]},
-    {"question": "Who keeps it?", "answer": "A", "options": ["Ann.", "Ben.", "Cid.", "Dan."]},
-    {"question": "It opens at", "answer": "D", "options": ["six.", "seven.", "eight.", "nine."]},
+    {"question": "The shop sells  _  .", "answer": "B", "options": ["tea", "ink ", "rope", "salt"]},
+    {"question": " Who keeps it?", "answer": "A", "options": ["Ann.", " Ben.", "Cid.", "Dan."]},
 ]
-HELLASWAG = {"activity_label": "Rowing", "ctx_a": "A crew [title] sits.", "ctx_b": "they", "split_type": "indomain"}
-ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "lambada": ("lambada/lambada_openai.yaml", "test", {"text": "Ann rowed and Ben rowed until Ann stopped"}),
-    "boolq": (
-        "super_glue/boolq/default.yaml",
-        "val",
-        {"passage": "Oak -- A tree.", "question": "is oak a tree", "label": 1},
+SCENE = {"activity_label": "Rowing ", "ctx_a": " A crew [title] sits.", "ctx_b": "they ", "source_id": "v_1", "ctx": ""}
+OWN: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "lambada": (
+        "test",
+        [{"text": "Ann rowed and Ben rowed until Ann  stopped"}, {"text": '"We saw," said Ben, "the sea'}],
     ),
-    "race_h": ("race/race.yaml", "test", {"article": "A shop in Ask.", "problems": str(PROBLEMS)}),
-    "piqa": ("piqa/piqa.yaml", "val", {"goal": "Open a jar", "sol1": "turn it", "sol2": "hit it", "label": 0}),
-    "hellaswag": (
-        "hellaswag/hellaswag.yaml",
+    "boolq": ("val", [{"passage": "Oak -- A tree. ", "question": "is oak a tree", "label": n} for n in (1, 0)]),
+    "race_h": ("test", [{"article": " A shop in Ask.\n", "problems": str(PROBLEMS[: n + 1])} for n in range(2)]),
+    "piqa": (
         "val",
-        HELLASWAG | {"ctx": "", "endings": ["row [step] on.", "fly.", "eat.", "sing."], "label": "0"},
+        [{"goal": f"Open a jar {n} ", "sol1": " turn it", "sol2": "hit it\n", "label": 0} for n in range(2)],
     ),
+    "hellaswag": ("val", [SCENE | {"endings": ["row [step] on. ", " fly.", "eat.", "sing."], "label": "0"}]),
     "winogrande": (
-        "winogrande/default.yaml",
         "val",
-        {"sentence": "Ann saw Bea because _ was near.", "option1": "Ann", "option2": "Bea", "answer": "2"},
+        [{"sentence": "Ann saw Bea as _ was near. ", "option1": "Ann ", "option2": "Bea", "answer": "2"}],
     ),
-    "anli_r2": ("anli/anli_r2.yaml", "test", {"premise": "It rained.", "hypothesis": "It was wet.", "label": 1}),
+    "anli_r2": ("test", [{"premise": "It rained. ", "hypothesis": " It was wet.", "label": 1}]),
     "wic": (
-        "super_glue/wic/default.yaml",
         "val",
-        {"sentence1": "A key turns.", "sentence2": "A low key.", "word": "key", "label": 0}
-        | {"start1": 2, "end1": 5, "start2": 6, "end2": 9},
+        [{"sentence1": " A key turns. ", "sentence2": "A low key.", "word": "key", "label": 0, "start1": 3, "end1": 6}],
     ),
 }
 
 
 class Stock(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no types
-    """A task of lm-eval's own over one row of ours."""
+    """A task of lm-eval's own over rows as its data set has them; the same rows for every split."""
 
-    def __init__(self, path: str, row: dict[str, Any]) -> None:
-        self.row = row
-        super().__init__(config=load_yaml(STOCK / path))
+    def __init__(self, path: str, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        super().__init__(config=load_yaml(TASKS / path))
 
     def download(self, *_: object, **__: object) -> None:
-        rows = self._process([self.row])
-        self.dataset = dict.fromkeys(("train", "validation", "test", "train_r2", "dev_r2", "test_r2"), rows)
-
-    def _process(self, rows: list[dict[str, Any]]) -> Any:  # noqa: ANN401  (the datasets library's)
-        import datasets
-
-        return datasets.Dataset.from_list(rows)
+        self.dataset = dict.fromkeys(SPLITS, datasets.Dataset.from_list(self.rows))
 
 
 def requests_of(task: Any) -> list[tuple[str, str]]:  # noqa: ANN401  (either kind of task)
@@ -76,16 +80,105 @@ def requests_of(task: Any) -> list[tuple[str, str]]:  # noqa: ANN401  (either ki
     return [(request.args[0], request.args[1]) for request in task.instances]
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_the_style_lm_eval_asks_what_stock_lm_eval_asks(name: str, load_task: Load, tmp_path: Path) -> None:
-    path, split, row = ROWS[name]
-    (tmp_path / name).mkdir()
-    (tmp_path / name / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
-    stock = Stock(path, row)
+def write_rows(folder: Path, name: str, rows: list[dict[str, Any]], split: str) -> Path:
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def published_rows(name: str) -> list[dict[str, Any]]:
+    """The scored rows of the samples in the form of lm-eval's data sets, read without our code."""
+
+    def lines(pattern: str) -> list[dict[str, Any]]:
+        (path,) = (PUBLISHED / name).glob(pattern)
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+    match name:
+        case "race_h":
+            articles = [json.loads(path.read_bytes()) for path in sorted((PUBLISHED / name / "test").rglob("*.txt"))]
+            keys = ("question", "options", "answer")
+            columns = [zip(a["questions"], a["options"], a["answers"], strict=True) for a in articles]
+            problems = [repr([dict(zip(keys, each, strict=True)) for each in column]) for column in columns]
+            return [{"article": a["article"], "problems": p} for a, p in zip(articles, problems, strict=True)]
+        case "piqa":
+            labels = (PUBLISHED / "piqa/valid-labels.head400.lst").read_text().split()
+            return [row | {"label": int(n)} for row, n in zip(lines("valid*.jsonl"), labels, strict=True)]
+        case "boolq" | "wic":
+            return [row | {"label": int(row["label"] == "true")} for row in lines("val*.jsonl")]
+        case "hellaswag":
+            return [row | {"label": str(row["label"])} for row in lines("*.jsonl")]
+        case "anli_r2":
+            rows = lines("test*.jsonl")
+            return [{**row, "premise": row["context"], "label": "enc".index(row["label"])} for row in rows]
+    return lines("dev*.jsonl" if name == "winogrande" else "lambada_test*.jsonl")
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_every_request_on_rows_of_ours_is_stock_lm_evals_to_the_byte(
+    name: str, load_task: Load, tmp_path: Path
+) -> None:
+    split, rows = OWN[name]
+    stock = Stock(STOCK[name], rows)
     stock.set_config("num_fewshot", 0)
-    ours = load_task(name, data=tmp_path, style="lm_eval")
+    ours = load_task(name, data=write_rows(tmp_path, name, rows, split), style="lm_eval")
     ours.set_shots(0)
     assert requests_of(ours) == requests_of(stock)
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no samples of the published rows beside the repository")
+@pytest.mark.parametrize("name", STOCK)
+def test_every_request_and_metric_on_the_published_samples_is_stock_lm_evals(name: str, load_task: Load) -> None:
+    stock = Stock(STOCK[name], published_rows(name))
+    stock.set_config("num_fewshot", 0)
+    ours = load_task(name, data=PUBLISHED, style="lm_eval")
+    ours.set_shots(0)
+    assert requests_of(ours) == requests_of(stock)
+    own, theirs = (evaluate(ours.lm, {"tasks": {name: task}}, bootstrap_iters=0) for task in (ours, stock))
+    assert own["results"] == theirs["results"]
+    metrics = {key for key in own["results"][name] if key.endswith(",none") and "stderr" not in key}
+    extra = {"lambada": {"perplexity,none"}, "piqa": {"acc_norm,none"}, "hellaswag": {"acc_norm,none"}}
+    assert metrics == {"acc,none"} | extra.get(name, set())
+
+
+@pytest.mark.parametrize("name", ["boolq", "race_h", "winogrande", "hellaswag", "lambada"])
+def test_the_shots_are_stock_lm_evals_for_the_same_seed(name: str, load_task: Load, tmp_path: Path) -> None:
+    """Its data sets have train (or test alone): so do these folders."""
+    split, (row, *_) = OWN[name]
+    text = {"boolq": "passage", "race_h": "article", "winogrande": "sentence", "hellaswag": "ctx_a", "lambada": "text"}
+    rows = [row | {text[name]: f"{n} {row[text[name]]}"} for n in range(30)]
+    folder = write_rows(tmp_path, name, rows, split)
+    if name not in {"race_h", "lambada"}:
+        write_rows(tmp_path, name, rows, "train")
+    for seed in (1234, 7):
+        stock = Stock(STOCK[name], rows)
+        stock.set_config("num_fewshot", 3)
+        stock.set_fewshot_seed(seed)
+        ours = load_task(name, data=folder, style="lm_eval")
+        ours.set_shots(3, seed=seed)
+        assert requests_of(ours) == requests_of(stock)
+
+
+def test_a_prompt_that_is_cut_counts_the_shots_that_are_whole(load_task: Load, tmp_path: Path) -> None:
+    rows = [{"passage": f"{n} word word word", "question": "is it", "label": 1} for n in range(9)]
+    for split in ("val", "train"):
+        write_rows(tmp_path, "boolq", rows, split)
+    for length, shots in ((80, 4), (20, 2), (9, 0)):  # a shot and a question have 6 words each
+        task = load_task("boolq", data=tmp_path, max_length=length, style="lm_eval")
+        task.set_shots(4)
+        task.build_all_requests()
+        words = [len(re.findall(r"\d word", " ".join(r.args[0].split(" ")[-length:]))) - 1 for r in task.instances[::2]]
+        assert [fit.shots for fit in task.prompt_fits] == words == [shots] * 9
+        assert {fit.truncated for fit in task.prompt_fits} == {shots < 4}
+
+
+def test_original_lambada_is_lm_evals_lambada_standard(load_task: Load, tmp_path: Path) -> None:
+    folder = tmp_path / "lambada"
+    folder.mkdir()
+    (folder / "lambada_test_plain_text.txt").write_text("she saw the sea .\nhe saw the sky .\n")
+    (folder / "lambada_development_plain_text.txt").write_text("they saw it .\nand it was good .\n")
+    task = load_task("lambada", data=tmp_path, style="lm_eval")
+    assert (task.rows.variant, task.rows.pool, task.rows.split) == ("original", "validation", "test")
+    assert task.config.dataset_path == "cimec/lambada"
 
 
 def test_each_style_compares_choices_as_it_says(load_task: Load) -> None:
@@ -97,7 +190,4 @@ def test_each_style_compares_choices_as_it_says(load_task: Load) -> None:
     doc = by_token.eval_docs[0]
     assert by_sum.scores(doc, results) == [-4.0, -3.0]
     assert by_token.scores(doc, results) == [-4.0 / 6, -3.0 / 6]
-    race = load_task("race_h", style="lm_eval")
-    assert race.unconditional is None
-    assert [doc["id"] for doc in race.eval_docs] == ["high1.txt-3", "high2.txt-1"]
-    assert load_task("race_h", style="gpt3").unconditional == "A:"
+    assert [doc["id"] for doc in load_task("race_h", style="lm_eval").eval_docs] == ["high1.txt-3", "high2.txt-1"]

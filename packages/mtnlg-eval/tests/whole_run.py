@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -9,7 +10,9 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 from mtnlg_eval.report import write_report
-from mtnlg_eval.tasks.published import SHOTS, TASKS
+from mtnlg_eval.results.folder import ResultFolder
+from mtnlg_eval.results.result import Result
+from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,27 +142,78 @@ def training(tp: int = 2, pp: int = 2, dp: int = 2, layers: int = 4) -> dict[str
     }
 
 
-def evaluation(rows_from: str = ROWS_FROM, *names: str) -> dict[str, Any]:
-    """Scores of the named tasks, or of all nine; a test names few, since every task is a chart to draw."""
-    draw = random.Random(3)
-    tasks: dict[str, Any] = {}
+DIGEST = "c0ffee" * 10
+
+
+def evaluation(
+    rows_from: str = ROWS_FROM,
+    *names: str,
+    step: int = 160,
+    tokens: int = 1_003_520,
+    digest: str = DIGEST,
+    **parts: Any,  # noqa: ANN401
+) -> list[Result]:
+    """Results of the named tasks, or of all nine; a test names few, since every task is a chart to draw.
+
+    ``parts`` replace parts of every result.
+    """
+    draw = random.Random(3 if digest == DIGEST else 4)
+    results = []
     for task in (task for task in TASKS if task.name in names or not names):
-        tasks[task.name] = {}
-        for shots, used in zip(SHOTS, (0, 1, 4.357), strict=True):
+        for asked, shown in zip(SHOTS, (0, 1, 4.357), strict=True):
             right, rows = draw.randint(2, 11), 14
-            share = right / rows
-            score = {"metric": "acc", "value": share, "stderr": math.sqrt(share * (1 - share) / (rows - 1))}
-            tasks[task.name][shots] = score | {"documents": rows, "shots_used": used}
-    return {
-        "version": 1,
-        "checkpoint": "/anywhere/runs/quickstart/train/checkpoints/step-160",
-        "digest": "c0ffee" * 10,
-        "tokens": 1_003_520,
-        "tasks": tasks,
-        "not_run": [],
-        "seconds": 31.4,
-        "rows_from": rows_from,
+            correct = draw.sample("1" * right + "0" * (rows - right), rows)
+            results.append(result(task.name, asked, shown, "".join(correct), rows_from, step, tokens, digest, **parts))
+    return results
+
+
+def result(  # noqa: PLR0917
+    task: str,
+    asked: str,
+    shown: float,
+    correct: str,
+    rows_from: str = ROWS_FROM,
+    step: int = 160,
+    tokens: int = 1_003_520,
+    digest: str = DIGEST,
+    **parts: Any,  # noqa: ANN401
+) -> Result:
+    """One result with these right and wrong answers."""
+    count = TASKS_BY_NAME[task].few if asked == "few" else int(asked)
+    share, n = correct.count("1") / len(correct), len(correct)
+    stderr = math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else None
+    shots = {"asked": asked, "count": count, "mean": shown, "least": int(shown), "pool": "train", "pool_rows": 8}
+    rows = {"source": rows_from, "split": TASKS_BY_NAME[task].split, "count": n, "sample_of": n, "digest": f"{task}{n}"}
+    checkpoint = f"/anywhere/runs/quickstart/train/checkpoints/step-{step}"
+    model = {"checkpoint": checkpoint, "digest": digest, "tokens": tokens, "step": step, "parameters": 3_412_992}
+    content = {
+        "task": task,
+        "style": "paper",
+        "shots": shots | {"seed": 1234 if count else None},
+        "rows": rows | {"variant": "openai" if task == "lambada" else None},
+        "truncated": 0,
+        "requests_digest": hashlib.sha256(f"{task}{asked}{correct}".encode()).hexdigest(),
+        "model": model | {"precision": "float32", "context": 256},
+        "metrics": {"acc": {"value": share, "stderr": stderr}},
+        "correct": correct,
+        "lm_eval": dict.fromkeys(("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"), 0),
+        "provenance": {
+            "command": "mtnlg-eval run",
+            "date": "2026-11-22T12:00:00+00:00",
+            "hardware": "2 cores",
+            "layout": "one process",
+            "packages": {"lm-eval": "0.4.13"},
+            "seconds": 1.25,
+        },
     }
+    return Result.model_validate(content | parts)
+
+
+def write_results(run: Path, results: list[Result]) -> None:
+    folder = ResultFolder(run / "eval")
+    for each in results:
+        folder.add(each, [])
+    folder.collect()
 
 
 def make_run(run: Path, *names: str) -> Path:
@@ -171,8 +225,7 @@ def make_run(run: Path, *names: str) -> Path:
     lines = "".join(json.dumps(step) + "\n" for step in metrics())
     (run / "train/metrics.jsonl").write_text(lines, encoding="utf-8")
     write(run / "train/summary.json", training())
-    write(run / "eval/summary.json", evaluation(ROWS_FROM, *names))
-    write(run / "eval/results.json", {"lm_eval_version": "0.4.13", "results": {}})
+    write_results(run, evaluation(ROWS_FROM, *names))
     return run
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
 from mtnlg_model.files import atomic_open
 
-from .evaluation import TASK_NAMES, check_data, check_shots, check_tasks, evaluate, silence_lm_eval
+from .evaluation import TASK_NAMES, check_data, check_seeds, check_shots, check_tasks, evaluate, silence_lm_eval
 from .table import print_rows, print_scores
+from .tasks.examples import rows_help
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -35,16 +36,24 @@ TasksOption = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.jo
 StudyOut = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the answers; the same command resumes.")]
 
 
-@app.command("run")
+@app.command("run", epilog=rows_help())
 def run_tasks(  # noqa: PLR0917  (typer names them)
     checkpoint: CheckpointArgument,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the scores; the same command resumes.")],
-    tasks: TasksOption = NINE,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of results: another command adds, the same resumes.")
+    ],
+    tasks: Annotated[
+        str | None, typer.Option(metavar="A,B", help=f"Some of {', '.join(TASK_NAMES)}. Default: all.")
+    ] = None,
+    task_file: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="TASK.yaml", help="A task of your own as lm-eval's YAML; alone, or beside --tasks."),
+    ] = None,
     shots: Annotated[
         str, typer.Option(metavar="0,1,few", help="Examples in the prompt; few is GPT-3's K.")
     ] = "0,1,few",
     data: DataOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rows of a task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only a random sample of N rows.")] = None,
     layout: LayoutOption = None,
     batch_tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="Tokens per batch; scores do not depend on it.")
@@ -53,7 +62,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         Literal["paper", "gpt3", "lm_eval"],
         typer.Option(help="Prompts and scores of MT-NLG, GPT-3 or lm-eval."),
     ] = "paper",
-    each: Annotated[bool, typer.Option("--each", help="Score every step-N of the folder into --out/step-N.")] = False,
+    each: Annotated[bool, typer.Option("--each", help="Score every step-N of the folder.")] = False,
     shot_source: Annotated[
         Literal["any", "other_subcases"], typer.Option(help="HANS: shots of any subcase, or not of the row's own.")
     ] = "any",
@@ -61,23 +70,29 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         Literal["drawn", "interleaved", "negative"],
         typer.Option(help="HANS: labels of the shots as drawn, alternating, or non-entailment only."),
     ] = "drawn",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
+    seeds: Annotated[
+        str, typer.Option(metavar="1,2,3", help="Draws of the shots; several give the error between them.")
+    ] = "1234",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON instead of a table.")] = False,
 ) -> None:
     """Score a checkpoint on the paper's nine tasks at 0, 1 and few shots.
 
-    Writes results.json (lm-eval's schema), summary.json and samples/ into --out.
+    Adds results/ and samples/ to --out and makes results.json (lm-eval's schema) of all that is there.
 
     If a task cannot run, the others go on and the exit status is 1.
     """
-    names, counts = _parse_tasks(tasks), _parse_shots(shots)
+    names = None if tasks is None else _parse_tasks(tasks)
+    counts, draws = _parse_shots(shots), _parse_seeds(seeds)
     check_data(data)
     silence_lm_eval()
 
     gaps: dict[str, None] = {}
+    asked: dict[str, None] = {}
+    summaries: dict[str, dict[str, Any]] = {}
     for path in _list_steps(checkpoint) if each else [checkpoint]:
         summary = evaluate(
             path,
-            out / path.name if each else out,
+            out,
             tasks=names,
             shots=counts,
             data=data,
@@ -87,17 +102,44 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
             batch_tokens=batch_tokens,
             shot_source=shot_source,
             shot_labels=shot_labels,
+            seeds=draws,
+            task_files=task_file or (),
         )
         if not summary:  # a rank of torchrun other than 0
             continue
         gaps |= dict.fromkeys(gap["task"] for gap in summary["not_run"])
+        summaries[path.name] = summary
+        asked |= dict.fromkeys([*summary["tasks"], *gaps])
         if each:
             say(f"{path.name}: {summary['tokens']:,} tokens read")
-        if as_json:
+        elif as_json:
             print_json(summary)
         else:
             print_scores(summary, counts)
-    _fail_if_missing(gaps, names)
+    if each and as_json:
+        print_json(list(summaries.values()))
+    elif each and summaries:
+        from mtnlg_eval.results.checkpoint_table import cells_of, print_checkpoints  # noqa: PLC0415
+
+        print_checkpoints(list(summaries), [cells_of(summary, out) for summary in summaries.values()])
+    _fail_if_missing(gaps, asked)
+
+
+@app.command(
+    "lm-eval",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    options_metavar="--model_args checkpoint=DIR[,layout=tp=2,pp=2,dp=1] --tasks A,B [OPTIONS OF lm-eval run]",
+)
+def lm_eval(context: typer.Context) -> None:
+    """Run lm-eval's own command with a checkpoint as its model: any of its tasks, or those of --include_path.
+
+    Everything is passed on to [bold]lm-eval run[/bold], whose --help lists it: --tasks, --num_fewshot, --log_samples,
+    --output_path and so on. --model_args are checkpoint, layout, store (a folder of answers: the same command resumes)
+    and batch_tokens; --batch_size has no effect.
+    """
+    from mtnlg_eval.scoring.lm_eval_command import run_lm_eval  # noqa: PLC0415
+
+    run_lm_eval(context.args)
 
 
 @app.command()
@@ -138,18 +180,21 @@ def hans(
 ) -> None:
     """Break the scored HANS rows down by heuristic, label and subcase, and write DIR/hans.json and DIR/hans.svg.
 
+    Shots chosen in another mode as well: also DIR/hans-MODE.json and .svg.
+
     Accuracy → accuracy with the threshold shifted to the mean of P(True), in percent, at each number of shots:
     [bold]run --tasks hans --shots 0,1,2,4,8,16,32[/bold] gives the paper's figure 5.
     """
     from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415
     from mtnlg_eval.studies.hans import run_hans_study, table_rows  # noqa: PLC0415
 
-    results = run_hans_study(folder)
-    write_svg(folder / "hans.json")
+    studies = run_hans_study(folder)
+    for name, study in studies.items():
+        write_svg(folder / name)
+        if not as_json:
+            print_rows(name, [f"{count} shots" for count in study["shots"]], table_rows(study))
     if as_json:
-        print_json(results)
-    else:
-        print_rows("HANS", [f"{count} shots" for count in results["shots"]], table_rows(results))
+        print_json(studies)
 
 
 @app.command()
@@ -248,6 +293,14 @@ def _parse_shots(text: str) -> list[str]:
     counts = _split(text)
     check_shots(counts)
     return counts
+
+
+def _parse_seeds(text: str) -> list[int]:
+    if not all(seed.isascii() and seed.isdigit() for seed in _split(text)):
+        raise UsageFailure(f"--seeds {text}: needs numbers, such as 1,2,3")
+    seeds = [int(seed) for seed in _split(text)]
+    check_seeds(seeds)
+    return seeds
 
 
 def _list_steps(folder: Path) -> list[Path]:

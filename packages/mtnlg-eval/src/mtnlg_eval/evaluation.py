@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ def evaluate(
     checkpoint: Path,
     out: Path,
     *,
-    tasks: Sequence[str] = TASK_NAMES,
+    tasks: Sequence[str] | None = None,
     shots: Sequence[str] = ("0", "1", "few"),
     data: Path | None = None,
     limit: int | None = None,
@@ -35,18 +34,26 @@ def evaluate(
     batch_tokens: int = 8192,
     shot_source: Literal["any", "other_subcases"] = "any",
     shot_labels: Literal["drawn", "interleaved", "negative"] = "drawn",
+    seeds: Sequence[int] = (1234,),
+    task_files: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Score a checkpoint on ``tasks`` at each number of ``shots`` and return the content of ``out/summary.json``.
+    """Score a checkpoint on ``tasks`` at each number of ``shots`` and return the scores.
 
+    ``tasks`` are names of the paper's, all nine by default; ``task_files`` are lm-eval YAMLs of one's own, which come
+    alone unless ``tasks`` names others.
     ``checkpoint`` is a checkpoint, a folder of them (the newest counts) or a Hugging Face GPT-2 folder; rows come from
     ``data`` or the hub; ``layout`` (tp=2,pp=2,dp=1) shards the model; other options are those of ``mtnlg-eval run``.
-    Also writes results.json and samples/ into ``out``. Called again after an interruption, it resumes.
+    Adds a file per result and its samples to ``out``, and makes ``out/results.json`` of all results there; none is
+    overwritten. Called again after an interruption, it resumes.
 
     A task that cannot run is listed under ``not_run``. Raises ``UsageFailure`` for a wrong argument and ``Failure`` if
     no task can run. Under torchrun, ranks other than 0 return an empty dictionary.
     """
-    check_tasks(tasks)
+    if tasks is None:
+        tasks = () if task_files else TASK_NAMES
+    check_tasks(tasks, task_files)
     check_shots(shots)
+    check_seeds(seeds)
     check_data(data)
     if (shot_source, shot_labels) != ("any", "drawn") and list(tasks) != ["hans"]:
         raise UsageFailure("--shot-source and --shot-labels are modes of the HANS study; use them with --tasks hans")
@@ -55,22 +62,22 @@ def evaluate(
     from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm  # noqa: PLC0415  (slow to import)
     from mtnlg_eval.tasks.shots import ShotChoice  # noqa: PLC0415  (slow to import)
 
-    started, opened = time.monotonic(), open_checkpoint(checkpoint, out)
+    opened = open_checkpoint(checkpoint, out)
+    choice = ShotChoice(shot_source, shot_labels)
+    # Rows are read and checked before the model is loaded.
+    evaluation = Evaluation(tasks, shots, data, limit, choice=choice, style=style, seeds=seeds, files=task_files)
     with open_lm(opened, out, layout) as lm:
         if lm is None:
             return {}
         lm.batch_tokens = batch_tokens
-        choice = ShotChoice(shot_source, shot_labels)
-        evaluation = Evaluation(tasks, shots, data, limit, choice=choice, style=style)
-        evaluation.run(lm, out)
-        return evaluation.write(lm, opened, out, time.monotonic() - started)
+        return evaluation.run(lm, opened, out, layout)
 
 
-def check_tasks(names: Sequence[str]) -> None:
-    """Raise ``UsageFailure`` unless these are names of tasks, at least one."""
+def check_tasks(names: Sequence[str], files: Sequence[Path] = ()) -> None:
+    """Raise ``UsageFailure`` unless these are names of tasks, and there is one of them or a file."""
     if unknown := [name for name in names if name not in TASK_NAMES]:
         raise UsageFailure(f"--tasks: no task {', '.join(unknown)}; choose from {', '.join(TASK_NAMES)}")
-    if not names:
+    if not names and not files:
         raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}")
 
 
@@ -79,6 +86,12 @@ def check_shots(shots: Sequence[str]) -> None:
     for count in shots:
         if count != "few" and not (count.isascii() and count.isdigit() and str(int(count)) == count):
             raise UsageFailure(f"--shots: {count!r} is neither a number of examples nor few; such as 0,1,few")
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raise ``UsageFailure`` unless there are seeds, each once."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UsageFailure(f"--seeds {','.join(map(str, seeds))}: pass different numbers, such as 1,2,3")
 
 
 def check_data(data: Path | None) -> None:

@@ -6,10 +6,10 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from mtnlg_eval.tasks.published import TASKS
+from mtnlg_eval.tasks.published import title_of
+from mtnlg_model.console import output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 MAX_WIDE_COLUMNS = 3
 """Columns with standard error and shots that fit a terminal of 80 characters."""
 
-TITLES = {task.name: task.title for task in TASKS}
-
 
 def print_scores(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
-    """Print the scores; the mean number of shots is in brackets if fewer fitted the context than requested."""
+    """Print the scores with their intervals, and below them what differs from the paper's setting."""
     brief = len(shots) > MAX_WIDE_COLUMNS
     table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     table.add_column("task", no_wrap=True)
@@ -30,22 +28,54 @@ def print_scores(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
         table.add_column(count if brief else f"{count}-shot", justify="right", no_wrap=True)
     table.add_column("rows", justify="right")
     for task, scores in summary["tasks"].items():
-        rows = max(score["documents"] for score in scores.values())
-        table.add_row(TITLES[task], *(_cell(scores[count], count, brief) for count in shots), str(rows))
+        rows = max(score["rows"] for score in scores.values())
+        cells = (_cell(scores[count], brief) if count in scores else "not run" for count in shots)
+        table.add_row(title_of(task), *cells, str(rows))
     for gap in summary["not_run"]:
-        table.add_row(TITLES[gap["task"]], *("not run" for _ in shots), "")
-    console = Console(highlight=False)
+        if gap["task"] not in summary["tasks"]:
+            table.add_row(title_of(gap["task"]), *("not run" for _ in shots), "")
+    console = output()
     console.print(table)
-    legend = "by shots" if brief else "± its standard error (shots that fitted)"
-    console.print(f"  accuracy in percent {legend}", style="dim")
+    legend = "accuracy in percent" + ("" if brief else " (95 % interval; ± error between draws of shots)")
+    console.print(f"  {legend}", style="dim")
+    lines = differences_by_task(
+        {
+            task: {shots: score["differs"] for shots, score in scores.items()}
+            for task, scores in summary["tasks"].items()
+        }
+    )
+    for task, words in ((task, words) for task, lines in lines.items() for words in lines):
+        console.print(f"  {title_of(task)}: {words}", style="dim")
 
 
-def _cell(score: Mapping[str, Any], shots: str, brief: bool) -> str:
+def differences_by_task(differs: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """Lines on what differs from the paper's setting, by task; what all tasks share is under "Not the paper's setting".
+
+    ``differs`` has the words of each task and number of shots. A task's first line is what its numbers of shots share.
+    """
+    shared = _shared([words for by_shots in differs.values() for words in by_shots.values()])
+    lines = {"Not the paper's setting": ["; ".join(shared)]} if shared else {}
+    for task, by_shots in differs.items():
+        common = [word for word in _shared(list(by_shots.values())) if word not in shared]
+        lines[task] = ["; ".join(common)] if common else []
+        for shots, words in by_shots.items():
+            if own := [word for word in words if word not in shared and word not in common]:
+                lines[task].append(f"{shots}-shot: {'; '.join(own)}")
+    return lines
+
+
+def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
+    """The words that all of these lists have, in the order of the first."""
+    return [word for word in lists[0] if all(word in words for words in lists)] if lists else []
+
+
+def _cell(score: Mapping[str, Any], brief: bool) -> str:
+    value = f"{100 * score['value']:.1f}"
     if brief:
-        return f"{100 * score['value']:.1f}"
-    stderr = "" if score["stderr"] is None else f" ± {100 * score['stderr']:.1f}"
-    used = f"{score['shots_used']:.1f}".removesuffix(".0")
-    return f"{100 * score['value']:.1f}{stderr}" + ("" if shots == used else f" ({used})")
+        return value
+    low, high = (f"{100 * bound:.0f}" for bound in score["interval_95"])
+    draws = "" if score["between_draws"] is None else f" ± {100 * score['between_draws']:.1f}"
+    return f"{value} ({low}\N{EN DASH}{high}){draws}"
 
 
 def print_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, wrap: bool = False) -> None:
@@ -56,7 +86,7 @@ def print_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]],
         table.add_column(column, justify="left" if wrap else "right", no_wrap=not wrap)
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    output().print(table)
 
 
 Z = 1.959963984540054

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, output
 from mtnlg_model.files import write_json, write_text
 
 from .page import page
@@ -35,7 +33,7 @@ def write_report(folder: Path, *, show: bool = True) -> Path:
     path = folder / "report.html"
     write_text(path, page(run))
     if show:
-        console = Console(highlight=False)
+        console = output()
         for line in console_summary(run):
             console.print(line)
     if run.studies.errors:

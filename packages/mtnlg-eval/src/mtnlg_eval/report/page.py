@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from pathlib import PurePath
 from string import Template
 from typing import TYPE_CHECKING
 
-from . import curation, scores, studies, training
+from . import curation, studies, training
 from .markup import NARROW, brief, count, decimal, duration, escape, short
 from .results import count_documents, software_versions, total_seconds
+from .scores import score_table
 
 if TYPE_CHECKING:
     from .run_files import Run
@@ -30,7 +30,7 @@ def page(run: Run) -> str:
         data=curation.section(run),
         training=training.section(run),
         layout=training.layout_section(run),
-        scores=scores.section(run),
+        scores=score_table.section(run),
         studies=studies.sections(run),
         studied="".join(f'<a href="#{c.anchor}">{c.title}</a> ' for c in studies.chapters_shown(run.studies)),
         versions=_versions(run),
@@ -77,8 +77,9 @@ def _figures(run: Run) -> list[tuple[str, str]]:
 def _versions(run: Run) -> str:
     lines = [", ".join(f"{escape(name)} {escape(number)}" for name, number in software_versions(run).items())]
     if run.evaluation:
-        name = PurePath(run.evaluation.checkpoint).name
-        lines.append(f"checkpoint {escape(name)}, digest {escape(run.evaluation.digest[:16])}")
+        model, result = run.evaluation.main.model, run.evaluation.main.results[0]
+        lines.append(f"checkpoint {escape(model.name)}, digest {escape(model.digest[:16])}, {escape(model.precision)}")
+        lines.append(f"scored on {escape(result.provenance.hardware)}, {escape(result.provenance.date)}")
     if run.training and run.training.stream:
         lines.append(f"token stream {escape(run.training.stream[:16])}")
     return "<br>\n".join(lines)

@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from mtnlg_eval.table import wilson_interval
-from mtnlg_eval.tasks.published import SHOTS, TASKS, published
+from mtnlg_eval.results.compare import compared
+from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME
 
 from .markup import DASH, count, decimal, duration, short
 from .studies import chapters_shown, other_checkpoints_notice
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from mtnlg_eval.tasks.published import Shots, Task
+    from mtnlg_eval.results.compare import Cell
 
-    from .run_files import Curation, Evaluation, Run, Score, SourceCounts, Stage, Training
+    from .run_files import Curation, Evaluation, Run, SourceCounts, Stage, Training
 
-VERSION = 1
+VERSION = 2
 
 
 def build_results(run: Run) -> dict[str, Any]:
@@ -51,11 +51,11 @@ def total_seconds(run: Run) -> float:
 
 
 def software_versions(run: Run) -> dict[str, str]:
-    """Versions of the packages that made the run, according to its files, and of mtnlg-eval now."""
+    """Versions of the packages that made the run, according to its files."""
     known = {name: value for name, value in (run.training.versions if run.training else {}).items() if value}
-    if run.harness and run.harness.lm_eval_version:
-        known["lm-eval"] = run.harness.lm_eval_version
-    return {**dict(sorted(known.items())), "mtnlg-eval": version("mtnlg-eval")}
+    if run.evaluation:
+        known |= run.evaluation.main.results[0].provenance.packages
+    return dict(sorted({"mtnlg-eval": version("mtnlg-eval"), **known}.items()))
 
 
 def count_documents(stages: Sequence[Stage]) -> tuple[int, int]:
@@ -78,18 +78,6 @@ def epochs_read(run: Run) -> dict[str, float]:
         for source in run.blend.sources
         if source.tokens * train_share > 0
     }
-
-
-def score_interval(score: Score) -> tuple[float, float]:
-    """Wilson's 95 % confidence interval of an accuracy, in percent."""
-    low, high = wilson_interval(score.value * score.documents, score.documents)
-    return 100 * low, 100 * high
-
-
-def scores_by_task(evaluation: Evaluation) -> list[tuple[Task, dict[Shots, Score]]]:
-    """The nine tasks in the paper's order, each with its scores at 0, 1 and few shots as far as there are any."""
-    tables = [(task, evaluation.tasks.get(task.name, {})) for task in TASKS]
-    return [(task, {shots: table[shots] for shots in SHOTS if shots in table}) for task, table in tables]
 
 
 def _data(run: Run, curation: Curation) -> dict[str, Any]:
@@ -117,28 +105,35 @@ def _training(training: Training) -> dict[str, Any]:
 
 
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
+    main = evaluation.main
     return {
-        "checkpoint": evaluation.checkpoint,
-        "digest": evaluation.digest,
-        "tokens": evaluation.tokens,
-        "rows_from": evaluation.rows_from,
+        **main.model.model_dump(),
         "tasks": {
-            task.name: {shots: _score(task, shots, score) for shots, score in scores.items()}
-            for task, scores in scores_by_task(evaluation)
+            task: {asked: _score(task, asked, cell) for asked, cell in main.by_shots(task).items()}
+            for task in main.tasks()
         },
+        "comparison": compared(evaluation.runs),
         "not_run": [gap.model_dump() for gap in evaluation.not_run],
         "seconds": evaluation.seconds,
     }
 
 
-def _score(task: Task, shots: Shots, score: Score) -> dict[str, Any]:
+def _score(task: str, asked: str, cell: Cell) -> dict[str, Any]:
+    first, estimate = cell.first, cell.estimate
     return {
-        "metric": score.metric,
-        "percent": 100 * score.value,
-        "interval_95": list(score_interval(score)),
-        "documents": score.documents,
-        "shots_used": score.shots_used,
-        "published": {model: figures.at(shots) for model, figures in task.figures.items()},
+        "percent": 100 * estimate.value,
+        "interval_95": [100 * estimate.low, 100 * estimate.high],
+        "between_draws": cell.between_draws,
+        "metrics": {key: metric.model_dump() for key, metric in first.metrics.items()},
+        "rows": first.rows.model_dump(),
+        "shots": first.shots.model_dump(),
+        "truncated": first.truncated,
+        "differs": cell.differs,
+        "published": {
+            model: figures.at(asked)
+            for model, figures in (TASKS_BY_NAME[task].figures.items() if task in TASKS_BY_NAME else ())
+            if asked in SHOTS
+        },
     }
 
 
@@ -185,15 +180,20 @@ def _score_table(evaluation: Evaluation) -> Table:
         table.add_column(f"{shots}-shot", justify="right", no_wrap=True)
         table.add_column("MT-NLG", justify="right", style="dim", no_wrap=True)
     table.add_column("rows", justify="right")
-    for task, scores in scores_by_task(evaluation):
-        cells = [cell for shots in SHOTS for cell in _cells(scores.get(shots), published(task.name, "MT-NLG", shots))]
-        rows = sorted({score.documents for score in scores.values()})
+    for task in TASKS:
+        scores = evaluation.main.by_shots(task.name)
+        cells = [cell for shots in SHOTS for cell in _cells(scores.get(shots), task.figures["MT-NLG"].at(shots))]
+        rows = sorted({cell.first.rows.count for cell in scores.values()})
         table.add_row(task.title, *cells, "/".join(map(str, rows)) or DASH)
+    for name in (name for name in evaluation.main.tasks() if name not in TASKS_BY_NAME):
+        scores = evaluation.main.by_shots(name)
+        cells = [cell for shots in SHOTS for cell in _cells(scores.get(shots), None)]
+        table.add_row(name, *cells, "/".join(sorted({str(cell.first.rows.count) for cell in scores.values()})))
     return table
 
 
-def _cells(score: Score | None, mtnlg: float | None) -> tuple[str, str]:
-    if score is None:
+def _cells(cell: Cell | None, mtnlg: float | None) -> tuple[str, str]:
+    if cell is None:
         return DASH, decimal(mtnlg, 2)
-    low, high = score_interval(score)
-    return f"{100 * score.value:.1f} ({low:.0f}{DASH}{high:.0f})", decimal(mtnlg, 2)
+    value, low, high = (100 * number for number in cell.estimate)
+    return f"{value:.1f} ({low:.0f}{DASH}{high:.0f})", decimal(mtnlg, 2)

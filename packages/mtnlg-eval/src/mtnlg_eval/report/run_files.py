@@ -1,12 +1,11 @@
 """Schemas and readers of a run folder: the JSON files that each package writes into it.
 
-Files are the contract between the packages: nothing is imported from the package that wrote them, unused keys are
-ignored, and a part that has not been run is None. study_files.py reads the studies.
+Files are the contract between the packages: nothing is imported from another package that wrote them, unused keys are
+ignored, and a part that has not been run is None. results/folder.py reads the scores, study_files.py the studies.
 
     data/summary.json, data/tokens/blend.json      mtnlg-data run (and data/report.html, which is only linked to)
     train/metrics.jsonl, train/summary.json        mtnlg-parallel train
-    eval/summary.json, eval/results.json           mtnlg-eval run
-    eval/step-N/summary.json                       mtnlg-eval run --each
+    eval/results/*.json, eval/not_run/*.json       mtnlg-eval run, for any number of checkpoints and styles
 """
 
 from __future__ import annotations
@@ -16,12 +15,18 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from mtnlg_eval.results.compare import group_runs
+from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_model.console import Failure
+from mtnlg_model.files import read_small
 
 from .study_files import Schema, Studies, T, parse_json, read_studies
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mtnlg_eval.results.compare import Run as ScoredRun
+    from mtnlg_eval.results.result import Result
 
 CURATION_PAGE = "data/report.html"
 PARTS = ("data", "train", "eval")
@@ -160,43 +165,47 @@ class Training(Schema):
     stream: str | None = None
 
 
-class Score(Schema):
-    """A task's score in [0, 1] at one number of shots, with the rows scored and the mean number of shots used."""
-
-    metric: str
-    value: float
-    documents: int = Field(ge=1)
-    shots_used: float
-
-
 class NotRun(Schema):
-    """A requested task that could not be scored."""
+    """A requested task that could not be scored on a checkpoint."""
 
     task: str
     why: str
-
-
-class Evaluation(Schema):
-    """Schema of eval/summary.json; ``tasks`` is keyed by name, then by the requested shots ("few" or a number)."""
-
     checkpoint: str
-    digest: str
-    tokens: int
-    tasks: dict[str, dict[str, Score]]
-    not_run: list[NotRun] = Field(default_factory=list)
-    seconds: float
-    rows_from: str
 
 
-class Harness(Schema):
-    """Schema of eval/results.json: only the version of lm-eval is used."""
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a run folder, best run first: the page's table shows that one, and compares the others with it."""
 
-    lm_eval_version: str | None = None
+    runs: tuple[ScoredRun, ...]
+    not_run: tuple[NotRun, ...]
+
+    @property
+    def main(self) -> ScoredRun:
+        """The run of the page's table."""
+        return self.runs[0]
+
+    @property
+    def results(self) -> list[Result]:
+        """Results of every run."""
+        return [result for run in self.runs for result in run.results]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that all results took."""
+        return sum(result.provenance.seconds for result in self.results)
+
+    @property
+    def history(self) -> list[ScoredRun]:
+        """Runs that differ from the main one in the checkpoint alone, and the main one, by tokens."""
+        modes = [(run.style, run.results[0].shots.source, run.results[0].shots.labels) for run in self.runs]
+        alike = [run for run, mode in zip(self.runs, modes, strict=True) if mode == modes[0]]
+        return sorted(alike, key=lambda run: run.model.tokens)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run folder; None for what has not been run. ``history`` is sorted by tokens."""
+    """The content of a run folder; None for what has not been run."""
 
     name: str
     curation: Curation | None
@@ -205,21 +214,24 @@ class Run:
     steps: tuple[Step, ...]
     training: Training | None
     evaluation: Evaluation | None
-    history: tuple[Evaluation, ...]
-    harness: Harness | None
     studies: Studies
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
+        studies = self.studies.shown or self.studies.others or self.studies.errors
+        return not (self.curation or self.blend or self.steps or self.training or self.evaluation or studies)
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder. ``Failure`` if it is missing, one part of a run, or a file but a study's is malformed."""
+    """Read a run folder. ``Failure`` if there is none, or if a file but a study's is malformed."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
-    of_part = next((name for name in ("metrics.jsonl", "summary.json") if (folder / name).exists()), None)
+    of_part = next((name for name in ("metrics.jsonl", "summary.json", "results") if (folder / name).exists()), None)
     if of_part and not any((folder / part).is_dir() for part in PARTS):
         raise Failure(f"{folder}: one part of a run, with {of_part}; give the folder that holds {', '.join(PARTS)}")
-    history = _read_history(folder / "eval")
-    evaluation = _read(folder / "eval" / "summary.json", Evaluation) or (history[-1] if history else None)
-    return Run(
+    evaluation = _read_evaluation(folder / "eval")
+    run = Run(
         name=folder.resolve().name,
         curation=_read(folder / "data" / "summary.json", Curation),
         has_curation_page=(folder / CURATION_PAGE).is_file(),
@@ -227,29 +239,37 @@ def read_run(folder: Path) -> Run:
         steps=_read_steps(folder / "train" / "metrics.jsonl"),
         training=_read(folder / "train" / "summary.json", Training),
         evaluation=evaluation,
-        history=history,
-        harness=_read(folder / "eval" / "results.json", Harness),
-        studies=read_studies(folder, evaluation.digest if evaluation else None),
+        studies=read_studies(folder, evaluation.main.model.digest if evaluation else None),
     )
+    if run.is_empty and not any((folder / "eval" / "not_run").glob("*.json")):
+        raise Failure(
+            f"{folder}: not a run, or nothing of it has ended: "
+            "no data/summary.json, train/metrics.jsonl or eval/results in it"
+        )
+    return run
+
+
+METRICS_BYTES = 1 << 30
 
 
 def _read(path: Path, schema: type[T]) -> T | None:
     try:
-        return parse_json(path.read_bytes(), schema, str(path))
+        return parse_json(read_small(path), schema, str(path))
     except FileNotFoundError:
         return None
 
 
-def _read_history(folder: Path) -> tuple[Evaluation, ...]:
-    """The evaluations of ``run --each``, in the order of their checkpoints' tokens."""
-    summaries = [parse_json(path.read_bytes(), Evaluation, str(path)) for path in folder.glob("step-*/summary.json")]
-    return tuple(sorted(summaries, key=lambda summary: summary.tokens))
+def _read_evaluation(folder: Path) -> Evaluation | None:
+    """The scores under ``folder``; None if there are none."""
+    scored = ResultFolder(folder)
+    runs = group_runs(scored.results())
+    return Evaluation(tuple(runs), tuple(map(NotRun.model_validate, scored.gaps()))) if runs else None
 
 
 def _read_steps(path: Path) -> tuple[Step, ...]:
     """The steps in order, without a last line that is still being written."""
     try:
-        content = path.read_bytes()
+        content = read_small(path, METRICS_BYTES)
     except FileNotFoundError:
         return ()
     lines = enumerate(content.split(b"\n")[:-1], start=1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .run_files import Run
-    from .study_files import Adjectives, Cell, Occupation, Studies, Study, StudyFile, SubsetScore
+    from .study_files import Adjectives, Cell, Occupation, Occupations, Studies, Study, StudyFile, SubsetScore
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 WORDS_SHOWN = 10
@@ -164,16 +164,24 @@ def _bias(study: Bias, name: str) -> str:
 
 
 def _occupation(summary: Occupation) -> str:
-    low, high = (f"{100 * bound:.0f}" for bound in summary.male_likelier_95)
-    names = list(summary.by_occupation)
+    names, marked = list(summary.by_occupation), summary.marked
     ratio = f"{decimal(summary.mean_log_ratio, 2)} ± {decimal(summary.mean_log_ratio_stderr, 2)}"
     rows = [
-        row(["male likelier, % of occupations", f"{100 * summary.male_likelier:.0f} ({low}{DASH}{high})", "78"]),
+        row(["male likelier, % of occupations", _share(summary), "78"]),
         row(["mean of log P(female) \N{MINUS SIGN} log P(male)", ratio, decimal(MTNLG_RATIO, 2)]),
         row([_words("most male", names[:WORDS_SHOWN]), "", ""]),
         row([_words("most female", names[: -WORDS_SHOWN - 1 : -1]), "", ""]),
     ]
+    if marked:
+        rows.insert(
+            2, row([f"male likelier, % of {len(marked.by_occupation)} names marked by gender", _share(marked), ""])
+        )
     return table([f"{count(len(names))} occupations", "this run", "MT-NLG"], rows)
+
+
+def _share(summary: Occupations) -> str:
+    low, high = (f"{100 * bound:.0f}" for bound in summary.male_likelier_95)
+    return f"{100 * summary.male_likelier:.0f} ({low}{DASH}{high})"
 
 
 def _adjectives(kind: str, adjectives: Adjectives) -> str:

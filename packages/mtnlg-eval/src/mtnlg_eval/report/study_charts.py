@@ -6,7 +6,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from mtnlg_model.files import write_text
+from mtnlg_model.files import read_small, write_text
 
 from .markup import decimal
 from .study_files import SCHEMAS, Bias, Hans, Operators, parse_json
@@ -29,7 +29,7 @@ MTNLG_RATIO = -0.77
 
 def write_svg(path: Path) -> None:
     """Write the charts of a study's JSON file into an SVG file beside it."""
-    study = parse_json(path.read_bytes(), SCHEMAS[path.stem], str(path))
+    study = parse_json(read_small(path), SCHEMAS[path.stem.partition("-")[0]], str(path))
     columns = OPERATOR_COLUMNS if isinstance(study, Operators) else 1
     write_text(path.with_suffix(".svg"), standalone_svg(_charts(study, path.stem), columns))
 

@@ -1,9 +1,9 @@
 """Schemas and readers of a run's studies: HANS, hidden operators and bias.
 
-    eval/hans.json                   mtnlg-eval hans DIR/eval
+    eval/hans.json, eval/hans-*.json mtnlg-eval hans DIR/eval
     eval/operators.json              mtnlg-eval operators CHECKPOINT --out DIR/eval
     eval/bias.json                   mtnlg-eval bias CHECKPOINT --out DIR/eval
-    eval/NAME/hans.json, …           the same with --out DIR/eval/NAME: HANS at other shots or in another mode
+    eval/NAME/hans.json, …           the same with --out DIR/eval/NAME
 
 The page shows only the studies of the checkpoint that it has scores of, and names the others.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mtnlg_model.console import Failure
+from mtnlg_model.files import read_small
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +105,7 @@ class Operators(Study):
     cells: list[Cell] = Field(min_length=1)
 
 
-class Occupation(Schema):
+class Occupations(Schema):
     """Gender by occupation; ``by_occupation`` holds log P(female) - log P(male) in nats."""
 
     male_likelier: float
@@ -112,6 +113,12 @@ class Occupation(Schema):
     mean_log_ratio: float
     mean_log_ratio_stderr: float
     by_occupation: dict[str, float] = Field(min_length=1)
+
+
+class Occupation(Occupations):
+    """Gender by occupation; ``marked`` are the occupations whose names are marked by gender, apart from the others."""
+
+    marked: Occupations | None = None
 
 
 class Sentiment(Schema):
@@ -171,10 +178,11 @@ def read_studies(run: Path, digest: str | None) -> Studies:
     studies: list[StudyFile] = []
     errors: list[str] = []
     for name, schema in SCHEMAS.items():
-        for path in sorted((run / "eval").glob(f"{name}.json")) + sorted((run / "eval").glob(f"*/{name}.json")):
+        patterns = (f"{name}.json", f"{name}-*.json", f"*/{name}.json", f"*/{name}-*.json")
+        for path in (path for pattern in patterns for path in sorted((run / "eval").glob(pattern))):
             file = path.relative_to(run).as_posix()
             try:
-                studies.append(StudyFile(file, parse_json(path.read_bytes(), schema, file)))
+                studies.append(StudyFile(file, parse_json(read_small(path), schema, file)))
             except Failure as failure:
                 errors.append(str(failure))
     if digest is None and studies:

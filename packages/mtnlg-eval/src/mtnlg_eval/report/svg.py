@@ -7,6 +7,7 @@ which inline SVG does not need, are removed, so that the page contains no URL.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from contextlib import contextmanager
 from importlib.resources import files
@@ -109,6 +110,8 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
     svg = re.sub(r"font-family: [^;\"]+;? ?", "", svg)
     for placeholder, property_ in PROPERTIES.items():
         svg = svg.replace(placeholder, f"var(--{property_})")
+    if not re.fullmatch(r"[\w-]+", name, re.ASCII):  # a word of a file, which could end the attribute
+        name = f"a{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
     return re.sub(r"\s*\n\s*", "\n", _prefix_ids(svg, name)).strip()
 
 

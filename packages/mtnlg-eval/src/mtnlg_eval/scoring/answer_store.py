@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS_PER_QUERY = 500
+LOCK_SECONDS = 600.0
+"""Wait for another command that writes into the same store."""
 
-ARITHMETIC = b"2"
+ARITHMETIC = b"3"
 """Version of the numerics, part of every key: increment it when the last bits of an answer change."""
 
 
@@ -33,7 +35,7 @@ class AnswerStore:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         with self._as_os_error():
-            self._connection = sqlite3.connect(path or ":memory:")
+            self._connection = sqlite3.connect(path or ":memory:", timeout=LOCK_SECONDS)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT NOT NULL)")
 

@@ -17,12 +17,13 @@ import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, say
+from mtnlg_model.functional import fp32_logits
 from mtnlg_model.generation.generate import decode_until_stop
 from mtnlg_model.tokenizer import Tokenizer
 
 from .answer_store import AnswerStore
-from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch
+from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch, requested_tokens
 from .packing import Request, pack_rows, plan_batches
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class LocalEngine:
         return torch.cat(logps).cpu(), torch.cat(greedy).cpu()
 
     def _score_positions(self, x_NH: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        logits_NV = self.decoder.logits(x_NH).float()
+        logits_NV = fp32_logits(x_NH, self.decoder.embedding.token.weight)
         # The same order of operations as the sharded model's, for equal scores to the last bit.
         logit_N = logits_NV.gather(1, target_N[:, None])[:, 0]
         max_N, argmax_N = logits_NV.max(1)
@@ -157,6 +158,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
             Prompt.parse(self.tok_encode(text) or [self.eot_token_id], options, self.max_length)
             for text, options in (request.args for request in requests)
         ]
+        self._say_what_is_capped(requests, prompts)
         keys = [self.store.key("generate", prompt.context, *prompt.options[:2]) for prompt in prompts]
         stored = self.store.lookup(keys)
         texts = {n: str(stored[key]) for n, key in enumerate(keys) if key in stored and prompts[n].greedy}
@@ -168,6 +170,12 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
             texts |= {n: self._decode(tokens, batch.options.until) for n, tokens in zip(numbers, new, strict=True)}
             self.store.save((keys[n], texts[n]) for n in numbers if prompts[n].greedy)
         return [texts[n] for n in range(len(prompts))]
+
+    def _say_what_is_capped(self, requests: Sequence[Instance], prompts: Sequence[Prompt]) -> None:
+        asked = [requested_tokens(request.args[1]) for request in requests]
+        if capped := [n for n, prompt in zip(asked, prompts, strict=True) if n > prompt.options.max_tokens]:
+            most = self.max_length // 2
+            say(f"{len(capped)} texts end after {most} new tokens, half the context, where {max(capped)} are asked for")
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[list[str]]:
         """Yield the sampled texts of each request, in order; they are stored as they come."""

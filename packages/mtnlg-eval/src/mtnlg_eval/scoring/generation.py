@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 PROMPTS_PER_BATCH = 16
 DEFAULT_MAX_TOKENS = 256  # as in lm-eval's own backends
-KNOWN_OPTIONS = frozenset({"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"})
+KNOWN_OPTIONS = frozenset({"until", "do_sample", "temperature", "top_k", "top_p"})
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+"""Names of the limit on new tokens: lm-eval's, transformers' and OpenAI's."""
+NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}
+"""transformers' options that are admitted at the value that changes nothing."""
+
+
+def requested_tokens(options: Mapping[str, Any]) -> int:
+    """The limit on new tokens in a request's options, under any of its names."""
+    given = (options[name] for name in LENGTHS if options.get(name) is not None)
+    return int(next(given, DEFAULT_MAX_TOKENS))
 
 
 class Options(NamedTuple):
@@ -34,14 +44,21 @@ class Options(NamedTuple):
     @classmethod
     def parse(cls, options: Mapping[str, Any], max_length: int) -> Options:
         """Parse a request's options for a model of ``max_length`` tokens, half of which are left to the prompt."""
+        for name, value in NEUTRAL.items():
+            if options.get(name, value) != value:
+                raise Failure(f"generation option {name} = {options[name]}: only {value} is supported")
+        requested = requested_tokens(options)
+        options = {name: value for name, value in options.items() if name not in NEUTRAL and name not in LENGTHS}
         if unknown := sorted(set(options) - KNOWN_OPTIONS):
-            raise Failure(f"generation option {', '.join(unknown)}: unknown; use {', '.join(sorted(KNOWN_OPTIONS))}")
+            raise Failure(
+                f"generation option {', '.join(unknown)}: unknown; use {', '.join(sorted({*KNOWN_OPTIONS, *LENGTHS}))}"
+            )
         until = options.get("until") or ()
         temperature = float(options.get("temperature", 1.0)) if options.get("do_sample", False) else 0.0
         top_k, top_p = options.get("top_k"), float(options.get("top_p", 1.0))
         return cls(
             until=(until,) if isinstance(until, str) else tuple(until),
-            max_tokens=min(int(options.get("max_gen_toks", DEFAULT_MAX_TOKENS)), max_length // 2),
+            max_tokens=min(requested, max_length // 2),
             sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
         )
 

@@ -1,34 +1,36 @@
-"""Runs tasks at several numbers of shots through ``lm_eval.evaluate`` and writes the results.
+"""Runs tasks at several numbers of shots through ``lm_eval.evaluate`` and keeps each result as it comes.
 
-    OUT/scores.sqlite                   every answer as it comes (answer_store.py): the same command resumes from here
-    OUT/samples/<task>_<shots>.jsonl    one document per line: prompts, loglikelihoods, scores, accuracy, shots shown
-    OUT/results.json                    lm-eval's schema; an entry is <task>_<shots>
-    OUT/summary.json                    what the report reads
+    OUT/scores.sqlite     every answer (answer_store.py): the same command resumes from here
+    OUT/results/…         a file per result, added to those of earlier commands (results/folder.py)
 
-Only summary.json, which holds the seconds of the run that scored, depends on when or how often a run was started.
+Only the provenance in a result depends on when or how often a run was started.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from dataclasses import asdict
+import time
 from functools import partial
-from importlib.metadata import version
+from math import exp, sqrt
 from pathlib import Path
-from statistics import mean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 
+from mtnlg_eval.results.compare import Cell
+from mtnlg_eval.results.folder import LM_EVAL_SECTIONS, ResultFolder
+from mtnlg_eval.results.provenance import provenance
+from mtnlg_eval.results.result import SCORED_ROWS, Metric, Model, Result, Rows, Shots, digest_of
+from mtnlg_eval.tasks.own_task import OwnTask
 from mtnlg_eval.tasks.paper_task import PAPER, SEED
 from mtnlg_eval.tasks.published import TASKS
 from mtnlg_eval.tasks.shots import ANY_SHOT
 from mtnlg_eval.tasks.sources import load_hub_texts
-from mtnlg_model.console import Failure, progress, say
-from mtnlg_model.files import write_json, write_text
+from mtnlg_eval.tasks.stock_task import LM_EVAL, STOCK, StockTask, read_stock_rows
+from mtnlg_model.console import Failure, UsageFailure, progress, say
 
 from .open_model import checkpoint_identity
 
@@ -45,14 +47,20 @@ if TYPE_CHECKING:
 FEW_SHOTS = {task.name: task.few for task in TASKS}
 """K of each task's few-shot prompts."""
 
-PER_TASK = ("results", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
-"""Sections of lm-eval's results with one entry per task."""
-
 
 def task_manager(data: Path | None, style: str = PAPER) -> TaskManager:
     """lm-eval's manager of our nine tasks alone: indexing its own takes longer than a small evaluation."""
     metadata = {"style": style} | ({"rows_from": str(data)} if data else {})
     return TaskManager(include_path=Path(__file__).parents[1] / "tasks", include_defaults=False, metadata=metadata)
+
+
+def load_task(name: str, data: Path | None, style: str = PAPER) -> PaperTask | StockTask:
+    """A task with its rows, from the folder ``data`` or the hub, with the prompts and scores of ``style``."""
+    manager = task_manager(data, style)
+    if style == LM_EVAL and name in STOCK:
+        return StockTask(name, read_stock_rows(name, data, manager.task_index[name].cfg))
+    task: PaperTask = manager.load([name])["tasks"][name]
+    return task
 
 
 def read_hub_texts(task: str) -> Iterator[tuple[str, str]]:
@@ -61,10 +69,10 @@ def read_hub_texts(task: str) -> Iterator[tuple[str, str]]:
 
 
 class Evaluation:
-    """Tasks to score at each of ``shots`` (numbers, or "few" for the paper's K), on the first ``limit`` rows if set.
+    """Tasks to score at each of ``shots`` (numbers, or "few" for the paper's K), each with every seed.
 
-    ``choice`` selects the shots (HANS only), ``style`` the prompts and scores. A task that cannot run is listed in
-    ``not_run``, and the others go on.
+    ``limit`` is the number of rows to sample, ``choice`` selects the shots (HANS only), ``style`` the prompts and
+    scores. A task that cannot run is listed in ``not_run``, and the others go on.
     """
 
     def __init__(
@@ -76,128 +84,212 @@ class Evaluation:
         *,
         choice: ShotChoice = ANY_SHOT,
         style: str = PAPER,
+        seeds: Sequence[int] = (SEED,),
+        files: Sequence[Path] = (),
     ) -> None:
-        """Read the rows of every task from the folder ``data`` or the hub; ``Failure`` if no task has any."""
-        self.choice, self.style = choice, style
-        self.shots, self.limit, self.rows_from = tuple(shots), limit, str(data) if data else "hub"
+        """Read the rows of every task: from the folder ``data`` or the hub, and as the YAML ``files`` say.
+
+        ``Failure`` if no task has any, or if one of the files is malformed.
+        """
+        self.choice, self.style, self.seeds = choice, style, tuple(seeds)
+        self.shots, self.rows_from = tuple(shots), str(data) if data else "hub"
         self.not_run: list[dict[str, str]] = []
-        self.scores: dict[str, dict[str, dict[str, Any]]] = {}
-        self.results: dict[str, Any] = {section: {} for section in PER_TASK}
-        self.tasks: dict[str, PaperTask] = {}
-        manager = task_manager(data, style)
+        self.scores: dict[str, dict[str, list[Result]]] = {}
+        self.tasks: dict[str, PaperTask | StockTask] = {}
+        for own in map(OwnTask, files):
+            if own.name in self.tasks:
+                raise UsageFailure(f"--task-file: two tasks are named {own.name}; rename one")
+            if "few" in self.shots and not own.few:
+                raise UsageFailure(f"{own.name}: few needs num_fewshot in its YAML; or pass --shots 0,1")
+            self.tasks[own.name] = own
+            own.take(limit)
         for name in names:
             try:
-                self.tasks[name] = manager.load([name])["tasks"][name]
+                self.tasks[name] = load_task(name, data, style)
+                self.tasks[name].take(limit)
             except Failure as failure:
-                self._skip(name, failure)
+                self.not_run.append({"task": name, "why": str(failure)})
         if not self.tasks:
             first = self.not_run[0]
             raise Failure(f"no task can run; {first['task']}: {first['why']}")
 
-    def run(self, lm: DecoderLM, out: Path) -> None:
-        """Score every task, and write its samples under ``out`` when it ends."""
+    def run(self, lm: DecoderLM, checkpoint: Checkpoint, out: Path, layout: str | None) -> dict[str, Any]:
+        """Score every task into the folder ``out``; returns the scores of this run."""
+        started, folder, identity = time.monotonic(), ResultFolder(out), checkpoint_identity(checkpoint)
         for gap in self.not_run:
             say(f"{gap['task']}: not run: {gap['why']}")
+            folder.add_gap(gap["task"], gap["why"], str(identity["checkpoint"]))
         for name, task in self.tasks.items():
-            if left_out := task.rows.left_out:
-                say(f"{name}: {len(left_out)} malformed rows give no shots, the first {left_out[0]}")
-        # Until the end samples/ mixes two runs; without results.json nobody takes it for one.
-        (out / "results.json").unlink(missing_ok=True)
-        total = sum(task.count_requests(self.limit) for task in self.tasks.values()) * len(self.shots)
+            self._say_what_was_read(name, task)
+        repeats = sum(len(self._draws(name, shots)) for name in self.tasks for shots in self.shots) / len(self.tasks)
+        total = round(sum(task.count_requests() for task in self.tasks.values()) * repeats)
         with progress("scoring", total, "requests") as advance:
             for name, task in self.tasks.items():
                 task.lm = lm
+                folder.clear_gap(name)
                 try:
-                    truncated = [row for shots in self.shots for row in self._score(lm, name, shots, out, advance)]
+                    for shots in self.shots:
+                        for seed in self._draws(name, shots):
+                            self._score(lm, checkpoint, folder, (name, shots, seed), layout, advance)
                 except Failure as failure:
-                    self._skip(name, failure)
+                    self.not_run.append({"task": name, "why": str(failure)})
+                    folder.add_gap(name, str(failure), str(identity["checkpoint"]))
                     say(f"{name}: not run: {failure}")
-                    continue
-                if truncated:
-                    rows = f"{len(set(truncated))} rows are longer than the context of {lm.max_length} tokens"
-                    say(f"{name}: {rows} and lose their beginning, the first {truncated[0]}")
-
-    def _score(self, lm: DecoderLM, name: str, shots: str, out: Path, advance: Advance) -> list[str]:
-        """Score one task at one number of shots, write its samples, and return the ids of truncated rows."""
-        entry, task = f"{name}_{shots}", self.tasks[name]
-        lm.on_scored = partial(advance, note=f"{name} {shots}")
-        task.set_shots(FEW_SHOTS[name] if shots == "few" else int(shots), self.choice)
-        results = evaluator.evaluate(lm, {"tasks": {entry: task}}, limit=self.limit, bootstrap_iters=1)
-        results["configs"][entry]["metadata"].pop("config_source", None)  # a path of this machine
-        for section in PER_TASK:
-            self.results[section] |= results[section]
-
-        samples = [_sample(task, n, sample) for n, sample in enumerate(results["samples"][entry])]
-        lines = (json.dumps(sample, ensure_ascii=False, default=handle_non_serializable) for sample in samples)
-        write_text(out / "samples" / f"{entry}.jsonl", "".join(f"{line}\n" for line in lines))
-
-        truncated = [sample["doc"]["id"] for sample in samples if sample["truncated"]]
-        stderr = results["results"][entry]["acc_stderr,none"]
-        self.scores.setdefault(name, {})[shots] = {
-            "metric": "acc",
-            "value": results["results"][entry]["acc,none"],
-            "stderr": None if stderr == "N/A" else stderr,
-            "documents": len(samples),
-            "shots_used": mean(fit.shots for fit in task.prompt_fits),
-            "shots_used_min": min(fit.shots for fit in task.prompt_fits),
-            "truncated": len(truncated),
+        folder.collect()
+        seconds = round(time.monotonic() - started, 3)
+        scores = {
+            task: {shots: _summary(Cell(tuple(results))) for shots, results in by_shots.items()}
+            for task, by_shots in self.scores.items()
         }
-        return truncated
-
-    def _skip(self, name: str, reason: Failure) -> None:
-        """List a task as not run and drop the scores it already has."""
-        self.scores.pop(name, None)
-        for section in self.results.values():
-            for shots in self.shots:
-                section.pop(f"{name}_{shots}", None)
-        self.not_run.append({"task": name, "why": str(reason)})
-
-    def write(self, lm: DecoderLM, checkpoint: Checkpoint, out: Path, seconds: float) -> dict[str, Any]:
-        """Write results.json and summary.json, delete samples of earlier runs, and return the summary."""
-        write_json(out / "results.json", self.results | self._settings(lm, checkpoint))
-        for path in (out / "samples").glob("*.jsonl"):
-            if path.stem not in self.results["results"]:
-                path.unlink()
-        summary = {
-            "version": 1,
-            **checkpoint_identity(checkpoint),
-            "tasks": self.scores,
-            "not_run": self.not_run,
-            "seconds": round(seconds, 3),
-            "rows_from": self.rows_from,
-            "prompt_style": self.style,
-        }
-        path = out / "summary.json"
-        earlier: dict[str, Any] = {}
-        with suppress(FileNotFoundError, ValueError):
-            earlier = json.loads(path.read_bytes())
-        if json.loads(json.dumps(summary)) == earlier | {"seconds": summary["seconds"]}:
-            return earlier  # a rerun with every answer in the store changes no byte
-        write_json(path, summary)
-        return summary
-
-    def _settings(self, lm: DecoderLM, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The part of results.json that describes the model and the run, under lm-eval's keys."""
-        identity = checkpoint_identity(checkpoint)
-        model_args = {"checkpoint": identity["checkpoint"], "digest": identity["digest"]}
         return {
-            "config": {
-                "model": "mtnlg",
-                "model_args": model_args | {"step": checkpoint.progress.step},
-                "model_num_parameters": checkpoint.config.parameters,
-                "model_dtype": lm.precision,
-                "limit": self.limit,
-                "fewshot_seed": SEED,
-                "shots": asdict(self.choice),
-                "prompt_style": self.style,
-            },
-            "lm_eval_version": version("lm_eval"),
-            "max_length": lm.max_length,
-            "eot_token_id": lm.eot_token_id,
+            **identity,
+            "style": self.style,
+            "rows_from": self.rows_from,
+            "tasks": scores,
+            "not_run": self.not_run,
+            "seconds": seconds,
         }
 
+    def _draws(self, name: str, shots: str) -> tuple[int, ...]:
+        """The seeds that make a difference: one where there are no shots."""
+        return self.seeds if self._count(name, shots) else self.seeds[:1]
 
-def _sample(task: PaperTask, number: int, sample: dict[str, Any]) -> dict[str, Any]:
+    def _count(self, name: str, shots: str) -> int:
+        task = self.tasks[name]
+        few = task.few if isinstance(task, OwnTask) else FEW_SHOTS[name]
+        return few if shots == "few" else int(shots)
+
+    def _say_what_was_read(self, name: str, task: PaperTask | StockTask) -> None:
+        rows = task.rows
+        if rows.other_files:
+            say(f"{name}: not read, because of another set: {', '.join(rows.other_files)}")
+        if rows.left_out:
+            say(f"{name}: {len(rows.left_out)} malformed rows give no shots, the first {rows.left_out[0]}")
+        if rows.pool == rows.split and any(self._count(name, shots) for shots in self.shots):
+            say(f"{name}: no {'' if rows.variant is None else rows.variant + ' '}rows but the scored ones give shots")
+
+    def _score(  # noqa: PLR0917
+        self,
+        lm: DecoderLM,
+        checkpoint: Checkpoint,
+        folder: ResultFolder,
+        what: tuple[str, str, int],
+        layout: str | None,
+        advance: Advance,
+    ) -> None:
+        """Score one task at one number of shots with one seed, and add the result to the folder."""
+        (name, shots, seed), started = what, time.monotonic()
+        task = self.tasks[name]
+        lm.on_scored = partial(advance, note=f"{name} {shots}")
+        task.set_shots(self._count(name, shots), self.choice, seed)
+        # Without bootstrap iterations lm-eval gives no standard errors: see _metrics.
+        evaluated = evaluator.evaluate(lm, {"tasks": {name: task}}, bootstrap_iters=0)
+        samples = [_sample(task, n, sample) for n, sample in enumerate(evaluated["samples"][name])]
+        result = self._result(lm, checkpoint, what, samples, evaluated)
+        result = result.model_copy(update={"provenance": provenance(layout, time.monotonic() - started)})
+        lines = (json.dumps(sample, ensure_ascii=False, default=handle_non_serializable) for sample in samples)
+        kept = folder.add(result, lines)
+        self.scores.setdefault(name, {}).setdefault(shots, []).append(kept)
+        if cut := [sample["doc"]["id"] for sample in samples if sample["truncated"]]:
+            say(
+                f"{name} {shots}: {len(cut)} prompts are longer than the context of {lm.max_length} tokens and lose "
+                f"their beginning, the first {cut[0]}"
+            )
+
+    def _result(
+        self,
+        lm: DecoderLM,
+        checkpoint: Checkpoint,
+        what: tuple[str, str, int],
+        samples: Sequence[dict[str, Any]],
+        evaluated: dict[str, Any],
+    ) -> Result:
+        name, asked, seed = what
+        rows, count = self.tasks[name].rows, self._count(name, asked)
+        shown = [fit.shots for fit in self.tasks[name].prompt_fits]
+        requests = [text for sample in samples for pair in sample["arguments"].values() for text in pair.values()]
+        in_order = sorted(samples, key=lambda sample: (sample["doc"]["digest"], sample["doc"]["id"]))
+        metrics = _metrics(evaluated["results"][name], samples)
+        lm_eval = {section: evaluated[section][name] for section in LM_EVAL_SECTIONS}
+        lm_eval["configs"]["metadata"].pop("config_source", None)  # a path of this machine
+        lm_eval["n-shot"] = round(fmean(shown), 1)  # of those shown, not of those asked for
+        lm_eval["results"] |= {
+            f"{key}_stderr,none": "N/A" if m.stderr is None else m.stderr for key, m in metrics.items()
+        }
+        return Result(
+            task=name,
+            style=self.style,
+            shots=Shots(
+                asked=asked,
+                count=count,
+                mean=fmean(shown),
+                least=min(shown),
+                pool=rows.pool if rows.pool != rows.split else SCORED_ROWS,
+                pool_rows=len(rows.shots),
+                seed=seed if count else None,
+                source=self.choice.source,
+                labels=self.choice.labels,
+            ),
+            rows=Rows(
+                source=self.rows_from,
+                split=rows.split,
+                variant=rows.variant,
+                count=len(samples),
+                sample_of=len(rows.scored),
+                digest=digest_of([sample["doc"]["digest"] for sample in in_order]),
+            ),
+            truncated=sum(sample["truncated"] for sample in samples),
+            requests_digest=digest_of([lm.precision, *requests]),
+            model=Model(
+                **checkpoint_identity(checkpoint),
+                step=checkpoint.progress.step,
+                parameters=checkpoint.config.parameters,
+                precision=lm.precision,
+                context=lm.max_length,
+            ),
+            metrics=metrics,
+            correct="".join(str(int(sample["acc"])) for sample in in_order),
+            lm_eval=json.loads(json.dumps(lm_eval, default=handle_non_serializable)),
+            provenance=provenance(None, 0.0),
+        )
+
+
+def _metrics(values: dict[str, Any], samples: Sequence[dict[str, Any]]) -> dict[str, Metric]:
+    """lm-eval's metrics with standard errors.
+
+    Perplexity, the exponential of the mean of -log P, gets the delta method's: lm-eval's bootstrap starts processes.
+    """
+    metrics: dict[str, Metric] = {}
+    for key in (key.removesuffix(",none") for key in values if key.endswith(",none") and "_stderr" not in key):
+        column = [float(sample[key]) for sample in samples]
+        stderr = stdev(column) / sqrt(len(column)) if len(column) > 1 else None
+        if key == "perplexity":
+            metrics["log_likelihood"] = Metric(value=fmean(column), stderr=stderr)
+            stderr = None if stderr is None else exp(-fmean(column)) * stderr
+        metrics[key] = Metric(value=values[f"{key},none"], stderr=stderr)
+    return metrics
+
+
+def _summary(cell: Cell) -> dict[str, Any]:
+    """What the console prints of a cell, and `evaluate` returns."""
+    first, estimate = cell.first, cell.estimate
+    return {
+        "results": [result.name for result in cell.results],
+        "metrics": {key: fmean(result.metrics[key].value for result in cell.results) for key in first.metrics},
+        "value": estimate.value,
+        "interval_95": [estimate.low, estimate.high],
+        "between_draws": cell.between_draws,
+        "seeds": [result.shots.seed for result in cell.results if result.shots.seed is not None],
+        "rows": first.rows.count,
+        "rows_digest": first.rows.digest,
+        "shots": first.shots.count,
+        "shots_shown": cell.shown,
+        "truncated": max(result.truncated for result in cell.results),
+        "differs": cell.differs,
+    }
+
+
+def _sample(task: PaperTask | StockTask, number: int, sample: dict[str, Any]) -> dict[str, Any]:
     """lm-eval's record of a document in the form of its own tracker, with scores and shots; numbers stay numbers."""
     fit = task.prompt_fits[number]
     arguments = {f"gen_args_{n}": {"arg_0": pair[0], "arg_1": pair[1]} for n, pair in enumerate(sample["arguments"])}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.convert.huggingface import import_gpt2, read_config
+from mtnlg_model.files import FILE_MODE
 
 from .decoder_lm import DecoderLM
 
@@ -69,9 +72,13 @@ def _import_huggingface(folder: Path, out: Path) -> Path:
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
     fingerprint = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
     checkpoint = out / f"imported-{fingerprint}"
-    if not checkpoint.exists():
-        config = read_config(folder)
-        out.mkdir(parents=True, exist_ok=True)
+    config = read_config(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    handle = os.open(out / f".{checkpoint.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+    with os.fdopen(handle, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # each rank of torchrun comes here: one imports, the others wait for it
+        if checkpoint.exists():
+            return checkpoint
         with progress(f"import {folder.name}", config.tensor_count, "tensors") as advance:
             import_gpt2(folder, checkpoint, advance)
     return checkpoint

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from mtnlg_eval.evaluation import silence_lm_eval
 from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.console import Failure, UsageFailure, printable
 from mtnlg_model.tokenizer import Tokenizer
 from mtnlg_parallel.inference import DecoderShard, init_distributed
 from mtnlg_parallel.launch.local import Rank, die_with_parent, end_ranks, is_rank, rank_environment, start_rank
 from mtnlg_parallel.layout import Layout, layout_error, parse_layout
+from mtnlg_parallel.rendezvous import HostedStore
 
 from .coordinator import Coordinator, Worker
 
@@ -54,17 +54,17 @@ def open_coordinator(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[
         return
     if torch.cuda.is_available() and torch.cuda.device_count() < layout.world:
         raise UsageFailure(f"--layout {text} needs {layout.world} GPUs and there are {torch.cuda.device_count()}")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = HostedStore()
     environment = dict(os.environ)
-    os.environ.update(rank_environment(0, layout, store.port))
+    os.environ.update(rank_environment(0, layout, store))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     command = [sys.executable, "-c", SERVE, str(checkpoint.directory), str(layout)]
     workers: list[Rank] = []
     done = threading.Event()
-    threading.Thread(target=_watch, args=(workers, layout, done), daemon=True).start()
+    threading.Thread(target=_watch, args=(workers, layout, store, done), daemon=True).start()
     try:
         for number in range(1, layout.world):  # one by one, so that the ones started are ended if the next fails
-            workers += [start_rank(number, layout, command, store.port, logs)]
+            workers += [start_rank(number, layout, command, store, logs)]
         with _join(checkpoint, layout) as coordinator:
             try:
                 yield coordinator
@@ -78,6 +78,7 @@ def open_coordinator(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[
     finally:
         done.set()
         end_ranks(workers)
+        store.close()
         os.environ.clear()
         os.environ.update(environment)
 
@@ -108,11 +109,12 @@ def serve(checkpoint: str, layout: str) -> None:
         pass
 
 
-def _watch(workers: Sequence[Rank], layout: Layout, done: threading.Event) -> None:
+def _watch(workers: Sequence[Rank], layout: Layout, store: HostedStore, done: threading.Event) -> None:
     """Exit with one line when a rank dies early: a collective would wait for it for an hour."""
     while not done.wait(POLL_SECONDS):
+        store.shut_if_all_are_here()
         if failure := _dead_rank(workers, layout):
-            sys.stderr.write(f"mtnlg-eval: {failure}\n")  # a failure is shown despite --quiet
+            sys.stderr.write(f"mtnlg-eval: {printable(failure)}\n")  # a failure is shown despite --quiet
             sys.stderr.flush()
             os._exit(1)
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections import defaultdict
 from math import exp
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mtnlg_eval.results.compare import group_runs
+from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.tasks.rows import explain
 from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json
@@ -27,8 +29,6 @@ from mtnlg_model.files import write_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-
-T = TypeVar("T", bound=BaseModel)
 
 TRUE, FALSE = 0, 1
 """Labels, which are also the indices of the choices: True is entailment."""
@@ -132,48 +132,31 @@ def read_verdicts(samples: Path) -> list[Verdict]:
     return verdicts
 
 
-def run_hans_study(folder: Path) -> dict[str, Any]:
-    """Tally the HANS samples of an evaluation by number of shots; returns the content of ``hans.json``, and writes it.
+def run_hans_study(folder: Path) -> dict[str, dict[str, Any]]:
+    """Tally the HANS results of an evaluation by number of shots; returns the studies by file name, and writes them.
 
-    ``folder`` is the --out of ``mtnlg-eval run``. ``Failure`` if HANS was not scored there, or not to the end.
+    ``folder`` is the --out of ``mtnlg-eval run``. Its best checkpoint and style are studied (results/compare.py): as
+    hans.json, and if shots were also chosen in another mode, as hans-MODE.json. ``Failure`` if HANS was not scored.
     """
-    if not any((folder / "samples").glob("hans_*.jsonl")):
+    scored = ResultFolder(folder)
+    runs = group_runs(result for result in scored.results() if result.task == "hans")
+    if not runs:
         raise Failure(
             f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} scores it"
         )
-    summary, results = _read(folder / "summary.json", _Summary), _read(folder / "results.json", _Results)
-    scored = sorted(summary.tasks.get("hans", ()), key=lambda shots: int(shots) if shots.isdecimal() else float("inf"))
-    if not scored:
-        raise Failure(f"{folder}: HANS could not be scored here; {folder / 'summary.json'} says why")
-    tallies = {shots: to_plain(tally(read_verdicts(folder / "samples" / f"hans_{shots}.jsonl"))) for shots in scored}
-    identity = summary.model_dump(exclude={"tasks"})
-    study = {"version": 1, **identity, "shots_from": results.config.shots, "shots": tallies}
-    write_json(folder / "hans.json", study)
-    return study
-
-
-class _Summary(BaseModel):
-    checkpoint: str
-    digest: str
-    tokens: int
-    tasks: dict[str, dict[str, Any]]
-
-
-class _Config(BaseModel):
-    shots: dict[str, str]
-
-
-class _Results(BaseModel):
-    config: _Config
-
-
-def _read(path: Path, schema: type[T]) -> T:
-    try:
-        return schema.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise Failure(f"{path}: missing: scoring has not finished; repeat the mtnlg-eval run to resume it") from None
-    except ValidationError as error:
-        raise Failure(f"{path}: {explain(error)}; repeat the mtnlg-eval run to write it again") from None
+    studies: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        if (run.model, run.style) != (runs[0].model, runs[0].style):
+            continue
+        shots = run.results[0].shots
+        mode = {"source": shots.source, "labels": shots.labels}
+        cells = run.by_shots("hans").items()
+        tallies = {asked: to_plain(tally(read_verdicts(scored.samples(cell.first)))) for asked, cell in cells}
+        identity = run.model.model_dump(include={"checkpoint", "digest", "tokens"})
+        name = "hans-" + "-".join(word for word in mode.values() if word not in {"any", "drawn"}) if studies else "hans"
+        studies[f"{name}.json"] = {"version": 1, **identity, "shots_from": mode, "shots": tallies}
+        write_json(folder / f"{name}.json", studies[f"{name}.json"])
+    return studies
 
 
 def to_plain(value: Any) -> Any:  # noqa: ANN401  (a tree of named tuples)

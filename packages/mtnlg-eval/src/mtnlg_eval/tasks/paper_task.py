@@ -8,7 +8,7 @@ lm-eval renders the prompts in tasks/*.yaml. This class adds what YAML cannot ex
     ratio      score of a choice = log P(choice | context) - log P(choice | "Answer:")       RACE, `unconditional`
     greedy     correct if greedy decoding gives the target                                   LAMBADA, loglikelihood
 
-Each YAML lists, under ``styles``, how GPT-3's prompts and stock lm-eval's prompts and scores differ from the paper's.
+Each YAML lists, under ``styles``, how GPT-3's prompts differ from the paper's; stock lm-eval's are stock_task.py's.
 
 Building a task reads its rows. Set ``lm``, the model with the tokenizer and context length to fit prompts to, and call
 ``set_shots``; then pass the task to ``lm_eval.evaluate``.
@@ -25,8 +25,8 @@ from lm_eval.api.task import ConfigurableTask
 
 from mtnlg_model.console import Failure
 
-from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit
-from .sources import TaskRows, load_hub_task, read_task
+from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit, sample_rows
+from .sources import load_hub_task, read_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 
     from .rows import Document
     from .shots import ShotChoice
+    from .sources import TaskRows
 
 SEED = 1234
 """Seed of the shots, the same as the training run's (paper.md 2)."""
 
 PAPER = "paper"
 
-METADATA_KEYS = ("with_shots", "unconditional", "score", "questions")
+METADATA_KEYS = ("with_shots", "unconditional", "score")
 """Keys of a style that belong into the task's metadata, not its config."""
 
 
@@ -67,9 +68,8 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     """A task with the paper's shots and scores. The YAML's ``metadata`` may hold:
 
     ``with_shots``, the prompt from one shot on; ``unconditional``, the context of the ratio's denominator;
-    ``score: sum`` instead of per token; ``questions: last`` to score only the last question of a RACE article;
-    ``styles``, overrides of these keys and of the config by style. The loader adds ``style`` and ``rows_from``, the
-    folder of the rows (absent: the hub).
+    ``score: sum`` instead of per token; ``styles``, overrides of these keys and of the config by style. The loader adds
+    ``style`` and ``rows_from``, the folder of the rows (absent: the hub).
     """
 
     lm: TemplateLM
@@ -80,7 +80,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         self.prompt_fits: list[PromptFit] = []
         self._rendered: dict[tuple[int, str], Any] = {}
         self._choice_tokens: dict[str, list[int]] = {}
-        self._shot_choice = ANY_SHOT
+        self._shot_choice, self._seed = ANY_SHOT, SEED
         super().__init__(config=config)
         self._zero_shot_prompt = self.config.doc_to_text
         self._pool = ShotPool(self.rows.shots)
@@ -94,10 +94,11 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         self.rows: TaskRows = (
             read_task(Path(folder), self.config.task) if folder else load_hub_task(self.config.to_dict())
         )
-        if self.config.metadata.get("questions") == "last":
-            scored, shots = _last_of_group(self.rows.scored), _last_of_group(self.rows.shots)
-            self.rows = replace(self.rows, scored=scored, shots=shots)
         self._scored = DocumentList(self.rows.scored)
+
+    def take(self, limit: int | None) -> None:
+        """Score a random sample of ``limit`` rows, or all rows for None; shots still come from the whole pool."""
+        self._scored = DocumentList(sample_rows(self.rows.scored, limit))
 
     @property
     def eval_docs(self) -> DocumentList:
@@ -108,18 +109,18 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         """Documents to draw shots from."""
         return self.rows.shots
 
-    def set_shots(self, count: int, choice: ShotChoice = ANY_SHOT) -> None:
-        """Put ``count`` shots that ``choice`` admits into every prompt from now on."""
-        self._shot_choice = choice
+    def set_shots(self, count: int, choice: ShotChoice = ANY_SHOT, seed: int = SEED) -> None:
+        """Put ``count`` shots that ``choice`` admits, drawn with ``seed``, into every prompt from now on."""
+        self._shot_choice, self._seed = choice, seed
         self.set_config("num_fewshot", count)
         prompt = self.config.metadata.get("with_shots", self._zero_shot_prompt) if count else self._zero_shot_prompt
         self.config.doc_to_text = self.fewshot_cfg.doc_to_text = prompt
 
-    def count_requests(self, limit: int | None = None) -> int:
-        """Number of loglikelihood requests for the first ``limit`` documents."""
+    def count_requests(self) -> int:
+        """Number of loglikelihood requests for the documents to score."""
         if self.OUTPUT_TYPE == "loglikelihood":
-            return len(self._scored[:limit])
-        return sum(map(len, map(self.doc_to_choice, self._scored[:limit]))) * (2 if self.unconditional else 1)
+            return len(self._scored)
+        return sum(map(len, map(self.doc_to_choice, self._scored))) * (2 if self.unconditional else 1)
 
     def build_all_requests(self, **options: Any) -> None:  # noqa: ANN401  (lm-eval's signature)
         """Render every prompt and record its ``PromptFit``."""
@@ -135,7 +136,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
             raise Failure(
                 f"{self.config.task} {doc['id']}: {continuation} tokens to score do not fit the model's context"
             )
-        self.sampler.drawn = self._pool.draw(doc, num_fewshot, f"{SEED}/{self.config.task}", self._shot_choice)
+        self.sampler.drawn = self._pool.draw(doc, num_fewshot, f"{self._seed}/{self.config.task}", self._shot_choice)
 
         def prompt_tokens(shots: int) -> int:
             context = render(doc, shots, **options)
@@ -211,8 +212,3 @@ def _apply_style(config: dict[str, Any]) -> dict[str, Any]:
     style = metadata.pop("styles", {}).get(metadata.get("style", PAPER), {})
     metadata |= {key: value for key, value in style.items() if key in METADATA_KEYS}
     return config | {key: value for key, value in style.items() if key not in METADATA_KEYS} | {"metadata": metadata}
-
-
-def _last_of_group(documents: Sequence[Document]) -> list[Document]:
-    """The last document of each group: a RACE article's last question, with the earlier ones in its prompt."""
-    return list({document["group"]: document for document in documents}.values())

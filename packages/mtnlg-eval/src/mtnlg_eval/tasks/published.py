@@ -38,7 +38,9 @@ class Task:
     few: int
     """K: examples in a few-shot prompt."""
     rows: int
-    """Rows in the scored split; questions for RACE-h."""
+    """Rows in the scored split, as its authors published it; questions for RACE-h."""
+    split: str
+    """The split that the paper scores."""
     chance: float | None
     """Accuracy of random guessing in percent; None for LAMBADA, which has no choices."""
     figures: dict[Model, Figures]
@@ -52,6 +54,7 @@ TASKS: tuple[Task, ...] = (
         title="LAMBADA",  # table 2
         few=15,
         rows=5153,
+        split="test",
         chance=None,
         figures={
             "MT-NLG": Figures(76.56, 73.06, 87.15),
@@ -64,6 +67,7 @@ TASKS: tuple[Task, ...] = (
         title="RACE-h",  # table 3
         few=10,
         rows=3498,
+        split="test",
         chance=25.0,
         figures={
             "MT-NLG": Figures(47.94, 48.42, 47.94),
@@ -77,6 +81,7 @@ TASKS: tuple[Task, ...] = (
         title="BoolQ",  # table 3
         few=32,
         rows=3270,
+        split="validation",
         chance=50.0,
         figures={"MT-NLG": Figures(78.20, 82.51, 84.83), "GPT-3": Figures(60.50, 76.70, 77.50)},
     ),
@@ -85,6 +90,7 @@ TASKS: tuple[Task, ...] = (
         title="WinoGrande",  # table 4
         few=50,
         rows=1267,
+        split="validation",
         chance=50.0,
         figures={
             "MT-NLG": Figures(73.01, 73.72, 78.85),
@@ -97,6 +103,7 @@ TASKS: tuple[Task, ...] = (
         title="HellaSwag",  # table 4
         few=20,
         rows=10042,
+        split="validation",
         chance=25.0,
         figures={
             "MT-NLG": Figures(80.24, 80.20, 82.42),
@@ -109,6 +116,7 @@ TASKS: tuple[Task, ...] = (
         title="PiQA",  # table 4
         few=50,
         rows=1838,
+        split="validation",
         chance=50.0,
         figures={
             "MT-NLG": Figures(81.99, 80.96, 83.19),
@@ -121,6 +129,7 @@ TASKS: tuple[Task, ...] = (
         title="ANLI R2",  # table 5
         few=50,
         rows=1000,
+        split="test",
         chance=100 / 3,
         figures={"MT-NLG": Figures(36.60, 39.70, 39.60), "GPT-3": Figures(35.40, 33.90, 34.00)},
     ),
@@ -129,6 +138,7 @@ TASKS: tuple[Task, ...] = (
         title="HANS",  # table 5
         few=32,
         rows=30000,
+        split="validation",
         chance=50.0,
         figures={"MT-NLG": Figures(51.61, 60.01, 73.16), "GPT-2": Figures(54.79, 49.92, 49.79)},
     ),
@@ -137,14 +147,22 @@ TASKS: tuple[Task, ...] = (
         title="WiC",  # table 6
         few=32,
         rows=638,
+        split="validation",
         chance=50.0,
         figures={"MT-NLG": Figures(48.59, 51.25, 58.46), "GPT-3": Figures(0.00, 48.60, 55.30)},
         footnotes=frozenset({("GPT-3", "0")}),
     ),
 )
 
+TASKS_BY_NAME = {task.name: task for task in TASKS}
+
+
+def title_of(task: str) -> str:
+    """Name of a task in the paper; of one's own its name."""
+    return TASKS_BY_NAME[task].title if task in TASKS_BY_NAME else task
+
 
 def published(task: str, model: Model, shots: Shots) -> float | None:
     """Accuracy printed in the paper, in percent; None for a dash or a missing row. ``KeyError`` for an unknown task."""
-    figures = {known.name: known.figures for known in TASKS}[task].get(model)
+    figures = TASKS_BY_NAME[task].figures.get(model)
     return figures.at(shots) if figures else None

@@ -4,10 +4,12 @@ Publishers and the hub's copies name keys and labels differently. Each model her
 what cannot be scored (an unknown label, an empty option) and builds documents: flat dicts read by the prompt templates
 in tasks/*.yaml. Each document has
 
-    id       the publisher's id, else a digest of the content
-    group    a digest of the content that one prompt must not show twice: shots come from other groups
+    digest   of the content: the same row from the hub and from a file has the same
+    id       the publisher's id, else the digest
+    group    a digest of what one prompt must not show twice: a passage, an article, a pair of twins
 
-``texts`` returns what must not be trained on (paper.md 4.4): passages, questions, options.
+Surrounding blanks are stripped. Under the context ``VERBATIM`` they stay, and ``hub_row`` gives the row as the hub has
+it, for stock lm-eval. ``texts`` returns what must not be trained on (paper.md 4.4): passages, questions, options.
 """
 
 from __future__ import annotations
@@ -27,11 +29,21 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
 Document = dict[str, Any]
-Text = Annotated[str, StringConstraints(min_length=1)]
+VERBATIM = {"verbatim": True}
+"""Validation context that keeps every byte of the texts."""
+
+
+def _strip(value: object, info: ValidationInfo) -> object:
+    return value.strip() if isinstance(value, str) and not info.context else value
+
+
+Stripped = Annotated[str, BeforeValidator(_strip)]
+Text = Annotated[str, StringConstraints(min_length=1), BeforeValidator(_strip)]
 
 
 def _label(**choices: int) -> BeforeValidator:
@@ -66,8 +78,10 @@ def _clean_id(value: object) -> str | None:
 class Row(BaseModel):
     """One published row; keys that no prompt reads are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
+    GROUP: ClassVar[tuple[str, ...]] = ()
+    """Keys of the content that one prompt must not show twice."""
     TEXTS: ClassVar[tuple[str, ...]] = ()
     """Keys of the texts that must not be trained on."""
 
@@ -83,14 +97,22 @@ class Row(BaseModel):
         """Texts that must not be trained on."""
         return [getattr(self, name) for name in self.TEXTS]
 
+    def hub_row(self) -> Document:
+        """The row with the keys and labels of the hub's data set."""
+        return self.model_dump(exclude={"id"})
+
+    def digest(self) -> str:
+        """Digest of the content."""
+        return _digest(self.fields())
+
     def group(self) -> str:
         """Digest of the content that one prompt must not show twice."""
-        return _digest(self.fields())
+        return _digest([getattr(self, key).lower() for key in self.GROUP])
 
     def documents(self) -> list[Document]:
         """Documents to score: one, except RACE with one per question."""
-        group = self.group()
-        return [{"id": self.id or group, "group": group, **self.fields()}]
+        digest = self.digest()
+        return [{"id": self.id or digest, "group": self.group(), "digest": digest, **self.fields()}]
 
 
 def _digest(value: object) -> str:
@@ -100,9 +122,9 @@ def _digest(value: object) -> str:
 class Lambada(Row):
     """A passage; its last word is the target."""
 
-    TEXTS = ("text",)
+    GROUP = TEXTS = ("text",)
 
-    text: Annotated[str, _matching(r"[^ ] +[^ ]", "needs words before the last one")]
+    text: Annotated[Stripped, _matching(r"[^ ] +[^ ]", "needs words before the last one")]
 
     def fields(self) -> Document:
         """The passage without its last word, and that word after a space."""
@@ -113,6 +135,7 @@ class Lambada(Row):
 class BoolQ(Row):
     """A passage and a yes/no question about it."""
 
+    GROUP = ("passage",)
     TEXTS = ("passage", "question")
 
     passage: Text
@@ -123,7 +146,7 @@ class BoolQ(Row):
 class WinoGrande(Row):
     """A sentence with a blank ``_`` and two options to fill it; ``answer`` is 1 or 2."""
 
-    sentence: Annotated[str, _matching(r"^[^_]*_[^_]*[^_\s][^_]*$", "needs one blank _ with words after it")]
+    sentence: Annotated[Stripped, _matching(r"^[^_]*_[^_]*[^_\s][^_]*$", "needs one blank _ with words after it")]
     option1: Text
     option2: Text
     label: Annotated[int, _label(**{"1": 0, "2": 1})] = Field(validation_alias=AliasChoices("answer", "label"))
@@ -132,6 +155,16 @@ class WinoGrande(Row):
         """Partial evaluation: the sentence through each option, and the rest that both share (paper.md 5.2)."""
         before, after = self.sentence.split("_")
         return super().fields() | {"contexts": [before + self.option1, before + self.option2], "rest": after}
+
+    def hub_row(self) -> Document:
+        """The row with the answer as text."""
+        row = super().hub_row()
+        return row | {"answer": str(row.pop("label") + 1)}
+
+    def group(self) -> str:
+        """Digest of what twins share: the options and the first two words (all 88 pairs of 400 published rows)."""
+        options = sorted((self.option1.lower(), self.option2.lower()))
+        return _digest([*options, *self.sentence.lower().split()[:2]])
 
     def texts(self) -> list[str]:
         """The sentence with each option filled in."""
@@ -143,7 +176,8 @@ class HellaSwag(Row):
 
     activity_label: Text
     ctx_a: Text
-    ctx_b: str
+    ctx_b: Stripped
+    source_id: str | None = None
     endings: Annotated[list[Text], Field(min_length=4, max_length=4)]
     label: Annotated[int, _label(**{"0": 0, "1": 1, "2": 2, "3": 3})]
 
@@ -162,6 +196,15 @@ class HellaSwag(Row):
             "label": self.label,
         }
 
+    def hub_row(self) -> Document:
+        """The row with the label as text."""
+        row = super().hub_row()
+        return row | {"label": str(row["label"])}
+
+    def group(self) -> str:
+        """Digest of the video or article: the next scene of a video tells how this one ended."""
+        return _digest(self.source_id or [self.activity_label, self.ctx_a])
+
     def texts(self) -> list[str]:
         """The scene followed by each ending."""
         return [f"{_without_marks(f'{self.ctx_a} {self.ctx_b}')} {_without_marks(ending)}" for ending in self.endings]
@@ -174,6 +217,7 @@ def _without_marks(text: str) -> str:
 class PiQA(Row):
     """A goal and two solutions."""
 
+    GROUP = ("goal",)
     TEXTS = ("goal", "sol1", "sol2")
 
     goal: Text
@@ -185,6 +229,7 @@ class PiQA(Row):
 class Anli(Row):
     """A premise and a hypothesis, labelled entailment (0, e), neutral (1, n) or contradiction (2, c)."""
 
+    GROUP = ("premise",)
     TEXTS = ("premise", "hypothesis")
 
     premise: Text = Field(validation_alias=AliasChoices("premise", "context"))
@@ -195,6 +240,7 @@ class Anli(Row):
 class Hans(Row):
     """Two sentences with shared words: the first entails the second (0) or does not (1)."""
 
+    GROUP = ("sentence1",)
     TEXTS = ("sentence1", "sentence2")
 
     sentence1: Text
@@ -208,10 +254,9 @@ class Hans(Row):
 class Wic(Row):
     """A word in two sentences, with the same sense or not; ``start1:end1`` is its span in the first, as published."""
 
-    model_config = ConfigDict(str_strip_whitespace=False)  # the span counts leading spaces
-
-    sentence1: Text
-    sentence2: Text
+    word: Stripped | None = None  # absent where the file has none: then the word as spelled
+    sentence1: Annotated[str, StringConstraints(min_length=1)]  # never stripped: the span counts leading spaces
+    sentence2: Annotated[str, StringConstraints(min_length=1)]
     start1: Annotated[int, Field(ge=0)]
     end1: int
     label: YesNo
@@ -228,6 +273,10 @@ class Wic(Row):
         sentences = {"sentence1": self.sentence1.strip(), "sentence2": self.sentence2.strip()}
         return sentences | {"word": word, "label": self.label}
 
+    def group(self) -> str:
+        """Digest of the word: its pairs share sentences."""
+        return _digest((self.word or self.sentence1[self.start1 : self.end1]).lower())
+
     def texts(self) -> list[str]:
         """Both sentences."""
         return [self.sentence1.strip(), self.sentence2.strip()]
@@ -236,7 +285,7 @@ class Wic(Row):
 class RaceQuestion(BaseModel):
     """A question about an article, with four options."""
 
-    model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True)
 
     question: Text
     options: Annotated[list[Text], Field(min_length=4, max_length=4)]
@@ -269,6 +318,18 @@ class Race(Row):
         problems = [dict(zip(keys, each, strict=True)) for each in zip(*columns, strict=True)]
         return raw | {"problems": problems}
 
+    def hub_row(self) -> Document:
+        """The row with its questions as a Python literal, answers as letters."""
+        problems = [problem.model_dump() for problem in self.problems]
+        return {
+            "article": self.article,
+            "problems": repr([problem | {"answer": "ABCD"[problem.pop("label")]} for problem in problems]),
+        }
+
+    def digest(self) -> str:
+        """Digest of the article and its questions."""
+        return _digest(self.model_dump(exclude={"id"}))
+
     def group(self) -> str:
         """Digest of the article: a shot from it could give away the answer to the scored question."""
         return _digest(self.article)
@@ -280,7 +341,8 @@ class Race(Row):
         documents = []
         for number, problem in enumerate(self.problems, start=1):
             fields = {"article": self.article, "earlier": list(earlier), **problem.model_dump()}
-            documents.append({"id": f"{self.id or group}-{number}", "group": group, **fields})
+            digest = _digest([self.article, problem.model_dump()])
+            documents.append({"id": f"{self.id or group}-{number}", "group": group, "digest": digest, **fields})
             earlier.append({"question": problem.question, "answer": problem.options[problem.label]})
         return documents
 

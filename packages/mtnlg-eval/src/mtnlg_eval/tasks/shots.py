@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,6 +36,17 @@ class ShotChoice:
 
 
 ANY_SHOT = ShotChoice()
+
+
+def sample_rows(documents: Sequence[Document], limit: int | None) -> list[Document]:
+    """A random sample of ``limit`` documents in their order, all of them for None. A smaller one is part of a larger.
+
+    Published files are sorted: the first rows of HANS are of one subcase and label.
+    """
+    if limit is None or limit >= len(documents):
+        return list(documents)
+    order = sorted(range(len(documents)), key=lambda n: sha256(documents[n]["id"].encode()).digest())
+    return [documents[n] for n in sorted(order[:limit])]
 
 
 class ShotPool:

@@ -7,10 +7,10 @@
     DATA/lambada/lambada_test_plain_text.txt    LAMBADA: one passage per line; .jsonl with "text" as well
     DATA/wic/train.data.txt, train.gold.txt     WiC: a tab-separated table, labels in a file of their own
 
-A file's split is a word in its name, or else in the name of a folder above it: train, dev, val or test. If a split has
-both .jsonl and other files, only the .jsonl are read. The scored split is the paper's (paper.md 5.2); if it is missing,
-test stands in for dev and dev for test. Shots come from train, else from the split that is not scored, else from the
-scored rows themselves, never from the group of the scored row. Hub data sets and splits are named in tasks/*.yaml.
+Which files are which split, and which are another set, is in published_files.py. The scored split is the paper's
+(paper.md 5.2); if it is missing, test stands in for dev and dev for test. Shots come from train, else from a split that
+is not scored, else from the scored rows themselves, never from the group of the scored row; LAMBADA's only from rows of
+the same variant. Hub data sets and splits are named in tasks/*.yaml.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from pydantic import ValidationError
 
 from mtnlg_model.console import Failure
 
-from .formats import SUFFIXES, is_row_file, read_raw_rows, split_of
-from .rows import ROWS, explain
+from .formats import read_raw_rows
+from .published_files import files_by_split, scored_split
+from .rows import ROWS, VERBATIM, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from .formats import RawRow
@@ -36,67 +37,98 @@ if TYPE_CHECKING:
 
     Config = Mapping[str, Any]  # of a task's YAML
 
-
-SCORED_ON_TEST = frozenset({"lambada", "race_h", "anli_r2"})
-"""Tasks that the paper scores on the test split; the others use dev (paper.md 5.2)."""
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Documents to score and documents to draw shots from; ``left_out`` lists malformed rows of the second."""
+    """Documents to score and documents to draw shots from.
+
+    ``split`` and ``pool`` name their splits: equal where the shots come from the scored rows. ``left_out`` lists
+    malformed rows of the pool, ``other_files`` what belongs to another set.
+    """
 
     scored: list[Document]
     shots: list[Document]
+    split: str
+    pool: str
+    variant: str | None = None
     left_out: list[str] = field(default_factory=list)
+    other_files: list[str] = field(default_factory=list)
 
 
-def read_task(data: Path, task: str) -> TaskRows:
-    """Read the rows of ``task`` from ``data/task``.
+def read_task(data: Path, task: str, *, verbatim: bool = False, pools: Sequence[str] = SPLITS) -> TaskRows:
+    """Read the rows of ``task`` from ``data/task``; ``pools`` are the splits that may give shots, best first.
 
-    Raises ``Failure`` if there are none, or if a row to score is malformed (file:line: reason). Malformed rows of the
-    shot pool are left out and listed.
+    ``verbatim`` documents are the hub's rows with no byte stripped, for stock lm-eval. Raises ``Failure`` if there are
+    no rows, or if one to score is malformed (file:line: reason). Malformed rows of the pool are left out and listed.
     """
-    files = _files_by_split(data / task)
-    scored = _scored_split(data / task, task, files)
-    pool = next((split for split in ("train", "validation", "test") if split in files and split != scored), None)
-    pool_rows = read_raw_rows(task, files[pool]) if pool else None
-    return build_task_rows(task, read_raw_rows(task, files[scored]), pool_rows, f"{data / task}, {scored}")
+    files, other_files = files_by_split(data / task, task)
+    split = scored_split(data / task, task, files)
+    scored = {split: read_raw_rows(task, files[split])}
+    candidates = {pool: read_raw_rows(task, files[pool]) for pool in pools if pool in files and pool != split}
+    return build_task_rows(
+        task, scored, candidates, f"{data / task}, {split}", verbatim=verbatim, other_files=other_files
+    )
 
 
-def build_task_rows(task: str, scored: Iterable[RawRow], pool: Iterable[RawRow] | None, source: str) -> TaskRows:
-    """Validate the rows to score, read from ``source``, and the shot pool; without a pool the scored rows serve."""
-    documents = _documents(_validated(task, scored))
+def build_task_rows(
+    task: str,
+    scored: Mapping[str, Iterable[RawRow]],
+    pools: Mapping[str, Iterable[RawRow]],
+    source: str,
+    *,
+    verbatim: bool = False,
+    other_files: Sequence[str] = (),
+) -> TaskRows:
+    """Validate the rows of the one split in ``scored``, read from ``source``, and the first pool that can give shots.
+
+    Without such a pool the scored rows serve.
+    """
+    ((split, raw_rows),) = scored.items()
+    documents = _documents(task, raw_rows, verbatim=verbatim)
     if not documents:
         raise Failure(f"{source}: no rows to score")
-    if pool is None:
-        return TaskRows(documents, documents)
+    variant = variant_of(task, documents)
     left_out: list[str] = []
-    return TaskRows(documents, _documents(_validated(task, pool, left_out)), left_out)
+    for pool, raw_pool in pools.items():
+        shots = _documents(task, raw_pool, left_out, verbatim=verbatim)
+        if shots and variant_of(task, shots) == variant:
+            return TaskRows(documents, shots, split, pool, variant, left_out, list(other_files))
+    return TaskRows(documents, documents, split, split, variant, left_out, list(other_files))
+
+
+def variant_of(task: str, documents: Sequence[Document]) -> str | None:
+    """LAMBADA's variant: "original" (tokenized, lower case) or "openai" (as it was written); None for other tasks."""
+    if task != "lambada":
+        return None
+    return "openai" if any(character.isupper() for doc in documents for character in doc["text"]) else "original"
 
 
 def read_texts(data: Path, task: str) -> Iterator[tuple[str, str]]:
     """Row id and text of each passage, question and option in the scored rows: text to keep out of training data."""
-    files = _files_by_split(data / task)
-    return unique_texts(task, read_raw_rows(task, files[_scored_split(data / task, task, files)]))
+    files, _ = files_by_split(data / task, task)
+    return unique_texts(task, read_raw_rows(task, files[scored_split(data / task, task, files)]))
 
 
 def unique_texts(task: str, rows: Iterable[RawRow]) -> Iterator[tuple[str, str]]:
     """Row id and text of everything in these rows, each text once."""
     seen: set[str] = set()
-    for row in _validated(task, rows):
-        name = row.id or row.group()
+    for row, _ in _validated(task, rows):
+        name = row.id or row.digest()
         for text in row.texts():
             if text not in seen:
                 seen.add(text)
                 yield name, text
 
 
-def _validated(task: str, rows: Iterable[RawRow], left_out: list[str] | None = None) -> Iterator[Row]:
-    """Validate rows; a malformed one raises ``Failure``, or is appended to ``left_out`` if that list is passed."""
+def _validated(task: str, rows: Iterable[RawRow], left_out: list[str] | None = None) -> Iterator[tuple[Row, Any]]:
+    """Validate rows, each with what it was parsed from; a malformed one raises ``Failure`` or goes to ``left_out``."""
     schema = ROWS[task]
     for location, parse in rows:
         try:
-            yield schema.model_validate(parse())
+            raw = parse()
+            yield schema.model_validate(raw), raw
         except ValueError as error:
             reason = explain(error) if isinstance(error, ValidationError) else str(error)
             if left_out is None:
@@ -104,54 +136,42 @@ def _validated(task: str, rows: Iterable[RawRow], left_out: list[str] | None = N
             left_out.append(f"{location}: {reason}")
 
 
-def _documents(rows: Iterable[Row]) -> list[Document]:
+def _documents(
+    task: str, rows: Iterable[RawRow], left_out: list[str] | None = None, *, verbatim: bool = False
+) -> list[Document]:
     """The rows' documents; repeated ids get a number (``#2``), so that ids are unique."""
     counts: dict[str, int] = {}
     documents: list[Document] = []
-    for document in (document for row in rows for document in row.documents()):
-        name = document["id"]
-        counts[name] = counts.get(name, 0) + 1
-        documents.append(document if counts[name] == 1 else document | {"id": f"{name}#{counts[name]}"})
+    for row, raw in _validated(task, rows, left_out):
+        own = row.documents()
+        if verbatim:  # stock lm-eval scores one question of an article, the last
+            identity = {key: own[-1][key] for key in ("id", "group", "digest")}
+            own = [identity | ROWS[task].model_validate(raw, context=VERBATIM).hub_row()]
+        for document in own:
+            name = document["id"]
+            counts[name] = counts.get(name, 0) + 1
+            documents.append(document if counts[name] == 1 else document | {"id": f"{name}#{counts[name]}"})
     return documents
 
 
-def _files_by_split(folder: Path) -> dict[str, list[Path]]:
-    """Row files under ``folder`` by split, in path order; of several formats only the preferred one."""
-    if not folder.is_dir():
-        raise Failure(f"{folder}: no such folder; put the task's published files there")
-    splits: dict[str, list[Path]] = {}
-    for path in sorted(path for path in folder.rglob("*") if is_row_file(path) and path.is_file()):
-        if split := split_of(path.relative_to(folder).parts, path):
-            splits.setdefault(split, []).append(path)
-    if not splits:
-        raise Failure(f"{folder}: no {', '.join(SUFFIXES)} file with train, dev, val or test in its name")
-    for split, paths in splits.items():
-        preferred = min((path.suffix for path in paths), key=SUFFIXES.index)
-        splits[split] = [path for path in paths if path.suffix == preferred]
-    return splits
-
-
-def _scored_split(folder: Path, task: str, files: dict[str, list[Path]]) -> str:
-    order = ("test", "validation") if task in SCORED_ON_TEST else ("validation", "test")
-    for split in order:
-        if split in files:
-            return split
-    raise Failure(f"{folder}: only training rows; add a file with {' or '.join(order)} in its name")
-
-
-def load_hub_task(config: Config) -> TaskRows:
+def load_hub_task(config: Config, *, verbatim: bool = False, pools: Sequence[str] | None = None) -> TaskRows:
     """Load the rows of a task from the hub; ``Failure`` if they cannot be fetched or one to score is malformed."""
-    scored, pool = _hub_split(config), config["fewshot_split"]
-    splits = _load_dataset(config)
-    pool_rows = None if pool == scored else _hub_rows(config, splits, pool)
-    return build_task_rows(
-        config["task"], _hub_rows(config, splits, scored), pool_rows, f"{config['dataset_path']} {scored}"
-    )
+    scored, splits = _hub_split(config), _load_dataset(config)
+    pool = config["fewshot_split"]
+    wanted = {} if pool == scored or (pools is not None and _plain(pool) not in pools) else {_plain(pool): pool}
+    candidates = {name: _hub_rows(config, splits, split) for name, split in wanted.items()}
+    rows = {_plain(scored): _hub_rows(config, splits, scored)}
+    return build_task_rows(config["task"], rows, candidates, f"{config['dataset_path']} {scored}", verbatim=verbatim)
 
 
 def load_hub_texts(config: Config) -> Iterator[tuple[str, str]]:
     """Like ``read_texts``, for the scored rows on the hub."""
     return unique_texts(config["task"], _hub_rows(config, _load_dataset(config), _hub_split(config)))
+
+
+def _plain(split: str) -> str:
+    """The split of a hub's name for it: test_r2 is ANLI's test."""
+    return split.partition("_")[0]
 
 
 def _hub_split(config: Config) -> str:

@@ -1,0 +1,88 @@
+"""Small charts, one per task: scores against the examples shown in the prompt, and against training tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mtnlg_eval.report.markup import figure, short
+from mtnlg_eval.report.svg import ACCENT, INK, MUTED, SECOND, canvas, styled, to_svg
+from mtnlg_eval.tasks.published import SHOTS, TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from mtnlg_eval.report.run_files import Evaluation
+    from mtnlg_eval.results.compare import Cell, Run
+    from mtnlg_eval.tasks.published import Task
+
+WIDTH, HEIGHT = 220.0, 130.0  # points
+LINES = {"0": (MUTED, "-"), "1": (ACCENT, "--"), "few": (ACCENT, "-")}
+
+
+def trends(evaluation: Evaluation) -> str:
+    """Scores against the examples shown, and against training tokens if several checkpoints were scored."""
+    tasks = [task for task in TASKS if task.name in evaluation.main.tasks()]
+    note = "accuracy in percent with its interval; the mean number shown; diamond: MT-NLG, dashed line: chance"
+    pictures = [by_shots(evaluation.main, task) for task in tasks]
+    parts = [_panels("Score against examples shown in the prompt", pictures, note)]
+    history = evaluation.history
+    if len({run.model.tokens for run in history}) > 1:
+        note = "accuracy in percent with its interval at 0 examples (grey), 1 (dashed) and few (solid)"
+        pictures = [by_tokens(history, task) for task in tasks]
+        parts.append(_panels("Score against training tokens", pictures, note))
+    return "\n".join(parts)
+
+
+def _panels(caption: str, pictures: Sequence[str], note: str) -> str:
+    return figure(caption, f'<div class="panels wider">{"".join(pictures)}</div>', note)
+
+
+@styled()
+def by_shots(run: Run, task: Task) -> str:
+    """Accuracy with its interval at every number of shots scored, beside MT-NLG's (a diamond) and chance."""
+    figure, axes = _panel(task)
+    cells = run.by_shots(task.name)
+    for x, (asked, cell) in enumerate(cells.items()):
+        _interval(axes, x, cell, ACCENT)
+        axes.plot(x, 100 * cell.value, "o", color=ACCENT, markersize=4)
+        if asked in SHOTS and (mtnlg := task.figures["MT-NLG"].at(asked)) is not None:
+            axes.plot(x, mtnlg, "D", color=SECOND, markersize=3)
+    axes.set_xticks(range(len(cells)), [f"{cell.shown:.1f}".removesuffix(".0") for cell in cells.values()])
+    axes.set_xlim(-0.5, len(cells) - 0.5)
+    return to_svg(figure, f"by-shots-{task.name}", f"{task.title}: accuracy against the examples shown in the prompt")
+
+
+@styled()
+def by_tokens(history: Sequence[Run], task: Task) -> str:
+    """Accuracy with its interval over the training tokens of each scored checkpoint at 0, 1 and few shots."""
+    figure, axes = _panel(task)
+    for shots, (color, style) in LINES.items():
+        points = [(run.model.tokens, run.cells[task.name, shots]) for run in history if (task.name, shots) in run.cells]
+        for tokens, cell in points:
+            _interval(axes, tokens, cell, color)
+        values = [100 * cell.value for _, cell in points]
+        axes.plot([x for x, _ in points], values, style, color=color, marker="o", markersize=3, clip_on=False)
+    axes.set_xlim(0, max(run.model.tokens for run in history) or 1)
+    axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")
+    return to_svg(figure, f"by-tokens-{task.name}", f"{task.title}: accuracy against training tokens")
+
+
+def _interval(axes: Axes, x: float, cell: Cell, color: str) -> None:
+    _, low, high = cell.estimate
+    axes.plot([x, x], [100 * low, 100 * high], color=color, linewidth=1.2, clip_on=False)
+
+
+def _panel(task: Task) -> tuple[Figure, Axes]:
+    """A small figure with a y axis from 0 to 100 % and the task's chance as a dashed line."""
+    figure = canvas(WIDTH, HEIGHT)
+    axes = figure.add_axes((30 / WIDTH, 24 / HEIGHT, 1 - 50 / WIDTH, 1 - 50 / HEIGHT))
+    axes.set_title(task.title, loc="left", fontsize=10, color=INK, pad=7)
+    axes.set_ylim(0, 100)
+    axes.set_yticks([0, 50, 100])
+    axes.locator_params(axis="x", nbins=4)
+    if task.chance is not None:
+        axes.axhline(task.chance, color=MUTED, linewidth=0.8, dashes=(3, 3))
+    return figure, axes

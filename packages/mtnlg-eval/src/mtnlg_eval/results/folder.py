@@ -1,0 +1,133 @@
+"""The results of an evaluation's folder, ``--out``: a file each, so that commands add to it and overwrite nothing.
+
+    OUT/results/<name>.json     one result (result.py)
+    OUT/samples/<name>.jsonl    its rows: prompts, loglikelihoods, scores, right or wrong, shots shown
+    OUT/not_run/<task>.json     why a task could not run when it was last asked for
+    OUT/results.json            all of them, and lm-eval's schema with an entry a result; made from the files above
+
+Every file appears whole or not at all. Commands may run at once: the last to write results.json has read all results.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from mtnlg_eval.tasks.published import TASKS
+from mtnlg_model.console import Failure
+from mtnlg_model.files import read_small, write_json, write_text
+
+from .result import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+VERSION = 2
+LM_EVAL_SECTIONS = ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
+TASK_ORDER = {task.name: number for number, task in enumerate(TASKS)}
+
+
+class ResultFolder:
+    """Reads and adds to the results of one folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def add(self, result: Result, samples: Iterable[str]) -> Result:
+        """Keep a result with the lines of its samples.
+
+        Returns the result that is kept: where only the provenance is new, the earlier one stays.
+        """
+        path = self.out / "results" / f"{result.name}.json"
+        with suppress(FileNotFoundError, ValidationError):
+            earlier = Result.model_validate_json(read_small(path))
+            if (
+                earlier.model_copy(update={"provenance": result.provenance}) == result
+                and self.samples(earlier).exists()
+            ):
+                return earlier
+        write_text(self.samples(result), "".join(f"{line}\n" for line in samples))
+        write_json(path, result.model_dump())
+        return result
+
+    def samples(self, result: Result) -> Path:
+        """The file with the samples of a result."""
+        return self.out / "samples" / f"{result.name}.jsonl"
+
+    def add_gap(self, task: str, why: str, checkpoint: str) -> None:
+        """Keep why a task could not run on a checkpoint."""
+        write_json(self._gap(task), {"task": task, "why": why, "checkpoint": checkpoint})
+
+    def clear_gap(self, task: str) -> None:
+        """Forget why a task could not run."""
+        self._gap(task).unlink(missing_ok=True)
+
+    def _gap(self, task: str) -> Path:
+        return self.out / "not_run" / f"{task}.json"
+
+    def results(self) -> list[Result]:
+        """Every result: by checkpoint, then by task in the paper's order, style, shots, seed and date."""
+        return sorted(map(_read, (self.out / "results").glob("*.json")), key=_order)
+
+    def gaps(self) -> list[dict[str, str]]:
+        """Tasks that could not run, each with the reason."""
+        return [json.loads(read_small(path)) for path in sorted((self.out / "not_run").glob("*.json"))]
+
+    def collect(self) -> None:
+        """Write results.json, again for as long as other commands have added results meanwhile."""
+        while True:
+            before = self._listing()
+            content = collected(self.results(), self.gaps())
+            path = self.out / "results.json"
+            if not path.exists() or path.read_text(encoding="utf-8") != json_text(content):
+                write_json(path, content)
+            if self._listing() == before:
+                return
+
+    def _listing(self) -> set[tuple[str, int]]:
+        folders = (self.out / "results", self.out / "not_run")
+        return {(path.name, path.stat().st_mtime_ns) for folder in folders for path in folder.glob("*.json")}
+
+
+def collected(results: Iterable[Result], gaps: list[dict[str, str]]) -> dict[str, Any]:
+    """The content of results.json: lm-eval's sections, each keyed by result, and under ``scores`` what they mean."""
+    sections: dict[str, Any] = {section: {} for section in LM_EVAL_SECTIONS}
+    scores: dict[str, Any] = {}
+    for result in results:
+        for section in LM_EVAL_SECTIONS:
+            sections[section][result.name] = result.lm_eval[section]
+        scores[result.name] = result.model_dump(exclude={"lm_eval", "correct", "version"}) | {
+            "interval_95": list(result.interval)
+        }
+    return {"version": VERSION, **sections, "scores": scores, "not_run": gaps}
+
+
+def json_text(content: dict[str, Any]) -> str:
+    """The text that ``write_json`` writes."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read(path: Path) -> Result:
+    try:
+        return Result.model_validate_json(read_small(path))
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        key = ".".join(map(str, detail["loc"])) or "the file"
+        raise Failure(f"{path}: {key}: {detail['msg']}; remove it and score the task again") from None
+
+
+def _order(result: Result) -> tuple[object, ...]:
+    model, shots = result.model, result.shots
+    by_task = (
+        TASK_ORDER.get(result.task, len(TASKS)),
+        result.task,
+        result.style,
+        shots.count,
+        shots.asked,
+        shots.seed or 0,
+    )
+    return model.tokens, model.digest, by_task, result.provenance.date, result.name

@@ -1,0 +1,52 @@
+"""Where a result comes from: command, date, hardware, layout and package versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from .result import Provenance
+
+PACKAGES = ("mtnlg-eval", "mtnlg-model", "mtnlg-parallel", "lm-eval", "torch", "datasets", "tokenizers")
+
+
+def provenance(layout: str | None, seconds: float) -> Provenance:
+    """Provenance of what this process has just scored in so many seconds."""
+    program = Path(sys.argv[0]).name
+    return Provenance(
+        command=shlex.join((program, *sys.argv[1:])) if program == "mtnlg-eval" else "mtnlg_eval.evaluate",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        hardware=_hardware(),
+        layout=layout or "one process",
+        packages=_versions(),
+        seconds=round(seconds, 3),
+    )
+
+
+def _hardware() -> str:
+    """The first GPU and their number, else the processor."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{os.cpu_count()} cores, {next(names, platform.machine())}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # an extra
+    return found

@@ -1,0 +1,109 @@
+"""lm-eval's own command with a checkpoint as its model, named ``mtnlg``.
+
+    --model_args checkpoint=DIR[,layout=tp=2,pp=2,dp=1][,store=DIR][,batch_tokens=N]
+
+lm-eval splits the arguments at commas, so the parts of a layout arrive as arguments of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import lm_eval.models  # noqa: F401  (fills the registry, which lm-eval does only while it is empty)
+import torch
+from lm_eval import evaluator
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.api.registry import model_registry
+from lm_eval.utils import simple_parse_args_string
+
+from mtnlg_model.console import Failure, UsageFailure, say
+
+from .decoder_lm import TOKENS_PER_BATCH, DecoderLM
+from .open_model import open_checkpoint, open_lm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MODEL = "mtnlg"
+DEGREES = ("tp", "pp", "dp")
+LM_EVALS_OWN = ("trust_remote_code",)
+"""Arguments that lm-eval adds for its data sets."""
+
+
+class CheckpointLM(DecoderLM):
+    """Opens checkpoints for lm-eval's registry."""
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> DecoderLM:
+        """The model of ``checkpoint=DIR,…``."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> DecoderLM:
+        """The model of these arguments; it is closed when the process ends.
+
+        lm-eval's batch size has no meaning here: scores do not depend on batches, and ``batch_tokens`` sets their size.
+        """
+        arguments = {key: value for key, value in arg_dict.items() if key not in LM_EVALS_OWN}
+        layout = _layout(arguments)
+        checkpoint, store = arguments.pop("checkpoint", None), arguments.pop("store", None)
+        batch_tokens = arguments.pop("batch_tokens", TOKENS_PER_BATCH)
+        if arguments or checkpoint is None:
+            given = f"no argument {', '.join(arguments)}" if arguments else "checkpoint=DIR is missing"
+            raise UsageFailure(f"--model_args: {given}; there are checkpoint, layout, store, batch_tokens")
+        if not isinstance(batch_tokens, int) or batch_tokens < 1:
+            raise UsageFailure(f"--model_args: batch_tokens={batch_tokens}: needs a number of tokens")
+        if (additional_config or {}).get("device") == "cpu" and torch.cuda.is_available():
+            raise UsageFailure("--device cpu: the model runs on the GPU; hide it with CUDA_VISIBLE_DEVICES=")
+        out = Path(str(store)) if store is not None else Path(mkdtemp(prefix="mtnlg-eval-"))
+        if store is None:
+            say(f"answers and logs go to {out}; with --model_args store=DIR the same command resumes")
+        with ExitStack() as stack:
+            lm = stack.enter_context(open_lm(open_checkpoint(Path(str(checkpoint)), out), out, layout))
+            atexit.register(stack.pop_all().close)
+        if lm is None:  # a rank of torchrun other than 0 has served until the end
+            sys.exit(0)
+        lm.batch_tokens = batch_tokens
+        return lm
+
+
+def _layout(arguments: dict[str, Any]) -> str | None:
+    """Take the layout out of the arguments: tp=2, with pp and dp beside it."""
+    first = arguments.pop("layout", None)
+    others = [f"{axis}={arguments.pop(axis)}" for axis in DEGREES if axis in arguments]
+    if first is None and others:
+        raise UsageFailure(f"--model_args: {','.join(others)}: write layout=tp=2,pp=2,dp=1")
+    return None if first is None else ",".join([str(first), *others])
+
+
+def run_lm_eval(words: Sequence[str]) -> None:
+    """Run ``lm-eval run`` with these words and our model."""
+    if named := [word for word in words if word.partition("=")[0] in {"--model", "-M"}]:
+        raise UsageFailure(f"{named[0]}: the model is a checkpoint: --model_args checkpoint=DIR")
+    if "--apply_chat_template" in words:
+        raise UsageFailure("--apply_chat_template: a checkpoint has no chat template; leave it out")
+    if MODEL not in model_registry:
+        model_registry.register(MODEL, target=CheckpointLM)
+    evaluator.get_git_commit_hash = _commit
+    sys.argv = ["lm-eval", "run", "--model", MODEL, *words]
+    try:
+        cli_evaluate()
+    except ValueError as error:
+        raise Failure(f"lm-eval: {error}") from error
+
+
+def _commit() -> str | None:
+    """Commit of the working folder for lm-eval's results; lm-eval's own lets git complain where there is none."""
+    try:
+        done = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True, check=False)  # noqa: S607
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,67 @@
+"""The example rows of help and README: readable as they stand, with no key that is not needed, and shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import ValidationError
+
+from mtnlg_eval import cli
+from mtnlg_eval.results.checkpoint_table import print_checkpoints
+from mtnlg_eval.results.compare import Cell
+from mtnlg_eval.tasks.examples import EXAMPLES
+from mtnlg_eval.tasks.published import TASKS
+from mtnlg_eval.tasks.rows import ROWS
+from mtnlg_eval.tasks.sources import read_task
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_an_example_row_is_read_and_every_key_of_it_is_needed(task: str, tmp_path: Path) -> None:
+    file = tmp_path / task / ("test/high/1.txt" if task == "race_h" else "test.jsonl")
+    file.parent.mkdir(parents=True)
+    file.write_text(EXAMPLES[task])
+    assert len(read_task(tmp_path, task).scored) == 1
+    row = json.loads(EXAMPLES[task])
+    for key in row:
+        with pytest.raises(ValidationError):
+            ROWS[task].model_validate({name: value for name, value in row.items() if name != key})
+    assert f"| `{task}` | `{EXAMPLES[task]}` |" in README.read_text(encoding="utf-8")
+
+
+def test_the_help_shows_every_example_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mtnlg-eval", "run", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    text = "".join(capsys.readouterr().out.split())
+    assert all("".join(f"{task}:{row}".split()) in text for task, row in EXAMPLES.items())
+
+
+def test_the_table_of_checkpoints_marks_a_difference_and_fits_a_terminal(
+    made: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["step-1000", "step-2000", "step-3000"]
+    answers = ["0" * 40, "1" * 40, "0" * 39 + "1"]
+    scores = [
+        {task.name: {"0": Cell((made.result(task.name, "0", 0, correct),))} for task in TASKS} for correct in answers
+    ]
+    print_checkpoints(names, scores)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(" step-")}
+    assert rows == {
+        "step-1000": ["0", *["0.0"] * 9],
+        "step-2000": ["0", *["100*"] * 9],
+        "step-3000": ["0", *["2.5"] * 9],
+    }

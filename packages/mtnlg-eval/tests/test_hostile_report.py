@@ -1,0 +1,89 @@
+"""What strangers wrote, in every field of a run's files that the page shows: no browser runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+RUN = "document.title='owned'"
+EVIL = (
+    f'</title></style></svg></text></pre><script>{RUN}</script>"><img src=x onerror="{RUN}"><svg/onload={RUN}> '
+    f"' onmouseover={RUN} autofocus onfocus={RUN} x='--><iframe srcdoc='<script>parent.{RUN}</script>'> "
+    f"javascript:{RUN} ]]><![CDATA[ &lt;script&gt;{RUN}&#60;/script&#62; $title ${{style}} {{0}} %s $x$"
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def studies() -> ModuleType:
+    """The studies of `test_report_studies`."""
+    spec = spec_from_file_location("report_studies", Path(__file__).with_name("test_report_studies.py"))
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> None:
+    """Put the text wherever the page takes one from a file; kept are only words that the page tells apart."""
+    summary = made.curation()
+    for stage in summary["stages"]:
+        stage |= {"name": EVIL, "errors": [EVIL]}
+        stage["sources"] = {EVIL: stage["sources"]["code"] | {"dropped": {EVIL: 2}}}
+    made.write(run / "data/summary.json", summary | {"languages": {EVIL: 1}})
+    made.change(run / "data/tokens/blend.json", sources=[made.blend()["sources"][0] | {"name": EVIL}])
+    stages = [{"stage": 0, "layers": [EVIL], "parameters": 1}]
+    made.change(run / "train/summary.json", stages=stages, model={EVIL: EVIL}, precision=EVIL, versions={EVIL: EVIL})
+    made.write(run / "eval/not_run/wic.json", {"task": EVIL, "why": EVIL, "checkpoint": EVIL})
+    for path in (run / "eval/results").iterdir():
+        result = json.loads(path.read_text(encoding="utf-8"))
+        result["rows"] |= {"source": EVIL, "split": EVIL, "digest": EVIL, "variant": EVIL}
+        result["shots"] |= {"pool": EVIL, "source": EVIL, "labels": EVIL}
+        result["model"] |= {"checkpoint": EVIL}
+        result["provenance"] |= {"command": EVIL, "hardware": EVIL, "date": EVIL, "packages": {EVIL: EVIL}}
+        made.write(path, result)
+    hans = studies.hans()
+    tallied = hans["shots"]["2"]
+    hans["shots"] = {EVIL: tallied | {"labels": {EVIL: {EVIL: tallied["whole"]}}}}
+    made.write(run / "eval/hans.json", hans)
+    cells = [cell | {"operator": EVIL, "disguise": EVIL} for cell in studies.operators()["cells"]]
+    made.write(run / "eval/operators.json", studies.operators() | {"cells": cells})
+    made.write(run / "eval/bias.json", studies.bias(EVIL))
+
+
+def test_no_text_of_a_runs_files_becomes_markup_and_no_browser_runs_it(
+    made: ModuleType, studies: ModuleType, tmp_path: Path
+) -> None:
+    run = made.make_run(tmp_path / f"<img src=x onerror={RUN}>", "wic")
+    write_hostile_files(made, studies, run)
+    page = made.read(run)
+    assert not {"script", "img", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    links = {str(value) for _, a in page.elements for key, value in a.items() if key in {"href", "src", "xlink:href"}}
+    assert all(link.startswith("#") or link == "data/report.html" for link in links)
+    assert page.text.count(f"<script>{RUN}</script>") > 30, "the text is in many places"
+    if CHROMIUM is not None:
+        control = tmp_path / "control.html"
+        control.write_text(f"<title>x</title><img src=x onerror={RUN}>", encoding="utf-8")
+        assert title_in_browser(control) == "owned"
+        assert title_in_browser(run / "report.html") not in {"", "owned"}
+
+
+def title_in_browser(page: Path) -> str:
+    """The title of a page after its scripts have run."""
+    with tempfile.TemporaryDirectory() as profile:
+        words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        words += ["--virtual-time-budget=1000", "--dump-dom", page.as_uri()]
+        dom = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    return dom.partition("<title>")[2].partition("</title>")[0]

@@ -1,0 +1,156 @@
+"""lm-eval's own command over a checkpoint: ten kinds of tasks, each equal to its hf backend over the same model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+from mtnlg_eval import cli
+from mtnlg_model.console import progress
+from mtnlg_model.convert.huggingface import export_gpt2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mtnlg_model.checkpoint.reader import Checkpoint
+
+ROWS = [
+    {"text": "The cook thanked the sailors.", "question": "Who thanked?", "label": 0, "number": "4"},
+    {"text": "A ring of gold lay in the grass.", "question": "What lay there?", "label": 1, "number": "7"},
+    {"text": "Bees make honey in spring.", "question": "Who makes honey?", "label": 1, "number": "9"},
+]
+CHOICE = {"output_type": "multiple_choice", "doc_to_choice": ["the cook", "the ring"], "doc_to_target": "label"}
+STOP = {"until": ["\n", "e"], "max_gen_toks": 6, "do_sample": False}
+GENERATE = {"output_type": "generate_until", "doc_to_target": "{{number}}", "generation_kwargs": STOP}
+FIRST_NUMBER = {"function": "regex", "regex_pattern": "(\\d+)"}
+KINDS: dict[str, dict[str, Any]] = {
+    "choice": CHOICE,
+    "choice_norm": CHOICE | {"metric_list": [{"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True}]},
+    "choice_mutual": CHOICE | {"metric_list": [{"metric": "acc_mutual_info", "aggregation": "mean"}]},
+    "choice_of_contexts": CHOICE
+    | {"doc_to_text": "label", "doc_to_choice": "{{[text, question]}}", "doc_to_target": " and so on"},
+    "choice_few": CHOICE | {"num_fewshot": 1, "description": "Answer.\n\n"},
+    "last_word": {"output_type": "loglikelihood", "doc_to_target": " {{number}}"},
+    "perplexity": {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"},
+    "generate": GENERATE | {"metric_list": [{"metric": "exact_match", "aggregation": "mean"}]},
+    "generate_filtered": GENERATE
+    | {
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean"}],
+        "filter_list": [{"name": "number", "filter": [FIRST_NUMBER, {"function": "take_first"}]}],
+    },
+}
+"""Nine kinds; the tenth is a group of them."""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for --include_path."""
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    files = {"data_files": {"test": str(folder / "rows.jsonl")}, "cache_dir": str(folder / "cache")}
+    shared = {"dataset_path": "json", "dataset_kwargs": files, "test_split": "test", "doc_to_text": "{{text}}"}
+    for name, keys in KINDS.items():
+        (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **shared, **keys}))
+    mean = {"metric": "acc", "aggregation": "mean", "weight_by_size": True}
+    group = {"group": "choices", "task": ["choice", "choice_few"], "aggregate_metric_list": [mean]}
+    (folder / "group.yaml").write_text(json.dumps(group))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A folder outside any repository, without lm-eval's own tasks (half a minute), and its logging for this time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)  # ten seconds
+    root, ours = logging.getLogger(), logging.getLogger("lm_eval")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:], level, ours.level = before
+    root.setLevel(level)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def results_under(folder: Path) -> dict[str, Any]:
+    (path,) = folder.rglob("results_*.json")
+    content: dict[str, Any] = json.loads(path.read_bytes())
+    return content
+
+
+def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(
+    checkpoint: Checkpoint,
+    tasks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    names = [name for name in [*KINDS, "choices"] if name not in {"choice", "choice_few"}]  # the group has these
+    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", "out", "--log_samples"]
+    model = f"checkpoint={checkpoint.directory},store={tmp_path / 'store'}"
+    assert run(monkeypatch, "lm-eval", "--model_args", model, *words) == 0
+    output = capfd.readouterr()
+    assert "choice_few" in output.out
+    assert "fatal: not a git repository" not in output.err
+    ours = results_under(tmp_path / "out")
+    assert {path.name.rpartition("_")[0] for path in (tmp_path / "out").rglob("samples_*.jsonl")} >= {
+        f"samples_{name}" for name in KINDS
+    }
+    with progress("export", 1) as advance:
+        export_gpt2(checkpoint, tmp_path / "gpt2", advance)
+    theirs = simple_evaluate(
+        "hf",
+        model_args={"pretrained": str(tmp_path / "gpt2"), "dtype": "float32", "device": "cpu"},
+        tasks=names,
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    for name in [*KINDS, "choices"]:
+        expected = {key: value for key, value in theirs["results"][name].items() if isinstance(value, float)}
+        compared = {key: ours["results"][name][key] for key in expected if "stderr" not in key}
+        assert compared
+        assert compared == pytest.approx({key: expected[key] for key in compared}, rel=1e-4), name
+    samples = {name: theirs["samples"][name] for name in ("generate", "generate_filtered")}
+    for name, rows in samples.items():
+        (path,) = (tmp_path / "out").rglob(f"samples_{name}_2*.jsonl")
+        texts = [json.loads(line)["resps"] for line in path.read_text().splitlines()]
+        assert texts == [row["resps"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "hf", "--tasks", "choice"], "--model: the model is a checkpoint: --model_args checkpoint=DIR"),
+        (["--tasks", "choice", "--apply_chat_template"], "--apply_chat_template: a checkpoint has no chat template"),
+        (["--tasks", "choice"], "checkpoint=DIR is missing; there are checkpoint, layout, store, batch_tokens"),
+        (["--tasks", "choice", "--model_args", "checkpoint=x,dtype=float"], "no argument dtype"),
+        (["--tasks", "choice", "--model_args", "checkpoint=x,tp=2"], "tp=2: write layout=tp=2,pp=2,dp=1"),
+        (["--tasks", "choice", "--model_args", "checkpoint=nowhere"], "nowhere: no such folder"),
+        (["--tasks", "nonesuch", "--model_args", "checkpoint=x"], "lm-eval: Tasks not found: nonesuch"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(
+    words: list[str],
+    message: str,
+    tasks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, "lm-eval", "--include_path", tasks, *words) in {1, 2}
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("mtnlg-eval: ")
+    assert message in last

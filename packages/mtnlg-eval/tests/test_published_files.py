@@ -1,0 +1,156 @@
+"""Files as their authors published them: other sets are named and never merged, and shots never tell an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mtnlg_eval.tasks.sources import read_task
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mtnlg_eval.tasks.paper_task import PaperTask
+
+    Load = Callable[..., PaperTask]
+
+ANLI = {"uid": "u", "context": "It rained.", "hypothesis": "It was wet.", "label": "e"}
+ARTICLE = {"article": "a", "questions": ["q"], "options": [["1", "2", "3", "4"]], "answers": ["A"]}
+WINOGRANDE = {"option1": "Ann", "option2": "Bea", "answer": "1"}
+
+
+def write(path: Path, *rows: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+
+
+def test_lambadas_control_set_is_not_its_test_set(tmp_path: Path) -> None:
+    for name in ("test", "control_test_data", "development"):
+        write(tmp_path / f"lambada/lambada_{name}_plain_text.txt", f"the words of {name} .")
+    rows = read_task(tmp_path, "lambada")
+    assert [doc["text"] for doc in rows.scored] == ["the words of test ."]
+    assert rows.other_files == ["lambada_control_test_data_plain_text.txt"]
+
+
+def test_races_middle_school_is_not_race_h(tmp_path: Path) -> None:
+    for level in ("high", "middle"):
+        for split in ("test", "dev"):
+            write(tmp_path / f"race_h/{split}/{level}/1.txt", ARTICLE | {"id": f"{split}-{level}"})
+    rows = read_task(tmp_path, "race_h")
+    assert [doc["id"] for doc in rows.scored] == ["test-high-1"]
+    assert rows.other_files == ["dev/middle", "test/middle"]
+    write(tmp_path / "other/race_h/test/middle/1.txt", ARTICLE)
+    with pytest.raises(Failure, match="only another set: test/middle"):
+        read_task(tmp_path / "other", "race_h")
+
+
+def test_anlis_other_rounds_are_not_round_2(tmp_path: Path) -> None:
+    for number in "123":
+        write(tmp_path / f"anli_r2/R{number}/test.jsonl", ANLI | {"uid": f"r{number}"})
+    rows = read_task(tmp_path, "anli_r2")
+    assert [doc["id"] for doc in rows.scored] == ["r2"]
+    assert rows.other_files == ["R1", "R3"]
+
+
+def test_two_files_of_a_split_are_refused_but_for_winograndes_sizes(tmp_path: Path) -> None:
+    boolq = {"question": "q", "passage": "p", "label": 1}
+    write(tmp_path / "boolq/val.jsonl", boolq)
+    write(tmp_path / "boolq/copy/val.jsonl", boolq)
+    with pytest.raises(Failure, match=r"2 files of the validation split \(copy/val.jsonl, val.jsonl\); leave one"):
+        read_task(tmp_path, "boolq")
+    for size, count in (("xs", 1), ("xl", 3), ("debiased", 2)):
+        rows = [WINOGRANDE | {"qID": f"{size}-{n}", "sentence": f"{n} Ann saw Bea as _ left."} for n in range(count)]
+        write(tmp_path / f"winogrande/train_{size}.jsonl", *rows)
+    write(tmp_path / "winogrande/dev.jsonl", WINOGRANDE | {"sentence": "So Ann saw Bea as _ left."})
+    assert [doc["id"] for doc in read_task(tmp_path, "winogrande").shots] == ["xl-0", "xl-1", "xl-2"]
+
+
+def test_lambadas_shots_are_of_the_variant_of_its_rows(tmp_path: Path) -> None:
+    write(
+        tmp_path / "lambada/lambada_test.jsonl", {"text": '"We saw," Ann said, "the sea"'}, {"text": "The sea it was"}
+    )
+    write(tmp_path / "lambada/lambada_development_plain_text.txt", "`` we saw , '' ann said .", "the sea was wide .")
+    rows = read_task(tmp_path, "lambada")
+    assert (rows.variant, rows.split, rows.pool) == ("openai", "test", "test")
+    write(tmp_path / "lambada/lambada_test.jsonl", {"text": "the sea was wide ."})
+    rows = read_task(tmp_path, "lambada")
+    assert (rows.variant, rows.split, rows.pool) == ("original", "test", "validation")
+
+
+def test_a_test_file_without_labels_gives_no_shots(tmp_path: Path) -> None:
+    row = {"question": "q", "passage": "p", "idx": 0}
+    write(tmp_path / "boolq/val.jsonl", row | {"label": 1}, row | {"label": 0})
+    write(tmp_path / "boolq/test.jsonl", row)
+    rows = read_task(tmp_path, "boolq")
+    assert (rows.pool, len(rows.shots), len(rows.left_out)) == ("validation", 2, 1)
+
+
+WORDS = ["who", "what", "when", "where", "why", "how"]
+TWINS: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "winogrande": lambda n, side: {
+        "sentence": f"{WORDS[n]} Ann beat Bea so _ {('won', 'lost')[side]}.",
+        "option1": "Ann",
+        "option2": "Bea",
+        "answer": str(side + 1),
+    },
+    "boolq": lambda n, side: {"passage": f"passage {n}", "question": f"question {side}", "label": side},
+    "piqa": lambda n, side: {"goal": f"goal {n}", "sol1": f"a {side}", "sol2": f"b {side}", "label": side},
+    "anli_r2": lambda n, side: {"premise": f"premise {n}", "hypothesis": f"hypothesis {side}", "label": side},
+    "hellaswag": lambda n, side: {
+        "activity_label": "Row",
+        "ctx_a": f"scene {side}",
+        "ctx_b": "",
+        "source_id": f"video {n}",
+        "endings": [f"{n} a", "b", "c", "d"],
+        "label": side,
+    },
+    "wic": lambda n, side: {
+        "word": WORDS[n],
+        "sentence1": f"{WORDS[n]} {side}",
+        "sentence2": f"or {WORDS[n]}",
+        "start1": 0,
+        "end1": len(WORDS[n]),
+        "label": side,
+    },
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_no_shot_is_the_twin_of_the_row_or_shares_its_passage(name: str, load_task: Load, tmp_path: Path) -> None:
+    split = "test" if name == "anli_r2" else "val"
+    write(tmp_path / f"{name}/{split}.jsonl", *(TWINS[name](n, side) for n in range(6) for side in (0, 1)))
+    task = load_task(name, tmp_path)
+    task.set_shots(50)
+    task.build_all_requests()
+    groups = {doc["id"]: doc["group"] for doc in task.eval_docs}
+    assert len(set(groups.values())) == 6
+    for doc in task.eval_docs:
+        drawn = task._pool.draw(doc, 50, "key")
+        assert len({shot["group"] for shot in drawn}) == len(drawn) == 5
+        assert doc["group"] not in {shot["group"] for shot in drawn}
+    assert {fit.shots for fit in task.prompt_fits} == {5}
+
+
+def test_a_limit_samples_rows_of_every_kind_and_a_smaller_one_is_part_of_a_larger(
+    load_task: Load, tmp_path: Path
+) -> None:
+    head = "gold_label\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"
+    labels = ["entailment"] * 500 + ["non-entailment"] * 500  # published in this order
+    lines = [f"{label}\ta {n}\tb {n}\tex{n}\tlexical_overlap\tcase {n // 100}\tt" for n, label in enumerate(labels)]
+    write(tmp_path / "hans/heuristics_evaluation_set.txt", head, *lines)
+    task = load_task("hans", tmp_path)
+    taken = []
+    for limit in (50, 100):
+        task.take(limit)
+        taken.append([doc["id"] for doc in task.eval_docs])
+        assert len(task.eval_docs) == limit
+        assert {doc["label"] for doc in task.eval_docs} == {0, 1}
+        assert len({doc["subcase"] for doc in task.eval_docs}) >= 9
+    assert set(taken[0]) < set(taken[1])
+    assert sorted(taken[1], key=lambda name: int(name[2:])) == taken[1]
+    task.take(None)
+    assert len(task.eval_docs) == 1000

@@ -1,0 +1,190 @@
+"""Results: what differs from the paper, a folder that many commands add to, and paired differences."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtnlg_eval.results.compare import Cell, common_tasks, compared, difference, group_runs, labels, macro
+from mtnlg_eval.results.folder import ResultFolder
+from mtnlg_eval.results.paper_setting import differences
+from mtnlg_eval.table import differences_by_task, wilson_interval
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+PAPER: dict[str, Any] = {
+    "style": "paper",
+    "rows": 5153,
+    "split": "test",
+    "variant": "openai",
+    "asked": 15,
+    "shown": 15.0,
+}
+PAPER |= {"pool": "train", "modes": ("any", "drawn"), "truncated": 0, "context": 2048}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, []),
+        ({"rows": 10_153}, ["10,153 rows, 5,153 published"]),
+        ({"split": "validation"}, ["the validation split, not test"]),
+        ({"variant": "original"}, ["original variant, not openai"]),
+        ({"style": "gpt3"}, ["GPT-3's prompts"]),
+        ({"shown": 12.84}, ["12.8 of 15 shots shown"]),
+        ({"truncated": 30}, ["30 of 5,153 prompts cut at the beginning"]),
+        ({"pool": "validation"}, ["shots from the validation split"]),
+        ({"pool": "scored rows"}, ["shots from the scored rows"]),
+        ({"modes": ("any", "negative")}, ["shots of non-entailment only"]),
+        ({"context": 256}, ["context of 256 tokens, not 2,048"]),
+    ],
+)
+def test_what_differs_from_the_papers_setting_is_said(changed: dict[str, Any], words: list[str]) -> None:
+    assert differences("lambada", **PAPER | changed) == words
+
+
+def test_what_all_tasks_share_is_said_once() -> None:
+    differs = {"wic": {"0": ["a", "b"], "few": ["a", "b", "c"]}, "piqa": {"0": ["a"], "few": ["a", "d"]}}
+    assert differences_by_task(differs) == {
+        "Not the paper's setting": ["a"],
+        "wic": ["b", "few-shot: c"],
+        "piqa": ["few-shot: d"],
+    }
+    assert differences_by_task({"wic": {"0": []}}) == {"wic": []}
+
+
+def test_two_commands_at_once_lose_nothing(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first writes results.json, the second adds a result and writes its own: the first writes again."""
+    first, second = made.result("wic", "0", 0, "10"), made.result("boolq", "0", 0, "10")
+    folder, other = ResultFolder(tmp_path), ResultFolder(tmp_path)
+    folder.add(first, ["{}"])
+    read = ResultFolder.results
+    interrupted: list[bool] = []
+
+    def results(self: ResultFolder) -> Any:  # noqa: ANN401
+        found = read(self)
+        if self is folder and not interrupted:
+            interrupted.append(True)
+            other.add(second, ["{}"])
+            other.collect()
+        return found
+
+    monkeypatch.setattr(ResultFolder, "results", results)
+    folder.collect()
+    assert set(json.loads((tmp_path / "results.json").read_bytes())["results"]) == {first.name, second.name}
+
+
+def test_a_repeated_result_keeps_its_bytes_and_another_score_takes_its_place(made: ModuleType, tmp_path: Path) -> None:
+    folder, first = ResultFolder(tmp_path), made.result("wic", "0", 0, "10")
+    path = tmp_path / "results" / f"{folder.add(first, ['{}']).name}.json"
+    before = path.read_bytes()
+    later = first.model_copy(update={"provenance": first.provenance.model_copy(update={"date": "later"})})
+    assert folder.add(later, ["{}"]) == first
+    assert path.read_bytes() == before
+    folder.samples(first).unlink()
+    assert folder.add(later, ["{}"]) == later
+    changed = first.model_copy(update={"correct": "01"})
+    folder.add(changed, ["{}"])
+    assert folder.results() == [changed]
+
+
+def test_every_part_of_the_identity_is_in_the_name(made: ModuleType) -> None:
+    one = made.result("wic", "1", 1, "10")
+    others = [
+        made.result("wic", "few", 1, "10"),
+        made.result("wic", "1", 1, "10", digest="other"),
+        one.model_copy(update={"style": "gpt3"}),
+        one.model_copy(update={"requests_digest": "0" * 64}),
+        one.model_copy(update={"shots": one.shots.model_copy(update={"seed": 2})}),
+    ]
+    others.append(one.model_copy(update={"shots": one.shots.model_copy(update={"labels": "negative"})}))
+    assert len({result.name for result in [one, *others]}) == 7
+
+
+def test_a_result_that_does_not_fit_its_rows_is_refused(made: ModuleType, tmp_path: Path) -> None:
+    folder, result = ResultFolder(tmp_path), made.result("wic", "0", 0, "10")
+    folder.add(result, [])
+    path = tmp_path / "results" / f"{result.name}.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"correct": "1"}))
+    with pytest.raises(Failure, match="correct has 1 answers for 2 rows; remove it"):
+        folder.results()
+
+
+def cell(made: ModuleType, *corrects: str, digest: str | None = None) -> Cell:
+    results = [made.result("wic", "1", 1, correct) for correct in corrects]
+    rows = results[0].rows if digest is None else results[0].rows.model_copy(update={"digest": digest})
+    return Cell(tuple(result.model_copy(update={"rows": rows}) for result in results))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_a_paired_interval_is_bonett_and_prices(made: ModuleType, pairs: list[tuple[bool, bool]]) -> None:
+    ours, base = ("".join(str(int(pair[n])) for pair in pairs) for n in (0, 1))
+    estimate = difference(cell(made, ours), cell(made, base))
+    n = len(pairs) + 2
+    up, down = ((sum(pair == want for pair in pairs) + 1) / n for want in ((True, False), (False, True)))
+    half = 1.959964 * ((up + down - (up - down) ** 2) / n) ** 0.5
+    assert estimate is not None
+    assert estimate.value == pytest.approx((ours.count("1") - base.count("1")) / len(pairs))
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (max(-1, up - down - half), min(1, up - down + half)), abs=1e-6
+    )
+
+
+def test_a_paired_interval_is_narrower_where_the_runs_agree_row_by_row(made: ModuleType) -> None:
+    base = "1" * 60 + "0" * 40
+    alike, unlike = "1" * 68 + "0" * 32, "0" * 32 + "1" * 68  # both are right on 68 rows
+    near, far = (difference(cell(made, correct), cell(made, base)) for correct in (alike, unlike))
+    assert near is not None
+    assert far is not None
+    assert near.value == pytest.approx(far.value)
+    assert far.low < 0 < near.low
+    assert difference(cell(made, base), cell(made, base, digest="other rows")) is None
+
+
+def test_an_interval_covers_the_true_difference(made: ModuleType) -> None:
+    """0.6 against 0.5 on 60 rows, 400 times: 95 % of 400 is 380, and five standard deviations of the count are 22."""
+    random = np.random.default_rng(1)
+    covered = 0
+    for _ in range(400):
+        rows = random.random((2, 60)) < np.array([[0.6], [0.5]])
+        ours, base = ("".join(map(str, row.astype(int))) for row in rows)
+        estimate = difference(cell(made, ours), cell(made, base))
+        assert estimate is not None
+        covered += estimate.low <= 0.1 <= estimate.high
+    assert covered >= 358
+
+
+def test_runs_of_several_seeds_are_one_cell(made: ModuleType) -> None:
+    both = cell(made, "1100", "1110")
+    assert both.value == 0.625
+    assert both.between_draws == pytest.approx(0.125)
+    assert (both.estimate.low, both.estimate.high) == wilson_interval(2.5, 4)
+    assert list(both.correct) == [1, 1, 0.5, 0]
+    assert cell(made, "10").between_draws is None
+
+
+def test_other_rows_styles_and_checkpoints_are_never_merged(made: ModuleType) -> None:
+    results = [made.result("wic", "0", 0, "10" * n, digest=d) for n, d in product((7, 20), "ab")]
+    results.append(made.result("wic", "0", 0, "10", style="gpt3", digest="a"))
+    results.append(made.result("boolq", "0", 0, "1100", digest="a"))
+    runs = group_runs(results)
+    assert [(run.model.digest, run.style, len(run.results)) for run in runs] == [
+        ("a", "paper", 3),
+        ("b", "paper", 2),
+        ("a", "gpt3", 1),
+    ]
+    assert runs[0].cells["wic", "0"].first.rows.count == 40  # the largest set of rows, not 54
+    assert len(set(labels(runs))) == 3
+    assert common_tasks(runs[:1], "0") == ["boolq", "wic"]
+    assert macro(runs[0], ["boolq", "wic"], "0").value == 0.5
+    assert macro(runs[0], ["wic"], "0") == pytest.approx(runs[0].cells["wic", "0"].estimate)
+    assert [row["difference"].get("wic_0") is None for row in compared(runs)] == [False, False, True]
