@@ -40,7 +40,9 @@ TORCH = "torch==2.13.0"
 # The Triton that this torch requires when built for CUDA; docs/kernels lists what it compiles.
 TRITON = "triton==3.7.1; platform_system == 'Linux'"
 RUFF = "ruff==0.17.6"
-CHECKERS = ("mypy==2.4.1", "nox>=2025.5.1", "types-docutils")
+# Fuzzes in tests/fuzz; its wheels are for Linux alone.
+FUZZER = "atheris==3.0.0; platform_system == 'Linux' and platform_machine == 'x86_64' and python_version < '3.14'"
+CHECKERS = ("mypy==2.4.1", "nox==2026.10.20", "types-docutils")
 
 
 @nox.session(venv_backend="none")
@@ -98,9 +100,7 @@ def run_data(session: nox.Session, recipe: Path, out: Path, options: list[str]) 
     if (recipe / "corpus.py").exists():
         run_in_house(session, "python", str(recipe / "corpus.py"), str(out))
     run_in_house(session, "mtnlg-eval", "texts", *row_options(recipe), "--out", str(out / "texts.jsonl"))
-    run_in_house(
-        session, "mtnlg-data", "run", str(recipe), "--out", str(out / "data"), "--set", f"input={out}", *options
-    )
+    run_in_house(session, "mtnlg-data", "run", str(recipe), "--out", str(out / "data"), "--input", str(out), *options)
 
 
 def run_training(session: nox.Session, recipe: Path, out: Path, options: list[str]) -> None:
@@ -141,6 +141,13 @@ def tests(session: nox.Session) -> None:
     """Run all suites in one environment; arguments after -- go to pytest."""
     install_house(session)
     run_in_house(session, "python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def fuzz(session: nox.Session) -> None:
+    """Fuzz the readers of foreign bytes: nox -s fuzz -- [TARGET ...] [--minutes N]; the result is in runs/fuzz."""
+    install_house(session)
+    run_in_house(session, "python", "tests/fuzz/harness.py", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -251,7 +258,7 @@ def install_house(session: nox.Session) -> None:
         pip(session, python, "install", TORCH)
         extras = {package: "[test,kernels]" if package == "parallel" else "[test]" for package in PACKAGES}
         editable = [word for package in PACKAGES for word in ("-e", f"packages/mtnlg-{package}{extras[package]}")]
-        pip(session, python, "install", *editable, TRITON, *CHECKERS)
+        pip(session, python, "install", *editable, TRITON, FUZZER, *CHECKERS)
         stamp.write_text(state)
 
 

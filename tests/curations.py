@@ -89,7 +89,7 @@ def write_run(folder: Path) -> Path:
         (folder / "raw" / "crawl" / f"{part}.warc.gz").write_bytes(b"".join(map(corpus.member, pages)))
     corpus.write_jsonl(folder / "texts.jsonl", [{"task": "boolq", "id": "0", "text": corpus.text(3)[:300]}])
     recipe = folder / "data.toml"
-    recipe.write_text(f'input = "{folder}"\n{RECIPE}')
+    recipe.write_text(RECIPE)
     return recipe
 
 

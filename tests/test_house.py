@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
@@ -25,7 +29,7 @@ FLOW = {
     "mtnlg_data": ("sources", "extract", "quality", "clean", "dedup", "decontaminate", "tokens", "stream"),
     "mtnlg_model": ("config", "functional", "decoder", "checkpoint", "convert"),
     "mtnlg_parallel": ("layout", "model", "engine", "record", "training", "launch"),
-    "mtnlg_eval": ("tasks", "scoring", "sharded", "studies", "report"),
+    "mtnlg_eval": ("tasks", "results", "scoring", "sharded", "studies", "report"),
 }
 MODULES_A_ROOM, LINES_A_MODULE = (2, 12), (31, 400)
 NEVER = {"mtnlg_data": {"torch"}, "mtnlg_model": {"torch.distributed", "megatron", "deepspeed"}}
@@ -179,3 +183,40 @@ def test_importing_a_package_imports_no_library(package: str) -> None:
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     slow = {"torch", "numpy", "pyarrow", "numba", "pydantic", "typer", "rich", "lm_eval", "deepspeed", "megatron"}
     assert not slow & set(done.stdout.split())
+
+
+def requirements_of(package: str) -> list[Requirement]:
+    """Everything that a package's pyproject.toml asks for, its extras and its build included."""
+    content = tomllib.loads((ROOT / "packages" / package.replace("_", "-") / "pyproject.toml").read_text("utf-8"))
+    project = content["project"]
+    extras = [word for words in project["optional-dependencies"].values() for word in words]
+    return [Requirement(word) for word in (*content["build-system"]["requires"], *project["dependencies"], *extras)]
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_every_requirement_has_bounds_and_is_met_by_what_the_tests_run_with(package: str) -> None:
+    for requirement in requirements_of(package):
+        operators = {bound.operator for bound in requirement.specifier}
+        assert operators >= {">=", "<"} or operators == {"=="}, (
+            f"{requirement}: give the least and the next major version"
+        )
+        with suppress(PackageNotFoundError):  # an extra that the tests do without
+            assert requirement.specifier.contains(version(requirement.name), prereleases=True), requirement
+
+
+def test_ci_runs_the_nox_that_the_types_are_checked_with() -> None:
+    ci, sessions = ((ROOT / name).read_text(encoding="utf-8") for name in (".ci/run", "noxfile.py"))
+    assert re.findall(r"pip install --quiet (nox==[\d.]+)", ci) == re.findall(r'"(nox==[\d.]+)"', sessions) != []
+
+
+def test_every_test_that_promises_safety_exists() -> None:
+    """SECURITY.md and the table of findings name tests; a renamed one would leave a promise that nothing shows."""
+    named = {
+        name
+        for document in ("SECURITY.md", "docs/security-findings.md")
+        for name in re.findall(r"`(test_\w+)`", (ROOT / document).read_text(encoding="utf-8"))
+    }
+    files = [*ROOT.glob("packages/*/tests/test_*.py"), *ROOT.glob("tests/**/test_*.py")]
+    defined = {name for path in files for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)}
+    assert len(named) > 20
+    assert not named - defined

@@ -100,12 +100,13 @@ def test_one_process_gives_the_loss_curve_of_four(main_job: Path, tmp_path: Path
 
 
 def test_the_nine_tasks_are_scored_at_zero_one_and_few_shots(main_job: Path) -> None:
-    summary = read_json(main_job / "eval" / "summary.json")
-    assert set(summary["tasks"]) == TASKS
-    assert not summary["not_run"]
-    for scores in summary["tasks"].values():
-        assert set(scores) == {"0", "1", "few"}
-        assert all(0 <= score["value"] <= 1 and score["documents"] > 0 for score in scores.values())
+    results = read_json(main_job / "eval" / "results.json")
+    scores = results["scores"].values()
+    assert not results["not_run"]
+    assert {(score["task"], score["shots"]["asked"]) for score in scores} == {
+        (task, shots) for task in TASKS for shots in ("0", "1", "few")
+    }
+    assert all(0 <= score["metrics"]["acc"]["value"] <= 1 and score["differs"] for score in scores)
 
 
 class Tags(HTMLParser):
@@ -137,7 +138,7 @@ def test_the_same_command_again_finds_everything_done(main_job: Path) -> None:
         "data/report.html",
         "data/summary.json",
         "train/metrics.jsonl",
-        "eval/summary.json",
+        "eval/results.json",
     ]
     before = [(main_job / name).read_bytes() for name in names]
     done = run(sys.executable, "-m", "nox", "-s", "quickstart")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from mtnlg_model import functional
+from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_data.stream import TokenStream
+    from mtnlg_model.checkpoint.manifest import SlotName
 
 Json = dict[str, Any]
 RunRanks = Callable[..., list[Any]]
@@ -47,16 +49,26 @@ def recipe_of(
     return Recipe.model_validate(sections, strict=False)
 
 
-def reference_run(recipe: Recipe, data: Path, skipped: Collection[int] = ()) -> Reference:
-    """Train in fp32 on the same samples, the whole batch at once, without an update at the ``skipped`` steps."""
-    train, stream = recipe.train, open_data(data, recipe)
-    decoder = Decoder(recipe.model, seed=train.seed)
+def reference_run(
+    recipe: Recipe,
+    data: Path,
+    skipped: Collection[int] = (),
+    resumed_as: Sequence[Recipe] = (),
+    dtype: torch.dtype = torch.float32,
+) -> Reference:
+    """Train in ``dtype`` on the same samples, the whole batch at once, without an update at the ``skipped`` steps.
+
+    ``resumed_as``: recipes that take over where the one before has ended; their layouts may round a ramp otherwise.
+    """
+    parts = [recipe, *resumed_as]
+    train, stream = recipe.train, open_data(data, parts[-1])
+    decoder = Decoder(recipe.model, seed=train.seed).to(dtype)
     matrices = [parameter for parameter in decoder.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in decoder.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
     steps: list[Json] = []
-    for number, (before, batch) in enumerate(recipe.batch_size.steps(train.samples), 1):
+    for number, (part, before, batch) in enumerate(steps_of(parts), 1):
         lr = train.learning_rate.at(before + batch)
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -68,11 +80,20 @@ def reference_run(recipe: Recipe, data: Path, skipped: Collection[int] = ()) -> 
         optimizer.zero_grad()
         metrics = {"loss": float(loss.detach()), "grad_norm": float(norm), "lr": lr, "batch_size": batch}
         steps.append({"step": number, "samples": before + batch, **metrics})
-        if number % train.validation_every == 0:
+        if part.train.validation_every and number % part.train.validation_every == 0:
             with torch.no_grad():
-                validation = mean_loss(decoder, stream.validation, range(validation_samples(recipe, stream.validation)))
+                validation = mean_loss(decoder, stream.validation, range(validation_samples(part, stream.validation)))
             steps[-1]["validation_loss"] = float(validation)
     return steps, decoder, optimizer
+
+
+def steps_of(parts: Sequence[Recipe]) -> Iterator[tuple[Recipe, int, int]]:
+    """Every step's recipe, samples consumed before, and batch size; each recipe resumes the run of the one before."""
+    begin = 0
+    for part in parts:
+        for before, batch in part.batch_size.steps(part.train.samples, begin):
+            yield part, before, batch
+            begin = before + batch
 
 
 def mean_loss(decoder: Decoder, stream: TokenStream, samples: range) -> torch.Tensor:
@@ -81,9 +102,46 @@ def mean_loss(decoder: Decoder, stream: TokenStream, samples: range) -> torch.Te
     return functional.cross_entropy(decoder(inputs), targets).mean()
 
 
-def assert_same_steps(steps: list[Json], reference: list[Json]) -> None:
-    """The same steps, with losses, gradient norms, learning rates and batch sizes equal within `FP32`."""
+def assert_same_steps(steps: list[Json], reference: list[Json], bound: float = FP32) -> None:
+    """The same steps, with losses, gradient norms, learning rates and batch sizes equal within ``bound``."""
     assert [step["step"] for step in steps] == [step["step"] for step in reference]
     for step, expected in zip(steps, reference, strict=True):
         for key in expected.keys() & step.keys():
-            assert step[key] == pytest.approx(expected[key], rel=FP32), (step["step"], key)
+            assert step[key] == pytest.approx(expected[key], rel=bound), (step["step"], key)
+
+
+def assert_holds(
+    path: Path | None, decoder: Decoder, optimizer: torch.optim.AdamW, exact: Reference | None = None
+) -> None:
+    """The checkpoint is whole and holds the weights of ``decoder`` and the moments of ``optimizer``.
+
+    With the same run in fp64, ``exact``, within ten times the rounding error of ``decoder`` where that is more.
+    """
+    assert path
+    checkpoint = Checkpoint.open(path)
+    checkpoint.verify()
+    heads = checkpoint.config.heads
+    rounded, precise = (state_of(*run[-2:]) for run in ((decoder, optimizer), exact or (decoder, optimizer)))
+    for (name, slot), value in rounded.items():
+        saved, expected = (determined(name, tensor, heads) for tensor in (checkpoint.tensor(name, slot=slot), value))
+        rounding = float((expected - determined(name, precise[name, slot], heads)).abs().max())
+        tolerance = max(1e-4 * float(expected.abs().max()), 10 * rounding)
+        torch.testing.assert_close(saved, expected, rtol=1e-3, atol=tolerance)
+    assert checkpoint.optimizer_steps == next(iter(optimizer.state.values()))["step"]
+
+
+def state_of(decoder: Decoder, optimizer: torch.optim.AdamW) -> dict[tuple[str, SlotName], torch.Tensor]:
+    """Weights and moments, by the parameter's name and the slot."""
+    slots: tuple[SlotName, ...] = ("weight", "exp_avg", "exp_avg_sq")
+    return {
+        (name, slot): {"weight": parameter.detach(), **optimizer.state[parameter]}[slot]
+        for name, parameter in decoder.named_parameters()
+        for slot in slots
+    }
+
+
+def determined(name: str, value: torch.Tensor, heads: int) -> torch.Tensor:
+    """Leave out the key biases: softmax ignores them, so Adam moves them by rounding errors alone."""
+    if not name.endswith("qkv.bias"):
+        return value
+    return value.view(heads, 3, -1)[:, ::2]

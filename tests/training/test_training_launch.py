@@ -3,12 +3,15 @@
 import json
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import mtnlg_parallel
 from mtnlg_model.console import Failure
@@ -18,6 +21,7 @@ from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import RunState
+from mtnlg_parallel.rendezvous import HostedStore
 from training.reference_loop import FP32, assert_same_steps, recipe_of, reference_run
 
 NEW_RUN = RunState(step=0, samples=0, steps=10, complete=False)
@@ -89,6 +93,7 @@ def test_a_stop_signal_is_passed_on_and_ends_the_run_without_a_failure(tmp_path:
 
 def test_a_job_whose_ranks_all_exit_with_0_returns_0(tmp_path: Path) -> None:
     assert launch(tmp_path, "pass", "complete()") == 0
+    assert all(path.stat().st_mode & 0o777 == 0o640 for path in (tmp_path / "logs").iterdir()), "others cannot read it"
 
 
 @pytest.mark.parametrize(
@@ -195,12 +200,37 @@ def test_progress_goes_back_to_the_step_where_a_restart_resumes(
     assert moves == [0, 1, 1, 1, -2, 1, 1, 1]
 
 
-def test_train_returns_the_summary_of_a_run_and_again_of_the_complete_run(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+class BesiegedStore(HostedStore):
+    """A store whose port a stranger knows: he floods it with what would end a job, and comes again after each step."""
+
+    refusals: ClassVar[list[BaseException]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stranger = TCPStore("127.0.0.1", self.port, is_master=False)
+
+    def shut_if_all_are_here(self, attempt: str = "0") -> None:
+        for prefix in ("", "hung/", "watchdog/0/", "open/0/watchdog/"):
+            self.stranger.set(f"{prefix}line", "step 1 has not ended within 1 s: every rank is in data")
+            self.stranger.set(f"{prefix}beat/1", "\x1b[2Jstopped")
+        was_open = self._listening
+        super().shut_if_all_are_here(attempt)
+        if was_open and not self._listening:
+            with pytest.raises(OSError, match=r"timed out|refused") as refusal:
+                socket.create_connection(("127.0.0.1", self.port), 0.1)
+            self.refusals.append(refusal.value)
+
+
+def test_train_returns_the_summary_of_a_run_and_again_of_the_complete_run_whatever_a_stranger_does_to_its_port(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, out, path = recipe_of((1, 1, 2), samples=24), tmp_path / "out", tmp_path / "train.toml"
+    monkeypatch.setattr(local, "HostedStore", BesiegedStore)
     summary = mtnlg_parallel.train(recipe, data, out, options=mtnlg_parallel.RunOptions(profile=range(2, 3)))
     assert summary is not None
+    assert len(BesiegedStore.refusals) == 1, "the store takes in nobody once both ranks are there"
+    for path in (out / "checkpoints").rglob("*"):
+        assert not path.stat().st_mode & 0o007, f"others cannot read {path}"
     reference, _, _ = reference_run(recipe, data)
     assert_same_steps([dict(step) for step in read_steps(out)], reference)
     assert (summary["steps"], summary["samples"]) == (len(reference), reference[-1]["samples"])
