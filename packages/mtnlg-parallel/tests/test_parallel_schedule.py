@@ -1,90 +1,125 @@
-"""The orders of `engine.schedule`: complete, free of deadlock, as idle as theory says, and bounded in memory."""
+"""The schedules at points of the paper computed by hand, and properties of every schedule."""
 
-from collections import Counter
-from itertools import product
+from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mtnlg_parallel.engine.schedule import Action, Order, orders
+from mtnlg_parallel.training.schedule import BatchSize, LearningRate, Ramp
 
-SIZES = [*product((1, 2, 3, 4, 7), (1, 2, 3), (1, 2, 5, 8, 13), (False, True))]
-
-
-def run(ranks: tuple[Order, ...], chunks: int, split: bool) -> int:
-    """Units until the last rank has run its order, each waiting for its inputs; fails on a deadlock.
-
-    Forward, backward to inputs and weight gradients take a unit each.
-    """
-    count = len(ranks)
-    last = count * chunks - 1
-    position, now = [0] * count, [0] * count
-    ends: dict[tuple[str, int, int], int] = {}
-
-    def input_at(rank: int, action: Action) -> int | None:
-        stage = action.chunk * count + rank
-        if action.kind == "weights":
-            return ends.get(("backward", action.micro_batch, stage))
-        if action.kind == "forward":
-            return ends.get(("forward", action.micro_batch, stage - 1)) if stage else 0
-        before = (
-            ("forward", action.micro_batch, stage) if stage == last else ("backward", action.micro_batch, stage + 1)
-        )
-        return ends.get(before)
-
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(ranks):
-            while position[rank] < len(order):
-                action = order[position[rank]]
-                ready = input_at(rank, action)
-                if ready is None:
-                    break
-                now[rank] = max(now[rank], ready) + (2 if action.kind == "backward" and not split else 1)
-                ends[action.kind, action.micro_batch, action.chunk * count + rank] = now[rank]
-                position[rank], moved = position[rank] + 1, True
-    assert position == [len(order) for order in ranks], "each waits for another"
-    return max(now)
-
-
-@pytest.mark.parametrize(("ranks", "chunks", "micro_batches", "split"), SIZES)
-def test_every_rank_runs_each_piece_of_work_once_and_none_waits_for_ever(
-    ranks: int, chunks: int, micro_batches: int, split: bool
-) -> None:
-    made = orders(ranks, chunks, micro_batches, split=split)
-    kinds = ("forward", "backward", "weights") if split else ("forward", "backward")
-    expected = {Action(kind, m, c) for kind in kinds for m in range(micro_batches) for c in range(chunks)}  # type: ignore[arg-type]
-    for order in made:
-        assert len(order) == len(expected)
-        assert set(order) == expected
-    run(made, chunks, split)
+SEQUENCE = 2048
+PEAK, FLOOR = 5.0e-5, 5.0e-6
+MT_NLG_RATE = LearningRate(peak=PEAK, floor=FLOOR, warmup=488_281, decay=166_015_625)
+MT_NLG_RAMP = Ramp(start=32, increment=32, samples=5_859_375)
+MT_NLG_BATCH = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=8)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "chunks", "groups"), [(2, 1, 4), (4, 1, 2), (8, 1, 4), (4, 2, 2), (4, 3, 3), (8, 2, 2)]
+    ("tokens", "rate"),
+    [
+        (0, 0.0),
+        (0.5e9, 2.5e-5),  # half the warm-up
+        (1e9, 5.0e-5),
+        (6e9, 4.9976e-5),  # 5e-6 + 4.5e-5 (1 + cos(π 5/339)) / 2
+        (12e9, 4.9883e-5),  # the same with 11/339
+        (100e9, 4.12e-5),  # paper.md section 2
+        (200e9, 2.14e-5),
+        (270e9, 9.57e-6),
+        (340e9, 5.0e-6),
+        (400e9, 5.0e-6),
+    ],
 )
-def test_idle_time_is_what_theory_says_and_a_third_with_weight_gradients_apart(
-    ranks: int, chunks: int, groups: int
+def test_the_learning_rate_equals_the_papers(tokens: float, rate: float) -> None:
+    assert MT_NLG_RATE.at(round(tokens / SEQUENCE)) == pytest.approx(rate, rel=1.5e-3, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch"),
+    [
+        (0, 32),
+        (1e9, 160),  # 488,281 samples are 4.9 increments of 99,311
+        (6e9, 960),  # 29.5 increments
+        (12e9 - SEQUENCE * 99_311, 1888),  # the last increment but one
+        (12e9, 1920),
+        (100e9, 1920),
+        (270e9, 1920),
+    ],
+)
+def test_the_batch_size_equals_the_papers(tokens: float, batch: int) -> None:
+    assert MT_NLG_BATCH.at(round(tokens / SEQUENCE)) == batch
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps"),
+    [
+        (0, 0),
+        (1e9, 7_035),  # 99,311 (1/32 + 1/64 + 1/96 + 1/128) + 91,037 / 160
+        (6e9, 12_348),  # 99,311 / 32 (1 + 1/2 + … + 1/29) + 49,668 / 960
+        (12e9, 14_472),  # 99,311 / 32 (1 + 1/2 + … + 1/59)
+        (100e9, 36_852),  # and 42,968,750 / 1,920
+        (270e9, 80_085),  # and 125,976,562 / 1,920
+    ],
+)
+def test_the_number_of_steps_follows_from_the_papers_batches(tokens: float, steps: int) -> None:
+    assert MT_NLG_BATCH.number_of_steps(round(tokens / SEQUENCE)) == pytest.approx(steps, abs=40)  # whole steps
+
+
+def test_a_ramp_is_rounded_down_to_a_multiple_of_dp_x_micro_batch() -> None:
+    rounded = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=10)  # dp 10, as on 350 nodes
+    assert [rounded.at(n * 99_312) for n in (0, 1, 2, 3, 59)] == [30, 60, 90, 120, 1920]
+    assert rounded.rounding == (
+        "the ramp from 32 by 32 is rounded down to multiples of layout.dp x train.micro_batch = 10: it begins with 30"
+    )
+    assert MT_NLG_BATCH.rounding is None
+
+
+def test_the_smallest_batch_is_one_micro_batch_of_every_rank() -> None:
+    assert BatchSize(size=96, ramp=Ramp(start=2, increment=2, samples=470), multiple=48).at(0) == 48
+
+
+batches = st.builds(
+    lambda start, increment, increments, samples, multiple: BatchSize(
+        size=(start + increment * increments) * multiple,
+        ramp=Ramp(start=start * multiple, increment=increment * multiple, samples=samples),
+        multiple=multiple,
+    ),
+    *(st.integers(1, 20), st.integers(1, 20), st.integers(0, 10), st.integers(1, 5000), st.integers(1, 12)),
+)
+
+
+@given(batches, st.integers(1, 20_000))
+def test_the_number_of_steps_is_that_of_the_steps_yielded(batch: BatchSize, total: int) -> None:
+    steps = list(batch.steps(total))
+    assert batch.number_of_steps(total) == len(steps)
+    assert steps[-1][0] < total <= sum(steps[-1])
+
+
+@given(batches, st.integers(0, 3000))
+def test_the_samples_after_some_steps_are_the_sum_of_their_batches(batch: BatchSize, steps: int) -> None:
+    assert batch.samples_after(steps) == sum(size for _, size in islice(batch.steps(1 << 60), steps))
+
+
+@given(batches, st.integers(1, 5000), st.integers(0, 50))
+def test_a_run_resumed_in_the_middle_has_the_same_steps(batch: BatchSize, total: int, done: int) -> None:
+    steps = list(batch.steps(total))
+    begin = steps[done][0] if done < len(steps) else total
+    assert list(batch.steps(total, begin)) == steps[done:]
+    assert batch.number_of_steps(total, begin) == len(steps[done:])
+
+
+@given(batches, st.integers(0, 10_000), st.integers(0, 10_000))
+def test_a_ramped_batch_never_shrinks_and_always_divides(batch: BatchSize, one: int, other: int) -> None:
+    earlier, later = sorted((one, other))
+    assert batch.at(earlier) <= batch.at(later) <= batch.size
+    assert batch.at(earlier) % batch.multiple == 0
+
+
+@given(st.integers(0, 1000), st.integers(1, 10_000), st.integers(0, 20_000))
+def test_the_learning_rate_stays_between_zero_and_the_peak_and_never_rises_again(
+    warmup: int, decay: int, samples: int
 ) -> None:
-    m = ranks * groups
-    work = 3 * m * chunks
-    assert run(orders(ranks, chunks, m, split=False), chunks, split=False) - work == 3 * (ranks - 1)
-    assert run(orders(ranks, chunks, m, split=True), chunks, split=True) - work == ranks - 1
-
-
-@pytest.mark.parametrize(("ranks", "chunks", "split"), [(4, 1, False), (4, 1, True), (4, 2, True), (8, 2, False)])
-def test_micro_batches_in_flight_do_not_grow_with_their_number(ranks: int, chunks: int, split: bool) -> None:
-    def most(order: Order) -> tuple[int, int]:
-        live, waiting, peak = 0, 0, (0, 0)
-        for action in order:
-            change = Counter({action.kind: 1})
-            live += change["forward"] - change["backward"]
-            waiting += split * change["backward"] - change["weights"]
-            peak = max(peak[0], live), max(peak[1], waiting)
-        return peak
-
-    few, many = (orders(ranks, chunks, ranks * groups, split=split) for groups in (4, 9))
-    assert [most(order) for order in few] == [most(order) for order in many]
-    live, waiting = most(few[0])
-    assert live <= (ranks if chunks == 1 else ranks * chunks + ranks - 1)
-    assert waiting <= ranks * chunks
+    rate = LearningRate(peak=1.0, floor=0.1, warmup=warmup, decay=warmup + decay)
+    assert 0.0 <= rate.at(samples) <= 1.0
+    if samples >= warmup:
+        assert 0.1 <= rate.at(samples + 1) <= rate.at(samples)

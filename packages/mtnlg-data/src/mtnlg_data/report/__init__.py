@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 
 from mtnlg_data.files import write_text
 
-from .page import page
-from .summary_schema import read_summary
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,6 +21,9 @@ def write_report(folder: Path) -> Path:
 
     Raises ``Failure`` where there is no summary, or one that no curation wrote.
     """
+    from .page import page  # noqa: PLC0415  (imports pyarrow, which those who take only `markup` do not need)
+    from .summary_schema import read_summary  # noqa: PLC0415
+
     summary = read_summary(folder / "summary.json")
     path = folder / "report.html"
     write_text(path, page(summary, _run_name(folder)))
