@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
 
 from megatron_ranks import HEADS, HIDDEN, LAYERS, SEQUENCE, VOCABULARY
 from mtnlg_model.checkpoint.reader import Checkpoint
@@ -51,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_tensor_of_two_tensor_parallel_ranks_is_imported(run: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_text("{}", encoding="utf-8")
+    Tokenizer(models.BPE()).save(str(tokenizer))
     assert import_torch_dist(run / "iter_0000010", tmp_path / "ours", tokenizer, None, lambda *_: None) == CONFIG
     checkpoint = Checkpoint.open(tmp_path / "ours")
     checkpoint.verify()

@@ -12,6 +12,8 @@ import pytest
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.engine import Local
 from mtnlg_data.engine.stage_folder import listed_shards
+from mtnlg_data.engine.stage_runner import _release
+from mtnlg_data.files import write_json
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 
@@ -124,3 +126,14 @@ def test_a_damaged_last_shard_is_made_again_from_the_sources(finished: Any, lean
 def test_tasks_of_an_array_are_refused(finished: Any, tmp_path: Path) -> None:  # noqa: ANN401
     with pytest.raises(UsageFailure, match="--keep last removes what other tasks of --shard may still read; run it"):
         curate(load_recipe(finished.recipe), tmp_path / "out", NoWork(), (0, 2), keep="last")
+
+
+@pytest.mark.parametrize("name", ["../mine.txt", "state/../../mine.txt", "{folder}/mine.txt"])
+def test_an_account_that_somebody_wrote_removes_nothing_outside_of_its_stage(tmp_path: Path, name: str) -> None:
+    mine, results = tmp_path / "mine.txt", tmp_path / "01-extract"
+    mine.write_text("mine")
+    (results / "state").mkdir(parents=True)
+    write_json(results / "account.json", {"files": {}, "removed": [name.format(folder=tmp_path)]})
+    with pytest.raises(Failure, match="is not below"):
+        _release(results / "account.json", results, set())
+    assert mine.read_text() == "mine"

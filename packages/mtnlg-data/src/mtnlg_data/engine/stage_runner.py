@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from mtnlg_data.console import say
+from mtnlg_data.console import Failure, say
 from mtnlg_data.files import read_small, write_json
 from mtnlg_data.tally import say_summary
 
@@ -127,7 +128,10 @@ def _require(name: str, shards: Sequence[Path]) -> None:
 
 
 def _release(path: Path, results: Path, shards: Collection[Path]) -> None:
-    """Remove these shards and all state from a stage's results, named in its account at ``path`` before."""
+    """Remove these shards and all state from a stage's results, named in its account at ``path`` before.
+
+    Raises ``Failure`` for a name in the account that leads out of the results: no run has written it.
+    """
     account = json.loads(read_small(path, 1 << 28))
     going = {name for name in account["files"] if name.startswith(f"{STATE}/") or results / name in shards}
     if going:
@@ -135,4 +139,6 @@ def _release(path: Path, results: Path, shards: Collection[Path]) -> None:
         account["removed"] = sorted({*account["removed"], *going})
         write_json(path, account)
     for name in account["removed"]:
+        if PurePosixPath(name).root or ".." in PurePosixPath(name).parts:
+            raise Failure(f"{path}: names {name!r}, which is not below {results}; remove that file of the run")
         (results / name).unlink(missing_ok=True)
