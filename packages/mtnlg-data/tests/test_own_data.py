@@ -34,6 +34,7 @@ from mtnlg_data import (
 )
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP
+from mtnlg_data.report.file_inspection import inspect_table
 from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.parquet import row_bytes
 
@@ -79,7 +80,7 @@ def all_types() -> pa.Table:
     return pa.table(
         {
             "id": pa.array([7, 7, None, 9, 10, 11], pa.int64()),
-            "time": pa.array([1, None, 3, 4, 5, 6], pa.timestamp("ns", "UTC")),
+            "time": pa.array([1000, None, 3000, 4000, 5000, 6000], pa.timestamp("ns", "UTC")),
             "price": pa.array([decimal.Decimal("1.25"), None] * 3, pa.decimal128(9, 2)),
             "body": pa.array([*TEXTS[:3], TEXTS[0], *TEXTS[4:]], pa.string()),
             "counts": pa.array([[("a", 1)], None, []] * 2, pa.map_(pa.string(), pa.int32())),
@@ -317,3 +318,11 @@ def test_the_bytes_of_a_row_are_those_of_its_values_however_they_are_nested() ->
     text = pa.array([[{"a": "x" * 1000}], None, [{"a": "y"}, {"a": "z" * 500}]])
     assert (np.diff(row_bytes(text)) // 100).tolist() == [-11, 5]
     assert row_bytes(pa.array(["x" * 1000, "y"]).dictionary_encode()).tolist() == [1008, 9]
+
+
+def test_a_table_with_times_that_python_has_not_can_be_looked_at(tmp_path: Path) -> None:
+    times = pa.table({"id": ["a"], "time": pa.array([1], pa.timestamp("ns"))})
+    pq.write_table(times, tmp_path / "times.parquet")
+    shown = inspect_table(tmp_path / "times.parquet", 1)["samples"]
+    assert shown[0]["id"] == "a"
+    assert "1970-01-01 00:00:00.000000001" in str(shown[0]["time"])  # pandas, where it is installed, has such a time

@@ -28,9 +28,22 @@ def inspect_table(path: Path, rows: int) -> dict[str, Any]:
 
 
 def _table(path: Path, schema: pa.Schema, total: int, first: pa.RecordBatch | None, rows: int) -> dict[str, Any]:
-    shown = [] if first is None else first.slice(0, rows).to_pylist()
+    shown: list[dict[str, Any]] = []
+    if first is not None:
+        part = first.slice(0, rows)
+        values = [_values(column) for column in part.columns]
+        shown = [dict(zip(part.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
     columns = {field.name: str(field.type) for field in schema}
     return {"kind": "table", "path": str(path), "rows": total, "columns": columns, "samples": shown}
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values of a column; as text where Python has none, such as for times of nanoseconds."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except ValueError:
+        values = [column.slice(number, 1).to_string(indent=0).strip("[\n]") for number in range(len(column))]
+    return values
 
 
 def inspect_file(path: Path, rows: int, characters: int) -> dict[str, Any]:
