@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -144,3 +145,12 @@ def test_a_port_in_use_may_be_free_at_a_restart_and_a_wrong_address_is_a_mistake
     assert error_status(taken.value) == 74
     with pytest.raises(UsageFailure, match=r"MASTER_ADDR: 192\.0\.2\.1 is no address of rank 0's machine"):
         HostedStore("192.0.2.1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_looking_for_strangers_leaves_no_descriptor_behind() -> None:
+    """A copy of a pipe's end would keep the process at its other end waiting for ever."""
+    folder = Path("/proc/self/fd")
+    before = len(list(folder.iterdir()))
+    rendezvous._cut_other_users(1)
+    assert len(list(folder.iterdir())) == before

@@ -168,10 +168,13 @@ def _cut_other_users(port: int) -> None:
     """Cut the connections to ``port`` of this process whose other end is a socket of another user of this machine."""
     foreign = _ends_of_other_users()
     for path in list(Path("/proc/self/fd").iterdir()) if sys.platform == "linux" else ():
-        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as end:
-            is_accepted = end.family == socket.AF_INET and end.getsockname()[1] == port
-            if is_accepted and (_hex(*end.getpeername()), _hex(*end.getsockname())) in foreign:
-                end.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            if not str(path.readlink()).startswith("socket:"):  # else what is no socket would be copied and stay open
+                continue
+            with socket.socket(fileno=os.dup(int(path.name))) as end:
+                is_accepted = end.family == socket.AF_INET and end.getsockname()[1] == port
+                if is_accepted and (_hex(*end.getpeername()), _hex(*end.getsockname())) in foreign:
+                    end.shutdown(socket.SHUT_RDWR)
 
 
 def _ends_of_other_users() -> set[tuple[str, str]]:
