@@ -158,7 +158,8 @@ def recipe_of(case: Case) -> Recipe:
     layers = case.stages * case.chunks
     model = {"layers": layers, "hidden": HIDDEN, "heads": 1, "sequence": SEQUENCE, "vocabulary": 16}
     train = {"samples": 1 << 20, "batch": case.micro_batches, "lr": 1e-3, "precision": "fp32", "recompute": "none"}
-    train |= {"schedule": "zero-bubble" if case.split else "interleaved", "chunks": case.chunks}
+    schedule = "zero-bubble" if case.split else "interleaved" if case.chunks > 1 else "1f1b"
+    train |= {"schedule": schedule, "chunks": case.chunks}
     sections = {"model": model, "layout": {"pp": case.stages}, "train": train}
     return Recipe.model_validate(sections, strict=False)
 
