@@ -62,7 +62,7 @@ class Bucket:
         self.gradients = torch.zeros(ranks * width, dtype=torch.float32, device=first.device)
         share = self.weights[self.begin : self.end]
         self.master = torch.nn.Parameter(share.float() if first.dtype != torch.float32 else share)
-        self.master.grad = self.gradients[self.begin : self.end]
+        self.gradient_share = self.master.grad = self.gradients[self.begin : self.end]
         self.starts: list[int] = []
         self._arrivals_left = 0
         self._work: list[Work] = []
@@ -93,10 +93,10 @@ class Bucket:
 
     def _start_reduce(self) -> None:
         if self._group.size() > 1:
-            share = self.gradients[self.begin : self.end]
-            self._work.append(
-                distributed.reduce_scatter_tensor(share, self.gradients, group=self._group, async_op=True)
+            work = distributed.reduce_scatter_tensor(
+                self.gradient_share, self.gradients, group=self._group, async_op=True
             )
+            self._work.append(work)
 
     def reduce(self) -> None:
         """Sum over ranks that hold copies or other parts of the sequence, then to the owners of the shares."""
@@ -196,15 +196,9 @@ class ShardedOptimizer:
         self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=fused)
         self._clip = train.clip
         for bucket in self.buckets:
-            zeros = {slot: torch.zeros_like(bucket.master, memory_format=torch.preserve_format) for slot in MOMENTS}
-            self._adamw.state[bucket.master] = {
-                "step": torch.tensor(0.0, device=self._step_device(bucket, fused)),
-                **zeros,
-            }
-
-    @staticmethod
-    def _step_device(bucket: Bucket, fused: bool) -> torch.device:
-        return bucket.master.device if fused else torch.device("cpu")
+            zeros = {slot: torch.zeros_like(bucket.master) for slot in MOMENTS}
+            step = torch.tensor(0.0, device=bucket.master.device if fused else "cpu")
+            self._adamw.state[bucket.master] = {"step": step, **zeros}
 
     @property
     def steps(self) -> int:
@@ -229,7 +223,7 @@ class ShardedOptimizer:
         for bucket in self.buckets:
             bucket.wait()
             if bucket.kind.counts:
-                squares.append(bucket.gradients[bucket.begin : bucket.end].square().sum(dtype=torch.float64))
+                squares.append(bucket.gradient_share.square().sum(dtype=torch.float64))
         device = self.buckets[0].gradients.device
         return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
 
@@ -240,15 +234,15 @@ class ShardedOptimizer:
             group["lr"] = lr
         if scale < 1:
             for bucket in self.buckets:
-                bucket.gradients[bucket.begin : bucket.end].mul_(scale)
+                bucket.gradient_share.mul_(scale)
         self._adamw.step()
         for bucket in self.buckets:
             bucket.start_gather()
 
-    def wait_for_weights(self, chunk: int | None = None) -> None:
-        """Wait until this rank has all weights of a part, or of all its parts."""
+    def wait_for_weights(self, chunk: int) -> None:
+        """Wait until this rank has all weights of a part."""
         for bucket in self.buckets:
-            if chunk is None or bucket.kind.chunk == chunk:
+            if bucket.kind.chunk == chunk:
                 bucket.wait()
 
     def fragments(self) -> Iterator[Fragment]:
