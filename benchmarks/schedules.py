@@ -34,7 +34,7 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from mtnlg_parallel.engine import deepspeed_engine
+from mtnlg_parallel.engine.process import suppress_output
 from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import Recipe
@@ -324,7 +324,7 @@ def main() -> int:
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--picture", type=Path, help="SVG of the timelines of the first number of stages")
     chosen = parser.parse_args()
-    deepspeed_engine.suppress_output().__enter__()
+    suppress_output().__enter__()
     result: dict[str, Any] = {**conditions("mtnlg-parallel", "torch"), "percent_of_the_work_idle": {}}
     timelines = []
     for stages in chosen.stages:

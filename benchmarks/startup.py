@@ -5,10 +5,10 @@
 The other 2,239 ranks are not there: torch's fake process group takes every collective and moves nothing. So seconds
 are those of the rank's own work. On a cluster each group that it joins costs a rendezvous too, and with NCCL's
 ``device_id`` each group that anyone makes costs all ranks a split of the communicator. megatron-core's
-``initialize_model_parallel`` made the tensor-parallel group before; DeepSpeed's grid is made either way. The decoder is
-a small one, with a layer a stage.
+``initialize_model_parallel`` made the tensor-parallel group before. DeepSpeed's engine makes its grid; the pipeline
+engine makes the groups that a rank uses. The decoder is a small one, with a layer a stage.
 
-Files are counted by Python's audit events, once each, beside those of the three libraries imported alone.
+Files are counted by Python's audit events, once each, beside those of the libraries that a rank imports alone.
 """
 
 # /// script
@@ -32,11 +32,10 @@ GROUPS = """
 import json, os, sys, time, warnings
 warnings.simplefilter("ignore")
 os.environ |= {"RANK": "%(rank)d", "LOCAL_RANK": "5", "WORLD_SIZE": "2240", "CUDA_VISIBLE_DEVICES": ""}
-from mtnlg_parallel.engine import deepspeed_engine
+from mtnlg_parallel.engine import process
 from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
-import deepspeed.ops
 from megatron.core import parallel_state
 from mtnlg_parallel.model import pipeline, slicing
 from torch import device, distributed
@@ -65,13 +64,15 @@ recipe = Recipe.model_validate({
     "layout": layout,
     "train": {"samples": 1000, "batch": 8, "lr": 1e-3, "decay": 900, "checkpoint_every": 0},
 }, strict=False)
-cpu = deepspeed_engine.init_distributed(layout, device="cpu")
+split = recipe.model_copy(update={"train": recipe.train.model_copy(update={"schedule": "zero-bubble"})})
+cpu = process.init_distributed(layout, device="cpu")
 def megatron():
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=8, pipeline_model_parallel_size=35)
 print(json.dumps({
     "tensor_parallel_group": measured(lambda: slicing.Slicing.of_this_rank(layout, False)),
     "tensor_parallel_group_by_megatron_core": measured(megatron),
-    "engine": measured(lambda: build_engine(recipe, cpu)),
+    "deepspeed": measured(lambda: build_engine(recipe, cpu)),
+    "pipeline_engine": measured(lambda: build_engine(split, cpu)),
 }), file=sys.__stdout__)
 os._exit(0)
 """
@@ -92,12 +93,13 @@ figures = {"files": len(files), "modules": len(sys.modules), "seconds": time.per
 print(json.dumps(figures), file=out)
 """
 
-RANKS_IMPORTS = """
-import mtnlg_parallel.cli, mtnlg_parallel.launch.worker, deepspeed.ops, mtnlg_parallel.model.pipeline
-"""
-LIBRARIES = """
-import torch, deepspeed, deepspeed.ops, deepspeed.pipe, megatron.core.tensor_parallel
-"""
+RANK_IMPORTS = "import mtnlg_parallel.cli, mtnlg_parallel.launch.worker, mtnlg_parallel.engine.pipeline_engine"
+STATEMENTS = {
+    "a rank, pipeline_engine": RANK_IMPORTS,
+    "a rank, deepspeed": f"{RANK_IMPORTS}, deepspeed.ops, mtnlg_parallel.model.pipeline",
+    "torch and megatron-core alone": "import torch, megatron.core.tensor_parallel",
+    "the two and deepspeed alone": "import torch, megatron.core.tensor_parallel, deepspeed.ops, deepspeed.pipe",
+}
 
 
 def run(code: str, **words: object) -> dict[str, Any]:
@@ -115,9 +117,9 @@ def over_rounds(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def measure(rounds: int) -> dict[str, Any]:
     """Return groups and imports."""
     groups = [run(GROUPS, rank=RANK) for _ in range(rounds)]
-    imports: dict[str, list[dict[str, Any]]] = {"a rank": [], "its three libraries alone": []}
+    imports: dict[str, list[dict[str, Any]]] = {name: [] for name in STATEMENTS}
     for _ in range(rounds):
-        for name, statements in zip(imports, (RANKS_IMPORTS, LIBRARIES), strict=True):
+        for name, statements in STATEMENTS.items():
             imports[name].append(run(IMPORTS, imports=statements))
     return {
         "groups": {name: over_rounds([figures[name] for figures in groups]) for name in groups[0]},

@@ -94,13 +94,13 @@ def make_data(folder: Path, vocabulary: int, tokens: int) -> None:
 
 def engine_side(recipe: Recipe, data: Path, out: Path) -> Callable[[int], dict[str, float]]:
     """Our training, by the steps of the command itself."""
-    from mtnlg_parallel.engine import deepspeed_engine  # noqa: PLC0415  (each side in a process of its own)
+    from mtnlg_parallel.engine import process  # noqa: PLC0415  (each side in a process of its own)
     from mtnlg_parallel.training.loop import Training  # noqa: PLC0415
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    device = deepspeed_engine.init_distributed(recipe.layout)
+    device = process.init_distributed(recipe.layout)
     training = Training(recipe, open_data(data, recipe), out, 0, device)
     batches = training._prefetch()  # noqa: SLF001  (what Training.run begins with)
 

@@ -36,7 +36,7 @@ from mtnlg_model.checkpoint import tensor_file  # noqa: E402
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel.engine import deepspeed_engine, sharded_optimizer, zero  # noqa: E402
+from mtnlg_parallel.engine import deepspeed_engine, process, sharded_optimizer, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.launch import health  # noqa: E402
 from mtnlg_parallel.model import head, slicing, tensor_parallel  # noqa: E402
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     """Train each recipe to its end; return its steps and this rank's parameters."""
     recipes = [validate(recipe, Recipe, "request") for recipe in request["recipes"]]
-    device = deepspeed_engine.init_distributed(recipes[0].layout)
+    device = process.init_distributed(recipes[0].layout)
     if request.get("as_on_cuda"):
         compute_as_on_cuda()
     results = []
@@ -92,7 +92,7 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
 def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train; return the bytes of this rank's parameters, gradients and moments when an update begins."""
     recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["outs"][0])
-    device = deepspeed_engine.init_distributed(recipe.layout)
+    device = process.init_distributed(recipe.layout)
     data = open_data(Path(request["data"]), recipe)
     if rank == 0:
         prepare_run_dir(out, recipe, data.train.fingerprint, resume=True)
@@ -176,7 +176,7 @@ def groups_made(request: dict[str, Any], _rank: int) -> dict[str, int]:
     recipe = validate(request["recipes"][0], Recipe, "request")
     distributed.init_process_group("fake", store=FakeStore(), rank=request["rank"], world_size=recipe.layout.world)
     vars(slicing)["init_process_group"] = lambda *_: None
-    build_engine(recipe, deepspeed_engine.init_distributed(recipe.layout))
+    build_engine(recipe, process.init_distributed(recipe.layout))
     return {"together": distributed_c10d._world.group_count, "joined": len(distributed_c10d._world.pg_map)}
 
 
@@ -184,7 +184,7 @@ def checked_health(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Check each rank as a node of its own, rank 1 with a fault; return what it says, or the failure."""
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", SLURMD_NODENAME=f"node-{rank}")
     recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["out"])
-    device = deepspeed_engine.init_distributed(recipe.layout, device="cpu")
+    device = process.init_distributed(recipe.layout, device="cpu")
     lines: list[str] = []
     vars(health).update(say=lines.append, VISIBLE_SECONDS=0.2)
     if rank == 1:
@@ -206,7 +206,7 @@ def checked_health(request: dict[str, Any], rank: int) -> dict[str, Any]:
 def restored_bytes(request: dict[str, Any], _rank: int) -> dict[str, Any]:
     """Restore the newest checkpoint; return the bytes read of tensors, the elements held, and both lists of files."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    engine = build_engine(recipe, deepspeed_engine.init_distributed(recipe.layout))
+    engine = build_engine(recipe, process.init_distributed(recipe.layout))
     state = zero.CheckpointState(Checkpoint.open(Path(request["out"]) / "checkpoints"))
     preadv, read = os.preadv, []
 
@@ -312,7 +312,7 @@ def compute_as_on_cuda() -> None:
 def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden, attention and hidden dropout in turn, as a layer does; return the three masks."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    deepspeed_engine.init_distributed(recipe.layout)
+    process.init_distributed(recipe.layout)
     slicing = Slicing.of_this_rank(recipe.layout, sequence_parallel=False)
     attention = tensor_parallel.parallel_ops(slicing, "none", head.EAGER).attention
     torch.manual_seed(5)
@@ -328,7 +328,7 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
 def head_losses(request: dict[str, Any], rank: int) -> list[list[Any]]:
     """The head's loss for each x, with the gradients of this rank's part of x and of its rows of the weight."""
     recipe = validate(request["recipes"][0], Recipe, "request")
-    deepspeed_engine.init_distributed(recipe.layout)
+    process.init_distributed(recipe.layout)
     slicing = Slicing.of_this_rank(recipe.layout, recipe.train.sequence_parallel)
     weight_VH, targets_BS = torch.tensor(request["weight"]), torch.tensor(request["targets"])
     results = []

@@ -14,7 +14,7 @@ from torch import distributed
 
 from mtnlg_model.checkpoint.writer import publish
 from mtnlg_model.settings import validate
-from mtnlg_parallel.engine import deepspeed_engine
+from mtnlg_parallel.engine import process
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.training import checkpointing, memory, resume
 from mtnlg_parallel.training.checkpointing import write_files
@@ -39,7 +39,7 @@ def run_until_death(request: dict[str, Any], rank: int) -> dict[str, Any]:
     recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["outs"][0])
     per_node = request.get("per_node", recipe.layout.world)
     os.environ.update(LOCAL_WORLD_SIZE=str(per_node), MTNLG_MEMORY_DIR=f"{request.get('memory')}/{rank // per_node}")
-    device = deepspeed_engine.init_distributed(recipe.layout, recipe.guard, "cpu")
+    device = process.init_distributed(recipe.layout, recipe.guard, "cpu")
     lines: list[str] = []
     replace(memory, say=lines.append)
     if fault := request.get("fault"):

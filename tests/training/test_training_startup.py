@@ -25,6 +25,22 @@ def test_a_rank_of_2240_makes_only_groups_that_are_used(run_ranks: RunRanks) -> 
     for rank, joined in ((0, 8), (1117, 7)):
         (made,) = run_ranks("groups_made", [recipe], rank=rank, world=1)
         assert made == {"together": 1 + 633 + 64, "joined": joined}
+    split = recipe_of(layout, model, batch=8, micro_batch=1, ramp=None, validation_samples=8, schedule="zero-bubble")
+    for rank, joined in ((0, 6), (1117, 6)):
+        (made,) = run_ranks("groups_made", [split], rank=rank, world=1)
+        assert made == {"together": 1, "joined": joined}, "every other group is made by its own ranks alone"
+
+
+def test_the_pipeline_engine_starts_without_deepspeed() -> None:
+    """On a cluster each rank's imports are files read from a shared disk."""
+    statements = """if True:
+        import mtnlg_parallel.launch.worker, sys
+        from mtnlg_parallel.engine.process import suppress_output
+        with suppress_output():
+            import mtnlg_parallel.engine.pipeline_engine, mtnlg_parallel.model.slicing
+        sys.exit("deepspeed" in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", statements], check=True)
 
 
 @pytest.mark.parametrize(

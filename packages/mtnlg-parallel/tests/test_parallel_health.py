@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mtnlg_model.console import Failure
-from mtnlg_parallel.engine.deepspeed_engine import UnfitNode, rank_device
+from mtnlg_parallel.engine.process import UnfitNode, rank_device
 from mtnlg_parallel.launch import health
 from mtnlg_parallel.launch.health import Finding, find_failures, rings, slow_devices, slow_links
 from mtnlg_parallel.layout import Layout

@@ -5,28 +5,21 @@ Under bf16, gradients are accumulated and reduced in fp32, and master weights an
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import os
-import socket
 import sys
 import warnings
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
-from mtnlg_model.console import Failure
-from mtnlg_parallel.recipe import GuardSettings
-
 from .contract import MOMENTS, Fragment, Outcome
+from .process import suppress_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.pipeline import Pipeline
     from mtnlg_parallel.model.stage_modules import LocalParameter
@@ -34,85 +27,23 @@ if TYPE_CHECKING:
 
     from .contract import Judge, MicroBatches
 
-MARGIN = timedelta(minutes=1)
-"""Added to the watchdog's patience as the timeout of collectives: only the watchdog can say which rank is missing."""
-
-ENVIRONMENT: Final = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # orders kernels as megatron-core's overlap needs
-    "TORCHDYNAMO_DISABLE": "1",  # megatron-core uses torch.compile on functions we never call
-}
-"""Read when CUDA and megatron-core start, and on rank 0 the forecast starts CUDA: so set where this is imported."""
-
-for _name, _value in ENVIRONMENT.items():
-    os.environ.setdefault(_name, _value)
-
-
-class UnfitNode(Failure):
-    """A rank's node cannot take part in the run. Exit status 72, as of a crash: the launcher may leave the node out."""
-
-    exit_status = 72
-
-
-def init_distributed(
-    layout: Layout,
-    guard: GuardSettings = GuardSettings(),  # noqa: B008  (frozen)
-    device: Literal["auto", "cpu"] = "auto",
-) -> torch.device:
-    """Initialize torch.distributed and DeepSpeed from the environment; returns this rank's device (`rank_device`)."""
-    chosen = rank_device(layout, device)
-    os.environ["DS_ACCELERATOR"] = chosen.type
-    # DeepSpeed calls collectives by names that torch has deprecated.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    with suppress_output():
-        import deepspeed.ops  # noqa: PLC0415  (reads DS_ACCELERATOR when imported)
-
-        from mtnlg_parallel.model import slicing  # noqa: PLC0415  (slow to import, and prints)
-
-        # Else DeepSpeed compiles C++ for half a minute, for inference collectives that we never call.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        slicing.init_process_group(chosen, collective_timeout(guard))
-        deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
-    return chosen
-
-
-def rank_device(layout: Layout, device: Literal["auto", "cpu"]) -> torch.device:
-    """The GPU with this rank's LOCAL_RANK; the CPU if ``device`` asks for it, or on a single machine without GPUs.
-
-    Raises `UnfitNode` where a rank's GPU is missing: under Slurm, on several nodes, or beside ranks that have theirs.
-    """
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    is_cluster = "SLURM_JOB_ID" in os.environ or int(os.environ.get("LOCAL_WORLD_SIZE", layout.world)) < layout.world
-    if device == "cpu" or not (gpus or is_cluster):
-        return torch.device("cpu")
-    if local_rank >= gpus:
-        place = f"rank {rank} ({layout.coordinates(rank)}) on {node_name()}"
-        reason = f"it needs GPU {local_rank} and torch sees {gpus}" if gpus else "torch sees no GPU"
-        way_out = "check nvidia-smi and CUDA_VISIBLE_DEVICES there, leave that node out, or train with --device cpu"
-        raise UnfitNode(f"{place}: {reason}; {way_out}")
-    return torch.device("cuda", local_rank)
-
-
-def node_name() -> str:
-    """The name of this node: Slurm's, or the host's."""
-    return os.environ.get("SLURMD_NODENAME", socket.gethostname())
-
-
-def collective_timeout(guard: GuardSettings) -> timedelta:
-    """The timeout of every collective: longer than anything that the watchdog waits for."""
-    return timedelta(seconds=max(guard.patience, guard.disk_patience)) + MARGIN
-
 
 class DeepSpeedEngine:
     """DeepSpeed's pipeline engine for this rank's stage (`contract.Engine`)."""
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
-        import deepspeed  # noqa: PLC0415  (as in init_distributed)
-
-        from mtnlg_parallel.model.pipeline import Pipeline  # noqa: PLC0415
-
+        os.environ["DS_ACCELERATOR"] = device.type
+        # DeepSpeed calls collectives by names that torch has deprecated.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         self.device, self._multiple = device, recipe.batch_size.multiple
         with suppress_output():
+            import deepspeed.ops  # noqa: PLC0415  (slow, and reads DS_ACCELERATOR when imported)
+
+            from mtnlg_parallel.model.pipeline import Pipeline  # noqa: PLC0415  (imports DeepSpeed)
+
+            # Else DeepSpeed compiles C++ for half a minute, for inference collectives that we never call.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
             with torch.no_grad():  # it broadcasts tied weights, which autograd would record
                 module = Pipeline(recipe, device, ops)
             self._adamw = build_optimizer(module, recipe.train, fused=device.type == "cuda")
@@ -266,13 +197,3 @@ class GuardedAdamW(torch.optim.AdamW):
             return None
         self.before_update()
         return super().step(closure)
-
-
-@contextlib.contextmanager
-def suppress_output() -> Iterator[None]:
-    """Silence prints and warnings of DeepSpeed and megatron-core; errors still pass."""
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), open(os.devnull, "w", encoding="utf-8") as sink:  # noqa: PTH123
-        warnings.simplefilter("ignore")
-        with contextlib.redirect_stdout(sink):
-            yield

@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 from mtnlg_model.console import Failure, IoFailure, say
-from mtnlg_parallel.engine.deepspeed_engine import UnfitNode, node_name
+from mtnlg_parallel.engine.process import UnfitNode, node_name
 
 from .local import PeerFailure
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import distributed
 
 from mtnlg_model.console import Failure, progress, say
-from mtnlg_parallel.engine import deepspeed_engine
+from mtnlg_parallel.engine.process import init_distributed
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import progress_line
 from mtnlg_parallel.training.loop import Training
@@ -51,7 +51,7 @@ def run_rank(
         history.append(
             out, "start", layout=str(recipe.layout), host=socket.gethostname(), job=job, restarts=int(restarts or 0)
         )
-    device = deepspeed_engine.init_distributed(recipe.layout, recipe.guard, options.device)
+    device = init_distributed(recipe.layout, recipe.guard, options.device)
     try:
         health.check(recipe, out, device)
         training = Training(recipe, open_data(data, recipe), out, rank, device, options=options)

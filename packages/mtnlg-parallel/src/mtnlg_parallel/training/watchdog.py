@@ -12,7 +12,7 @@ summary of the flight recorder. There is no time of day in it: each rank compare
 
 Patience is ``guard.patience`` for a step, and each phase has its own. Until the first step is done it is at least
 ``start_patience``, as that step compiles kernels and makes communicators. A rank whose patience is over does not end
-the job while those that hold it up have patience left. Collectives time out `deepspeed_engine.MARGIN` after the longest
+the job while those that hold it up have patience left. Collectives time out `engine.process.MARGIN` after the longest
 patience, so that the watchdog speaks before NCCL or gloo aborts.
 
 The first rank to notice reads all heartbeats and writes one line to the store: a diagnosis costs O(ranks) in all. It

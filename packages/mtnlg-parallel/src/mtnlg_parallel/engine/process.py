@@ -1,0 +1,91 @@
+"""What a rank does before either engine is built: it takes its device and joins the job's process group."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import warnings
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Literal
+
+import torch
+
+from mtnlg_model.console import Failure
+from mtnlg_parallel.recipe import GuardSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mtnlg_parallel.layout import Layout
+
+MARGIN = timedelta(minutes=1)
+"""Added to the watchdog's patience as the timeout of collectives: only the watchdog can say which rank is missing."""
+
+ENVIRONMENT: Final = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # orders kernels as megatron-core's overlap needs
+    "TORCHDYNAMO_DISABLE": "1",  # megatron-core uses torch.compile on functions we never call
+}
+"""Read when CUDA and megatron-core start, and on rank 0 the forecast starts CUDA: so set where this is imported."""
+
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+
+class UnfitNode(Failure):
+    """A rank's node cannot take part in the run. Exit status 72, as of a crash: the launcher may leave the node out."""
+
+    exit_status = 72
+
+
+def init_distributed(
+    layout: Layout,
+    guard: GuardSettings = GuardSettings(),  # noqa: B008  (frozen)
+    device: Literal["auto", "cpu"] = "auto",
+) -> torch.device:
+    """Initialize torch.distributed from the environment (RANK, …); returns this rank's device (`rank_device`)."""
+    chosen = rank_device(layout, device)
+    with suppress_output():
+        from mtnlg_parallel.model import slicing  # noqa: PLC0415  (slow to import, and prints)
+
+        slicing.init_process_group(chosen, collective_timeout(guard))
+    return chosen
+
+
+def rank_device(layout: Layout, device: Literal["auto", "cpu"]) -> torch.device:
+    """The GPU with this rank's LOCAL_RANK; the CPU if ``device`` asks for it, or on a single machine without GPUs.
+
+    Raises `UnfitNode` where a rank's GPU is missing: under Slurm, on several nodes, or beside ranks that have theirs.
+    """
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    is_cluster = "SLURM_JOB_ID" in os.environ or int(os.environ.get("LOCAL_WORLD_SIZE", layout.world)) < layout.world
+    if device == "cpu" or not (gpus or is_cluster):
+        return torch.device("cpu")
+    if local_rank >= gpus:
+        place = f"rank {rank} ({layout.coordinates(rank)}) on {node_name()}"
+        reason = f"it needs GPU {local_rank} and torch sees {gpus}" if gpus else "torch sees no GPU"
+        way_out = "check nvidia-smi and CUDA_VISIBLE_DEVICES there, leave that node out, or train with --device cpu"
+        raise UnfitNode(f"{place}: {reason}; {way_out}")
+    return torch.device("cuda", local_rank)
+
+
+def node_name() -> str:
+    """The name of this node: Slurm's, or the host's."""
+    return os.environ.get("SLURMD_NODENAME", socket.gethostname())
+
+
+def collective_timeout(guard: GuardSettings) -> timedelta:
+    """The timeout of every collective: longer than anything that the watchdog waits for."""
+    return timedelta(seconds=max(guard.patience, guard.disk_patience)) + MARGIN
+
+
+@contextlib.contextmanager
+def suppress_output() -> Iterator[None]:
+    """Silence prints and warnings of DeepSpeed and megatron-core; errors still pass."""
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), open(os.devnull, "w", encoding="utf-8") as sink:  # noqa: PTH123
+        warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(sink):
+            yield
