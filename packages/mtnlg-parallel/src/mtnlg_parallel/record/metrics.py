@@ -82,11 +82,15 @@ def last_steps(out: Path, count: int) -> list[Step]:
     return [json.loads(line) for line in (lines[1:] if begin else lines)][-count:]
 
 
-def truncate_after(out: Path, step: int) -> None:
-    """Remove the steps after ``step`` from metrics.jsonl."""
-    kept = [line for line in read_steps(out) if line["step"] <= step]
+def truncate_after(out: Path, step: int) -> tuple[list[Step], list[Step]]:
+    """Remove the steps after ``step`` from metrics.jsonl; returns those kept and those removed."""
+    kept: list[Step] = []
+    removed: list[Step] = []
+    for line in read_steps(out):
+        (kept if line["step"] <= step else removed).append(line)
     with atomic_open(out / FILE) as file:
         file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
+    return kept, removed
 
 
 class Follower:

@@ -29,7 +29,7 @@ from mtnlg_model.console import Failure, IoFailure
 from mtnlg_model.files import write_text
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.record import history
-from mtnlg_parallel.record.metrics import Step, read_steps, truncate_after
+from mtnlg_parallel.record.metrics import Step, last_steps, truncate_after
 from mtnlg_parallel.record.run_dir import CHECKPOINTS
 
 from . import guard
@@ -107,8 +107,8 @@ def _newest_in_memory(store: MemoryStore, out: Path, device: torch.device) -> Me
 
 def _choose(recipe: Recipe, data: Data, out: Path, copy: MemoryCopy | None) -> dict[str, Any]:
     """Rank 0's choice of a state; metrics.jsonl then ends with its step."""
-    newest, steps = latest(out / CHECKPOINTS), list(read_steps(out))
-    step, last_step = 0, steps[-1]["step"] if steps else 0
+    newest, step = latest(out / CHECKPOINTS), 0
+    last_step = next((line["step"] for line in last_steps(out, 1)), 0)
     source: Source = "initial"
     folder, raw = Path(), b""
     if newest:
@@ -127,15 +127,14 @@ def _choose(recipe: Recipe, data: Data, out: Path, copy: MemoryCopy | None) -> d
         zero.check_model(checkpoint, recipe.model, way_out)
         if source != "initial":
             zero.check_stream(checkpoint, data.train.fingerprint)
-    lost = [line["seconds"] for line in steps if line["step"] > step]
-    truncate_after(out, step)
+    kept, lost = truncate_after(out, step)
     return {
         "source": source,
         "folder": str(folder) if source == "initial" else folder.name,
         "manifest": raw.decode(),
-        "history": guard.history([line for line in steps if line["step"] <= step], recipe.guard),
+        "history": guard.history(kept, recipe.guard),
         "lost_steps": len(lost),
-        "lost_seconds": sum(lost),
+        "lost_seconds": sum(line["seconds"] for line in lost),
     }
 
 
