@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections import Counter
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,7 @@ HERE = Path(__file__).parent
 SCRATCH = "MTNLG_FUZZ_SCRATCH"
 MEMORY = Path("/dev/shm")  # noqa: S108  (a folder of its own is made there)
 INSTRUMENTED = ["mtnlg_data.sources", "mtnlg_data.extract", "mtnlg_model"]
+VERSIONS = ("atheris", "mtnlg-data", "mtnlg-model", "fastwarc", "tokenizers")
 MAX_SECONDS, MAX_MEGABYTES, MAX_BYTES = 20, 2048, 1 << 16
 MAX_CRASHES = 20  # of a target; one bug is found again and again
 STATS = re.compile(r"^stat::number_of_executed_units:\s+(\d+)", re.MULTILINE)
@@ -128,7 +132,14 @@ def main() -> None:
     options = parse_options()
     names = options.targets or list(target_modules())
     seconds = None if options.minutes is None else 60 * options.minutes / len(names)
-    result: dict[str, Any] = {"seed": options.seed, "minutes": options.minutes, "targets": {}}
+    result: dict[str, Any] = {
+        "date": f"{date.today():%Y-%m-%d}",  # noqa: DTZ011  (of this machine, as in benchmarks/results)
+        "python": platform.python_version(),
+        **{name: version(name) for name in VERSIONS},
+        "seed": options.seed,
+        "minutes": options.minutes,
+        "targets": {},
+    }
     for name in names:
         result["targets"][name] = fuzz(name, options.out / name, seconds, options.inputs, options.seed)
         (options.out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
