@@ -1,77 +1,119 @@
-"""The GPU benchmarks run end to end at a tiny size on machines without a GPU."""
+"""The GPU benchmark runs end to end at a tiny size on machines without a GPU."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = ("gpu_kernels.py", "gpu_rank_of_530b.py")
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+SIDES = (("checks", "kernels", "evaluation"), ("rank", "rates", "training"))
+
+Rows = dict[tuple[str, str], dict[str, Any]]
+
+
+def command(out: Path, parts: Sequence[str], *words: str) -> list[str]:
+    return [sys.executable, str(BENCHMARK), "--out", str(out), "--only", ",".join(parts), *words]
+
+
+def read(out: Path) -> Rows:
+    rows = map(json.loads, (out / "results.jsonl").read_text(encoding="utf-8").splitlines())
+    return {(row["part"], row["key"]): row for row in rows}
 
 
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the output of each script; both run at once, and neither may write a result."""
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Where the parts have run, in two calls beside each other."""
     pytest.importorskip("triton")
-    folder = tmp_path_factory.mktemp("results")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    outs = [tmp_path_factory.mktemp("gpu") for _ in SIDES]
     running = [
-        subprocess.Popen(
-            [sys.executable, str(BENCHMARKS / script), "--tiny", "--out", str(folder / script)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for script in SCRIPTS
+        subprocess.Popen(command(out, parts, "--tiny"), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+        for out, parts in zip(outs, SIDES, strict=True)
     ]
-    ended = [process.communicate() for process in running]
-    for process, (_, errors) in zip(running, ended, strict=True):
-        assert process.returncode == 0, errors
-    assert not list(folder.iterdir())
-    return {script: output for script, (output, _) in zip(SCRIPTS, ended, strict=True)}
+    for process, out in zip(running, outs, strict=True):
+        assert process.wait() == 0, (out / "log.txt").read_text(encoding="utf-8")
+    return outs
 
 
-def test_every_kernel_is_checked_and_then_timed_against_other_implementations(tried: dict[str, str]) -> None:
-    output = tried["gpu_kernels.py"]
+@pytest.fixture(scope="module")
+def rows(folders: list[Path]) -> Rows:
+    return {key: row for out in folders for key, row in read(out).items()}
+
+
+def test_every_part_ends(rows: Rows) -> None:
+    assert {part for part, key in rows if key == "ended"} == {part for parts in SIDES for part in parts}
+
+
+def test_every_kernel_is_checked_and_then_timed_against_other_implementations(rows: Rows) -> None:
+    checks = [row for (part, _), row in rows.items() if part == "checks" and "passed" in row]
+    assert all(row["passed"] for row in checks)
+    checked = " ".join(row["key"] for row in checks)
+    for what in ("dropout's mask", "bias_dropout_add_norm 0.1, ragged", "head's gradient", "attention's softmax"):
+        assert what in checked
+    times = {key: row for (part, key), row in rows.items() if part == "kernels" and "ratios" in row}
     for operation in ("layer_norm", "bias_dropout_add_norm 0.1", "bias_gelu", "bias_dropout_add 0", "head and loss"):
-        assert f"{operation}, forward + backward" in output
-    for what in (
-        "dropout's mask",
-        "bias_dropout_add_norm 0.1, ragged",
-        "head's gradient",
-        "norm, clip, AdamW",
-        "torch.compile",
-        "SDPA",
-    ):
-        assert what in output
-    assert "WRONG" not in output
-    assert "left out" not in output
-    assert "nothing is kept" in output
+        assert "torch.compile / kernel" in times[f"{operation}, tiny, forward + backward"]["ratios"]
+    assert "fused, clip within / fused" in times["norm, clip, AdamW, tiny"]["ratios"]
+    assert not any(row["left_out"] for row in times.values())
 
 
-def test_a_rank_runs_exactly_the_products_that_the_formula_counts(tried: dict[str, str]) -> None:
-    output = tried["gpu_rank_of_530b.py"]
-    full = output.partition("full recomputation\n")[2].partition("\n\n")[0]
-    place = full.index("run / hardware") + len("run / hardware")
-    run = {line.split("  ")[0]: line[:place].split()[-1] for line in full.splitlines()[1:]}
-    assert run["eager"] == "1.000"  # 96 B s l h² (1 + s / 6h) / 8, of products that PyTorch counted
-    # Backward does not need the last product's result if dropout keeps no mask: recomputation stops before it.
-    assert run["kernels"] == run["kernels, gradients added"] == "0.920"
-    assert "torch.compile" in run
-    assert "selective, sequence parallel, kernels: where a step goes" in output
-    assert "ours: BiasGelu, backward" in output
-    assert "left out" not in output
-    assert "nothing is kept" in output
+@pytest.mark.parametrize("case", ["full recomputation", "selective, sequence parallel"])
+def test_a_rank_runs_exactly_the_products_that_the_formula_counts(rows: Rows, case: str) -> None:
+    """96 or 72 B s l h² (1 + s / 6h) / 8 and recomputed attention, of products that PyTorch counted."""
+    row = rows["rank", case]
+    assert set(row["sides"]) == {"kernels", "kernels, added after", "eager", "torch.compile"}
+    assert row["sides"]["kernels"]["products run"] == row["formula"]["hardware"]
+    # Eager attention recomputes up to what backward needs: not its last product.
+    assert 0.99 < row["sides"]["eager"]["products run"] / row["formula"]["hardware"] <= 1.0
+    assert any(kind.startswith("ours: BiasGelu") for kind in row["sides"]["kernels"]["where"])
+
+
+def test_training_begins_as_on_a_cpu(rows: Rows) -> None:
+    assert rows["training", "first steps"]["relative_difference"] <= 1e-4
+    assert len(rows["training", "350m"]["losses"]) == 14
+    assert rows["training", "350m"]["predicted_step_seconds"] > 0
+
+
+def test_a_second_call_measures_nothing_again(folders: list[Path]) -> None:
+    before = read(folders[0])
+    ended = subprocess.run(command(folders[0], SIDES[0], "--tiny"), env=ENVIRONMENT, capture_output=True, check=True)
+    assert ended.stdout.count(b": has ended before") == len(SIDES[0])
+    assert set(read(folders[0])) - set(before) == {("call", "1")}
+
+
+@pytest.fixture
+def torn(tmp_path: Path, rows: Rows) -> Iterator[Path]:
+    """A folder whose last call was killed while it wrote a row."""
+    kept = rows["rates", "launch"]
+    (tmp_path / "results.jsonl").write_text(json.dumps(kept) + '\n{"part": "rates", "key": "co', encoding="utf-8")
+    yield tmp_path
+    assert read(tmp_path)["rates", "launch"] == kept, "what is in the file is not measured again"
+
+
+def test_a_part_that_was_cut_off_goes_on(torn: Path) -> None:
+    subprocess.run(command(torn, ["rates"], "--tiny"), env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
+    assert {key for part, key in read(torn) if part == "rates"} >= {"launch", "copy", "load", "ended"}
+
+
+def test_a_part_that_is_over_its_limit_is_stopped_and_not_called_ended(tmp_path: Path) -> None:
+    words = command(tmp_path, ["training"], "--tiny", "--minutes", "0.01")
+    ended = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert "training: stopped after" in ended.stdout
+    assert ("training", "ended") not in read(tmp_path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_without_a_gpu_nothing_is_measured() -> None:
-    ended = subprocess.run([sys.executable, str(BENCHMARKS / SCRIPTS[0])], capture_output=True, text=True, check=False)
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    ended = subprocess.run(command(tmp_path, ["rates"]), env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("no GPU here")
+    assert "rates: FAILED with status 1: no GPU here" in ended.stdout

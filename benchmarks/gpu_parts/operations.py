@@ -1,4 +1,4 @@
-"""The operations with kernels, each with all its implementations (sides), for gpu_kernels.py to check and time.
+"""The operations with kernels, each with all its implementations (sides), for `checks` and `kernels`.
 
 A side takes the operation's floating-point tensors and returns its outputs; each side draws its own dropout masks.
 Shapes, all of one rank: S sequence, B micro-batch, H hidden, F feed-forward, N heads, D head size, V vocabulary.
@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
 
-from gpu_clock import DEVICE, GPU
 from mtnlg_model import functional
 from mtnlg_parallel.kernels.softmax import core_attention
 from mtnlg_parallel.model import head
+
+from .clock import DEVICE, GPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,7 @@ class Shape(NamedTuple):
 
 SHAPES = (
     Shape("530B, one rank of tp 8", 2048, 1, 20480, 81920 // 8, 16, 160, 51200 // 8),
+    Shape("530B, sequence parallel over 8", 256, 1, 20480, 81920 // 8, 16, 160, 51200 // 8),
     Shape("1.3B, micro-batch 8", 2048, 8, 2048, 8192, 16, 128, 51200),
 )
 TINY = (Shape("tiny", 2, 1, 24, 40, 1, 8, 56),)

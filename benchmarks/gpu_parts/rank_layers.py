@@ -9,19 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from gpu_clock import DEVICE, DTYPE
 from mtnlg_model.decoder import DecoderLayer, Linear
 from mtnlg_parallel.layout import SLICED_AXES
+from mtnlg_parallel.model import products
+
+from .clock import DEVICE, DTYPE
+from .operations import SingleRank
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.functional import Ops
 
+    Product = Callable[[Tensor, Tensor], Tensor]
+
 TP = 8
+ALONE: Any = SingleRank()
 
 
 class Rank(NamedTuple):
@@ -99,37 +106,57 @@ class _Scatter(Function):
         return ctx.saved_tensors[0].detach(), None
 
 
+class Whole(nn.Module):
+    """A `Linear` over the whole sequence."""
+
+    def __init__(self, linear: Linear, product: Product) -> None:
+        super().__init__()
+        self.weight, self.bias, self.product = linear.weight, linear.bias, product
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] → [..., outputs]."""
+        return self.product(x, self.weight)
+
+
 class Column(nn.Module):
     """A `Linear` from a part of the sequence to all of its rows."""
 
-    def __init__(self, linear: Linear, whole_SBH: Tensor) -> None:
+    def __init__(self, linear: Linear, product: Product, whole_SBH: Tensor) -> None:
         super().__init__()
-        self.weight, self.bias, self.whole_SBH = linear.weight, linear.bias, whole_SBH
+        self.weight, self.bias, self.product, self.whole_SBH = linear.weight, linear.bias, product, whole_SBH
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S / tp, B, inputs] → [S, B, outputs / tp]."""
         gathered: Tensor = _Gather.apply(x_SBH, self.whole_SBH)  # type: ignore[no-untyped-call]
-        return F.linear(gathered, self.weight)
+        return self.product(gathered, self.weight)
 
 
 class Row(nn.Module):
     """A `Linear` from all rows to a part of the sequence."""
 
-    def __init__(self, linear: Linear, gradient_SBH: Tensor) -> None:
+    def __init__(self, linear: Linear, product: Product, gradient_SBH: Tensor) -> None:
         super().__init__()
-        self.weight, self.bias, self.gradient_SBH = linear.weight, linear.bias, gradient_SBH
+        self.weight, self.bias, self.product, self.gradient_SBH = linear.weight, linear.bias, product, gradient_SBH
 
     def forward(self, x_SBF: Tensor) -> Tensor:
         """[S, B, inputs / tp] → [S / tp, B, outputs]."""
-        part: Tensor = _Scatter.apply(F.linear(x_SBF, self.weight), self.gradient_SBH)  # type: ignore[no-untyped-call]
+        part: Tensor = _Scatter.apply(self.product(x_SBF, self.weight), self.gradient_SBH)  # type: ignore[no-untyped-call]
         return part
 
 
-def add_sequence_parallelism(layer: DecoderLayer, rank: Rank) -> DecoderLayer:
-    """Return the layer with sequence parallelism's gather and scatter around its products, without communication."""
-    whole_SBH = rank.x_SBH.detach()
+def add_in_fp32(x: Tensor, weight: Tensor) -> Tensor:
+    """Training's product: x Wᵀ, with the weight's gradient added in fp32 where it has a `GradientSink`."""
+    return products.column(x, weight, ALONE)
+
+
+def replace_products(layer: DecoderLayer, rank: Rank, product: Product, sequence_parallel: bool) -> DecoderLayer:
+    """Return the layer with ``product`` for x Wᵀ; between products it has the sequence, or a part of it."""
     for name, linear in list(layer.named_modules()):
         if isinstance(linear, Linear):
-            column = SLICED_AXES[f"{name}.weight"] == 0
-            layer.set_submodule(name, Column(linear, whole_SBH) if column else Row(linear, rank.upstream_SBH))
+            module: nn.Module = Whole(linear, product)
+            if sequence_parallel and SLICED_AXES[f"{name}.weight"] == 0:
+                module = Column(linear, product, rank.x_SBH.detach())
+            elif sequence_parallel:
+                module = Row(linear, product, rank.upstream_SBH)
+            layer.set_submodule(name, module)
     return layer

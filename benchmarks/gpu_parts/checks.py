@@ -3,12 +3,17 @@
 Every operation's outputs and gradients, in three dtypes, with the widest rows and with ragged ones, against eager fp64:
 the error is at most four times eager's own in that dtype, plus two roundings of the greatest value. The same for the
 head's two kernels and, in fp32, for operations with dropout, under a mask computed by a reference Philox-4x32-7 (Salmon
-et al. 2011, sections 2 and 3.3). That mask bit by bit. Bias + GeLU of more than 2³¹ elements, each of them.
+et al. 2011, sections 2 and 3.3). That mask bit by bit. Bias + GeLU of more than 2³¹ elements, each of them. Then, at
+tiny sizes, under compute-sanitizer.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
+import subprocess
+import sys
+import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,18 +21,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_clock import DEVICE, DTYPE, GPU, release
-from gpu_operations import EPS, OPERATIONS, Shape, random_input
 from mtnlg_model import functional
 from mtnlg_parallel.model import head
 
+from .clock import DEVICE, DTYPE, GPU, begin, kernels, release
+from .operations import EPS, OPERATIONS, Shape, random_input
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from gpu_operations import Operation
     from mtnlg_parallel.model.head import ParallelOps
+
+    from .operations import Operation
+    from .results import Results
 
 WIDE = Shape("widest rows", 64, 2, 20480, 81920 // 8, 16, 160, 51200 // 8)
 RAGGED = Shape("ragged", 37, 3, 1001, 1013, 3, 72, 1003)
@@ -48,19 +56,53 @@ class Check(NamedTuple):
         return self.error <= self.allowed
 
 
-def run_checks(ops: ParallelOps, tiny: bool) -> list[Check]:
+def run_checks(ops: ParallelOps, tiny: bool) -> Iterator[Check]:
     """Run all checks; ``tiny`` shrinks the shapes for a trial."""
     dtypes = (torch.float32, DTYPE) if tiny else (torch.float32, torch.bfloat16, torch.float16)
-    results = []
     for shape in TINY if tiny else (WIDE, RAGGED):
         for dtype in dtypes:
-            results += [_against_fp64(each, ops, shape, dtype) for each in OPERATIONS if not each.drops]
-            results += _head_kernels(ops, shape, dtype)
-        results += [_check_dropout(each, ops, shape) for each in OPERATIONS if each.drops] + [_check_mask(ops, shape)]
+            for operation in OPERATIONS:
+                if not operation.drops:
+                    yield _against_fp64(operation, ops, shape, dtype)
+            yield from _head_kernels(ops, shape, dtype)
+        for operation in OPERATIONS:
+            if operation.drops:
+                yield _check_dropout(operation, ops, shape)
+        yield _check_mask(ops, shape)
         release()
-    results.append(_past_31_bits(ops, *((7, 40) if tiny else ((1 << 17) + 3, 20480))))
+    yield _past_31_bits(ops, *((7, 40) if tiny else ((1 << 17) + 3, 20480)))
     release()
-    return results
+
+
+def sanitize(results: Results) -> None:
+    """Run the checks at tiny sizes under compute-sanitizer: accesses out of bounds, and races in shared memory."""
+    program = shutil.which("compute-sanitizer")
+    for tool in ("memcheck", "racecheck"):
+        if results.has(tool):
+            continue
+        if program is None:
+            results.add(tool, "not run: no compute-sanitizer here", {"why_not": "no compute-sanitizer"})
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            words = [sys.executable, "-m", __spec__.name, "--tiny", "--out", folder]
+            command = [program, "--tool", tool, "--error-exitcode", "9", *words]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        last = (ended.stdout + ended.stderr).strip().splitlines()[-1:] or [""]
+        results.add(tool, f"exit status {ended.returncode}: {last[0]}", {"status": ended.returncode})
+
+
+def main() -> None:
+    """Check; exit with 1 where a number is wrong."""
+    tiny, results = begin(__doc__, "checks")
+    ops, wrong = kernels(), False
+    for check in run_checks(ops, tiny):
+        line = f"error {check.error:.2e}, allowed {check.allowed:.2e}{'' if check.passed else ': WRONG'}"
+        if not results.has(check.what):
+            results.add(check.what, line, check._asdict() | {"passed": check.passed})
+        wrong |= not check.passed
+    if GPU and not tiny:
+        sanitize(results)
+    sys.exit(wrong)
 
 
 def _against_fp64(operation: Operation, ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> Check:
@@ -91,7 +133,7 @@ def _worst(what: str, ours: list[Tensor], eager: list[Tensor], expected: list[Te
     return max(results, key=lambda check: math.inf if math.isnan(check.error) else check.error / (check.allowed or 1))
 
 
-def _head_kernels(ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> list[Check]:
+def _head_kernels(ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> tuple[Check, Check]:
     """Check the head on a slice in the middle of the vocabulary, with targets before, in and after it."""
     generator, width = torch.Generator(DEVICE).manual_seed(8), shape.vocabulary
     tokens = shape.sequence * shape.batch
@@ -107,7 +149,7 @@ def _head_kernels(ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> list[Ch
     ops.gradient(our_logits, targets, width, logsumexp.float(), 0.5)
     head.gradient(eager_logits, targets, width, logsumexp.float(), 0.5)
     head.gradient(exact, targets, width, logsumexp, 0.5)
-    return [statistics, _worst(f"head's gradient, {about}", [our_logits], [eager_logits], [exact], dtype)]
+    return statistics, _worst(f"head's gradient, {about}", [our_logits], [eager_logits], [exact], dtype)
 
 
 def philox(counter: tuple[NDArray[np.uint64], ...], seed: int, rounds: int = 7) -> tuple[NDArray[np.uint64], ...]:
@@ -226,3 +268,7 @@ def _past_31_bits(ops: ParallelOps, rows: int, columns: int) -> Check:
 
 def _short(dtype: torch.dtype) -> str:
     return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+
+
+if __name__ == "__main__":
+    main()

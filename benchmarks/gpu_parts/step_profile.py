@@ -14,7 +14,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_clock import GPU
+from .clock import GPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable

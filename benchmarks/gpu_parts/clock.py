@@ -7,21 +7,26 @@ and no dirty lines, and the host runs ahead meanwhile, so launch time costs no c
 from __future__ import annotations
 
 import gc
+import shutil
 import statistics
+import subprocess
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
 from mtnlg_parallel.kernels import best_ops
 from mtnlg_parallel.model.head import EAGER
-from record import default_out, option_parser, write_result
+
+from .results import Results
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from mtnlg_parallel.model.head import ParallelOps
 
@@ -29,39 +34,29 @@ GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPE = torch.bfloat16
 FLUSH_BYTES = 1 << 30
+SAMPLED = ("power.draw", "clocks.sm", "temperature.gpu")
 
 
-def require_kernels(tiny: bool) -> ParallelOps:
-    """Return the kernels; exit without a GPU unless ``tiny``, and where there are no kernels."""
-    if not GPU and not tiny:
-        sys.exit("no GPU here, and times on a CPU say nothing; --tiny tries the script and writes no result")
+def begin(doc: str | None, part: str) -> tuple[bool, Results]:
+    """Read a part's command line; return whether it is a trial at tiny sizes, and where its figures go.
+
+    Exits without a GPU unless it is a trial, and where there are no kernels.
+    """
+    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    if not GPU and not options.tiny:
+        sys.exit("no GPU here, and times on a CPU say nothing; --tiny tries the script")
+    return options.tiny, Results(options.out, part)
+
+
+def kernels() -> ParallelOps:
+    """Return the fused kernels of this device; exit where there are none."""
     ops = best_ops(DEVICE)
     if ops is EAGER:
         sys.exit(f"no kernels on {DEVICE}; on a CPU, set TRITON_INTERPRET=1 to try them")
     return ops
-
-
-def parse_options(doc: str | None, claim: str, repeats: int) -> Namespace:
-    """Read the command line of a GPU benchmark."""
-    parser = option_parser(doc)
-    parser.add_argument("--repeats", type=int, default=repeats, help="calls of every side in every round")
-    parser.add_argument("--tiny", action="store_true", help="try the script at small sizes, once; writes no result")
-    parser.set_defaults(out=default_out(claim))
-    return parser.parse_args()
-
-
-def make_clock(options: Namespace, flush: bool) -> Clock:
-    """Return a clock with the command line's rounds and repeats; a trial runs everything once."""
-    return Clock(1, 1, 0, flush) if options.tiny else Clock(options.rounds, options.repeats, 3, flush)
-
-
-def write_gpu_result(result: dict[str, Any], options: Namespace) -> None:
-    """Write the result if it was measured on a GPU at full size."""
-    if GPU and not options.tiny:
-        write_result(result, options.out)
-    else:
-        size = "small" if options.tiny else "full"
-        print(f"\ntried on {DEVICE} at {size} size: these times say nothing, and nothing is kept")
 
 
 class Times(NamedTuple):
@@ -73,10 +68,13 @@ class Times(NamedTuple):
 
 
 class Clock:
-    """Times calls on the GPU. Without ``flush`` the cache is not cleared, for data far larger than it."""
+    """Times calls on the GPU. Without ``flush`` the cache is not cleared, for data far larger than it.
 
-    def __init__(self, rounds: int, repeats: int, warm: int = 3, flush: bool = True) -> None:
-        self.rounds, self.repeats, self.warm = rounds, repeats, warm
+    A trial (``tiny``) runs everything once.
+    """
+
+    def __init__(self, tiny: bool, rounds: int, repeats: int, flush: bool = True) -> None:
+        self.rounds, self.repeats, self.warm = (1, 1, 0) if tiny else (rounds, repeats, 3)
         self.left_out: list[str] = []
         size = (FLUSH_BYTES if GPU else 16) // 4
         self._buffer = torch.zeros(size, dtype=torch.int32, device=DEVICE) if flush else None
@@ -158,11 +156,23 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def print_table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print columns, the first left-aligned and the others right-aligned."""
-    lines = [header, *rows]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
-    print(f"\n{title}")
-    for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        print("  ".join([line[0].ljust(widths[0]), *cells]).rstrip())
+class Sampler:
+    """Samples power and clock of the GPU while its block runs, twice a second; empty without nvidia-smi."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._child = None
+        if GPU and (program := shutil.which("nvidia-smi")):
+            query = [f"--query-gpu={','.join(SAMPLED)}", "--format=csv,noheader,nounits", "-lms", "500"]
+            self._child = subprocess.Popen([program, *query, "-i", "0"], stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+        self.figures: dict[str, float] = {}
+        if self._child:
+            self._child.terminate()
+            lines = self._child.communicate()[0].splitlines()
+            with suppress(ValueError):  # a figure that this GPU does not have
+                columns = zip(*(map(float, line.split(",")) for line in lines if line.count(",") == 2), strict=True)
+                self.figures = {name: statistics.median(each) for name, each in zip(SAMPLED, columns, strict=False)}

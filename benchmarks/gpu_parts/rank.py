@@ -1,0 +1,206 @@
+"""The work of one of MT-NLG's 2,240 GPUs: three of 105 layers, an eighth of each weight, without communication.
+
+Hidden 20480, 16 of 128 heads, sequence 2048, micro-batch 1, bf16, forward and backward (paper.md sections 1 and 3):
+
+    sequence        selective recomputation, norms and dropout on an eighth of the sequence (Korthikanti et al. 2022)
+    full            every layer recomputed, as the paper's run
+
+Weight gradients are added up in fp32, as in training: inside the product (`products.add_product`), or after it from
+gradients in bf16. The decoder's own layers run with our kernels, in plain PyTorch, and that under torch.compile, on the
+same weights in the same rounds. Three counts of FLOPs: the model's, 72 B s l h² (1 + s / 6h) / 8; the hardware's, with
+96 instead of 72 (Narayanan et al. 2021, equation 3, layers alone), or 72 plus 4 s² h a layer where only attention is
+recomputed; and those of the matrix products that PyTorch ran. The last, over the time, is reported as a share of the
+matmul rate, the best of several products measured in the same run. Goals: 0.75 of it, and 1.15 x torch.compile. Then
+the profiler shows where the rest goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.functional import EAGER, Ops
+from mtnlg_parallel.model import products
+
+from .clock import DEVICE, DTYPE, GPU, Clock, Sampler, begin, compile_fresh, kernels, release
+from .rank_layers import TP, Rank, add_in_fp32, make_layers, make_rank, replace_products
+from .step_profile import time_by_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LAYERS = 3
+TINY = ModelConfig(layers=1, hidden=32, heads=8, sequence=8, vocabulary=64)
+
+
+class Case(NamedTuple):
+    """A way to train: what is recomputed, and the rows of the sequence between the matrix products."""
+
+    name: str
+    recompute: str
+    rows: int
+
+
+class Side(NamedTuple):
+    """An implementation, and whether it adds weight gradients up inside the product or after it."""
+
+    ops: Ops
+    added: Literal["within", "after"] = "after"
+    compiled: bool = False
+
+
+class Total:
+    """A weight's gradients, added up in fp32 inside the product."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.total_OI = torch.zeros_like(weight, dtype=torch.float32)
+
+    def product(self, dy_NO: Tensor, x_NI: Tensor) -> None:
+        """Add dyᵀ x."""
+        products.add_product(self.total_OI, dy_NO, x_NI, first=False)
+
+
+def count_flops(config: ModelConfig, layers: int, case: Case) -> dict[str, float]:
+    """Return FLOPs of a rank's micro-batch, the model's and the hardware's; causal attention counts as full."""
+    s, h = config.sequence, config.hidden
+    model, forward = (n * s * h**2 * (1 + s / (6 * h)) for n in (72, 24))
+    recomputed = forward if case.recompute == "full" else 4 * s**2 * h
+    return {"model": layers * model / TP, "hardware": layers * (model + recomputed) / TP}
+
+
+def make_step(rank: Rank, case: Case, side: Side) -> Callable[[], None]:
+    """Return a function that runs a micro-batch forward and backward through the layers."""
+    ops = side.ops
+    if case.recompute == "selective" and not side.compiled:
+        # As in training. A compiler decides itself which activations to keep.
+        ops = replace(ops, attention=partial(recompute, ops.attention))
+    split = case.recompute == "selective"
+    product = add_in_fp32 if side.added == "within" else F.linear
+    layers: list[Any] = [replace_products(layer, rank, product, split) for layer in make_layers(rank, ops)]
+    if side.compiled:
+        layers = [compile_fresh(layer) for layer in layers]
+    x_SBH = rank.x_SBH.detach()[: case.rows].requires_grad_()
+    upstream_SBH = rank.upstream_SBH[: case.rows]
+    within = [weight for weight in rank.parameters if weight.ndim == 2 and side.added == "within"]
+    sinks = {weight: Total(weight) for weight in within}
+    after = [weight for weight in rank.parameters if weight not in sinks]
+    totals = [torch.zeros_like(weight, dtype=torch.float32) for weight in after]
+
+    def step() -> None:
+        x_SBH.grad = None
+        for weight in rank.parameters:
+            weight.grad = None
+        for weight, sink in sinks.items():
+            vars(weight)["gradient_sink"] = sink
+        y_SBH: Tensor = x_SBH
+        for layer in layers:
+            y_SBH = recompute(layer, y_SBH) if case.recompute == "full" else layer(y_SBH)
+        y_SBH.backward(upstream_SBH)  # type: ignore[no-untyped-call]
+        torch._foreach_add_(totals, [weight.grad for weight in after if weight.grad is not None])
+
+    return step
+
+
+def recompute(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)
+    """Recompute ``function`` backward, as mtnlg_parallel.model.tensor_parallel does, which needs megatron-core."""
+    return checkpoint(function, *inputs, use_reentrant=False)
+
+
+def count_products(step: Callable[[], None]) -> float:
+    """Return the FLOPs of a step's matrix products, attention's included, counted by PyTorch."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+def measure(rank: Rank, case: Case, ops: Ops, clock: Clock) -> dict[str, Any]:
+    """Time all sides of a case, with power and clock meanwhile."""
+    sides = {
+        "kernels": Side(ops, "within"),
+        "kernels, added after": Side(ops),
+        "eager": Side(EAGER),
+        "torch.compile": Side(EAGER, compiled=True),
+    }
+    steps = {name: make_step(rank, case, side) for name, side in sides.items()}
+    with Sampler() as sampler:
+        times = clock.compare(steps, case.name)
+    result: dict[str, Any] = {"formula": count_flops(rank.config, len(rank.weights), case), "sides": {}}
+    for name, seconds in times.items():
+        result["sides"][name] = {
+            "seconds": seconds._asdict(),
+            "products run": None if sides[name].compiled else count_products(steps[name]),
+            "peak_bytes": peak_bytes(steps[name]),
+            "where": time_by_kind(steps[name]),
+        }
+    release()
+    return result | {"left_out": clock.left_out, "during": sampler.figures}
+
+
+def peak_bytes(step: Callable[[], None]) -> int | None:
+    """Return the peak GPU memory of a step, weights and all sides' totals included; None on a CPU."""
+    if not GPU:
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def add_shares(case: dict[str, Any], rate: float) -> dict[str, Any]:
+    """Return a case with ratios and shares of the matmul ``rate``, which come first."""
+    ratios, sides = {}, case["sides"]
+    our_seconds = sides["kernels"]["seconds"]["median"]
+    for name, side in sides.items():
+        seconds = side["seconds"]["median"]
+        if name != "kernels":
+            ratios[f"{name} / kernels"] = seconds / our_seconds
+        rates = {kind: count / seconds for kind, count in case["formula"].items()}
+        rates["products run"] = side["products run"] / seconds if side["products run"] else None
+        side["tflops"] = {kind: each / 1e12 if each else None for kind, each in rates.items()}
+        side["share of matmul rate"] = {kind: each / rate if each else None for kind, each in rates.items()}
+    return {"ratios": ratios, "share": sides["kernels"]["share of matmul rate"]["products run"], **case}
+
+
+def own_rate(config: ModelConfig, clock: Clock) -> float:
+    """Return the best FLOP/s of a product of a layer's own shapes or of a large square, forward."""
+    s, h = config.sequence, config.hidden
+    best = 0.0
+    for m, n, k in ((8192 if GPU else 32,) * 3, (s, 3 * h // TP, h), (s, 4 * h // TP, h), (s, h, 4 * h // TP)):
+        x, weight = (torch.randn(size, device=DEVICE).to(DTYPE) for size in ((m, k), (n, k)))
+        seconds = clock.compare({"product": partial(torch.mm, x, weight.t())})["product"].median
+        best = max(best, 2 * m * n * k / seconds)
+    return best
+
+
+def main() -> None:
+    """Measure."""
+    tiny, results = begin(__doc__, "rank")
+    ops, clock = kernels(), Clock(tiny, rounds=5, repeats=5, flush=False)
+    config, layers = (TINY, 1) if tiny else (PRESETS["mt-nlg-530b"], LAYERS)
+    rank = make_rank(config, layers)
+    cases = (
+        Case("selective, sequence parallel", "selective", config.sequence // TP),
+        Case("full recomputation", "full", config.sequence),
+    )
+    for case in cases:
+        if results.has(case.name):
+            continue
+        rate = own_rate(config, clock)
+        measured = measure(rank, case, ops, clock)
+        measured = add_shares(measured, max(rate, own_rate(config, clock)))
+        ratios = ", ".join(f"{value:.2f} {name}" for name, value in measured["ratios"].items())
+        ours = measured["sides"]["kernels"]
+        line = f"{ours['seconds']['median'] * 1e3:.1f} ms, {measured['share']:.2f} of the matmul rate, {ratios}"
+        results.add(case.name, line, measured | {"layers": layers, "tp": TP})
+
+
+if __name__ == "__main__":
+    main()
