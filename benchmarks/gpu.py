@@ -51,9 +51,10 @@ LEAST_SECONDS: Final = 20
 PACKED: Final = ("mtnlg-parallel", "mtnlg-eval", "liger-kernel")
 NOT_PACKED: Final = re.compile(
     r"torch|triton|nvidia-.*|cuda-.*|numpy|pyarrow|pandas|scipy|scikit-learn|matplotlib|transformers|tokenizers|"
-    r"deepspeed|numba|llvmlite|sympy|networkx|tensorboard.*|grpcio|protobuf|pillow|hf-xet|setuptools|mtnlg-.*"
+    r"deepspeed|numba|llvmlite|sympy|networkx|tensorboard-data-server|pillow|hf-xet|setuptools|mtnlg-.*|"
+    r"pycld2|fastwarc|justext|brotli|ftfy"
 )
-"""Large, and on every machine with torch for GPUs, or not needed there: the pipeline engine trains."""
+"""Large, and on every machine with torch for GPUs; or not needed to train with the pipeline engine and to evaluate."""
 
 PLATFORMS: Final = ("2_28", "2_27", "2_24", "2_17", "2014", "2010", "1")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_model.console import UsageFailure
@@ -29,6 +30,7 @@ LOGS = "logs"
 PROFILE = "profile"
 REPORT = "report.html"
 LOSS = "loss.svg"
+LIBRARIES = ("torch", "deepspeed", "megatron-core")
 
 
 class RunState(NamedTuple):
@@ -98,7 +100,7 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
         "validation_seconds": taken.validation,
         "goodput": account(read_events(out), taken).facts(),
         "tokens_per_second": progress.tokens / seconds if seconds else 0.0,
-        "versions": {name: version(name) for name in ("torch", "deepspeed", "megatron-core")},
+        "versions": {name: version(name) for name in LIBRARIES if find_spec(name.partition("-")[0])},
         "stream": progress.stream,
     }
 
