@@ -1,6 +1,6 @@
 """Memory and rate of every stage of a curation, against the prediction of ``mtnlg-data plan``.
 
-    python benchmarks/plan.py [--documents 8000] [--rounds 5] [--out FILE]
+    python benchmarks/plan.py [--documents 8000] [--rounds 5] [--stages NAME,...] [--out FILE]
 
 Every stage runs as a command of its own with one worker, on the same documents: 4,600 characters each of recombined
 sentences of real news, and real pages in WARC. A rate is from the CPU time minus that of the same command on a handful
@@ -35,18 +35,21 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
 CHARACTERS = 4600
 FEW = 60
-STAGES = ("extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize")
+STAGES = ("extract", "quality", "clean", "filter", "deduplicate", "exact", "decontaminate", "tokenize")
 RECIPE = """
 [sources.news]
 kind = "jsonl"
 paths = ["news.jsonl"]
 weight = 0.5
 curated = true
+filters = ["c4"]
 [sources.web]
 kind = "warc"
 paths = ["*.warc.gz"]
 weight = 0.5
 filtered = true
+[exact]
+kinds = ["documents", "lines", "substrings"]
 [tokenize]
 tokenizer = "./gpt2"
 """
@@ -101,6 +104,8 @@ def commands(folder: Path, out: Path) -> dict[str, list[str]]:
         "extract": ["extract", f"web={folder / 'pages.warc.gz'}"],
         "quality": ["score", documents, "--model", str(folder.parent / "classifier.npy")],
         "clean": ["clean", documents],
+        "filter": ["filter", documents, "--rules", "gopher_repetition,gopher_quality,c4,fineweb,pii"],
+        "exact": ["exact", documents, "--kinds", "documents,lines,substrings"],
         "deduplicate": ["dedup", documents, "--alarm-share", "1"],
         "decontaminate": ["decontaminate", documents, "--texts", str(folder / "texts.jsonl")],
         "tokenize": ["tokenize", documents, *gpt2],
@@ -117,19 +122,22 @@ def run(words: list[str], out: Path) -> tuple[float, int]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
-def measure(documents: int, rounds: int) -> dict[str, Any]:
+def measure(documents: int, rounds: int, wanted: tuple[str, ...]) -> dict[str, Any]:
     """Return each stage's rate with its spread, and its memory against the plan's."""
     pool = sentences()
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         sizes = {n: write_corpus(base / str(n), n, pool) for n in (FEW, documents)}
-        train_classifier(base)
+        if "quality" in wanted:
+            train_classifier(base)
         seconds: dict[str, dict[int, list[float]]] = {}
         peaks: dict[str, int] = {}
         for turn in range(rounds):
             for n in (FEW, documents) if turn % 2 else (documents, FEW):
                 out = base / f"out-{turn}-{n}"
                 for stage, words in commands(base / str(n), out).items():
+                    if stage not in ("documents", *wanted):
+                        continue
                     cpu_seconds, peak = run(words, out / stage)
                     seconds.setdefault(stage, {}).setdefault(n, []).append(cpu_seconds)
                     peaks[stage] = max(peaks.get(stage, 0), peak)
@@ -138,7 +146,7 @@ def measure(documents: int, rounds: int) -> dict[str, Any]:
         recipe = load_recipe(base, folder=base / str(documents))
         planned = {stage["stage"]: stage for stage in plan(recipe, documents, CHARACTERS, 1)["stages"]}
     stages = {}
-    for stage in STAGES:
+    for stage in wanted:
         amount = {n: sizes[n]["pages" if stage == "extract" else "characters"] for n in sizes}
         speeds = [
             (amount[documents] - amount[FEW]) / (many - few) / 1e6
@@ -172,10 +180,11 @@ def main() -> None:
     """Measure; print the result and write it to ``--out``."""
     parser = option_parser(__doc__)
     parser.add_argument("--documents", type=int, default=8000)
+    parser.add_argument("--stages", default=",".join(STAGES), help="those to measure")
     parser.set_defaults(out=default_out("plan"))
     options = parser.parse_args()
     load = os.getloadavg()
-    result = measure(options.documents, options.rounds)
+    result = measure(options.documents, options.rounds, tuple(options.stages.split(",")))
     names = ("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers")
     result |= {
         "date": today(),

@@ -51,6 +51,11 @@ alpha = 1.0
 [clean]
 shortest = 200
 
+[exact]
+kinds = ["documents", "lines", "substrings"]
+substring_length = 20
+shortest = 100
+
 [tokenize]
 vocabulary = 300
 """

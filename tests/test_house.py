@@ -26,7 +26,19 @@ MAY_IMPORT = {
 }
 # Rooms in the order in which data flows: a room imports from those before it, never from those behind it.
 FLOW = {
-    "mtnlg_data": ("sources", "extract", "quality", "clean", "dedup", "decontaminate", "tokens", "stream"),
+    "mtnlg_data": (
+        "transfer",
+        "sources",
+        "extract",
+        "quality",
+        "clean",
+        "filters",
+        "dedup",
+        "exact",
+        "decontaminate",
+        "tokens",
+        "stream",
+    ),
     "mtnlg_model": ("config", "functional", "decoder", "checkpoint", "convert"),
     "mtnlg_parallel": ("layout", "model", "engine", "record", "training", "launch"),
     "mtnlg_eval": ("tasks", "results", "scoring", "sharded", "studies", "report"),
@@ -91,6 +103,12 @@ def test_a_package_keeps_away_from_what_it_must_never_use(package: str) -> None:
 def test_what_stands_in_two_packages_is_one_text(pair: tuple[str, str], name: str) -> None:
     one, other = (source_of(package) / name for package in pair)
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_tokenizer_is_read_within_the_same_bounds_in_both_packages() -> None:
+    texts = [source_of("mtnlg_model") / "tokenizer_file.py", source_of("mtnlg_data") / "tokens" / "tokenizer_file.py"]
+    one, other = (path.read_text(encoding="utf-8").partition("from __future__")[2] for path in texts)
+    assert one == other.replace("from mtnlg_data.", "from .")
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -202,6 +220,16 @@ def test_every_requirement_has_bounds_and_is_met_by_what_the_tests_run_with(pack
         )
         with suppress(PackageNotFoundError):  # an extra that the tests do without
             assert requirement.specifier.contains(version(requirement.name), prereleases=True), requirement
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_names_its_licence_and_carries_it(package: str) -> None:
+    folder = source_of(package).parents[1]
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert project["authors"] == [{"name": "MT-NLG contributors"}]
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (source_of(package) / "py.typed").exists()
 
 
 def test_ci_runs_the_nox_that_the_types_are_checked_with() -> None:

@@ -18,15 +18,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
+from fsspec.implementations.memory import MemoryFileSystem
 from small_corpus import member, page, record
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import error_line, error_status
 from mtnlg_data.document import read_documents
+from mtnlg_data.transfer import download, url_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +45,12 @@ by its reason in `summary.json` and the report. Nothing is lost in silence. Made
 
 | kind | there | kept | lost | in silence | status | what is said |
 |---|---|---|---|---|---|---|
+"""
+REMOTE_HEAD = """
+The same of one good file of {there} documents behind a server that fails (the word is that of the URL below).
+
+| kind | kept | status | what is said |
+|---|---|---|---|
 """
 RNG = random.Random(0)
 TEXTS = [f"Document {number}: " + " ".join(str(RNG.random()) for _ in range(20)) for number in range(40)]
@@ -60,6 +69,13 @@ class Outcome(NamedTuple):
     kept: int
     reasons: dict[str, int]
     line: str
+
+
+class RemoteCase(NamedTuple):
+    """A kind of broken server or URL."""
+
+    kind: str
+    url: str
 
 
 class Case(NamedTuple):
@@ -164,6 +180,74 @@ CASES = [
 ]
 
 
+REMOTE_CASES = [
+    RemoteCase("a connection cut once in the middle", "broken://in/cut-once.jsonl"),
+    RemoteCase("a connection cut each time", "broken://in/cut.jsonl"),
+    RemoteCase("an answer that is shorter than asked for, once", "broken://in/short-once.jsonl"),
+    RemoteCase("an answer that is shorter than asked for, each time", "broken://in/short.jsonl"),
+    RemoteCase("503 or too many requests, once", "broken://in/busy-once.jsonl"),
+    RemoteCase("503 or too many requests, each time", "broken://in/busy.jsonl"),
+    RemoteCase("a file that is replaced while it is read", "broken://in/replaced.jsonl"),
+    RemoteCase("a file that is removed after it was listed", "broken://in/removed.jsonl"),
+    RemoteCase("no such file", "broken://in/missing.jsonl"),
+    RemoteCase("no such bucket", "broken://nowhere"),
+    RemoteCase("no permission to list", "broken://denied/"),
+    RemoteCase("no permission to read", "broken://in/denied.jsonl"),
+    RemoteCase("a mistyped scheme", "s4://bucket/a.jsonl"),
+    RemoteCase("a password in the URL", "s3://me:word@bucket/a.jsonl"),
+    RemoteCase("a signature in the URL", "https://a.example/a.jsonl?sig=word"),
+]
+
+
+class BrokenServer(MemoryFileSystem):  # type: ignore[misc]
+    """Fails as the name of a file says, only the first time where it says ``once``."""
+
+    protocol = "broken"
+    store: dict[str, object] = {}  # noqa: RUF012  (fsspec's way)
+    pseudo_dirs = [""]  # noqa: RUF012
+    reads = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("broken://", "memory://")))
+
+    def info(self, path: str, **options: object) -> dict[str, object]:
+        if "/denied" in path and not path.endswith(".jsonl"):
+            raise PermissionError("Access Denied")
+        if "removed" in path and BrokenServer.reads:
+            raise FileNotFoundError(path)
+        version = {"ETag": f"v{BrokenServer.reads if 'replaced' in path else 0}"}
+        return {**super().info(path, **options), **version}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: object) -> bytes:
+        BrokenServer.reads += 1
+        content = bytes(super().cat_file(path, start, end, **options))
+        if "once" in path and BrokenServer.reads > 1:
+            return content
+        if "denied" in path:
+            raise PermissionError("Access Denied")
+        if "busy" in path:
+            raise OSError(16, "Reduce your request rate")
+        if "cut" in path:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        return content[: len(content) // 2] if "short" in path else content
+
+
+def remote_outcome(case: RemoteCase, folder: Path) -> Outcome:
+    """Extract a good file from a server that fails."""
+    fsspec.register_implementation("broken", BrokenServer, clobber=True)
+    BrokenServer.clear_instance_cache()
+    BrokenServer.reads, BrokenServer.store = 0, {}
+    if case.url.startswith("broken://in/") and "missing" not in case.url:
+        BrokenServer(skip_instance_cache=True).pipe_file(case.url, LINES)
+    return _extract(case.url, folder / "out", folder)
+
+
+def remote_row(case: RemoteCase, seen: Outcome) -> str:
+    """The case's line of the page."""
+    return f"| {case.kind} | {seen.kept} | {seen.status} | {seen.line.replace('|', '/')} |\n"
+
+
 def outcome(case: Case, folder: Path) -> Outcome:
     """Extract the case's file and a sound one."""
     bad, out = folder / "in" / case.name, folder / "out"
@@ -171,7 +255,12 @@ def outcome(case: Case, folder: Path) -> Outcome:
     if bad.suffix != ".csv":
         (folder / "in" / "sound.jsonl").write_bytes(b"".join(ROWS[:SOUND]))
     _ = case.content(bad) if callable(case.content) else bad.write_bytes(case.content)
-    result = CliRunner().invoke(app, ["extract", str(folder / "in"), "--out", str(out), "--workers", "1"])
+    seen = _extract(str(folder / "in"), out, folder)
+    return seen._replace(kept=max(0, seen.kept - SOUND))
+
+
+def _extract(place: str, out: Path, folder: Path) -> Outcome:
+    result = CliRunner().invoke(app, ["extract", place, "--out", str(out), "--workers", "1"])
     error = result.exception if isinstance(result.exception, Exception) else None
     shards = [
         shard for shard in out.glob("*.parquet") if (out / "stage.json").exists() and shard.name.startswith("doc")
@@ -181,7 +270,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
     counts = summary.get("sources", {}).get("documents", {})
     line = "" if error is None else error_line(error).partition("; all else is done")[0].replace(f"{folder}/", "")
     status = 0 if error is None else error_status(error)
-    return Outcome(status, max(0, kept - SOUND), counts.get("dropped", {}), line)
+    return Outcome(status, kept, counts.get("dropped", {}), line)
 
 
 def row(case: Case, seen: Outcome) -> str:
@@ -203,4 +292,10 @@ if __name__ == "__main__":
     for each in CASES:
         with tempfile.TemporaryDirectory() as scratch:
             rows.append(row(each, outcome(each, Path(scratch))))
+    rows.append(REMOTE_HEAD.format(there=len(ROWS)))
+    for module in (download, url_files):
+        vars(module)["backoff"] = lambda _: 0.0
+    for remote in REMOTE_CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows.append(remote_row(remote, remote_outcome(remote, Path(scratch))))
     PAGE.write_text(HEAD.format(sound=SOUND) + "".join(rows), encoding="utf-8")

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mtnlg_data.transfer import download, url_files
+
 if TYPE_CHECKING:
-    from bad_input import Case
+    from bad_input import Case, RemoteCase
 
 sys.path.insert(0, str(Path(__file__).parent))
 bad_input = importlib.import_module("bad_input")
@@ -25,10 +27,26 @@ def test_nothing_is_lost_in_silence_and_the_page_is_current(tmp_path: Path, case
     assert bad_input.row(case, seen) in bad_input.PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
 
 
+@pytest.mark.parametrize("case", bad_input.REMOTE_CASES, ids=lambda case: case.kind)
+def test_a_server_that_fails_costs_no_document_in_silence_and_the_page_is_current(
+    tmp_path: Path, case: RemoteCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (download, url_files):
+        monkeypatch.setattr(module, "backoff", lambda _: 0.0)
+    seen = bad_input.remote_outcome(case, tmp_path)
+    assert (seen.status == 0) == (seen.kept == len(bad_input.ROWS))
+    if not bad_input.PAGE.exists():
+        pytest.skip("docs/bad-input.md is in the repository, not in the package")
+    assert bad_input.remote_row(case, seen) in bad_input.PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
 def test_the_page_has_no_other_line() -> None:
     if not bad_input.PAGE.exists():
         pytest.skip("docs/bad-input.md is in the repository, not in the package")
     text = bad_input.PAGE.read_text(encoding="utf-8")
     head = bad_input.HEAD.format(sound=bad_input.SOUND)
     assert text.startswith(head)
-    assert len(text.removeprefix(head).splitlines()) == len(bad_input.CASES)
+    between = bad_input.REMOTE_HEAD.format(there=len(bad_input.ROWS))
+    here, there = text.removeprefix(head).split(between)
+    assert len(here.splitlines()) == len(bad_input.CASES)
+    assert len(there.splitlines()) == len(bad_input.REMOTE_CASES)

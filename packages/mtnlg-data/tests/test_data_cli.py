@@ -43,8 +43,8 @@ def test_help_and_version_answer_without_the_libraries() -> None:
     assert version("mtnlg-data") in completed.stdout
 
 
-STAGE_COMMANDS = {"extract", "filter", "score", "clean", "dedup", "decontaminate", "tokenize"}
-COMMANDS = {"run", "plan", "fetch", "inspect", "why", "report", "merge"} | STAGE_COMMANDS
+STAGE_COMMANDS = {"extract", "filter", "score", "clean", "dedup", "exact", "decontaminate", "tokenize"}
+COMMANDS = {"run", "plan", "export", "fetch", "inspect", "why", "report", "merge"} | STAGE_COMMANDS
 
 
 def test_the_commands_are_these_and_print_json() -> None:

@@ -13,8 +13,8 @@ from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, load_recipe
 from mtnlg_data.settings import dump
 from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.corpus import CORPUS, DATASETS, Step
-from mtnlg_data.sources.remotes import FolderRemote
-from mtnlg_data.sources.snapshot import fetch_snapshot
+from mtnlg_data.transfer.remotes import FolderRemote
+from mtnlg_data.transfer.snapshot import fetch_snapshot
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -194,9 +194,13 @@ def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: P
         ("weight = 0.6", "weight = nan", ["sources.crawl.weight"]),
         ("weight = 0.6\n", "", ["sources.crawl.weight", "missing"]),
         ("weight = 0.6", "wieght = 0.6", ["sources.crawl.wieght", "unknown key", "did you mean weight?"]),
-        ('kind = "warc"', 'kind = "arc"', ["sources.crawl.kind", "'arc'", "'warc', 'jsonl', 'pile' or 'parquet'"]),
+        ('kind = "warc"', 'kind = "arc"', ["sources.crawl.kind", "'arc'", "'warc', 'jsonl', 'pile', "]),
         ('kind = "warc"', 'kind = "warc"\nsubset = "Books3"', ["subset = 'Books3' needs kind = 'pile', not 'warc'"]),
-        ('kind = "warc"', 'kind = "warc"\nfield = "body"', ["field = 'body' needs kind = 'jsonl' or 'parquet'"]),
+        (
+            'kind = "warc"',
+            'kind = "warc"\nfield = "body"',
+            ["field = 'body' needs kind = 'jsonl', 'parquet'"],
+        ),
         ('paths = ["books/*.jsonl"]', "paths = []", ["sources.books.paths"]),
         ('paths = ["books/*.jsonl"]\n', "", ["sources.books", "either paths or a snapshot"]),
         ('paths = ["books/*.jsonl"]', 'snapshot = "x"', ["sources.books", "snapshot = 'x' needs kind = 'warc'"]),

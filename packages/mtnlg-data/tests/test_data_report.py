@@ -155,6 +155,15 @@ def test_every_part_of_the_summary_has_its_section(tmp_path: Path) -> None:
     assert "3 others" in page.text
 
 
+def test_the_page_counts_documents_kept_without_their_metadata(tmp_path: Path) -> None:
+    content = summary()
+    content["stages"][0]["sources"]["crawl"]["metadata_lost"] = {"metadata_too_deep": 1234, "<b>": 1}
+    (tmp_path / "summary.json").write_text(json.dumps(content))
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert re.search(r"kept without metadata: metadata too deep</th>(<td[^>]*>[^<]*</td>)*<td[^>]*>1,234<", page)
+    assert "kept without metadata: &lt;b&gt;" in page
+
+
 def test_ledger_adds_up_as_in_the_summary(tmp_path: Path) -> None:
     page, _ = write_page(tmp_path, summary())
     for stage in stages():

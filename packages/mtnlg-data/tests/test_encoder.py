@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
@@ -208,3 +212,45 @@ def test_ids_that_differ_from_those_of_tokenizers_end_the_unit(path: Path, monke
     monkeypatch.setattr(wrong.encode, "_encode", shifted)  # type: ignore[attr-defined]
     with pytest.raises(Failure, match="gigatoken gives other ids than tokenizers"):
         wrong(TEXTS)
+
+
+def tokenizer_json(**parts: Any) -> str:  # noqa: ANN401  (JSON)
+    end = {"id": 0, "content": EOD, "special": True}
+    end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    model = {"type": "BPE", "vocab": {EOD: 0, "a": 1}, "merges": []}
+    return json.dumps({"version": "1.0", "added_tokens": [end], "model": model, **parts})
+
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+HOSTILE = {
+    "16,777,216 times as long": tokenizer_json(normalizer={"type": "Sequence", "normalizers": [DOUBLE] * 24}),
+    "2,001 steps": tokenizer_json(decoder={"type": "Sequence", "decoders": [DOUBLE] * 2000}),
+    "1,001 times as long": tokenizer_json(normalizer={**DOUBLE, "pattern": {"Regex": "b*"}, "content": "a" * 1000}),
+    "5,000 characters are inserted": tokenizer_json(normalizer={"type": "Prepend", "prepend": "a" * 5000}),
+    "2,000 characters in a token": tokenizer_json(model={"type": "Unigram", "vocab": [["a" * 2000, 0.0]]}),
+    "1,100,000 bytes of added tokens": tokenizer_json(added_tokens=[{"content": "a" * 1000}] * 1100),
+    "not a tokenizer.json": "[" * 100_000,
+    "not a tokenizer.json: a key is there twice": tokenizer_json().replace("{", '{"model": 1, ', 1),
+    "not a tokenizer.json: string indices": tokenizer_json(added_tokens=["a"]),
+}
+
+
+@pytest.mark.parametrize("bound", HOSTILE)
+def test_a_tokenizer_that_makes_much_of_little_is_refused_before_the_library_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(HOSTILE[bound])
+    for reads in ("from_file", "from_str", "from_buffer"):
+        monkeypatch.setattr(tokenizers.Tokenizer, reads, pytest.fail)
+    with pytest.raises(Failure, match=rf"tokenizer\.json: {re.escape(bound)}"):
+        read_tokenizer([tmp_path / "tokenizer.json"])
+
+
+def test_a_tokenizer_may_be_a_link_and_no_pipe(tmp_path: Path) -> None:
+    """In a cache of downloads every file is a link."""
+    (tmp_path / "blob").write_text(tokenizer_json())
+    (tmp_path / "tokenizer.json").symlink_to("blob")
+    assert read_tokenizer([tmp_path / "tokenizer.json"]).encode("aa").ids == [1, 1]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Failure, match="not a regular file"):
+        read_tokenizer([tmp_path / "pipe"])

@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.filters import c4, repetition, stage
+from mtnlg_data.filters import c4, repetition, stage, word_counts
 from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
 from mtnlg_data.filters.lists import ListFiles
 from mtnlg_data.filters.prose import fineweb_measures, gopher_measures
 from mtnlg_data.filters.rules import FAMILIES, RULES, expand_rules
 from mtnlg_data.filters.settings import FilterSettings
-from mtnlg_data.filters.texts import character_table, column_of, find_words, texts_of
+from mtnlg_data.filters.texts import character_table, column_of, find_words, texts_of, word_spans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +109,27 @@ def test_lines_kept_equal_the_plain_rules(reference: ModuleType, text: str, term
     expected = reference.c4(text, terminal=terminal, fewest_words=fewest_words)
     dropped = {"<c4_lorem_ipsum>", "<c4_curly_bracket>"}
     assert kept in dropped if expected is None else kept == (expected or "<empty>")
+
+
+@given(
+    texts=st.lists(TEXTS | st.text(st.sampled_from(" \t\n\x1c\x7fab1_'.:,;!-#\xa0é漢"), max_size=60), max_size=4),
+    marks=st.booleans(),
+    piece=st.integers(1, 9),
+)
+def test_words_are_counted_as_they_are_found(texts: list[str], marks: bool, piece: int) -> None:
+    batch = texts_of(pa.array(["not of the batch", *texts], pa.large_string()).slice(1))
+    table = character_table()
+    with pytest.MonkeyPatch.context() as patch, np.errstate(over="ignore"):
+        patch.setattr(word_counts, "PIECE", piece)
+        plain = getattr(word_counts.count_words, "py_func", word_counts.count_words)  # as where there is no numba
+        counts = [count(batch, table, marks).tolist() for count in (word_counts.count_words, plain)]
+    assert counts == [word_spans(batch, table, marks)[2].tolist()] * 2
+
+
+@pytest.mark.parametrize("line", ["a \xa0 b", "a \t b", "a\x01b c", "é\u3000b"])
+def test_a_line_of_two_words_has_not_three_whatever_stands_between_them(line: str) -> None:
+    assert decide(["c4_fewest_words"], f"{line}\none two three", c4_fewest_words=3) == ["one two three"]
+    assert decide(["c4_fewest_words"], f"{line} d", c4_fewest_words=3) == [f"{line} d"]
 
 
 WITHOUT_NUMBA = """

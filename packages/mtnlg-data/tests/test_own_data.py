@@ -32,6 +32,7 @@ from mtnlg_data import (
     standalone,
     tokenize_documents,
 )
+from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP
 from mtnlg_data.report.file_inspection import inspect_table
@@ -182,10 +183,10 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
 def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:
     table = all_types()
     pq.write_table(table, tmp_path / "my.parquet")
-    inputs = standalone.find_inputs([str(tmp_path / "my.parquet")], field="body")
+    inputs = find_inputs([str(tmp_path / "my.parquet")], field="body")
     standalone.clean(inputs, tmp_path / "out", CleanSettings(shortest=1), Local(1), rules=("short",))
     same(pq.read_table(tmp_path / "out" / "documents-00000.parquet"), table)
-    again = standalone.find_inputs([str(tmp_path / "out")])
+    again = find_inputs([str(tmp_path / "out")])
     standalone.dedup(again, tmp_path / "unique", DeduplicateSettings(alarm_share=1), Local(1))
     unique = pq.read_table(tmp_path / "unique" / "documents-00000.parquet")
     assert len(unique) == 5

@@ -94,11 +94,27 @@ def test_hours_are_those_of_measured_rates_and_of_what_is_here(tmp_path: Path, m
 
 
 def test_the_rates_are_those_of_the_measurement_that_is_named() -> None:
-    file = ROOT / MEASURED
-    if not file.exists():
-        pytest.skip(f"{MEASURED} is in the repository, not in the package")
-    stages = json.loads(file.read_text(encoding="utf-8"))["stages"]
-    assert {name: round(stage["millions_a_second"], 1) for name, stage in stages.items()} == RATES
+    files = [ROOT / name for name in MEASURED]
+    if not files[0].exists():
+        pytest.skip(f"{MEASURED} are in the repository, not in the package")
+    measured = [json.loads(file.read_text(encoding="utf-8"))["stages"].items() for file in files]
+    assert {name: round(stage["millions_a_second"], 1) for stages in measured for name, stage in stages} == RATES
+
+
+def test_filter_and_exact_are_planned_where_they_are_asked_for(tmp_path: Path) -> None:
+    kinds = "exact.kinds=['documents','lines','substrings']"
+    plain = planned(tmp_path, PAPER)
+    full = planned(tmp_path, PAPER, "sources.Pile-CC.filters=['c4']", kinds)
+    names = [each["stage"] for each in full["stages"]]
+    assert [name for name in names if name not in [each["stage"] for each in plain["stages"]]] == ["filter", "exact"]
+    assert names.index("exact") == names.index("deduplicate") + 1
+    for name in ("filter", "exact"):
+        assert stage(full, name)["hours"] == pytest.approx(PAPER * 4600 / RATES[name] / 1e6 / 2 / 3600)
+    small, large = (stage(planned(tmp_path, n, kinds), "exact") for n in (10**7, 10**8))
+    assert large["memory"] <= 1.2 * small["memory"]
+    assert large["disk"] == pytest.approx(10 * small["disk"], rel=1e-3)
+    characters = stage(planned(tmp_path, 10**7, kinds, "exact.substring_unit='character'"), "exact")
+    assert characters["disk"] > 2 * small["disk"]
 
 
 def test_without_a_number_the_documents_of_the_files_are_counted(

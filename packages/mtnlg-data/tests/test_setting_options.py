@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import pytest
 import typer
@@ -15,9 +16,6 @@ from mtnlg_data.commands.setting_options import leaves, parse_settings
 from mtnlg_data.commands.stage_command import StageRun, stage_command
 from mtnlg_data.console import UsageFailure, run
 from mtnlg_data.settings import Settings, setting
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STAGES = {
     "extract": "mtnlg_data.extract.text:ExtractSettings",
@@ -50,10 +48,10 @@ def read(*words: str) -> Settings:
     one, seen = typer.Typer(), []
 
     @stage_command(one, f"{__name__}:Every")
-    def stage(settings: Settings, *, place: str = "here") -> StageRun:
+    def stage(settings: Settings, *, out: Path = Path("out")) -> StageRun:
         """Do it."""
         seen.append(settings)
-        return lambda _: {"stages": [], "place": place}
+        return lambda _: {"stages": [], "out": str(out)}
 
     @one.command()
     def other() -> None:

@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.engine import manifest_path
-from mtnlg_data.sources.download import MAX_ATTEMPTS, MAX_WAIT_SECONDS, RemoteStream, backoff, download_file
-from mtnlg_data.sources.remotes import HttpRemote, parse_remote, unsafe_path_reason
-from mtnlg_data.sources.snapshot import downloaded_files, fetch_snapshot, read_listing
+from mtnlg_data.transfer.download import MAX_ATTEMPTS, MAX_WAIT_SECONDS, RemoteStream, backoff, download_file
+from mtnlg_data.transfer.remotes import HttpRemote, parse_remote, unsafe_path_reason
+from mtnlg_data.transfer.snapshot import downloaded_files, fetch_snapshot, read_listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,7 +226,7 @@ def test_a_copied_folder_is_read_once_and_then_trusted(
     for place in PLACES:
         os.utime(tmp_path / place, (1, 1))
     assert get(server, tmp_path)[0]["kept"] == 4
-    monkeypatch.setattr("mtnlg_data.sources.download.sha256", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr("mtnlg_data.transfer.download.sha256", lambda path: pytest.fail(f"{path} is read again"))
     assert get(server, tmp_path)[0]["kept"] == 4
     (tmp_path / PLACES[1]).write_bytes(b"cut short")
     assert [name for name, _ in downloaded_files(tmp_path)] == [PLACES[0], *PLACES[2:]]
@@ -527,7 +527,7 @@ def test_a_path_that_is_not_refused_stays_below_its_folder(path: str) -> None:
 
 
 def test_a_broken_or_oversized_listing_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtnlg_data.sources.snapshot.MAX_LINES", 1000)
+    monkeypatch.setattr("mtnlg_data.transfer.snapshot.MAX_LINES", 1000)
     listing = tmp_path / "warc.paths.gz"
     for data, words in (
         (gzip.compress(b"a" * 10_000_000), "line 1 is too long"),

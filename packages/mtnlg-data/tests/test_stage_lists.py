@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtnlg_data import standalone
+from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup.stage import DeduplicateSettings
 from mtnlg_data.engine import Local
@@ -19,7 +20,6 @@ from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.inspection import inspect_path
-from mtnlg_data.standalone import find_inputs
 from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
 if TYPE_CHECKING:

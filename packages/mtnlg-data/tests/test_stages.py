@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from mtnlg_data import standalone
 from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.cli import app
+from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
 from mtnlg_data.dedup.stage import DeduplicateSettings
@@ -23,7 +24,6 @@ from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.quality.stage import QualitySettings
 from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES
-from mtnlg_data.standalone import find_inputs
 from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
 if TYPE_CHECKING:

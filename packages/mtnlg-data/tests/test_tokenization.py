@@ -28,7 +28,6 @@ from mtnlg_data.console import Failure
 from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
-from mtnlg_data.sources.remotes import FolderRemote
 from mtnlg_data.stream import open_stream
 from mtnlg_data.tokens import gpt2, stage
 from mtnlg_data.tokens.blend import held_out, read_blend
@@ -42,6 +41,7 @@ from mtnlg_data.tokens.tokenizer import (
     tokenizer_files,
     train_tokenizer,
 )
+from mtnlg_data.transfer.remotes import FolderRemote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -351,7 +351,7 @@ def test_an_end_token_may_stand_anywhere_in_a_tokenizer_json(tmp_path: Path) -> 
     ("name", "message"),
     [
         ("none.json", r"none\.json: no tokenizer: expected a tokenizer\.json, gpt2, or a folder with one of: "),
-        ("bad.json", r"bad\.json: no tokenizer: "),
+        ("bad.json", r"bad\.json: not a tokenizer\.json: "),
         (".", r"one of: tokenizer\.json; encoder\.json and vocab\.bpe; vocab\.json and merges\.txt"),
     ],
 )

@@ -182,7 +182,7 @@ def test_all_modules_that_a_stage_loads_here_are_in_its_digest(changed: Callable
         waiting |= code._read_module(name).imports - seen
     for stage in ("sources", "extract", "quality", "clean", "dedup", "decontaminate", "tokens"):
         loaded = {name for name in sys.modules if name.startswith(f"mtnlg_data.{stage}.")}
-        apart = {"corpus", "download", "remotes", "snapshot", "plan"}  # of the commands fetch and plan, and the recipe
+        apart = {"corpus", "plan"}  # of the recipe, and the command plan
         assert {name for name in loaded - seen if name.rpartition(".")[2] not in apart} == set()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 
+from .commands.result_commands import add_result_commands
 from .commands.stage_command import (
     AllowFailures,
     AsJson,
@@ -17,16 +18,19 @@ from .commands.stage_command import (
     OnRay,
     StageRun,
     Workers,
+    WorkFolder,
     check_failures,
     stage_command,
 )
 from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import Keep
+from .transfer.urls import url_of
 
 if TYPE_CHECKING:
     from .clean.stage import CleanSettings, Rule
     from .decontaminate.cut_planning import DecontaminateSettings
     from .dedup.stage import DeduplicateSettings
+    from .exact.settings import ExactSettings
     from .extract.text import ExtractSettings
     from .filters.settings import FilterSettings
     from .quality.stage import QualitySettings
@@ -36,7 +40,8 @@ app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended t
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")]
 RecipeInput = Annotated[
-    Path | None, typer.Option("--input", metavar="FOLDER", help="Where the recipe's paths start, if not at its folder.")
+    Path | None,
+    typer.Option("--input", metavar="FOLDER|URL", help="Where the recipe's paths start, if not at its folder."),
 ]
 RecipeOverrides = Annotated[
     list[str] | None,
@@ -46,21 +51,23 @@ InputPaths = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
-        help="Files and folders: WARC, JSON lines (.gz, .zst, .xz, .bz2), Parquet, a stage's output; NAME=PATH.",
+        help="Files, folders and URLs: WARC, JSON lines (.gz, .zst, .xz, .bz2), Parquet, Arrow, a stage's output; "
+        "NAME=PATH.",
     ),
 ]
 WhatStays = Annotated[
     Keep, typer.Option(help="last: remove each stage's shards and state once the next one has read them.")
 ]
-StageFolder = Annotated[Path, typer.Option("--out", help="Folder for shards, manifests, summary and report.")]
+StageFolder = Annotated[Path, typer.Option("--out", help="Folder, or URL, for shards, manifests, summary and report.")]
 TextField = Annotated[str, typer.Option(help="Key or column of the text, in JSON lines and Parquet.")]
 
 
 @app.command("run")
 def run_recipe(
     recipe: RecipePath,
-    out: Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything, or a URL for the results (s3://…).")],
     *,
+    work: WorkFolder = None,
     engine: OnEngine = "local",
     ray: OnRay = None,
     workers: Workers = None,
@@ -82,12 +89,20 @@ def run_recipe(
     from .pipeline import curate  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
     from .report import write_report  # noqa: PLC0415
+    from .transfer.publish import Place  # noqa: PLC0415
 
     task = None if shard is None else _parse_shard(shard)
+    if task is not None and url_of(out) is not None:
+        raise UsageFailure(
+            f"--shard {shard}: tasks share a folder, not {url_of(out)}; give them one as --out, and when all have "
+            "ended run the command with the URL, that folder as --work and without --shard"
+        )
     resolved = load_recipe(recipe, overrides or [], folder)
+    place = Place.of(out, work)
     with open_engine(engine, workers, ray) as opened:
-        summary = curate(resolved, out, opened, task, keep)
-    write_report(out)
+        summary = curate(resolved, place.folder, opened, task, keep)
+    write_report(place.folder)
+    place.publish()
     if as_json:
         print_json(summary)
     check_failures(summary, allow=allow_failures)
@@ -103,7 +118,9 @@ def _parse_shard(shard: str) -> tuple[int, int]:
 
 @app.command()
 def fetch(
-    snapshot: Annotated[str, typer.Argument(help="A snapshot of Common Crawl, such as CC-MAIN-2020-50.")],
+    snapshot: Annotated[
+        str, typer.Argument(help="A snapshot of Common Crawl, such as CC-MAIN-2020-50, or a URL such as s3://…")
+    ],
     *,
     out: Annotated[Path, typer.Option("--out", help="Folder for the files.")],
     base: Annotated[
@@ -115,13 +132,21 @@ def fetch(
     verify: Annotated[bool, typer.Option("--verify", help="Read the files that are here, and check them.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a snapshot of Common Crawl: its listing, then its WARC files, each whole and checked.
+    """Fetch a snapshot of Common Crawl (its listing, then its WARC files), or what is at a URL: all whole and checked.
 
     The same command resumes an interrupted one, in mid-file too. A recipe's source with
     [bold]snapshot = "FOLDER"[/bold] reads the files fetched so far.
     """
-    from .sources.remotes import parse_remote  # noqa: PLC0415
-    from .sources.snapshot import COMMON_CRAWL, fetch_snapshot  # noqa: PLC0415
+    if (url := url_of(snapshot)) is not None:
+        from .transfer.url_files import fetch_files, list_files  # noqa: PLC0415
+
+        if base or files or verify:
+            raise UsageFailure(f"{url}: --base, --files and --verify go with snapshots of Common Crawl")
+        done = fetch_files(list_files(url), out, workers=workers, label=f"fetch {url}")
+        say(f"{url}: {done.fetched:,} files fetched, {done.kept:,} here before; {done.size / 1e9:.2f} GB in {out}")
+        return
+    from .transfer.remotes import parse_remote  # noqa: PLC0415
+    from .transfer.snapshot import COMMON_CRAWL, fetch_snapshot  # noqa: PLC0415
 
     remote = parse_remote(base or COMMON_CRAWL)
     summary = fetch_snapshot(snapshot, out, remote, files=files, largest=largest, workers=workers, verify=verify)
@@ -179,9 +204,10 @@ def extract(
 ) -> StageRun:
     """Extract documents from records: charset, language, and the text of a web page without its boilerplate."""
     from . import standalone  # noqa: PLC0415
+    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     file_options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
-    files = standalone.find_inputs(inputs, raw=True, **file_options)
+    files = find_inputs(inputs, raw=True, **file_options)
     return lambda engine: standalone.extract(files, out, settings, engine)
 
 
@@ -201,10 +227,11 @@ def score(
     [bold]--model FILE[/bold] takes a trained classifier instead, such as the classifier.npy of another run.
     """
     from . import standalone  # noqa: PLC0415
+    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     files, good = (
-        standalone.find_inputs(inputs, field=field),
-        standalone.find_inputs(positive or [], unnamed="positives", field=field),
+        find_inputs(inputs, field=field),
+        find_inputs(positive or [], unnamed="positives", field=field),
     )
     return lambda engine: standalone.score(files, out, settings, engine, positives=good)
 
@@ -222,8 +249,9 @@ def clean(
 ) -> StageRun:
     """Repair Unicode and white space; drop other languages, JavaScript stubs and short documents."""
     from . import standalone  # noqa: PLC0415
+    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
-    files, chosen = standalone.find_inputs(inputs, field=field), standalone.parse_rules(rules)
+    files, chosen = find_inputs(inputs, field=field), standalone.parse_rules(rules)
     return lambda engine: standalone.clean(files, out, settings, engine, rules=chosen)
 
 
@@ -244,8 +272,9 @@ def filter(  # noqa: A001  (the command's name)
 ) -> StageRun:
     """Drop and edit documents by the rules of Gopher, C4 and FineWeb, by URL lists, and replace personal data."""
     from . import standalone  # noqa: PLC0415
+    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
-    files, chosen = standalone.find_inputs(inputs, field=field), standalone.parse_filters(rules)
+    files, chosen = find_inputs(inputs, field=field), standalone.parse_filters(rules)
     return lambda engine: standalone.filter_by_rules(files, out, settings, engine, rules=chosen)
 
 
@@ -255,9 +284,22 @@ def dedup(
 ) -> StageRun:
     """Keep one of near duplicates, of the source named first; OUT/dropped/duplicates.parquet lists the others."""
     from . import standalone  # noqa: PLC0415
+    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
-    files = standalone.find_inputs(inputs, field=field)
+    files = find_inputs(inputs, field=field)
     return lambda engine: standalone.dedup(files, out, settings, engine)
+
+
+@stage_command(app, "mtnlg_data.exact.settings:ExactSettings")
+def exact(settings: ExactSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text") -> StageRun:
+    """Keep one copy of what [bold]--kinds[/bold] names: equal documents, equal lines, passages that occur twice."""
+    from . import standalone  # noqa: PLC0415
+    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+
+    files = find_inputs(inputs, field=field)
+    if not settings.kinds:
+        raise UsageFailure("exact needs --kinds, some of documents,lines,substrings")
+    return lambda engine: standalone.exact(files, out, settings, engine)
 
 
 @stage_command(app, "mtnlg_data.decontaminate.cut_planning:DecontaminateSettings")
@@ -271,8 +313,9 @@ def decontaminate(
 ) -> StageRun:
     """Cut the n-grams of the evaluation tasks, and the text around them, out of the documents."""
     from . import standalone  # noqa: PLC0415
+    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
-    files = standalone.find_inputs(inputs, field=field)
+    files = find_inputs(inputs, field=field)
     return lambda engine: standalone.decontaminate(files, out, settings, engine, texts=texts)
 
 
@@ -292,70 +335,13 @@ def tokenize(
     [bold]--vocabulary 50257[/bold] trains a tokenizer, [bold]--tokenizer[/bold] reads one.
     """
     from . import standalone  # noqa: PLC0415
+    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
-    files, weights = standalone.find_inputs(inputs, field=field), standalone.parse_weights(weight or [])
+    files, weights = find_inputs(inputs, field=field), standalone.parse_weights(weight or [])
     return lambda engine: standalone.tokenize(files, out, settings, engine, weights=weights)
 
 
-@app.command()
-def inspect(
-    path: Annotated[Path, typer.Argument(help="A Parquet file of documents, a token store, or a folder of either.")],
-    documents: Annotated[int, typer.Option(min=0, help="Number of documents to show.")] = 3,
-    characters: Annotated[int, typer.Option(min=1, help="Characters of each to show.")] = 300,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a run, a folder, a Parquet file or a token store holds: counts by source, and a few documents."""
-    from .report.inspection import inspect_path, print_inspection  # noqa: PLC0415
-
-    inspection = inspect_path(path, documents, characters)
-    if as_json:
-        print_json(inspection)
-    else:
-        print_inspection(inspection)
-
-
-@app.command()
-def why(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a single stage.")],
-    document: Annotated[str, typer.Argument(metavar="ID", help="A document's id as its source has it, or its key.")],
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Say what became of a document at each stage: kept, cut, or dropped, for what reason and as whose duplicate."""
-    from .report.why import explain, print_fates  # noqa: PLC0415
-
-    documents = explain(folder, document)
-    if as_json:
-        print_json(documents)
-    else:
-        print_fates(documents)
-
-
-@app.command("merge")
-def merge_stores(
-    stores: Annotated[list[Path], typer.Argument(help="Token stores: their prefixes, .bin or .idx files.")],
-    *,
-    out: Annotated[Path, typer.Option("--out", metavar="PREFIX", help="Store to write: PREFIX.bin, .idx and .crc.")],
-    as_json: AsJson = False,
-) -> None:
-    """Merge token stores into one without tokenizing again; the documents of each are spread evenly over it."""
-    from .tokens.merge import merge  # noqa: PLC0415
-
-    merged = merge([path.with_suffix("") if path.suffix in {".bin", ".idx"} else path for path in stores], out)
-    say(f"{out}: {len(merged):,} documents, {merged.tokens:,} tokens of {merged.dtype}")
-    if as_json:
-        checksum = merged.checksum()
-        print_json({"prefix": str(out), "documents": len(merged), "tokens": merged.tokens, "sha256": checksum})
-
-
-@app.command("report")
-def draw_report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a single stage: it holds summary.json.")],
-) -> None:
-    """Write FOLDER/report.html again, from FOLDER/summary.json."""
-    from .report import write_report  # noqa: PLC0415
-
-    say(f"{write_report(folder)}: what was kept, what was dropped, and why")
+add_result_commands(app)
 
 
 def main() -> NoReturn:

@@ -1,6 +1,6 @@
-"""The whole curation: extract, quality, clean, filter, deduplicate, decontaminate, tokenize, each in its own folder.
+"""The whole curation: extract, quality, clean, filter, deduplicate, exact, decontaminate, tokenize, each in its folder.
 
-Stages that no source asks for (quality, filter) do not run, and leave no folder.
+Stages that nobody asks for (quality, filter, exact) do not run, and leave no folder.
 
 A stage that has finished on the same inputs is not run again (``engine.stage_runner``); an interrupted one resumes from
 its last finished unit.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mtnlg_data.clean.stage import clean_documents
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.stage import deduplicate_documents
+from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.filters.lists import ListFiles
 from mtnlg_data.filters.stage import apply_filters
@@ -32,7 +33,7 @@ from .engine import (
     lock_folder,
     manifest_path,
 )
-from .engine.stage_runner import RemovedInputs, StageRunner, file_stats
+from .engine.stage_runner import RemovedInputs, StageRunner
 from .files import sha256, write_json, write_text
 from .settings import dump
 from .tally import merge_summaries
@@ -51,16 +52,18 @@ STAGES: dict[str, Callable[..., Summary]] = {
     "clean": clean_documents,
     "filter": apply_filters,
     "deduplicate": deduplicate_documents,
+    "exact": remove_repeats,
     "decontaminate": decontaminate_documents,
     "tokenize": tokenize_documents,
 }
-#: Their folders in that of the run. ``filter`` shares a number, so that those of the others do not depend on it.
+#: Their folders in that of the run. ``filter`` and ``exact`` share a number, so that the others do not depend on them.
 FOLDERS = {
     "extract": "01-extract",
     "quality": "02-quality",
     "clean": "03-clean",
     "filter": "03-filter",
     "deduplicate": "04-deduplicate",
+    "exact": "04-exact",
     "decontaminate": "05-decontaminate",
     "tokenize": "06-tokenize",
 }
@@ -87,7 +90,7 @@ def curate(
     ListFiles.of(recipe.resolved_filter)
     recipe.resolved_tokenize.check()
     resolved = dump(recipe)
-    inputs = [(asdict(file), file_stats(file.path)) for file in files]
+    inputs = [(asdict(file), file.stats) for file in files]
     key = key_of(code_digest(__name__), resolved, inputs, texts and sha256(texts))
     with lock_folder(out, key, shared=task is not None) as claims:
         if task is not None:
@@ -115,7 +118,7 @@ def _run_stages(
 ) -> Summary:
     """Run every stage that is not finished; returns the summary of all."""
     priority = list(recipe.sources)
-    inputs = [(asdict(file), file_stats(file.path)) for file in files]
+    inputs = [(asdict(file), file.stats) for file in files]
     extracted = runner.run(
         "extract",
         (),
@@ -168,6 +171,18 @@ def _run_stages(
     )
 
     unique_shards = [unique / shard.name for shard in shards]
+    if recipe.exact.kinds:
+        repeated = unique_shards
+        once = runner.run(
+            "exact",
+            repeated,
+            [priority, recipe.exact],
+            lambda folder: remove_repeats(repeated, folder, recipe.exact, priority, engine),
+        )
+        unique_shards = [once / shard.name for shard in shards]
+    else:
+        StageFolder(runner.folder("exact"), "exact", engine).clear()
+
     decontaminated = runner.run(
         "decontaminate",
         unique_shards,

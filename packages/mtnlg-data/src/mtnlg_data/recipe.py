@@ -7,8 +7,8 @@ The order of the sources is their priority: of duplicates, the copy from the ear
     paths = ["pile/*.jsonl.zst"]
 
     [sources.own]
-    kind = "jsonl"                       # or "parquet", "pile", "warc"
-    paths = ["own/**/*.jsonl.gz"]        # relative to the recipe's folder, or to --input
+    kind = "jsonl"                       # or "arrow", "parquet", "pile", "warc"
+    paths = ["own/**/*.jsonl.gz"]        # relative to the recipe's folder, or to --input; or a URL such as s3://…
     weight = 0.1
 
     [sources.crawl]
@@ -30,22 +30,27 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule
 from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
 from mtnlg_data.dedup.stage import DeduplicateSettings
+from mtnlg_data.exact.settings import ExactSettings
 from mtnlg_data.extract.language import LanguageSettings
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.filters.rules import expand_rules
-from mtnlg_data.filters.settings import FilterSettings
+from mtnlg_data.filters.settings import LIST_FIELDS, FilterSettings
 from mtnlg_data.quality.stage import QualitySettings
 from mtnlg_data.sources.corpus import DATASETS
-from mtnlg_data.sources.snapshot import downloaded_files
 from mtnlg_data.tokens.gpt2 import GPT2
 from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
+from mtnlg_data.transfer.snapshot import downloaded_files
+from mtnlg_data.transfer.url_files import list_files, local_path
+from mtnlg_data.transfer.urls import check_local, url_of
 
 from .console import Failure
 from .settings import Settings, load, setting
 from .sources import Kind, SourceFile, check_regular, name_below
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from mtnlg_data.transfer.url_files import RemoteFile
 
 RECIPE_FILE = "data.toml"
 WEIGHT_TOLERANCE = 1e-3
@@ -59,7 +64,9 @@ class Source(Settings):
     """Files, weight and treatment of one source of documents."""
 
     kind: Kind = Field(description="Format of the files; warc where a snapshot is given.")
-    paths: list[str] | None = setting(None, "Files and patterns such as own/**/*.jsonl.gz.", min_length=1)
+    paths: list[str] | None = setting(
+        None, "Files and patterns such as own/**/*.jsonl.gz or s3://bucket/*.parquet.", min_length=1
+    )
     snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
     weight: float = Field(
         gt=0, le=1, description="Share of the training samples; that of the paper's dataset of the same name."
@@ -70,7 +77,7 @@ class Source(Settings):
         "Its documents are the quality classifier's positive examples.",
         paper="OpenWebText2, Wikipedia, Books3",
     )
-    field: str = setting("text", "Key or column of the text (jsonl, parquet).", min_length=1)
+    field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
     subset: str | None = setting(None, "Of the Pile: the pile_set_name of the documents to read.")
     filters: list[str] = setting(
         [],
@@ -92,8 +99,8 @@ class Source(Settings):
             raise ValueError(f"snapshot = {self.snapshot!r} needs kind = 'warc', not {self.kind!r}")
         if self.subset is not None and self.kind != "pile":
             raise ValueError(f"subset = {self.subset!r} needs kind = 'pile', not {self.kind!r}")
-        if self.field != "text" and self.kind not in {"jsonl", "parquet"}:
-            raise ValueError(f"field = {self.field!r} needs kind = 'jsonl' or 'parquet', not {self.kind!r}")
+        if self.field != "text" and self.kind not in {"jsonl", "parquet", "arrow"}:
+            raise ValueError(f"field = {self.field!r} needs kind = 'jsonl', 'parquet' or 'arrow', not {self.kind!r}")
         if self.filtered and self.curated:
             raise ValueError("a source cannot be both curated and filtered: the filter is trained on curated sources")
         return self
@@ -110,6 +117,7 @@ class Recipe(Settings):
     clean: CleanSettings = Field(CleanSettings(), validate_default=True)
     filter: FilterSettings = FilterSettings()
     deduplicate: DeduplicateSettings = DeduplicateSettings()
+    exact: ExactSettings = ExactSettings()
     decontaminate: DecontaminateSettings = DecontaminateSettings()
     tokenize: TokenizeSettings
 
@@ -170,13 +178,13 @@ class Recipe(Settings):
         return self.clean.model_copy(update=self._language_model(self.clean))
 
     def _language_model(self, settings: LanguageSettings) -> dict[str, Path | None]:
-        return {"language_model": settings.language_model and self.input / settings.language_model}
+        return {"language_model": settings.language_model and self._local_file(settings.language_model)}
 
     @property
     def resolved_quality(self) -> QualitySettings:
         """``quality`` with the path of its model below ``input``."""
         model = self.quality.model
-        return self.quality if model is None else self.quality.model_copy(update={"model": self.input / model})
+        return self.quality if model is None else self.quality.model_copy(update={"model": self._local_file(model)})
 
     @property
     def filters(self) -> dict[str, tuple[str, ...]]:
@@ -186,7 +194,8 @@ class Recipe(Settings):
     @property
     def resolved_filter(self) -> FilterSettings:
         """``filter`` with the files of its lists below ``input``."""
-        return self.filter.below(self.input)
+        lists = {name: tuple(map(self._local_file, getattr(self.filter, name))) for name in LIST_FIELDS}
+        return self.filter.model_copy(update=lists)
 
     @property
     def resolved_tokenize(self) -> TokenizeSettings:
@@ -194,11 +203,20 @@ class Recipe(Settings):
         given = self.tokenize.tokenizer
         if given in {None, GPT2}:
             return self.tokenize
-        return self.tokenize.model_copy(update={"tokenizer": str(self.input / str(given))})
+        return self.tokenize.model_copy(update={"tokenizer": str(self._local_file(str(given)))})
+
+    def _below_input(self, path: str | Path) -> Path:
+        """A path of the recipe: below ``input``, or a URL."""
+        return Path(path) if url_of(path) else self.input / path
+
+    def _local_file(self, path: str | Path) -> Path:
+        """A file, or folder, of the recipe; of a URL, a copy on this machine."""
+        return local_path(self._below_input(path))
 
     def files(self) -> list[SourceFile]:
         """Every file of every source, sources in order. Raises ``Failure`` for a pattern that matches no file."""
         files = []
+        paths: Sequence[tuple[str, Path | RemoteFile]]
         for name, source in self.sources.items():
             if source.snapshot is None:
                 paths = sorted(self._matching_files(name, source.paths or ()).items())
@@ -207,9 +225,9 @@ class Recipe(Settings):
             files += [SourceFile(name, path, inner, source.kind, source.field, source.subset) for inner, path in paths]
         return files
 
-    def _fetched_files(self, name: str, snapshot: str) -> list[tuple[str, Path]]:
+    def _fetched_files(self, name: str, snapshot: str) -> Sequence[tuple[str, Path]]:
         """The files of a snapshot fetched so far, in the order of its listing, so that later ones come last."""
-        folder = self.input / snapshot
+        folder = check_local(self._below_input(snapshot))
         files = downloaded_files(folder)
         if not files:
             known = DATASETS.get(name)
@@ -219,11 +237,14 @@ class Recipe(Settings):
             )
         return files
 
-    def _matching_files(self, name: str, patterns: Sequence[str]) -> dict[str, Path]:
+    def _matching_files(self, name: str, patterns: Sequence[str]) -> dict[str, Path | RemoteFile]:
         """The files that match, by their path below the pattern's fixed folder."""
-        files: dict[str, Path] = {}
+        files: dict[str, Path | RemoteFile] = {}
         for pattern in patterns:
-            full_pattern = self.input / pattern
+            full_pattern = self._below_input(pattern)
+            if (url := url_of(full_pattern)) is not None:
+                _add_files(files, list_files(url).items(), name)
+                continue
             base = _fixed_folder(full_pattern)
             matches = list(base.glob(str(full_pattern.relative_to(base))))
             if not full_pattern.suffix:  # such as own/**, which matches folders on the way
@@ -234,14 +255,12 @@ class Recipe(Settings):
                 )
             for path in matches:
                 check_regular(path)
-                inner = name_below(path, base)
-                if files.setdefault(inner, path) != path:
-                    raise Failure(f"{path}: {files[inner]} of source {name} has the same name; rename one of the two")
+            _add_files(files, ((name_below(path, base), path) for path in matches), name)
         return files
 
     def texts_file(self) -> Path | None:
         """The file of task texts, if the recipe names one. Raises ``Failure`` if it does not exist."""
-        path = None if self.texts is None else self.input / self.texts
+        path = None if self.texts is None else self._local_file(self.texts)
         if path is not None and not path.is_file():
             raise Failure(f"{path}: no such file of task texts; mtnlg-eval texts --out {path} writes it")
         return path
@@ -253,9 +272,10 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
     Its paths start at ``folder``, or else at its ``input``, which starts at the recipe's own folder. Raises ``Failure``
     if there is no such file, and ``UsageFailure`` with a line for every mistake in it.
     """
-    read = load(recipe, RECIPE_FILE, Recipe, overrides)
+    read = load(local_path(recipe), RECIPE_FILE, Recipe, overrides)
     own = recipe if recipe.is_dir() else recipe.parent
-    return read.model_copy(update={"input": (folder or own / read.input).absolute()})
+    start = folder or (read.input if url_of(read.input) else own / read.input)
+    return read.model_copy(update={"input": start if url_of(start) else start.absolute()})
 
 
 def _with_defaults(name: str, table: dict[str, Any]) -> dict[str, Any]:
@@ -268,6 +288,12 @@ def _with_defaults(name: str, table: dict[str, Any]) -> dict[str, Any]:
         if table.get("kind") == "pile":
             filled = {"subset": known.subset, **filled}
     return filled
+
+
+def _add_files(files: dict[str, Path | RemoteFile], more: Iterable[tuple[str, Path | RemoteFile]], source: str) -> None:
+    for name, path in more:
+        if files.setdefault(name, path) != path:
+            raise Failure(f"{path}: {files[name]} of source {source} has the same name; rename one of the two")
 
 
 def _fixed_folder(pattern: Path) -> Path:

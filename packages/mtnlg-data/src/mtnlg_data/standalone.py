@@ -8,20 +8,17 @@ report. The same call resumes an interrupted one.
 
 from __future__ import annotations
 
-import re
+import hashlib
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from mtnlg_data.clean.stage import Rule, clean_documents
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.stage import deduplicate_documents
+from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.extract.language import LanguageSettings
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
@@ -29,127 +26,29 @@ from mtnlg_data.filters.rules import expand_rules
 from mtnlg_data.filters.stage import apply_filters
 from mtnlg_data.quality.stage import filter_documents
 from mtnlg_data.tokens.stage import tokenize_documents
+from mtnlg_data.transfer.url_files import fetch_files, local_path
 
 from .console import Failure, UsageFailure
 from .document import read_documents, shard_source
-from .engine import StageFolder, listed_shards, lock_folder, manifest_path
-from .engine.stage_folder import LIST, read_list
+from .engine import StageFolder, listed_shards, lock_folder
 from .files import write_json
 from .report import write_report
-from .schema import is_shard
-from .sources import SourceFile, check_regular, name_below
 from .tally import merge_summaries, say_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from mtnlg_data.clean.stage import CleanSettings
     from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
     from mtnlg_data.dedup.stage import DeduplicateSettings
+    from mtnlg_data.exact.settings import ExactSettings
     from mtnlg_data.filters.settings import FilterSettings
     from mtnlg_data.quality.stage import QualitySettings
     from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
+    from .commands.stage_inputs import Inputs
     from .engine import Engine, Summary
-    from .sources import Kind
-
-NAMED_INPUT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(.+)", re.DOTALL)
-KIND_PATTERNS: tuple[tuple[str, Kind], ...] = (
-    (r"\.w?arc(\.gz)?$", "warc"),
-    (r"\.(jsonl|ndjson|json)(\.gz|\.zst|\.xz|\.bz2)?$", "jsonl"),
-    (r"\.parquet$", "parquet"),
-)
-
-
-@dataclass
-class Inputs:
-    """Inputs of a stage: shards, files still to be extracted, and their sources in the order of the arguments.
-
-    ``paths`` are the files and folders that were given.
-    """
-
-    paths: list[Path] = field(default_factory=list)
-    shards: list[Path] = field(default_factory=list)
-    files: list[SourceFile] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-
-
-def find_inputs(
-    arguments: Iterable[str],
-    *,
-    raw: bool = False,
-    unnamed: str = "documents",
-    **file_options: Any,  # noqa: ANN401  (fields of SourceFile)
-) -> Inputs:
-    """The files that ``PATH`` and ``NAME=PATH`` stand for: PATH, or everything below it, as files of source NAME.
-
-    ``unnamed`` is the source of a PATH without a name. With ``raw`` every Parquet file is a file to extract.
-    ``file_options`` are passed to each ``SourceFile``. Raises ``Failure`` for a path that does not exist or holds no
-    file of a known format, and ``UsageFailure`` for shards that are given another name.
-    """
-    inputs = Inputs()
-    for argument in arguments:
-        named = None if Path(argument).exists() else NAMED_INPUT.fullmatch(argument)
-        source, path = (named[1], Path(named[2])) if named else (unnamed, Path(argument))
-        if not path.exists() and "://" in argument:
-            raise UsageFailure(f"{argument}: only paths of this machine can be read; copy the files here first")
-        if not path.exists():
-            raise Failure(f"{path}: no such file or folder; an input is PATH or NAME=PATH")
-        inputs.paths.append(path)
-        listed = listed_shards(path) if path.is_dir() else [path] if _is_shard(path) else None
-        shards = [] if raw else listed
-        if shards and named:
-            raise UsageFailure(f"{argument}: its documents are of {shard_source(shards[0])} already; give only PATH")
-        if shards:
-            inputs.shards += shards
-            inputs.sources += map(shard_source, shards)
-        else:
-            inputs.files += _source_files(source, path, listed, file_options)
-            inputs.sources.append(source)
-    inputs.sources = list(dict.fromkeys(inputs.sources))
-    by_id: dict[tuple[str, str], Path] = {}
-    for file in inputs.files:
-        if (first := by_id.setdefault((file.source, file.name), file.path)) != file.path:
-            raise UsageFailure(
-                f"{file.path}: {first} of source {file.source} has the same name, and so the same ids; "
-                "give one of them another source by NAME="
-            )
-    return inputs
-
-
-def _is_shard(path: Path) -> bool:
-    if path.suffix != ".parquet" or not manifest_path(path).exists():
-        return False
-    try:
-        return is_shard(pq.read_schema(path))
-    except pa.ArrowException:
-        return False
-
-
-def _source_files(
-    source: str, path: Path, listed: Sequence[Path] | None, file_options: Mapping[str, Any]
-) -> list[SourceFile]:
-    """The listed files, or the file itself, or all files of a known format below the folder."""
-    base, paths = (path, sorted(path.rglob("*"))) if path.is_dir() else (path.parent, [path])
-    if listed is not None:
-        paths = list(listed)
-    elif stages := [file.parent for file in paths if file.name == LIST and read_list(file.parent) is not None]:
-        names = ", ".join(str(stage.relative_to(path)) for stage in stages)
-        raise Failure(f"{path}: holds the output of several stages; give one of {names}")
-    files = [
-        SourceFile(source, file, name_below(file, base), **{"kind": kind, **file_options})
-        for file in paths
-        if not file.is_dir() and (kind := _kind(file)) is not None
-    ]
-    for file in files:
-        check_regular(file.path)
-    if not files:
-        raise Failure(f"{path}: no file that ends in .warc.gz, .jsonl (.gz, .zst, .xz, .bz2) or .parquet")
-    return files
-
-
-def _kind(path: Path) -> Kind | None:
-    return next((kind for pattern, kind in KIND_PATTERNS if re.search(pattern, path.name)), None)
 
 
 def parse_rules(names: str) -> tuple[Rule, ...]:
@@ -192,7 +91,7 @@ class StandaloneRunner:
 
     def shards(self, inputs: Inputs, folder: str = "documents", settings: ExtractSettings | None = None) -> list[Path]:
         """The shards of the inputs; files are extracted into this folder of the output."""
-        shards = list(inputs.shards)
+        shards = [*inputs.shards, *self._fetched_shards(inputs)]
         target = self.out / folder
         if inputs.files:
             summary = self.run(
@@ -206,6 +105,13 @@ class StandaloneRunner:
             if (first := by_name.setdefault(shard.name, shard)) != shard:
                 raise UsageFailure(f"{shard}: {first} has the same file name; give one of them another source by NAME=")
         return shards
+
+    def _fetched_shards(self, inputs: Inputs) -> Iterator[Path]:
+        """The shards of stages at URLs, as copies in the folder ``inputs`` of the output."""
+        for url, files in inputs.stages.items():
+            folder = self.out / "inputs" / hashlib.sha256(url.encode()).hexdigest()[:16]
+            fetch_files(files, folder, label=f"fetch {url}", exact=True)
+            yield from listed_shards(folder) or ()
 
     def run(self, stage: Callable[[], Summary]) -> Summary:
         """Run a stage, time it, and keep its summary."""
@@ -305,10 +211,19 @@ def dedup(inputs: Inputs, out: Path, settings: DeduplicateSettings, engine: Engi
     return runner.summary()
 
 
+def exact(inputs: Inputs, out: Path, settings: ExactSettings, engine: Engine) -> Summary:
+    """Keep one copy of equal documents, lines and passages, the one from the source that the inputs name first."""
+    with standalone_runner(out, engine, inputs) as runner:
+        shards = runner.shards(inputs)
+        runner.run(lambda: remove_repeats(shards, out, settings, inputs.sources, engine))
+    return runner.summary()
+
+
 def decontaminate(
     inputs: Inputs, out: Path, settings: DecontaminateSettings, engine: Engine, *, texts: Path
 ) -> Summary:
     """Cut the n-grams of the task texts out of the documents."""
+    texts = local_path(texts)
     if not texts.is_file():
         raise Failure(f"{texts}: no such file of task texts; mtnlg-eval texts --out {texts} writes it")
     with standalone_runner(out, engine, inputs) as runner:

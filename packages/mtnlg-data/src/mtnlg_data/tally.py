@@ -47,7 +47,7 @@ DROPPED_SCHEMA = pa.schema(
 DROPS_PER_GROUP = 16_384  # rows of a row group, which is what a unit holds in memory
 #: Keys of a stage's summary that stand once at the top of ``summary.json``, not in the list of stages.
 TOP_LEVEL = (
-    *("quality", "languages", "languages_kept", "filters", "duplicates", "decontamination"),
+    *("quality", "languages", "languages_kept", "filters", "duplicates", "exact", "decontamination"),
     *("tokens", "vocabulary", "unigram_entropy_nats"),
 )
 #: Keys for the next stage only, left out of ``summary.json``.

@@ -51,7 +51,7 @@ class Leaf(NamedTuple):
         unit = self.note("unit").upper().replace(" ", "-")
         if get_origin(self.type) is dict:
             return f"NAME={unit or METAVARS[arguments[1]]},..."
-        return f"{unit or METAVARS[arguments[0]]},..." if arguments else unit or METAVARS[self.type]
+        return f"{unit or METAVARS.get(arguments[0], 'NAME')},..." if arguments else unit or METAVARS[self.type]
 
     @property
     def default(self) -> str:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1]
-#: Rooms and modules that decide who runs a unit and what is said of it, but no byte of its output.
-WITHOUT_INFLUENCE = ("mtnlg_data.engine", "mtnlg_data.console", "mtnlg_data.settings")
+#: Rooms and modules that decide who runs a unit, what is said of it and how its input comes here, but no byte of its
+#: output.
+WITHOUT_INFLUENCE = ("mtnlg_data.engine", "mtnlg_data.console", "mtnlg_data.settings", "mtnlg_data.transfer")
 #: Libraries whose results are kept, by the name that is imported: another version may give another text, language,
 #: signature, classifier or token. What others compute (NumPy, SciPy, numba) is exact, and what they read and write
 #: (pyarrow, fastwarc, zstandard) is the same content in any version. Extras that a setting chooses are in the keys of

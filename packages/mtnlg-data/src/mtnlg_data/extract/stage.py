@@ -8,15 +8,17 @@ that the work of later stages spreads however large the files are. Memory holds 
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.document import shard_name, writing_documents
 from mtnlg_data.engine import StageFolder, Unit, library_version
 from mtnlg_data.schema import SCHEMA, Document
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
+from mtnlg_data.sources.arrow import arrow_schema
 from mtnlg_data.sources.jsonl import read_pile
 from mtnlg_data.sources.parquet import parquet_schema
 from mtnlg_data.tally import read_failure, recorded_tallies, stage_summary
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Engine, Summary
     from mtnlg_data.tally import Tally
 
+COPIES = ".copies"  # folder of the copies of files at URLs that are being read
+
 
 def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
     """Write ``out/<source>-<number>.parquet`` for every file, in several parts for large files.
@@ -43,11 +47,11 @@ def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractS
     settings.check_model()
     units = []
     for feeds in _group_by_file(files):
-        status = feeds[0].file.path.stat()
         first = out / shard_name(feeds[0].file.source, feeds[0].number)
-        units.append(ExtractUnit(feeds, (status.st_size, status.st_mtime_ns), settings, first))
+        units.append(ExtractUnit(feeds, feeds[0].file.stats, settings, first))
     folder = StageFolder(out, "extract", engine)
     summaries = folder.run(extract_file, units, "extract")
+    shutil.rmtree(out / COPIES, ignore_errors=True)  # of inputs that are gone, by runs that were killed
     languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
     for summary in summaries:
         for name, counts in languages.items():
@@ -91,7 +95,7 @@ class ExtractUnit(Unit):
     """Unit: one file → the shards of every source that it feeds; ``output`` is the first shard of the first source."""
 
     feeds: tuple[Feed, ...]
-    size_and_mtime: tuple[int, int]  # in place of a checksum, which would read every crawl file twice
+    stats: tuple[int, int | str | None]  # in place of a checksum, which would read every crawl file twice
     settings: ExtractSettings
     output: Path
 
@@ -99,11 +103,17 @@ class ExtractUnit(Unit):
         files = ((number, file.source, file.name, file.kind, file.field, file.subset) for file, number in self.feeds)
         settings = self.settings.model_dump(exclude={"max_failed", "alarm_share", *LanguageSettings.model_fields})
         versions = (library_version(self.settings.method), self.settings.key())
-        return ("extract", list(files), self.size_and_mtime, settings, versions)
+        return ("extract", list(files), self.stats, settings, versions)
 
 
 def extract_file(unit: ExtractUnit) -> Summary:
-    """Extract one file into the shards of its sources."""
+    """Extract one file into the shards of its sources; of one at a URL, a copy that goes afterwards."""
+    with unit.feeds[0].file.local(unit.output.parent / COPIES / unit.output.stem) as local:
+        feeds = (feed._replace(file=replace(feed.file, path=local.path)) for feed in unit.feeds)
+        return _extract_local(replace(unit, feeds=tuple(feeds)))
+
+
+def _extract_local(unit: ExtractUnit) -> Summary:
     languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
     with recorded_tallies(unit.output) as tallies, ExitStack() as stack:
         writers = [stack.enter_context(_shard_writer(feed, unit, tallies[feed.file.source])) for feed in unit.feeds]
@@ -130,7 +140,7 @@ def _read_items(unit: ExtractUnit) -> Iterator[Record | Dropped]:
     subsets = {feed.file.subset for feed in unit.feeds}
     wanted = None if None in subsets else {subset for subset in subsets if subset is not None}
     try:
-        yield from read_pile(file.path, wanted, max_bytes) if file.kind == "pile" else read_records(file, max_bytes)
+        yield from read_pile(file.here, wanted, max_bytes) if file.kind == "pile" else read_records(file, max_bytes)
     except OSError as error:
         if error.filename is None and error.errno:
             raise OSError(error.errno, os.strerror(error.errno), str(file.path)) from error
@@ -143,7 +153,7 @@ def _extract_record(
     try:
         text, language, length, reason = extract_record(record, settings)
     except PARSE_ERRORS as error:
-        where = f"{writers[0].feed.file.path.name}: record {record.number}"
+        where = f"{writers[0].feed.file.here.name}: record {record.number}"
         for writer in writers:
             writer.tally.fail("not_extracted", where, f"{type(error).__name__}: {error}")
         return
@@ -177,7 +187,8 @@ class _ShardWriter:
         self._unit = unit
         self._stack = stack
         file = feed.file
-        self._schema = parquet_schema(file.path, file.field) if file.kind == "parquet" else SCHEMA
+        schemas = {"parquet": parquet_schema, "arrow": arrow_schema}
+        self._schema = schemas[file.kind](file.here, file.field) if file.kind in schemas else SCHEMA
         self._writer = self._open_next()
 
     def add(self, document: Document) -> None:

@@ -50,33 +50,37 @@ PHRASES = {
     "use cookies": POLICY,
 }
 CITATION_MARKS = {"[edit]": CITATIONS, "[citation needed]": CITATIONS}
+BY_FREQUENCY = "{[]zqxjkvbpygfwmucldrhsnioate "  # in English, the rarest first
 END_MARKS = (33, 34, 39, 46, 63)  # ! " ' . ?
-BRACKET, CLOSING_BRACKET = ord("["), ord("]")
+BRACKET, CLOSING_BRACKET, BLANK = map(ord, "[] ")
 
 
 class Phrases(NamedTuple):
-    """Phrases, sorted and one after another: where each begins, and the number of its rule.
+    """Phrases, one after another: where each begins, and the number of its rule.
 
-    Those that may begin with a byte are ``by_byte[byte, 0]`` up to ``by_byte[byte, 1]``. With ``fold`` they are in
-    lower case and found in any.
+    They are looked for by the rarest letter of each, ``offsets`` bytes after its begin: those that may have a byte
+    there are ``by_byte[byte, 0]`` up to ``by_byte[byte, 1]``. With ``fold`` they are in lower case and found in any.
     """
 
     letters: NDArray[np.uint8]
     bounds: NDArray[np.int64]
     rules: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     by_byte: NDArray[np.int64]
     fold: bool
 
     @classmethod
     def of(cls, rules: Mapping[str, int], *, fold: bool) -> Phrases:
         """These phrases with the numbers of their rules."""
-        phrases = sorted(phrase.encode() for phrase in rules)
+        rarest = {phrase.encode(): min(phrase, key=BY_FREQUENCY.find).encode()[0] for phrase in rules}
+        phrases = sorted(rarest, key=lambda phrase: rarest[phrase])
         found = [lower(byte) if fold else byte for byte in range(256)]
-        initials = [phrase[0] for phrase in phrases]
+        initials = [rarest[phrase] for phrase in phrases]
         return cls(
             np.frombuffer(b"".join(phrases), np.uint8),
             np.cumsum([0, *map(len, phrases)]),
             np.array([rules[phrase.decode()] for phrase in phrases]),
+            np.array([phrase.index(rarest[phrase]) for phrase in phrases]),
             np.stack([np.searchsorted(initials, found, side) for side in ("left", "right")], axis=1),
             fold,
         )
@@ -130,10 +134,12 @@ def _edit(
             first, last = strip(data, begin, stop, table)
             begin = following
             line = written
-            words, longest = _measure_words(data, first, last, table)
-            if rules.asked[LONGEST_WORD] and longest > rules.longest_word:
-                edits[text, LONGEST_WORD] += 1
-                continue
+            words = rules.fewest_words  # or more, which nobody asks
+            if last - first > rules.longest_word or not _has_words(data, first, last, rules.fewest_words):
+                words, longest = _measure_words(data, first, last, table)
+                if rules.asked[LONGEST_WORD] and longest > rules.longest_word:
+                    edits[text, LONGEST_WORD] += 1
+                    continue
             written, citations = _copy_line(data[first:last], out[written:], rules, table)
             edits[text, CITATIONS] += citations
             written += line
@@ -168,6 +174,22 @@ def _measure_words(data: NDArray[np.uint8], begin: int, end: int, table: NDArray
 
 
 @jit_or_python
+def _has_words(data: NDArray[np.uint8], begin: int, end: int, words: int) -> bool:
+    """Whether there are surely so many words: blanks part as many pieces that have printable ASCII characters."""
+    after_blank = True
+    for place in range(begin, end):
+        if words <= 0:
+            return True
+        byte = data[place]
+        if byte == BLANK:
+            after_blank = True
+        elif after_blank and BLANK < byte < 0x7F:
+            words -= 1
+            after_blank = False
+    return words <= 0
+
+
+@jit_or_python
 def _is_at(line: NDArray[np.uint8], place: int, phrases: Phrases, phrase: int) -> bool:
     """Whether the phrase of this number begins at this byte."""
     begin, end = phrases.bounds[phrase], phrases.bounds[phrase + 1]
@@ -192,9 +214,12 @@ def _copy_line(
 ) -> tuple[int, int]:
     """Copy a line without its citation marks, if they are to go; returns bytes and marks."""
     written = place = marks = 0
+    if not rules.asked[CITATIONS] or not _has_byte(line, BRACKET):
+        out[: len(line)] = line
+        return len(line), 0
     while place < len(line):
         size = 0
-        if line[place] == BRACKET and rules.asked[CITATIONS]:
+        if line[place] == BRACKET:
             size = _citation_bytes(line, place, rules.citations, table)
         if size:
             marks += 1
@@ -204,6 +229,14 @@ def _copy_line(
             written += 1
             place += 1
     return written, marks
+
+
+@jit_or_python
+def _has_byte(line: NDArray[np.uint8], byte: int) -> bool:
+    found, wanted = np.uint8(0), np.uint8(byte)
+    for place in range(len(line)):
+        found = np.uint8(found | (line[place] == wanted))
+    return bool(found)
 
 
 @jit_or_python
@@ -235,7 +268,8 @@ def _broken_rule(line: NDArray[np.uint8], words: int, rules: LineRules) -> int:
     for place in range(len(line)):
         for phrase in range(phrases.by_byte[line[place], 0], phrases.by_byte[line[place], 1]):
             rule = phrases.rules[phrase]
-            if rule < broken and rules.asked[rule] and _is_at(line, place, phrases, phrase):
+            begin = place - phrases.offsets[phrase]
+            if rule < broken and begin >= 0 and rules.asked[rule] and _is_at(line, begin, phrases, phrase):
                 broken = rule
     return int(broken) if broken < len(rules.asked) else KEPT
 
@@ -273,5 +307,10 @@ def count_sentences(data: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
             sentences += ended
             ended = may_end = False
             letters = letters + 1 if kind & LETTER else 2
+            following = place + size
+            while following < len(data) and data[following] < 0x80 and not table[data[following]] & (SPACE | MARK):
+                following += 1  # an ASCII character that is TERMINAL is a MARK too
+            if following > place + size:
+                letters, size = 2, following - place  # two or more
         place += size
     return sentences

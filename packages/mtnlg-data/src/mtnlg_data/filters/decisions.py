@@ -15,8 +15,9 @@ from .personal import replace_personal
 from .prose import fineweb_measures, gopher_measures
 from .repetition import repetition_shares
 from .rules import EMPTY, NUMBERS, RULES, family_rules
-from .texts import column_of, count_words, find_words, texts_of
+from .texts import character_table, column_of, find_words, texts_of
 from .urls import UrlFilter
+from .word_counts import count_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ class DocumentFilter:
         self._settings = settings
         marks = settings.words == "unicode"
         self._split = split or partial(find_words, marks=marks)
-        self._count: Callable[[Texts], NDArray[np.int64]] = partial(count_words, marks=marks)
+        self._count: Callable[[Texts], NDArray[np.int64]] = lambda texts: count_words(texts, character_table(), marks)
         if split is not None:
             self._count = lambda texts: self._split(texts).bounds
         asked = {rule.family: family_rules(rule.family) for rule in RULES if rule.name in rules}

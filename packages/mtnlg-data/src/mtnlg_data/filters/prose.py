@@ -22,6 +22,8 @@ from .texts import (
     empty_slots,
     first_with_key,
     hash_bytes,
+    hash_span,
+    is_ascii,
     line_end,
     scratch,
     slot_of,
@@ -39,6 +41,7 @@ GOPHER_MEASURES = 10
 WORDS, SAME_WORDS, MEAN_WORD, SAME_MEAN_WORD, HASHES, ELLIPSES, BULLETS, ELLIPSIS_LINES, LETTERS, STOP = range(10)
 LINE_PUNCTUATION, SHORT_LINES, DUPLICATE_LINES, NEWLINES = range(4)
 FULL_STOP, HASH, HYPHEN = (ord(character) for character in ".#-")
+BLANK, DELETE = 0x20, 0x7F
 BULLET, ELLIPSIS = ord("•"), ord("…")
 
 
@@ -129,36 +132,46 @@ def ends_with_ellipsis(data: NDArray[np.uint8], begin: int, end: int) -> bool:
 
 def fineweb_measures(texts: Texts, word_bounds: NDArray[np.int64], short_line: int) -> NDArray[np.float64]:
     """What FineWeb's rules compare, in their order: a row for each text, of which each has a word."""
-    return _fineweb(texts, word_bounds, short_line, character_table(), scratch(texts))
+    begin = texts.bounds[0]
+    line_feeds = begin + np.flatnonzero(texts.data[begin : texts.bounds[-1]] == LINE_FEED)
+    return _fineweb(texts, (word_bounds, line_feeds), short_line, character_table(), scratch(texts))
 
 
 @jit_or_python
 def _fineweb(
-    texts: Texts, word_bounds: NDArray[np.int64], short_line: int, table: NDArray[np.uint8], room: Scratch
+    texts: Texts,
+    bounds: tuple[NDArray[np.int64], NDArray[np.int64]],
+    short_line: int,
+    table: NDArray[np.uint8],
+    room: Scratch,
 ) -> NDArray[np.float64]:
-    data = texts.data
+    data, (word_bounds, line_feeds), feed = texts.data, bounds, 0
     measures = np.zeros((len(texts.bounds) - 1, 4), np.float64)
     for text in range(len(measures)):
-        lines = terminal = short = line_feeds = 0
+        lines = terminal = short = feeds = 0
         begin, end = texts.bounds[text], texts.bounds[text + 1]
+        ascii_only = is_ascii(data, begin, end)
         while begin <= end:
-            stop = begin
-            while stop < end and data[stop] != LINE_FEED:
-                stop += 1
-            line_feeds += stop < end
-            first, last = strip(data, begin, stop, table)
+            stop = end
+            if feed < len(line_feeds) and line_feeds[feed] < end:
+                stop = line_feeds[feed]
+                feed += 1
+                feeds += 1
+            first, last = begin, stop
+            if begin < stop and not BLANK < data[begin] < DELETE:  # else the line is surely not blank
+                first, last = strip(data, begin, stop, table)
             if first < last:
-                room.keys[lines] = hash_bytes(data, begin, stop)
-                room.numbers[lines] = count_characters(data, begin, stop)
+                room.keys[lines] = hash_span(data, begin, stop)
+                room.numbers[lines] = stop - begin if ascii_only else count_characters(data, begin, stop)
                 terminal += table[code_before(data, stop)[0]] & TERMINAL != 0
                 short += room.numbers[lines] <= short_line
                 lines += 1
             begin = stop + 1
         if not lines:
             continue
-        characters = count_characters(data, texts.bounds[text], end) - line_feeds
+        characters = end - texts.bounds[text] if ascii_only else count_characters(data, texts.bounds[text], end)
         measures[text, LINE_PUNCTUATION] = terminal / lines
         measures[text, SHORT_LINES] = short / lines
-        measures[text, DUPLICATE_LINES] = count_repeated(lines, room)[1] / characters
-        measures[text, NEWLINES] = line_feeds / max(1, word_bounds[text + 1] - word_bounds[text])
+        measures[text, DUPLICATE_LINES] = count_repeated(lines, room)[1] / (characters - feeds)
+        measures[text, NEWLINES] = feeds / max(1, word_bounds[text + 1] - word_bounds[text])
     return measures

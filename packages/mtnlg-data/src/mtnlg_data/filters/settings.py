@@ -126,8 +126,3 @@ class FilterSettings(Settings):
     alarm_share: float = setting(
         0.8, "Say so where the rules drop a larger share of a source's documents.", unit="share", ge=0, le=1
     )
-
-    def below(self, folder: Path) -> FilterSettings:
-        """The same with the files of lists below this folder."""
-        paths = {name: tuple(folder / path for path in getattr(self, name)) for name in LIST_FIELDS}
-        return self.model_copy(update=paths)

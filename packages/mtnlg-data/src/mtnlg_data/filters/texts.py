@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.words import LETTER as LETTER_OF_A_WORD
-from mtnlg_data.words import character_kinds, jit_or_python
+from mtnlg_data.words import character_kinds, fmix64_scalar, jit_or_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,10 +155,22 @@ def strip(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8
 
 
 @jit_or_python
+def is_ascii(data: NDArray[np.uint8], begin: int, end: int) -> bool:
+    """Whether these bytes are ASCII: characters of one byte each."""
+    part, bits = data[begin:end], np.uint8(0)  # indices from 0 on are looked up many at a time
+    for place in range(len(part)):
+        bits = np.uint8(bits | part[place])
+    return bool(bits < 0x80)
+
+
+@jit_or_python
 def line_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
     """End of the line that begins here, and where the next one begins, as ``str.splitlines`` has it."""
     place = begin
     while place < end:
+        if 32 <= data[place] < 0x80:  # no line ends here, as almost everywhere
+            place += 1
+            continue
         code, size = code_at(data, place)
         if table[code] & LINE_END:
             is_pair = code == 13 and place + 1 < end and data[place + 1] == 10
@@ -242,11 +254,6 @@ def find_words(texts: Texts, *, marks: bool) -> Words:
     return sum_words(texts, starts, ends, bounds)
 
 
-def count_words(texts: Texts, *, marks: bool) -> NDArray[np.int64]:
-    """How many words there are before each text and after the last."""
-    return np.asarray(word_spans(texts, character_table(), marks)[2])
-
-
 def sum_words(texts: Texts, starts: NDArray[np.int64], ends: NDArray[np.int64], bounds: NDArray[np.int64]) -> Words:
     """The words that begin and end at these bytes of the texts, found by whatever splitter."""
     return Words(bounds, *_sum_words(texts.data, starts, ends, character_table()))
@@ -263,11 +270,24 @@ def hash_bytes(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
 
 
 @jit_or_python
+def hash_span(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
+    """Another hash of these bytes, of which each eight are mixed with those before: faster, and hard to make equal."""
+    total, rest = np.uint64(end - begin), np.uint64(0)
+    eights = data[begin : end - (end - begin) % 8].view(np.uint64)
+    for place in range(len(eights)):
+        total = np.uint64((total ^ eights[place]) * BYTE_BASE)
+        total ^= total >> np.uint64(32)
+    for place in range(end - (end - begin) % 8, end):
+        rest = np.uint64(rest << np.uint64(8)) | np.uint64(data[place])
+    return fmix64_scalar(total ^ rest)
+
+
+@jit_or_python
 def count_characters(data: NDArray[np.uint8], begin: int, end: int) -> int:
     """Number of code points in these bytes."""
-    count = 0
-    for place in range(begin, end):
-        count += data[place] & 0xC0 != 0x80
+    part, count = data[begin:end], 0
+    for place in range(len(part)):
+        count += part[place] & 0xC0 != 0x80
     return count
 
 

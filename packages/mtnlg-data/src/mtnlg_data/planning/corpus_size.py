@@ -1,11 +1,13 @@
 """How many documents the files of a recipe hold, and how long they are, estimated from the beginnings of some of them.
 
 Of each source as many as ``SAMPLED_FILES`` files are read, evenly spread, and of each of these the first
-``SAMPLED_BYTES`` (of a Parquet file, as many rows as hold that much text). Records are extracted as in a run.
+``SAMPLED_BYTES`` (of a Parquet or Arrow file ``SAMPLED_ROWS``; of one at a URL a copy is made). Records are extracted
+as in a run.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +18,7 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
 from mtnlg_data.sources import Record, SourceFile, read_records
+from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,14 +51,15 @@ def estimate_corpus(recipe: Recipe) -> tuple[int, int]:
 
 
 def _size(file: SourceFile) -> int:
-    return file.path.stat().st_size
+    return file.stats[0]
 
 
 def _count(file: SourceFile, settings: ExtractSettings) -> tuple[int, int, float]:
     """Documents and characters of the beginning of a file, and how many of its bytes that is."""
-    if file.kind == "parquet":
-        items = list(islice(read_records(file, settings.largest), SAMPLED_ROWS))
-        read = _size(file) * len(items) / max(len(items), _rows(file))
+    if file.kind in {"parquet", "arrow"}:
+        with TemporaryDirectory() as folder, file.local(Path(folder, "copy")) as local:
+            items = list(islice(read_records(local, settings.largest), SAMPLED_ROWS))
+            read = _size(file) * len(items) / max(len(items), _rows(local))
     else:
         items = list(_read_beginning(file))
         read = min(_size(file), SAMPLED_BYTES)
@@ -64,17 +68,19 @@ def _count(file: SourceFile, settings: ExtractSettings) -> tuple[int, int, float
 
 
 def _rows(file: SourceFile) -> int:
+    if file.kind == "arrow":
+        return sum(1 for _ in read_records(file))
     try:
-        return int(pq.read_metadata(file.path).num_rows)
+        return int(pq.read_metadata(file.here).num_rows)
     except pa.ArrowException:
         return 0
 
 
 def _read_beginning(file: SourceFile) -> Iterator[Record | Dropped]:
-    with TemporaryDirectory() as folder, file.path.open("rb") as whole:
+    with TemporaryDirectory() as folder:
         beginning = Path(folder, file.path.name)
-        beginning.write_bytes(whole.read(SAMPLED_BYTES))
-        yield from read_records(SourceFile(file.source, beginning, file.name, file.kind, file.field, file.subset))
+        beginning.write_bytes(read_beginning(file.path, SAMPLED_BYTES))
+        yield from read_records(replace(file, path=beginning))
 
 
 def _text(record: Record, settings: ExtractSettings) -> str:

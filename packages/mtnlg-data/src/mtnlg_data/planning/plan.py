@@ -20,6 +20,7 @@ from rich.table import Table
 from mtnlg_data.console import Failure, output
 from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.document import CHARACTERS_PER_GROUP, ROWS_PER_GROUP
+from mtnlg_data.exact.plan import exact_state_bytes
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
 from mtnlg_data.tokens.encoder import BYTES_PER_CHARACTER_ENCODED, MAX_BATCH_CHARACTERS
@@ -50,8 +51,10 @@ RATES = {
     "deduplicate": 45.8,
     "decontaminate": 8.8,
     "tokenize": 2.1,
+    "filter": 19.7,
+    "exact": 14.7,
 }
-MEASURED = "benchmarks/results/2026-11-21-plan.json"
+MEASURED = ("benchmarks/results/2026-11-21-plan.json", "benchmarks/results/2026-11-22-plan.json")
 
 
 class StagePlan(NamedTuple):
@@ -94,6 +97,7 @@ def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[
     ]
     stages += [_shard_stage("filter", corpus)] if recipe.filters else []
     stages += [_deduplicate(recipe, corpus)]
+    stages += [_exact(recipe, corpus)] if recipe.exact.kinds else []
     stages += [_shard_stage("decontaminate", corpus, SCAN_BYTES), _tokenize(recipe, corpus)]
     disk, memory = sum(stage.disk for stage in stages), max(stage.memory for stage in stages)
     memory_here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -107,7 +111,7 @@ def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[
         "memory": memory,
         "here": {"disk": disk_here, "memory": memory_here},
         "fits": {"disk": disk <= disk_here, "memory": memory <= memory_here},
-        "rates": MEASURED,
+        "rates": [*MEASURED],
     }
 
 
@@ -153,7 +157,7 @@ def _language_model_bytes(settings: LanguageSettings) -> int:
 def _extract_hours(recipe: Recipe, corpus: Corpus) -> float | None:
     """Hours for the WARC files that are here; None while some source has no file."""
     try:
-        pages = sum(file.path.stat().st_size for file in recipe.files() if file.kind == "warc")
+        pages = sum(file.stats[0] for file in recipe.files() if file.kind == "warc")
     except Failure:
         return None
     return _hours("extract", pages, corpus.workers)
@@ -176,6 +180,14 @@ def _deduplicate(recipe: Recipe, corpus: Corpus) -> StagePlan:
     driver = stage.memory - corpus.workers * PROCESS_BYTES
     disk = _text_disk(corpus) + sum(step.disk for step in steps)
     return stage._replace(disk=disk, memory_a_worker=worker, memory=memory + driver)
+
+
+def _exact(recipe: Recipe, corpus: Corpus) -> StagePlan:
+    """A stage over the shards, with the state of its search."""
+    largest = recipe.extract.shard_characters
+    state = exact_state_bytes(corpus.documents, corpus.characters, largest, recipe.exact)
+    stage = _shard_stage("exact", corpus, state.memory)
+    return stage._replace(disk=stage.disk + state.disk)
 
 
 def _tokenize(recipe: Recipe, corpus: Corpus) -> StagePlan:
@@ -206,7 +218,9 @@ def print_plan(planned: dict[str, Any]) -> None:
     console.print(table)
     console.print("Upper bounds: as if no document were dropped and no file removed on the way.")
     if known:
-        console.print(f"Hours at the rates of {planned['rates']}; for extract, of the WARC files that are here.")
+        console.print(
+            f"Hours at the rates of {' and '.join(planned['rates'])}; for extract, of the WARC files that are here."
+        )
     for key, name in (("memory", "memory"), ("disk", "free disk")):
         verdict = "enough" if planned["fits"][key] else "too little"
         console.print(f"This machine has {_format_size(here[key])} of {name}: {verdict}.")

@@ -11,7 +11,7 @@ from .markup import MINUS, brief, count, duration, escape, figure, percent, row,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .summary_schema import ReadError, SourceCounts, Stage, Summary
+    from .summary_schema import FilterRule, ReadError, SourceCounts, Stage, Summary
 
 LANGUAGES_SHOWN = 8
 OCTAVES_PER_TICK = 3
@@ -72,7 +72,7 @@ def _ledger(summary: Summary) -> str:
 
 
 def _dropped_rows(stage: Stage, sources: Sequence[str]) -> Iterator[str]:
-    """A row for each reason, the most frequent first, and one for the documents that cuts added."""
+    """A row for each reason, the most frequent first; documents kept without metadata, and those that cuts added."""
     total: Counter[str] = Counter()
     for counts in stage.sources.values():
         total.update(counts.dropped)
@@ -80,6 +80,12 @@ def _dropped_rows(stage: Stage, sources: Sequence[str]) -> Iterator[str]:
     for reason, n in sorted(total.items(), key=lambda item: (-item[1], item[0])):
         cells = [_minus(counts.dropped.get(reason, 0)) if counts else "" for counts in columns]
         yield row([escape(reason.replace("_", " ")), _minus(n), *cells, "", "", ""], "less")
+    lost: Counter[str] = Counter()
+    for counts in stage.sources.values():
+        lost.update(counts.metadata_lost)
+    for reason, n in sorted(lost.items(), key=lambda item: (-item[1], item[0])):
+        cells = [count(counts.metadata_lost.get(reason, 0)) if counts else "" for counts in columns]
+        yield row([f"kept without metadata: {escape(reason.replace('_', ' '))}", count(n), *cells, "", "", ""])
     added = {name: c.documents_out - c.documents_in + sum(c.dropped.values()) for name, c in stage.sources.items()}
     if any(added.values()):
         cells = [_signed(added[source]) if added.get(source) else "" for source in sources]
@@ -141,8 +147,8 @@ def languages(summary: Summary) -> str:
     return f"<p>Records by language: strong is extracted, faint is dropped.</p>\n{drawn}"
 
 
-def filters(summary: Summary) -> str:
-    """A table of the rules of the stage filter: where each was published, its threshold, and what it took."""
+def rules(applied: Sequence[FilterRule]) -> str:
+    """A table of rules: where each was published, its threshold, and what it took."""
     rows = [
         row(
             [
@@ -153,7 +159,7 @@ def filters(summary: Summary) -> str:
                 escape(rule.effect),
             ]
         )
-        for rule in summary.filters
+        for rule in applied
     ]
     return table(["rule", "published by", "threshold", "count", "of"], rows) if rows else ""
 

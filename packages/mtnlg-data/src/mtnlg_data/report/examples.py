@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from mtnlg_data.tally import EXCERPT_CHARACTERS as SAMPLE_CHARACTERS
 
 from .charts import Bar, Layer, bars, histogram
+from .counts import rules
 from .markup import brief, count, escape, figure, percent, row, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .summary_schema import Cut, Decontamination, DuplicatePair, Duplicates, Quality, SampleDocument, Summary
+    from .summary_schema import Cut, Decontamination, DuplicatePair, Duplicates, Exact, Quality, SampleDocument, Summary
 
 PAIRS_SHOWN = 4
 CUTS_SHOWN = 6
@@ -124,6 +125,15 @@ def _card(label: str, name: str, note: str, body: str) -> str:
     """A text under its name. ``body`` is markup, the rest is text."""
     quiet = f' <span class="quiet">{escape(note)}</span>' if note else ""
     return f'<div><span class="quiet">{escape(label)}</span> <code>{escape(name)}</code>{quiet}<p>{body}</p></div>'
+
+
+def exact(result: Exact) -> str:
+    """A table of the rules, and sample cuts."""
+    cuts = "".join(
+        _card(cut.rule.replace("_", " "), cut.document, "removed", f"<mark>{escape(cut.text)}</mark>")
+        for cut in result.cuts
+    )
+    return f'{rules(result.rules)}<div class="pair">{cuts}</div>' if cuts else rules(result.rules)
 
 
 def decontamination(result: Decontamination) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -17,14 +19,16 @@ from mtnlg_data.schema import OWN
 from mtnlg_data.tally import summary_line
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, idx_path
+from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
+from mtnlg_data.transfer.urls import check_local, url_of
 
 from .file_inspection import headline, inspect_file, inspect_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 Inspection = dict[str, Any]
+LARGEST_COPY = 1 << 30  # bytes that are fetched to be inspected; a larger folder is fetched by its own command
 
 
 def inspect_path(path: Path, documents: int, characters: int) -> Inspection:
@@ -32,6 +36,8 @@ def inspect_path(path: Path, documents: int, characters: int) -> Inspection:
 
     Raises ``Failure`` where there is no such file, or it is damaged, and for a folder that holds nothing of ours.
     """
+    if (url := url_of(path)) is not None:
+        return _inspect_url(url, documents, characters)
     if path.is_dir():
         return _inspect_folder(path, documents, characters)
     prefix = path.with_suffix("") if path.suffix in {".bin", ".idx", ".crc"} else path
@@ -43,6 +49,27 @@ def inspect_path(path: Path, documents: int, characters: int) -> Inspection:
         return inspect_file(path, documents, characters)
     table = inspect_table(path, documents)
     return _inspect_shards(path, [path], documents, characters) if _has_texts(path) else table
+
+
+def _inspect_url(url: str, documents: int, characters: int) -> Inspection:
+    """Token stores and runs at a URL, of which only what is shown is read; other files by a copy."""
+    files = list_files(url)
+    folder = Path(url)
+    stages = json.loads(read_url(files["summary.json"].url))["stages"] if "summary.json" in files else None
+    blend = next((name for name in ("blend.json", "tokens/blend.json") if name in files), None)
+    if blend is not None:
+        tokens = (folder / blend).parent
+        parts = [_inspect_store(tokens / source.prefix, documents, characters) for source in read_blend(tokens).sources]
+        output = {"kind": "folder", "path": url, "parts": parts}
+        return output if stages is None else {"kind": "run", "path": url, "stages": stages, "parts": [output]}
+    if folder.suffix in {".bin", ".idx", ".crc"}:
+        return _inspect_store(folder.with_suffix(""), documents, characters)
+    if sum(file.size for file in files.values()) > LARGEST_COPY:
+        check_local(folder)
+    with TemporaryDirectory() as copy:
+        fetch_files(files, Path(copy))
+        local = Path(copy) if len(files) > 1 or next(iter(files)) != folder.name else Path(copy, folder.name)
+        return {**inspect_path(local, documents, characters), "path": url}
 
 
 def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
@@ -94,8 +121,7 @@ def _has_texts(path: Path) -> bool:
 
 def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
     store = TokenStore(prefix)
-    path = prefix.with_name("tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(path)) if path.exists() else None
+    tokenizer = _tokenizer_beside(prefix)
     samples = []
     for number in range(min(documents, len(store))):
         ids = store[number].tolist()
@@ -105,6 +131,15 @@ def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
         samples.append(sample)
     counts = {"documents": len(store), "tokens": store.tokens, "type": store.dtype.name}
     return {"kind": "store", "path": str(prefix), **counts, "samples": samples}
+
+
+def _tokenizer_beside(prefix: Path) -> Tokenizer | None:
+    path = prefix.with_name("tokenizer.json")
+    try:
+        text = path.read_bytes() if (url := url_of(path)) is None else read_url(url)
+    except (Failure, FileNotFoundError):
+        return None
+    return Tokenizer.from_buffer(text)
 
 
 def print_inspection(inspection: Inspection) -> None:

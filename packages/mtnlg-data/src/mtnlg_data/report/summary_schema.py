@@ -28,6 +28,7 @@ class SourceCounts(SummaryPart):
     characters_out: int
     failed: int = 0  # of those dropped, the ones that could not be read
     dropped: dict[str, int] = Field(default_factory=dict)
+    metadata_lost: dict[str, int] = Field(default_factory=dict)  # documents kept without their metadata, by reason
     lengths: dict[int, int] = Field(default_factory=dict)  # documents out, by the shortest length of their octave
 
 
@@ -85,7 +86,7 @@ class Quality(SummaryPart):
 
 
 class FilterRule(SummaryPart):
-    """A rule of the stage filter: where it was published, its threshold, and how many documents or lines it took."""
+    """A rule of filter or exact: where it was published, its threshold, and how many documents or lines it took."""
 
     rule: str
     published: str
@@ -111,6 +112,21 @@ class Duplicates(SummaryPart):
     cluster_sizes: dict[int, int] = Field(default_factory=dict)
     removed_share: dict[str, float] = Field(default_factory=dict)
     samples: list[DuplicatePair] = Field(default_factory=list)
+
+
+class ExactCut(SummaryPart):
+    """A line or passage that was removed since it occurs elsewhere, and the document that it was in."""
+
+    rule: str
+    document: str
+    text: str
+
+
+class Exact(SummaryPart):
+    """The effect of each rule of exact deduplication, and sample cuts."""
+
+    rules: list[FilterRule] = Field(default_factory=list)
+    cuts: list[ExactCut] = Field(default_factory=list)
 
 
 class Cut(SummaryPart):
@@ -150,6 +166,7 @@ class Summary(SummaryPart):
     quality: Quality | None = None
     filters: list[FilterRule] = Field(default_factory=list)
     duplicates: Duplicates | None = None
+    exact: Exact | None = None
     decontamination: Decontamination | None = None
     tokens: dict[str, SourceTokens] = Field(default_factory=dict)
     vocabulary: int | None = None

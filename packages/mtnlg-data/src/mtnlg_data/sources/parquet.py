@@ -45,12 +45,10 @@ def read_parquet(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dr
             schema, strings = plain.schema_arrow, _string_leaves(plain)
         file = pq.ParquetFile(path, read_dictionary=strings) if has_strings(schema, field) else None
     except pa.ArrowException as error:
-        yield Dropped("unreadable", path.name, _first_line(error), ends_file=True)
+        yield Dropped("unreadable", path.name, first_line(error), ends_file=True)
         return
     if file is None:
-        names = schema.names
-        actual = f"it is of {schema.field(field).type}" if names.count(field) == 1 else f"it has {', '.join(names)}"
-        yield Dropped("no_text", path.name, f"no column {field!r} of strings; {actual}", ends_file=True)
+        yield no_text(path.name, schema, field)
         return
     kind = documents_schema(schema, field).field("metadata").type
     columns = [field] if pa.types.is_null(kind) else [field, *(column.name for column in kind)]
@@ -63,16 +61,30 @@ def read_parquet(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dr
             batch_rows = min(max(1, batch_rows), MAX_BATCH_ROWS)
             try:
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns):
-                    carried = _carry_columns(batch, kind)
-                    for text, row in zip(batch[field], carried, strict=True):
-                        yield _read_row(text, row, number, f"{path.name}: row {number + 1}", max_bytes)
+                    for row in read_batch(batch, field, kind, first=number, name=path.name, max_bytes=max_bytes):
+                        yield row
                         number += 1
             except (pa.ArrowException, OSError) as error:
                 if getattr(error, "errno", None):
                     raise
                 rows = f"{path.name}: rows {number + 1} to {end}"
-                yield Dropped("unreadable", rows, _first_line(error), ends_file=end - number > 1)
+                yield Dropped("unreadable", rows, first_line(error), ends_file=end - number > 1)
             number = end
+
+
+def no_text(name: str, schema: pa.Schema, field: str) -> Dropped:
+    """A file without a column of this name that holds strings."""
+    names = schema.names
+    actual = f"it is of {schema.field(field).type}" if names.count(field) == 1 else f"it has {', '.join(names)}"
+    return Dropped("no_text", name, f"no column {field!r} of strings; {actual}", ends_file=True)
+
+
+def read_batch(
+    batch: pa.RecordBatch, field: str, kind: pa.DataType, *, first: int, name: str, max_bytes: int
+) -> Iterator[Record | Dropped]:
+    """Yield the rows of a batch, ``first`` and following of file ``name``; ``kind`` is the struct of other columns."""
+    for number, (text, row) in enumerate(zip(batch[field], _carry_columns(batch, kind), strict=True), first):
+        yield _read_row(text, row, number, f"{name}: row {number + 1}", max_bytes)
 
 
 def _string_leaves(file: pq.ParquetFile) -> list[str]:
@@ -172,5 +184,6 @@ def _utf8_bytes(scalar: Any) -> memoryview | None:  # noqa: ANN401  (pyarrow has
     return memoryview(scalar.as_buffer()) if scalar.is_valid else None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
     return str(error).partition("\n")[0]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import orjson
 
 from mtnlg_data.console import Failure
+from mtnlg_data.transfer.url_files import RemoteFile, local_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from mtnlg_data.schema import TableRow
 
 #: Bytes of a record's metadata; more is not kept. A row group holds as much, or a row of it.
 MAX_METADATA_BYTES = 1 << 22
-Kind = Literal["warc", "jsonl", "pile", "parquet"]
+Kind = Literal["warc", "jsonl", "pile", "parquet", "arrow"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,35 @@ class SourceFile:
     """One file of a source, and how to read it."""
 
     source: str
-    path: Path
+    path: Path | RemoteFile
     name: str  # path below the source's folder; source, name and record number make a document's id
     kind: Kind
-    field: str = "text"  # key or column of the text (jsonl, parquet)
+    field: str = "text"  # key or column of the text (jsonl, parquet, arrow)
     subset: str | None = None  # meta.pile_set_name to keep (pile); None keeps all
+
+    @property
+    def stats(self) -> tuple[int, int | str | None]:
+        """Size in bytes, and modification time in nanoseconds or the version at a URL: what identifies raw input."""
+        if isinstance(self.path, RemoteFile):
+            return self.path.size, self.path.version
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns
+
+    @property
+    def here(self) -> Path:
+        """Its path on this machine; of one at a URL only within `local`."""
+        if isinstance(self.path, RemoteFile):
+            raise TypeError(f"{self.path}: is not on this machine")
+        return self.path
+
+    @contextmanager
+    def local(self, folder: Path) -> Iterator[SourceFile]:
+        """The file on this machine: itself, or a copy below ``folder`` that goes when the block ends."""
+        if isinstance(self.path, RemoteFile):
+            with local_copy(self.path, folder) as copy:
+                yield replace(self, path=copy)
+        else:
+            yield self
 
 
 def name_below(path: Path, base: Path) -> str:

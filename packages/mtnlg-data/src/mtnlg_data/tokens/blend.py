@@ -9,6 +9,8 @@ from pydantic import Field, ValidationError, model_validator
 from mtnlg_data.console import Failure
 from mtnlg_data.files import read_small
 from mtnlg_data.settings import Settings
+from mtnlg_data.transfer.url_files import read_url
+from mtnlg_data.transfer.urls import url_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +53,9 @@ class Blend(Settings):
 def read_blend(tokens: Path) -> Blend:
     """The blend in a folder of token stores. Raises ``Failure`` if blend.json is missing or wrong."""
     path = tokens / "blend.json"
+    url = url_of(path)
     try:
-        return Blend.model_validate_json(read_small(path))
+        return Blend.model_validate_json(read_small(path) if url is None else read_url(url))
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; it is written by the tokenize stage of mtnlg-data") from None
     except ValidationError as error:

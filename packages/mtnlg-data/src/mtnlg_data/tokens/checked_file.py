@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import struct
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 from zlib import crc32
 
 import numpy as np
 
 from mtnlg_data.console import Failure
+from mtnlg_data.transfer.url_files import RangeReader
+from mtnlg_data.transfer.urls import url_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +58,7 @@ def _block_checksums(content: bytes, blocks: int) -> bytes:
 
 
 class CheckedFile:
-    """A file open for reading by position, by any number of threads; closed when it is garbage-collected.
+    """A file, here or at a URL, open for reading by position, by any number of threads; closed when garbage-collected.
 
     Not a memory map: where the file is cut short, a map ends the process with a bus error, and a read by position does
     not. Raises ``Failure`` where there is no such file.
@@ -63,13 +66,17 @@ class CheckedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._checksums: tuple[CheckedFile, int] | None = None
+        if (url := url_of(path)) is not None:
+            reader = RangeReader(url)
+            self.size, self._pread = reader.size, reader.read
+            return
         try:
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise Failure(f"{path}: {error.strerror}; a token store is a pair of .bin and .idx") from None
-        weakref.finalize(self, os.close, self._handle)
-        self.size = os.fstat(self._handle).st_size
-        self._checksums: tuple[CheckedFile, int] | None = None
+        weakref.finalize(self, os.close, handle)
+        self.size, self._pread = os.fstat(handle).st_size, partial(_pread, path, handle)
 
     def check_against(self, checksums: CheckedFile, first: int) -> None:
         """From now on check every read; number ``first`` of ``checksums`` is that of this file's first block."""
@@ -92,11 +99,12 @@ class CheckedFile:
             )
         return content[first - begin * BLOCK_BYTES : last - begin * BLOCK_BYTES]
 
-    def _pread(self, first: int, last: int) -> bytes:
-        content = b""
-        while len(content) < last - first:  # one read moves at most 2 GiB
-            more = os.pread(self._handle, last - first - len(content), first + len(content))
-            if not more:
-                raise Failure(f"{self.path}: ends before byte {last}; it was cut short after it was opened")
-            content += more
-        return content
+
+def _pread(path: Path, handle: int, first: int, last: int) -> bytes:
+    content = b""
+    while len(content) < last - first:  # one read moves at most 2 GiB
+        more = os.pread(handle, last - first - len(content), first + len(content))
+        if not more:
+            raise Failure(f"{path}: ends before byte {last}; it was cut short after it was opened")
+        content += more
+    return content

@@ -12,8 +12,8 @@ from threading import Event
 
 from mtnlg_data.console import Failure
 from mtnlg_data.files import sha256
-from mtnlg_data.sources.download import download_file
-from mtnlg_data.sources.remotes import HttpRemote
+from mtnlg_data.transfer.download import download_file
+from mtnlg_data.transfer.remotes import HttpRemote
 
 GPT2 = "gpt2"
 URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"

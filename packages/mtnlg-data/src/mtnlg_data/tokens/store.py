@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, IoFailure
 from mtnlg_data.files import atomic_open, atomic_path
 
 from .checked_file import CRC, CheckedFile, ChecksumWriter, block_count
@@ -166,6 +166,8 @@ class TokenStore:
         """Check reads against ``.crc`` from now on, if there is one; False where it is of files of other sizes."""
         try:
             checksums = CheckedFile(crc_path(self.prefix))
+        except IoFailure:  # there may be one
+            raise
         except Failure:
             return True
         bin_blocks, idx_blocks = block_count(self._bin.size), block_count(self._idx.size)

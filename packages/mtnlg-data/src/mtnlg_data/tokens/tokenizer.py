@@ -24,7 +24,9 @@ from mtnlg_data.document import read_documents, read_rows, text_bytes
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import sha256, write_text
 from mtnlg_data.settings import Settings, setting
+from mtnlg_data.transfer.url_files import local_path
 
+from . import tokenizer_file
 from .encoder import Library, require_library
 from .gpt2 import GPT2, fetch_gpt2
 
@@ -131,7 +133,7 @@ def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
         return ()
     if settings.tokenizer == GPT2:
         return fetch_gpt2()
-    path = Path(settings.tokenizer)
+    path = local_path(Path(settings.tokenizer))
     if path.is_file():
         return (path,)
     for names in TOKENIZER_FILES:
@@ -142,10 +144,14 @@ def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
 
 
 def read_tokenizer(files: Sequence[Path], eod: str | None = None) -> Tokenizer:
-    """Read a tokenizer, and add an end token where it has none. Raises ``Failure`` where the files hold none."""
+    """Read a tokenizer, and add an end token where it has none.
+
+    Raises ``Failure`` where the files hold none, or one beyond the bounds of ``tokenizer_file``.
+    """
+    text = tokenizer_file.read_tokenizer(files[0].resolve()) if len(files) == 1 else None
     try:
-        if len(files) == 1:
-            return _add_eod(Tokenizer.from_file(str(files[0])), eod)
+        if text is not None:
+            return _add_eod(Tokenizer.from_str(text), eod)
         return _add_eod(_byte_level(BPE.from_file(*map(str, files))), eod)
     except Exception as error:  # noqa: BLE001  (tokenizers raises plain exceptions)
         raise Failure(f"{' and '.join(map(str, files))}: no tokenizer: {error}") from None

@@ -17,7 +17,7 @@ from collections.abc import Callable  # noqa: TC003  (a NamedTuple keeps its ann
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, IoFailure
 from mtnlg_data.engine import manifest_path
 from mtnlg_data.files import open_regular, open_to_update, read_small, sha256, sync_directory, write_json
 
@@ -108,7 +108,7 @@ def download_file(
                 partial.discard()
             attempts = 1 if partial.state.size - size_before >= PROGRESS_BYTES else attempts + 1
             if attempts == MAX_ATTEMPTS:
-                raise Failure(
+                raise IoFailure(
                     f"{remote.name}/{path}: {error}, {attempts} times; the same command tries again"
                 ) from error
             sleep(max(error.wait, backoff(attempts)))

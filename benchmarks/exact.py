@@ -1,0 +1,153 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-data", "datatrove==0.10.1", "regex", "spacy", "xxhash<4"]
+# ///
+"""Exact deduplication from Parquet to Parquet: mtnlg_data against datatrove's, one core.
+
+    python benchmarks/exact.py ARTICLES [--documents 5000] [--rounds 5] [--out FILE]
+
+ARTICLES holds one article a line, after its id (articles_1000.train of chrisjmccormick/MinHash). Documents consist of
+their sentences, a line each; one in ten is there twice.
+
+    documents   equal texts against datatrove's exact_dedup of the text
+    lines       equal lines against sentence_dedup of single lines, in lower case; both leave short documents alone
+    substrings  passages of 50 tokens: mtnlg_data alone, since datatrove's needs programs in Rust to be built by hand
+
+mtnlg_data also counts, records what it drops, and syncs and checksums its files. Ratios are of CPU time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.dedup import SentenceDedupFilter, SentenceDedupSignature, SentenceFindDedups
+from datatrove.pipeline.dedup.exact_dedup import (
+    ExactDedupConfig,
+    ExactDedupFilter,
+    ExactDedupSignature,
+    ExactFindDedups,
+)
+from datatrove.pipeline.dedup.sentence_dedup import SentDedupConfig
+from datatrove.pipeline.readers import ParquetReader
+from datatrove.pipeline.writers import ParquetWriter
+from datatrove.utils.text import TextNormConfig
+
+from deduplication import make_corpus
+from mtnlg_data.document import batch_documents, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.exact.settings import ExactSettings
+from mtnlg_data.exact.stage import remove_repeats
+from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
+
+if TYPE_CHECKING:
+    from mtnlg_data.schema import Document
+
+DOCUMENTS = ExactDedupConfig(content_getter=lambda document: document.text, only_dedup_in_index=False)
+LINES = SentDedupConfig(
+    n_sentences=1,
+    split_sentences=False,
+    only_dedup_in_index=False,
+    min_doc_words=0,
+    min_num_sentences=0,
+    norm_config=TextNormConfig(
+        remove_punctuation=False, norm_unicode_diacritics=False, norm_numbers=False, norm_whitespace=False
+    ),
+)
+
+
+def corpus(articles: list[str], count: int) -> list[Document]:
+    """Return documents of one sentence a line, the copies word by word those of their originals."""
+    made, _ = make_corpus(articles, count)
+    texts = {document.id: document.text.replace(". ", ".\n") for document in made}
+    return [document._replace(text=texts[document.id.removesuffix("-copy")]) for document in made]
+
+
+def ours(kind: str, shard: Path, out: Path) -> list[str]:
+    """Deduplicate by mtnlg_data; return the texts that are left."""
+    settings = ExactSettings.model_validate({"kinds": [kind], "shortest_line": 1, "shortest": 1}, strict=False)
+    remove_repeats([shard], out, settings, ["web"], Local(1))
+    return list(pq.read_table(out / shard.name)["text"].to_pylist())
+
+
+def theirs(kind: str, shard: Path, out: Path) -> list[str]:
+    """Deduplicate by datatrove; return the texts that are left."""
+    signatures, repeats = str(out / "signatures"), str(out / "repeats")
+    if kind == "documents":
+        steps: list[Any] = [
+            ExactDedupSignature(signatures, DOCUMENTS),
+            ExactFindDedups(signatures, repeats, DOCUMENTS),
+            ExactDedupFilter(repeats, DOCUMENTS),
+        ]
+    else:
+        steps = [
+            SentenceDedupSignature(signatures, config=LINES),
+            SentenceFindDedups(signatures, repeats, config=LINES),
+            SentenceDedupFilter(repeats, config=LINES),
+        ]
+
+    def read() -> ParquetReader:
+        return ParquetReader(str(shard.parent), glob_pattern=shard.name)
+
+    writer = ParquetWriter(str(out / "kept"), compression="zstd")
+    for number, pipeline in enumerate(([read(), steps[0]], [steps[1]], [read(), steps[2], writer])):
+        LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(out / f"log-{number}")).run()
+    return [text for path in (out / "kept").glob("*.parquet") for text in pq.read_table(path)["text"].to_pylist()]
+
+
+SIDES = {"mtnlg_data": ours, "datatrove": theirs}
+
+
+def measure(kind: str, shards: tuple[Path, Path], out: Path, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return CPU seconds by side and round, and what each side leaves; the first shard warms up."""
+    sides = {name: side for name, side in SIDES.items() if name == "mtnlg_data" or kind != "substrings"}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    left: dict[str, Any] = {}
+    for number in range(-1, rounds):
+        for name in sorted(sides, reverse=bool(number % 2)):
+            before = time.process_time()
+            texts = sides[name](kind, shards[number >= 0], out / f"{kind}-{name}-{number}")
+            if number >= 0:
+                seconds[name].append(time.process_time() - before)
+            lines = sorted(line.strip().lower() for text in texts for line in text.split("\n"))
+            left[name] = {"documents": len(texts), "characters": sum(map(len, texts)), "lines": "\n".join(lines)}
+    left["the same lines"] = len({figures.pop("lines") for figures in left.values()}) == 1
+    return seconds, left
+
+
+def main() -> None:
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__)
+    parser.add_argument("articles", type=Path)
+    parser.add_argument("--documents", type=int, default=5000)
+    options = parser.parse_args()
+    articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
+    documents = corpus(articles, options.documents)
+    megabytes = sum(len(document.text.encode()) for document in documents) / 1e6
+    about = conditions("mtnlg-data", "datatrove", "xxhash", "numpy", "numba", "pyarrow")
+    kinds = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        shards = (Path(scratch) / "small" / "web-00000.parquet", Path(scratch) / "in" / "web-00000.parquet")
+        for path, part in zip(shards, (documents[:300], documents), strict=True):
+            write_documents(path, batch_documents(part))
+        for kind in ("documents", "lines", "substrings"):
+            seconds, left = measure(kind, shards, Path(scratch), options.rounds)
+            kinds[kind] = {"megabytes_per_second": rates(megabytes, seconds), "left": left}
+            if kind != "substrings":
+                kinds[kind] |= claimed_ratio(ratios(seconds["datatrove"], seconds["mtnlg_data"]))
+    result = {
+        "kinds": kinds,
+        "documents": len(documents),
+        "megabytes": round(megabytes, 3),
+        "rounds": options.rounds,
+        **about,
+    }
+    write_result(result, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Commands on what runs and stages have left: inspect, why, merge, report, export."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003  (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mtnlg_data.console import print_json, say
+from mtnlg_data.transfer.urls import check_local
+
+from .stage_command import AsJson, WorkFolder  # noqa: TC001
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def add_result_commands(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    for name, command in COMMANDS.items():
+        app.command(name)(command)
+
+
+def inspect(
+    path: Annotated[
+        Path, typer.Argument(help="A Parquet file, a token store, or a folder of either; or a URL of such.")
+    ],
+    documents: Annotated[int, typer.Option(min=0, help="Number of documents to show.")] = 3,
+    characters: Annotated[int, typer.Option(min=1, help="Characters of each to show.")] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run, a folder, a Parquet file or a token store holds: counts by source, and a few documents."""
+    from mtnlg_data.report.inspection import inspect_path, print_inspection  # noqa: PLC0415
+
+    inspection = inspect_path(path, documents, characters)
+    if as_json:
+        print_json(inspection)
+    else:
+        print_inspection(inspection)
+
+
+def why(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a single stage.")],
+    document: Annotated[str, typer.Argument(metavar="ID", help="A document's id as its source has it, or its key.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Say what became of a document at each stage: kept, cut, or dropped, for what reason and as whose duplicate."""
+    from mtnlg_data.report.why import explain, print_fates  # noqa: PLC0415
+
+    documents = explain(check_local(folder), document)
+    if as_json:
+        print_json(documents)
+    else:
+        print_fates(documents)
+
+
+def merge_stores(
+    stores: Annotated[list[Path], typer.Argument(help="Token stores: their prefixes, .bin or .idx files.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="PREFIX", help="Store to write: PREFIX.bin, .idx and .crc.")],
+    as_json: AsJson = False,
+) -> None:
+    """Merge token stores into one without tokenizing again; the documents of each are spread evenly over it."""
+    from mtnlg_data.tokens.merge import merge  # noqa: PLC0415
+
+    merged = merge(
+        [path.with_suffix("") if path.suffix in {".bin", ".idx"} else path for path in stores], check_local(out)
+    )
+    say(f"{out}: {len(merged):,} documents, {merged.tokens:,} tokens of {merged.dtype}")
+    if as_json:
+        checksum = merged.checksum()
+        print_json({"prefix": str(out), "documents": len(merged), "tokens": merged.tokens, "sha256": checksum})
+
+
+def draw_report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a single stage: it holds summary.json.")],
+) -> None:
+    """Write FOLDER/report.html again, from FOLDER/summary.json."""
+    from mtnlg_data.report import write_report  # noqa: PLC0415
+
+    say(f"{write_report(check_local(folder))}: what was kept, what was dropped, and why")
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a single stage, or of Parquet shards.")],
+    *,
+    to: Annotated[Literal["hf"], typer.Option(help="Format: a data set of Hugging Face.")] = "hf",
+    out: Annotated[Path, typer.Option("--out", help="Folder or URL for the data set, such as hf://datasets/ME/NAME.")],
+    work: WorkFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the documents as a data set that [bold]datasets.load_dataset[/bold] reads, one configuration a source."""
+    del to  # the only one
+    from mtnlg_data.transfer.hugging_face import write_dataset  # noqa: PLC0415
+    from mtnlg_data.transfer.publish import Place  # noqa: PLC0415
+
+    place = Place.of(out, work)
+    counts = write_dataset(check_local(folder), place.folder)
+    place.publish()
+    say(f"{place.url or out}: {', '.join(f'{name} {rows:,}' for name, rows in counts.items())} documents")
+    if as_json:
+        print_json({"path": place.url or str(out), "documents": counts})
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "inspect": inspect,
+    "why": why,
+    "merge": merge_stores,
+    "report": draw_report,
+    "export": export,
+}

@@ -1,0 +1,158 @@
+"""What ``PATH``, ``NAME=PATH`` and URLs stand for as inputs of a stage: files to extract, or another stage's shards."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.document import shard_source
+from mtnlg_data.engine import listed_shards, manifest_path
+from mtnlg_data.engine.stage_folder import LIST, read_list
+from mtnlg_data.schema import is_shard
+from mtnlg_data.sources import SourceFile, check_regular, name_below
+from mtnlg_data.sources.arrow import data_files
+from mtnlg_data.transfer.url_files import list_files, read_url
+from mtnlg_data.transfer.urls import url_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mtnlg_data.sources import Kind
+    from mtnlg_data.transfer.url_files import RemoteFile
+
+NAMED_INPUT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(.+)", re.DOTALL)
+KIND_PATTERNS: tuple[tuple[str, Kind], ...] = (
+    (r"\.w?arc(\.gz)?$", "warc"),
+    (r"\.(jsonl|ndjson|json)(\.gz|\.zst|\.xz|\.bz2)?$", "jsonl"),
+    (r"\.parquet$", "parquet"),
+    (r"\.arrow$", "arrow"),
+)
+
+
+@dataclass
+class Inputs:
+    """Inputs of a stage: shards, files still to be extracted, and their sources in the order of the arguments.
+
+    ``paths`` are the files and folders that were given, ``stages`` those of other stages at URLs: their files by name.
+    """
+
+    paths: list[Path] = field(default_factory=list)
+    stages: dict[str, dict[str, RemoteFile]] = field(default_factory=dict)
+    shards: list[Path] = field(default_factory=list)
+    files: list[SourceFile] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+
+
+def find_inputs(
+    arguments: Iterable[str],
+    *,
+    raw: bool = False,
+    unnamed: str = "documents",
+    **file_options: Any,  # noqa: ANN401  (fields of SourceFile)
+) -> Inputs:
+    """The files that ``PATH`` and ``NAME=PATH`` stand for: PATH, or everything below it, as files of source NAME.
+
+    ``unnamed`` is the source of a PATH without a name. With ``raw`` every Parquet file is a file to extract.
+    ``file_options`` are passed to each ``SourceFile``. Raises ``Failure`` for a path that does not exist or holds no
+    file of a known format, and ``UsageFailure`` for shards that are given another name.
+    """
+    inputs = Inputs()
+    for argument in arguments:
+        named = None if Path(argument).exists() else NAMED_INPUT.fullmatch(argument)
+        source, path = (named[1], Path(named[2])) if named else (unnamed, Path(argument))
+        if (url := url_of(path)) is not None:
+            _find_remote(inputs, url, source, file_options, stage=not (raw or named))
+            continue
+        if not path.exists():
+            raise Failure(f"{path}: no such file or folder; an input is PATH or NAME=PATH")
+        inputs.paths.append(path)
+        listed = listed_shards(path) if path.is_dir() else [path] if _is_shard(path) else None
+        shards = [] if raw else listed
+        if shards and named:
+            raise UsageFailure(f"{argument}: its documents are of {shard_source(shards[0])} already; give only PATH")
+        if shards:
+            inputs.shards += shards
+            inputs.sources += map(shard_source, shards)
+        else:
+            inputs.files += _source_files(source, path, listed, file_options)
+            inputs.sources.append(source)
+    inputs.sources = list(dict.fromkeys(inputs.sources))
+    by_id: dict[tuple[str, str], Path | RemoteFile] = {}
+    for file in inputs.files:
+        if (first := by_id.setdefault((file.source, file.name), file.path)) != file.path:
+            raise UsageFailure(
+                f"{file.path}: {first} of source {file.source} has the same name, and so the same ids; "
+                "give one of them another source by NAME="
+            )
+    return inputs
+
+
+def _find_remote(inputs: Inputs, url: str, source: str, file_options: Mapping[str, Any], *, stage: bool) -> None:
+    """Add the files at a URL: those of a known format, or with ``stage`` the shards that a stage published."""
+    files = list_files(url)
+    if stage and LIST in files:
+        names = json.loads(read_url(files[LIST].url))["shards"] or ()
+        wanted = {LIST, *names, *(f"{name}.json" for name in names)}
+        if missing := wanted - {*files}:
+            raise Failure(f"{url}: {min(missing)} is missing; run its stage again, or give a folder with shards")
+        inputs.stages[url] = {name: file for name, file in files.items() if name in wanted}
+        inputs.sources += map(shard_source, map(Path, sorted(names)))
+        return
+    if stages := [name for name in files if name.rpartition("/")[2] == LIST]:
+        names = ", ".join(f"{url.rstrip('/')}/{name.rpartition('/')[0]}" for name in stages)
+        raise Failure(f"{url}: holds the output of several stages; give one of {names}")
+    chosen = data_files(files, lambda name: read_url(files[name].url))
+    inputs.files += _known_files(source, {name: files[name] for name in chosen}, url, file_options)
+    inputs.sources.append(source)
+
+
+def _is_shard(path: Path) -> bool:
+    if path.suffix != ".parquet" or not manifest_path(path).exists():
+        return False
+    try:
+        return is_shard(pq.read_schema(path))
+    except pa.ArrowException:
+        return False
+
+
+def _source_files(
+    source: str, path: Path, listed: Sequence[Path] | None, file_options: Mapping[str, Any]
+) -> list[SourceFile]:
+    """The listed files, or the file itself, or all files of a known format below the folder."""
+    base, paths = (path, sorted(path.rglob("*"))) if path.is_dir() else (path.parent, [path])
+    if listed is not None:
+        paths = list(listed)
+    elif stages := [file.parent for file in paths if file.name == LIST and read_list(file.parent) is not None]:
+        names = ", ".join(str(stage.relative_to(path)) for stage in stages)
+        raise Failure(f"{path}: holds the output of several stages; give one of {names}")
+    by_name = {name_below(file, base): file for file in paths if not file.is_dir()}
+    chosen = data_files(by_name, lambda name: by_name[name].read_bytes())
+    files = _known_files(source, {name: by_name[name] for name in chosen}, path, file_options)
+    for file in files:
+        check_regular(file.here)
+    return files
+
+
+def _known_files(
+    source: str, files: Mapping[str, Path | RemoteFile], place: object, file_options: Mapping[str, Any]
+) -> list[SourceFile]:
+    """The files of a known format, of all that are in a folder or match a pattern."""
+    known = [
+        SourceFile(source, path, name, **{"kind": kind, **file_options})
+        for name, path in files.items()
+        if (kind := _kind(path)) is not None
+    ]
+    if not known:
+        raise Failure(f"{place}: no file that ends in .warc.gz, .jsonl (.gz, .zst, .xz, .bz2), .parquet or .arrow")
+    return known
+
+
+def _kind(path: Path | RemoteFile) -> Kind | None:
+    return next((kind for pattern, kind in KIND_PATTERNS if re.search(pattern, path.name)), None)

@@ -1,0 +1,105 @@
+"""Cuts: what repeats cover of each text, and the texts without it.
+
+White space next to a cut goes with it, but that of one side: the one with more line ends, or else the one behind. So
+paragraphs stay apart, and the words of a line in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mtnlg_data.filters.texts import SPACE, Texts, character_table, code_at, code_before
+from mtnlg_data.words import jit_or_python
+
+from .tokens import LINE_FEED
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LOW = (1 << 32) - 1
+
+
+def merge_spans(spans: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Spans (row, first byte, last byte exclusive) that overlap or touch as one; by row and place."""
+    rows, begins, ends = spans.astype(np.int64).T
+    begins, ends = rows << 32 | begins, rows << 32 | ends
+    order = np.argsort(begins, kind="stable")
+    begins, reach = begins[order], np.maximum.accumulate(ends[order])
+    apart = np.ones(len(begins), np.bool_)
+    apart[1:] = begins[1:] > reach[:-1]
+    first = np.flatnonzero(apart)
+    last = np.append(first[1:], len(begins))[: len(first)] - 1
+    return np.stack([begins[first] >> 32, begins[first] & LOW, reach[last] & LOW], axis=1)
+
+
+def cut_texts(texts: Texts, spans: NDArray[np.int64]) -> Texts:
+    """The texts without these merged spans, whose rows are numbers of texts."""
+    return Texts(*_cut(texts, spans, np.searchsorted(spans[:, 0], np.arange(len(texts.bounds))), character_table()))
+
+
+@jit_or_python
+def _cut(
+    texts: Texts, spans: NDArray[np.int64], bounds: NDArray[np.int64], table: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    data = texts.data
+    out = np.empty(texts.bounds[-1] - texts.bounds[0], np.uint8)
+    out_bounds = np.zeros(len(texts.bounds), np.int64)
+    for text in range(len(texts.bounds) - 1):
+        begin, end = texts.bounds[text], texts.bounds[text + 1]
+        place, written, span = begin, out_bounds[text], bounds[text]
+        while span < bounds[text + 1]:
+            left, right = begin + spans[span, 1], begin + spans[span, 2]
+            before, after = _space_before(data, place, left, table), _space_after(data, right, end, table)
+            span += 1
+            while span < bounds[text + 1] and begin + spans[span, 1] <= after:
+                right = begin + spans[span, 2]
+                after = _space_after(data, right, end, table)
+                span += 1
+            written = _copy(data, place, before, out, written)
+            if written > out_bounds[text] and after < end:
+                if _line_feeds(data, before, left) > _line_feeds(data, right, after):
+                    written = _copy(data, before, left, out, written)
+                else:
+                    written = _copy(data, right, after, out, written)
+            place = after
+        out_bounds[text + 1] = _copy(data, place, end, out, written)
+    return out[: out_bounds[-1]].copy(), out_bounds
+
+
+@jit_or_python
+def _space_before(data: NDArray[np.uint8], begin: int, place: int, table: NDArray[np.uint8]) -> int:
+    while place > begin:
+        code, size = code_before(data, place)
+        if not table[code] & SPACE:
+            break
+        place -= size
+    return int(place)
+
+
+@jit_or_python
+def _space_after(data: NDArray[np.uint8], place: int, end: int, table: NDArray[np.uint8]) -> int:
+    while place < end:
+        code, size = code_at(data, place)
+        if not table[code] & SPACE:
+            break
+        place += size
+    return int(place)
+
+
+@jit_or_python
+def _line_feeds(data: NDArray[np.uint8], begin: int, end: int) -> int:
+    count = 0
+    for place in range(begin, end):
+        count += data[place] == LINE_FEED
+    return count
+
+
+@jit_or_python
+def _copy(data: NDArray[np.uint8], begin: int, end: int, out: NDArray[np.uint8], written: int) -> int:
+    """Copy these bytes to where ``written`` is; returns where they end."""
+    for place in range(begin, end):
+        out[written] = data[place]
+        written += 1
+    return written

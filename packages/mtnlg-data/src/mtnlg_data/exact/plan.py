@@ -1,0 +1,44 @@
+"""Disk and memory that exact deduplication takes, predicted before it runs: all its state is arrays of fixed width."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from .runs import ITEM_BYTES, KEYS_PER_RANGE, RANGE_BYTES_PER_KEY
+from .scan import ITEM_MEMORY_BYTES
+
+if TYPE_CHECKING:
+    from .settings import ExactSettings
+
+CHARACTERS_PER_TOKEN = {"word": 5.0, "character": 1.2}  # of English, white space included
+CHARACTERS_PER_LINE = 200
+ANCHOR_BYTES = 16  # on disk, of an anchor; there is one in a quarter of a window's tokens
+
+
+class ExactState(NamedTuple):
+    """Bytes on disk beside the documents, and in memory of each process beside its libraries and texts."""
+
+    disk: int
+    memory: int
+
+
+def exact_state_bytes(
+    documents: int, characters: int, shard_characters: int, settings: ExactSettings, repeated_share: float = 0.3
+) -> ExactState:
+    """The state for documents of ``characters`` characters on average, in shards of ``shard_characters`` at most.
+
+    ``repeated_share`` is the share of the text that lies in passages which recur.
+    """
+    text = documents * characters
+    tokens = text / CHARACTERS_PER_TOKEN[settings.substring_unit]
+    items = {
+        "documents": float(documents),
+        "lines": text / min(CHARACTERS_PER_LINE, characters),
+        "substrings": repeated_share * tokens,
+    }
+    counts = [items[kind] for kind in settings.kinds]
+    anchors = 4 * tokens / settings.substring_length if "substrings" in settings.kinds else 0
+    share = min(1.0, shard_characters / max(1, text))
+    largest = max(counts, default=0.0)
+    memory = max(ITEM_MEMORY_BYTES * share * largest, RANGE_BYTES_PER_KEY * min(largest, KEYS_PER_RANGE))
+    return ExactState(int(ITEM_BYTES * sum(counts) + ANCHOR_BYTES * anchors), int(memory))

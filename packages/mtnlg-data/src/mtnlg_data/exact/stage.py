@@ -1,0 +1,245 @@
+"""Exact deduplication across all sources: documents, lines and passages that occur twice stay once.
+
+    tokens.py   texts → hashes of documents, lines and windows of tokens
+    scan.py     documents, one shard per unit → what it holds of a kind, by hash (a run per shard)
+    runs.py     runs → what recurs
+    cuts.py     what recurs → texts without it
+
+All kinds are searched in the same texts, and what any of them finds is removed. That loses nothing: of two equal things
+the one in the earlier document stays, in the same order for every kind. A passage may be left in pieces, though: a line
+that it begins with in one document, the rest of it in another.
+
+Hashes of 64 bits stand for what is compared. Of a billion different documents, two share one with a chance of 3 %.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mtnlg_data.console import Failure
+from mtnlg_data.document import UnitOutput, number_shards, read_documents, replace_columns, write_documents
+from mtnlg_data.engine import StageFolder, Unit, key_of
+from mtnlg_data.filters.lists import is_in
+from mtnlg_data.filters.texts import column_of, texts_of
+from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, order_sources, recorded_tallies, stage_summary
+
+from .cuts import cut_texts, merge_spans
+from .runs import Run, range_units, read_repeats, write_repeats
+from .scan import RunUnit, scan_shard
+from .settings import ExactSettings, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from mtnlg_data.document import Shard
+    from mtnlg_data.engine import Engine, Summary
+    from mtnlg_data.tally import Tallies
+
+EQUAL, SHORT = "exact_document", "exact_remainder"  # reasons
+CUTS_SHOWN = 4  # of each kind
+#: Name, source and effect of the rule of each kind.
+RULES = {
+    "documents": (EQUAL, "Dolma", "documents dropped"),
+    "lines": ("exact_line", "C4", "lines removed"),
+    "substrings": ("exact_substring", "Lee et al. 2022", "passages removed"),
+}
+
+
+def remove_repeats(
+    shards: Sequence[Path], out: Path, settings: ExactSettings, priority: Sequence[str], engine: Engine
+) -> Summary:
+    """Write what is left of every shard to ``out/<shard name>``.
+
+    ``priority`` names the sources, best first: of equal things the one in the best source stays, there that of the
+    document with the lowest hash of its key. Returns the stage's summary; its ``exact`` has the effect of each rule and
+    sample cuts. Raises ``Failure`` where there is nothing to do.
+    """
+    if not shards or not settings.kinds:
+        raise Failure(f"exact: nothing to do; give shards and kinds, of {', '.join(get_args(Kind))}")
+    numbered = number_shards(shards)
+    stage = StageFolder(out, "exact", engine)
+    search = _Search(numbered, stage, settings, tuple(priority))
+    found: dict[Kind, _Repeats] = {}
+    for kind in (kind for kind in get_args(Kind) if kind in settings.kinds):
+        if kind == "substrings":
+            found[kind] = search.run("windows", search.run("anchors").ranges)
+        else:
+            found[kind] = search.run(kind)
+    units = [
+        CutUnit(
+            shard,
+            number,
+            {kind: (repeats.runs[number], repeats.ranges) for kind, repeats in found.items()},
+            len(numbered),
+            settings.shortest,
+            out / shard.path.name,
+        )
+        for number, shard in enumerate(numbered)
+    ]
+    summaries = stage.run(cut_shard, units, "exact: cut")
+    stage.finish(unit.output for unit in units)
+    summary = stage_summary("exact", summaries, order_sources(summaries, priority), settings.alarm_share)
+    return {**summary, "exact": _effects(summary, summaries, settings)}
+
+
+class _Repeats(NamedTuple):
+    """The runs of a kind, and the outputs that say which of their hashes are repeats."""
+
+    runs: list[Run]
+    ranges: tuple[UnitOutput, ...]
+
+
+class _Search(NamedTuple):
+    """Where repeats are searched, and by which settings."""
+
+    shards: list[Shard]
+    stage: StageFolder
+    settings: ExactSettings
+    priority: tuple[str, ...]
+
+    def run(self, kind: str, anchors: tuple[UnitOutput, ...] = ()) -> _Repeats:
+        """Find the repeats of one kind; windows by their recurring anchors."""
+        state, options = self.stage.state, (self.settings, self.priority, anchors)
+        units = [
+            RunUnit(kind, shard, number, len(self.shards), *options, state / f"{shard.path.stem}.{kind}")
+            for number, shard in enumerate(self.shards)
+        ]
+        summaries = self.stage.run(scan_shard, units, f"exact: {kind}")
+        runs = [Run(unit.output, done["heads"], done["tails"]) for unit, done in zip(units, summaries, strict=True)]
+        ranges = range_units(kind, runs, key_of([unit.key for unit in units]), state)
+        self.stage.run(write_repeats, ranges, f"exact: compare {kind}")
+        return _Repeats(runs, tuple(map(UnitOutput.of, ranges)))
+
+
+def _effects(summary: Summary, summaries: Sequence[Summary], settings: ExactSettings) -> dict[str, Any]:
+    """Source, threshold and effect of every rule, and the sample cuts with the lowest hashes."""
+    counts: Counter[str] = Counter()
+    for unit in summaries:
+        counts.update(unit["cuts"])
+    for source in summary["sources"].values():
+        counts.update(source["dropped"])
+    thresholds = {"lines": settings.shortest_line, "substrings": settings.substring_length}
+    rules = [(*RULES[kind], thresholds.get(kind)) for kind in RULES if kind in settings.kinds]
+    if rules[-1][0] != EQUAL:
+        rules.append((SHORT, "", "documents dropped", settings.shortest))
+    samples = sorted(tuple(sample) for unit in summaries for sample in unit["samples"])
+    return {
+        "rules": [
+            {"rule": rule, "published": source, "threshold": threshold, "effect": effect, "count": counts[rule]}
+            for rule, source, effect, threshold in rules
+        ],
+        "cuts": [
+            {"rule": rule, "document": name, "text": text}
+            for rule, *_ in rules
+            for _, _, name, text in [sample[1:] for sample in samples if sample[0] == rule][:CUTS_SHOWN]
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class CutUnit(Unit):
+    """Unit: one shard and what recurs of it → its documents without the repeats."""
+
+    shard: Shard
+    number: int
+    repeats: Mapping[Kind, tuple[Run, tuple[UnitOutput, ...]]]
+    shards: int
+    shortest: int
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        ranges = {kind: [output.key for output in ranges] for kind, (_, ranges) in self.repeats.items()}
+        return ("cut", self.shard.checksum, self.shard.path.name, self.number, self.shards, ranges, self.shortest)
+
+    def spans(self, kind: Kind) -> NDArray[np.int64]:
+        """What repeats of this kind cover, merged."""
+        run, ranges = self.repeats[kind]
+        repeated = np.ones(run.heads + run.tails, np.bool_)
+        repeated[: run.heads] = is_in(run.keys, read_repeats(ranges, self.number, self.shards))
+        return merge_spans(run.spans[repeated])
+
+
+def cut_shard(unit: CutUnit) -> Summary:
+    """Write one shard; the summary has its tallies, the number of cuts by rule, and sample cuts."""
+    spans = {kind: unit.spans(kind) for kind in unit.repeats}
+    equal = np.zeros(unit.shard.rows, np.bool_)
+    equal[spans.pop("documents", np.empty((0, 3), np.int64))[:, 0]] = True
+    spans = {kind: some[~equal[some[:, 0]]] for kind, some in spans.items()}
+    cuts = merge_spans(np.concatenate([np.empty((0, 3), np.int64), *spans.values()]))
+    samples: list[tuple[str, int, str, str, str]] = []
+
+    def remaining(tallies: Tallies) -> Iterator[pa.RecordBatch]:
+        first = 0
+        for batch in read_documents(unit.shard.path):
+            own = slice(first, first + batch.num_rows)
+            texts = texts_of(batch["text"])
+            left = column_of(cut_texts(texts, _between(cuts, own)))
+            kept = _count(tallies, batch, left, equal[own], unit.shortest)
+            for kind, some in spans.items():
+                samples.extend(_samples(RULES[kind][0], batch, _between(some, own)))
+            yield replace_columns(batch.filter(kept), {"text": left.filter(kept)})
+            first += batch.num_rows
+
+    with recorded_tallies(unit.output) as tallies:
+        write_documents(unit.output, remaining(tallies))
+    counts = {RULES[kind][0]: len(some) for kind, some in spans.items()}
+    shown = [sample for rule in counts for sample in sorted(s for s in samples if s[0] == rule)[:CUTS_SHOWN]]
+    return {**tallies.summary(), "cuts": counts, "samples": shown}
+
+
+def _between(spans: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
+    """The spans of these rows, counted from the first."""
+    begin, end = np.searchsorted(spans[:, 0], [rows.start, rows.stop])
+    return np.asarray(spans[begin:end] - np.array([rows.start, 0, 0]))
+
+
+def _count(
+    tallies: Tallies, batch: pa.RecordBatch, left: pa.LargeStringArray, equal: NDArray[np.bool_], shortest: int
+) -> pa.BooleanArray:
+    """Count and record the fate of each document; returns which stay."""
+    columns = [batch[name].to_pylist() for name in ("id", "key", "source")]
+    columns.append(pc.utf8_slice_codeunits(batch["text"], 0, EXCERPT_CHARACTERS).to_pylist())
+    before, after = (pc.utf8_length(texts).to_pylist() for texts in (batch["text"], left))
+    kept = []
+    for (name, key, source, excerpt), is_equal, length, rest in zip(
+        zip(*columns, strict=True), equal.tolist(), before, after, strict=True
+    ):
+        reason = EQUAL if is_equal else SHORT if rest < min(length, shortest) else None
+        kept.append(reason is None)
+        score = float(rest) if reason == SHORT else None
+        if reason is None:
+            tallies[source].keep(length, rest)
+        else:
+            tallies[source].drop(length, reason, name, score, key)
+        tallies[source].show(reason or KEPT, name, excerpt, score, key)
+    return pa.array(kept, pa.bool_())
+
+
+def _samples(rule: str, batch: pa.RecordBatch, spans: NDArray[np.int64]) -> list[tuple[str, int, str, str, str]]:
+    """Rule, hash, key, id and text of the first cut of the documents with the lowest hashes."""
+    rows, first = np.unique(spans[:, 0], return_index=True)
+    names = batch.select(["id", "key"]).take(pa.array(rows))
+    ranked = sorted(
+        (crc32(key.encode()), key, name, row, span)
+        for name, key, row, span in zip(
+            names["id"].to_pylist(), names["key"].to_pylist(), rows.tolist(), first.tolist(), strict=True
+        )
+    )
+    return [
+        (rule, rank, key, name, _text(batch, row, *spans[span, 1:].tolist()))
+        for rank, key, name, row, span in ranked[:CUTS_SHOWN]
+    ]
+
+
+def _text(batch: pa.RecordBatch, row: int, begin: int, end: int) -> str:
+    return str(batch["text"][row].as_py().encode()[begin:end].decode()[:EXCERPT_CHARACTERS])

@@ -1,0 +1,222 @@
+"""What may recur in texts, as hashes with places: documents, lines, and windows of tokens.
+
+A passage of at least k tokens recurs if, and only if, each of its windows of k tokens does. So equal windows are all
+that is searched, and what they cover is what a suffix array would find. To look for the equals of every window would
+take a hash a token; instead a window is looked at only if its *anchor* recurs (winnowing: Schleimer et al. 2003). The
+anchor is the half-window, k // 2 tokens, of the lowest hash in the window, the last of several. Equal windows have
+equal anchors in equal places, and neighbours share theirs: of k = 50 about one token in 13 begins an anchor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mtnlg_data.filters.lists import is_in
+from mtnlg_data.filters.texts import (
+    SPACE,
+    character_table,
+    code_at,
+    count_characters,
+    hash_bytes,
+    hash_span,
+    strip,
+    texts_of,
+    word_spans,
+)
+from mtnlg_data.words import LONGEST_SUM, WORD_BASE, fmix64, fmix64_scalar, jit_or_python
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mtnlg_data.filters.texts import Texts
+
+    from .settings import TokenUnit
+
+LINE_FEED = 10
+
+
+class Items(NamedTuple):
+    """Things that may recur in a batch of texts: their hashes, texts, and first and last byte (exclusive) there."""
+
+    keys: NDArray[np.uint64]
+    texts: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+class Windows(NamedTuple):
+    """All windows of a batch: their first tokens and their anchors; the half-windows' hashes; the tokens' places."""
+
+    firsts: NDArray[np.int64]
+    anchors: NDArray[np.int64]
+    halves: NDArray[np.uint64]
+    sums: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+@jit_or_python
+def _hash_spans(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+    hashes = np.empty(len(starts), np.uint64)
+    for span in range(len(starts)):
+        if ends[span] - starts[span] > LONGEST_SUM:
+            hashes[span] = hash_span(data, starts[span], ends[span])
+        else:  # faster for words
+            hashes[span] = fmix64_scalar(hash_bytes(data, starts[span], ends[span]))
+    return hashes
+
+
+def hash_strings(column: pa.Array) -> NDArray[np.uint64]:
+    """A hash of each string of a column without nulls."""
+    texts = texts_of(column.cast(pa.large_string()))
+    with np.errstate(over="ignore"):
+        return _hash_spans(texts.data, texts.bounds[:-1], texts.bounds[1:])
+
+
+def find_documents(column: pa.LargeStringArray) -> Items:
+    """The texts themselves, whatever their white space."""
+    texts = texts_of(column)
+    starts, ends, bounds = word_spans(texts, character_table(), False)
+    with np.errstate(over="ignore"):
+        keys = _hash_texts(_hash_spans(texts.data, starts, ends), bounds)
+    return Items(keys, np.arange(len(keys)), np.zeros(len(keys), np.int64), np.diff(texts.bounds))
+
+
+@jit_or_python
+def _hash_texts(words: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
+    keys = np.empty(len(bounds) - 1, np.uint64)
+    for text in range(len(keys)):
+        total = np.uint64(bounds[text + 1] - bounds[text])
+        for word in range(bounds[text], bounds[text + 1]):
+            total = fmix64_scalar(total ^ words[word])
+        keys[text] = total
+    return keys
+
+
+def find_lines(column: pa.LargeStringArray, shortest: int) -> Items:
+    """The lines of at least so many characters, whatever their case and the white space around them."""
+    with np.errstate(over="ignore"):
+        return Items(*_lines(texts_of(column), texts_of(pc.utf8_lower(column)), character_table(), shortest))
+
+
+@jit_or_python
+def _lines(
+    texts: Texts, lowered: Texts, table: NDArray[np.uint8], shortest: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Lower case may take other bytes, but has the same line ends: both are walked together."""
+    most = len(texts.bounds)
+    for place in range(texts.bounds[0], texts.bounds[-1]):
+        most += texts.data[place] == LINE_FEED
+    keys, rows = np.empty(most, np.uint64), np.empty(most, np.int64)
+    begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    count = 0
+    for text in range(len(texts.bounds) - 1):
+        place, low = texts.bounds[text], lowered.bounds[text]
+        while place < texts.bounds[text + 1]:
+            stop = _line_feed(texts.data, place, texts.bounds[text + 1])
+            low_stop = _line_feed(lowered.data, low, lowered.bounds[text + 1])
+            first, last = strip(lowered.data, low, low_stop, table)
+            if count_characters(lowered.data, first, last) >= shortest:
+                keys[count], rows[count] = hash_span(lowered.data, first, last), text
+                first, last = strip(texts.data, place, stop, table)
+                begins[count], ends[count] = first - texts.bounds[text], last - texts.bounds[text]
+                count += 1
+            place, low = stop + 1, low_stop + 1
+    return keys[:count].copy(), rows[:count].copy(), begins[:count].copy(), ends[:count].copy()
+
+
+@jit_or_python
+def _line_feed(data: NDArray[np.uint8], place: int, end: int) -> int:
+    while place < end and data[place] != LINE_FEED:
+        place += 1
+    return int(place)
+
+
+def find_windows(texts: Texts, unit: TokenUnit, length: int) -> Windows:
+    """The windows of so many tokens of every text."""
+    table, half = character_table(), length // 2
+    starts, ends, bounds = word_spans(texts, table, True) if unit == "word" else _characters(texts, table)
+    with np.errstate(over="ignore"):
+        sums = _sums(_hash_spans(texts.data, starts, ends))
+        halves = _window_hashes(sums, np.arange(max(0, len(starts) - half + 1)), half)
+    return Windows(*_anchors(bounds, halves, length, half), halves, sums, starts, ends)
+
+
+@jit_or_python
+def _characters(
+    texts: Texts, table: NDArray[np.uint8]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Begin and end of every character but white space, and their bounds by text."""
+    size = texts.bounds[-1] - texts.bounds[0]
+    starts, ends, bounds = np.empty(size, np.int64), np.empty(size, np.int64), np.zeros(len(texts.bounds), np.int64)
+    count = 0
+    for text in range(len(texts.bounds) - 1):
+        place = texts.bounds[text]
+        while place < texts.bounds[text + 1]:
+            code, width = code_at(texts.data, place)
+            if not table[code] & SPACE:
+                starts[count], ends[count] = place, place + width
+                count += 1
+            place += width
+        bounds[text + 1] = count
+    return starts[:count].copy(), ends[:count].copy(), bounds
+
+
+@jit_or_python
+def _sums(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    sums = np.zeros(len(hashes) + 1, np.uint64)
+    for token in range(len(hashes)):
+        sums[token + 1] = sums[token] * WORD_BASE + hashes[token]
+    return sums
+
+
+def _window_hashes(sums: NDArray[np.uint64], firsts: NDArray[np.int64], length: int) -> NDArray[np.uint64]:
+    power = np.uint64(pow(int(WORD_BASE), length, 1 << 64))
+    return fmix64(sums[firsts + length] - sums[firsts] * power)
+
+
+@jit_or_python
+def _anchors(
+    bounds: NDArray[np.int64], halves: NDArray[np.uint64], length: int, half: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First token of every window that lies in one text, and of its anchor; both ascend."""
+    firsts, anchors = np.empty(len(halves), np.int64), np.empty(len(halves), np.int64)
+    count = 0
+    for text in range(len(bounds) - 1):
+        anchor = -1
+        for first in range(int(bounds[text]), int(bounds[text + 1]) - length + 1):
+            begin = last = first + length - half
+            if anchor < first:
+                begin = anchor = first
+            for place in range(begin, last + 1):
+                if halves[place] <= halves[anchor]:
+                    anchor = place
+            firsts[count], anchors[count] = first, anchor
+            count += 1
+    return firsts[:count].copy(), anchors[:count].copy()
+
+
+def anchor_keys(windows: Windows) -> NDArray[np.uint64]:
+    """Hash of each anchor."""
+    return windows.halves[windows.anchors[_changes(windows.anchors)]]
+
+
+def _changes(anchors: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The windows whose anchors are not those of the windows before."""
+    return np.flatnonzero(np.diff(anchors, prepend=-1))
+
+
+def windows_with(windows: Windows, texts: Texts, length: int, repeated: NDArray[np.uint64]) -> Items:
+    """The windows whose anchors are among the repeated ones, which ascend."""
+    changes = _changes(windows.anchors)
+    recurs = is_in(windows.halves[windows.anchors[changes]], repeated)
+    firsts = windows.firsts[np.repeat(recurs, np.diff(np.append(changes, len(windows.anchors))))]
+    begins, ends = windows.starts[firsts], windows.ends[firsts + length - 1]
+    rows = np.searchsorted(texts.bounds, begins, side="right") - 1
+    with np.errstate(over="ignore"):
+        keys = _window_hashes(windows.sums, firsts, length)
+    return Items(keys, rows, begins - texts.bounds[rows], ends - texts.bounds[rows])

@@ -1,0 +1,205 @@
+"""``--out URL``: a command works in a folder of this machine, and publishes its results when they are complete.
+
+State, locks, renames and random reads want a disk, so the work stays local, and the same command resumes it there. What
+is published is what ``--keep last`` keeps of the text: the last shards, the tokens, the records of dropped documents,
+summary and page. Lists, by which others read the rest (blend.json, stage.json, summary.json), are removed from the URL
+before anything changes there and come back last, so nobody takes half of a result for the whole. The record beside the
+work says what is at the URL: what is there already is not uploaded again, and what a later run no longer makes is
+removed. Files of others at the URL are never touched: a place that holds some is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mtnlg_data.console import Failure, UsageFailure, progress, say
+from mtnlg_data.engine import lock_folder, manifest_path, read_list
+from mtnlg_data.files import sha256, write_json
+
+from .download import TransientError
+from .url_files import RemoteFile, list_files, persist, read_record, version_at
+from .urls import EXTRAS, connect, url_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LISTS = {"blend.json", "stage.json", "summary.json"}
+#: Folders of a stage's own: what it keeps for its reruns, and what it made of its inputs.
+NOT_RESULTS = {"state", "documents", "positives", "inputs", "account.json"}
+PROBE = ".mtnlg-data"
+UPLOADS_AT_A_TIME = 4
+UPLOADS_A_RECORD = 32  # after so many the record is written, so a kill repeats no more
+
+
+class Place(NamedTuple):
+    """Where a command works, and the URL where it publishes its results, if it does."""
+
+    folder: Path
+    url: str | None
+
+    @classmethod
+    def of(cls, out: Path, work: Path | None) -> Place:
+        """The place for ``--out`` and ``--work``: of a URL, a folder below the working folder where none is given.
+
+        Raises ``Failure`` where the URL cannot be reached, before any work is done.
+        """
+        url = url_of(out)
+        if url is None:
+            if work is not None:
+                raise UsageFailure(f"--work {work}: goes with an --out that is a URL; {out} is itself a folder")
+            return cls(out, None)
+        url = url.rstrip("/")
+        own = re.sub(r"[^A-Za-z0-9._-]+", "-", url.partition("://")[2]).strip("-.")
+        place = cls(work or Path(f"mtnlg-data-{own}"), url)
+        refuse_strangers(_record_path(place.folder, url), url)
+        _check_writable(url)
+        say(f"{url}: works in {place.folder}, and publishes the results when they are complete")
+        return place
+
+    def publish(self) -> None:
+        """Publish the folder's results, if that was asked for."""
+        if self.url is not None:
+            with lock_folder(self.folder, "publishing", shared=False):
+                publish(self.folder, self.url, result_files(self.folder))
+
+
+def last_stage(folder: Path) -> Path | None:
+    """The folder with the last shards of a run or of a single stage; None where there are none."""
+    stages = [folder] if read_list(folder) is not None else sorted(path for path in folder.iterdir() if path.is_dir())
+    return next((stage for stage in reversed(stages) if _shards(stage)), None)
+
+
+def result_files(folder: Path) -> list[str]:
+    """The names of the results in the folder of a run or of a single stage, sorted."""
+    last = last_stage(folder)
+    passed = {shard for path in folder.iterdir() if path.is_dir() and path != last for shard in _shards(path)}
+    passed |= {manifest_path(shard) for shard in passed}
+    names: list[str] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in NOT_RESULTS]
+        paths = (Path(parent, name) for name in files if not name.startswith(".") and name not in NOT_RESULTS)
+        names += [path.relative_to(folder).as_posix() for path in paths if path not in passed]
+    return sorted(names)
+
+
+def _shards(stage: Path) -> list[Path]:
+    left = read_list(stage)
+    return [] if left is None or not left.shards else [stage / name for name in left.shards]
+
+
+def _record_path(folder: Path, url: str) -> Path:
+    return folder / ".published" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+
+
+def _check_writable(url: str) -> None:
+    """Raise ``Failure`` where nothing can be written, which would else be met when all work is done."""
+    if url.startswith("hf://"):
+        return  # where each file is a commit
+    system, path = connect(url)
+
+    def attempt() -> None:
+        if EXTRAS.get(url.partition("://")[0]) is None:
+            system.makedirs(path, exist_ok=True)
+        system.pipe_file(f"{path}/{PROBE}", b"mtnlg-data publishes here\n")
+        system.rm_file(f"{path}/{PROBE}")
+
+    persist(attempt, url)
+
+
+def refuse_strangers(record: Path, url: str) -> dict[str, RemoteFile]:
+    """The files at the URL. Raises ``Failure`` where one is not of this record: it is not ours to replace."""
+    there = list_files(url, missing_ok=True)
+    if strangers := [name for name in there if name not in {*read_record(record), PROBE}]:
+        raise Failure(
+            f"{url}: holds {len(strangers)} files that were not published from {record.parents[1]}, such as "
+            f"{strangers[0]}; give another --out, or the --work that they came from"
+        )
+    return there
+
+
+def publish(folder: Path, url: str, names: Iterable[str]) -> int:
+    """Upload the files of ``folder`` with these names that are not at ``url`` yet; returns how many those were."""
+    path = _record_path(folder, url)
+    record, there, wanted = read_record(path), refuse_strangers(path, url), {*names}
+    to_upload = sorted(
+        (name for name in wanted if not _is_there(folder / name, there.get(name), record.get(name))),
+        key=lambda name: (Path(name).name in LISTS, name),
+    )
+    gone = [name for name in record if name not in wanted]
+    if not (to_upload or gone):
+        say(f"{url}: has all {len(wanted)} files already")
+        return 0
+    system, root = connect(url)
+    lists = [name for name in there if Path(name).name in LISTS]
+    record.update(dict.fromkeys(to_upload))  # before the first upload: what a kill leaves is ours
+    write_json(path, record)
+    for name in dict.fromkeys([*lists, *gone]):
+        if name in there:
+            persist(lambda name=name: system.rm_file(f"{root}/{name}"), f"{url}/{name}")  # type: ignore[misc]
+    for name in gone:
+        del record[name]
+    lists = sorted({name for name in wanted if Path(name).name in LISTS})
+    data = [name for name in to_upload if name not in lists]
+
+    def upload(name: str) -> tuple[str, Upload]:
+        return name, _upload(system, folder / name, f"{root}/{name}", f"{url}/{name}")
+
+    with progress(f"publish {url}", len(data) + len(lists), "files") as advance:
+        for part in (data, lists):  # the lists when all that they name is there
+            with ThreadPoolExecutor(UPLOADS_AT_A_TIME) as threads:
+                try:
+                    for number, (name, ends) in enumerate(threads.map(upload, part), 1):
+                        record[name] = ends
+                        advance(1)
+                        if number % UPLOADS_A_RECORD == 0:
+                            write_json(path, record)
+                finally:
+                    threads.shutdown(cancel_futures=True)
+                    write_json(path, record)
+    say(f"{url}: {len(data) + len(lists)} of {len(wanted)} files published")
+    return len(data) + len(lists)
+
+
+class Upload(NamedTuple):
+    """Both ends of a file that was published."""
+
+    size: int
+    changed_ns: int
+    sha256: str
+    there: tuple[int, str | None] | list[Any]  # size and version, a list in JSON
+
+    @classmethod
+    def of(cls, path: Path, there: tuple[int, str | None] = (0, None)) -> Upload:
+        """The file as it is now."""
+        status = path.stat()
+        return cls(status.st_size, status.st_mtime_ns, sha256(path), there)
+
+
+def _is_there(local: Path, remote: RemoteFile | None, recorded: list[Any] | None) -> bool:
+    """Whether neither end has changed; a file that was written again with the same bytes has not."""
+    if remote is None or recorded is None:
+        return False
+    upload, status = Upload(*recorded), local.stat()
+    same = upload.size == status.st_size and (upload.changed_ns == status.st_mtime_ns or upload.sha256 == sha256(local))
+    return same and [*upload.there] == [remote.size, remote.version]
+
+
+def _upload(system: Any, local: Path, path: str, url: str) -> Upload:  # noqa: ANN401  (fsspec has no types)
+    """Upload a file and look it up."""
+
+    def attempt() -> Upload:
+        sent = Upload.of(local)
+        if url.partition("://")[0] not in EXTRAS:  # object stores have no folders, and s3fs would make a bucket
+            system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        system.put_file(str(local), path)
+        there = version_at(system, path)
+        if there[0] != sent.size:
+            raise TransientError(f"{there[0]} bytes are there where {sent.size} were sent")
+        return sent._replace(there=there)
+
+    return persist(attempt, url)

@@ -1,0 +1,127 @@
+"""URLs of fsspec (s3://, gs://, az://, hf://, https://, file://): their file systems, and what their drivers raise.
+
+Options and settings hold a URL as a ``Path``, in which "s3://bucket" has lost a slash; `url_of` restores it.
+Credentials come from where a driver looks for them (environment, profile, the machine's role), never from a URL, since
+URLs are printed and recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from mtnlg_data.console import Failure, UsageFailure
+
+from .download import TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+([^/].*)", re.DOTALL)
+USER_AND_PASSWORD = re.compile(r"[^:]+://[^/@]*:[^/]*@")
+#: The extra of this package that brings the driver of a scheme.
+EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "az"),
+    **dict.fromkeys(("http", "https"), "http"),
+    "hf": "hf",
+}
+#: Errors of drivers that are no ``PermissionError``, and yet mean that access is denied.
+DENIED = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "DefaultCredentialsError",
+    "ClientAuthenticationError",
+    "GatedRepoError",
+}
+DENIED_STATUSES = {401, 403}
+LONGEST_REASON = 200  # characters
+
+
+def url_of(place: str | Path) -> str | None:
+    """The URL that a path or text stands for; None for a path of this machine."""
+    match = URL.fullmatch(str(place))
+    if match is None:
+        return None
+    return f"{match[1]}://{'/' if match[1] in {'file', 'local'} else ''}{match[2]}"
+
+
+def check_local(path: Path) -> Path:
+    """The path itself. Raises ``UsageFailure`` for a URL, where only files of this machine can be read."""
+    if (url := url_of(path)) is not None:
+        raise UsageFailure(f"{url}: is read here only as a copy: mtnlg-data fetch {url} --out FOLDER")
+    return path
+
+
+def connect(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it.
+
+    Raises ``UsageFailure`` for an unknown scheme, a driver that is not installed, and credentials in the URL.
+    """
+    scheme = url.partition("://")[0]
+    _check_no_secrets(url, scheme)
+    from fsspec.core import url_to_fs  # noqa: PLC0415  (only who gives a URL waits for fsspec)
+    from fsspec.registry import known_implementations, registry  # noqa: PLC0415
+
+    if scheme not in {*known_implementations, *registry}:
+        near = get_close_matches(scheme, [*EXTRAS, "file"], n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}://? " if near else ""
+        raise UsageFailure(f"{url}: unknown scheme {scheme!r}; {hint}such as s3, gs, az, hf, https")
+    try:
+        system, path = url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        extra = EXTRAS.get(scheme)
+        way_out = f"pip install 'mtnlg-data[{extra}]'" if extra else _first_line(error)
+        raise UsageFailure(f"{url}: its driver is not installed: {way_out}") from None
+    except Exception as error:  # noqa: BLE001  (drivers raise anything, for instance for want of credentials)
+        raise Failure(f"{url}: {_reason(error)}") from None
+    if EXTRAS.get(scheme) == "s3":
+        system.retries = 1  # botocore repeats requests, and so do we; s3fs would multiply the time until we give up
+    return system, str(path)
+
+
+def _check_no_secrets(url: str, scheme: str) -> None:
+    """Raise ``UsageFailure`` for a URL with a password or a signature, without repeating it."""
+    if USER_AND_PASSWORD.match(url):
+        what = "a password"
+    elif scheme in {"http", "https"} and "?" in url:
+        what = "a query, which may be a signature,"
+    else:
+        return
+    raise UsageFailure(
+        f"{scheme}://…: {what} in a URL would be printed and recorded; "
+        "give credentials as the driver takes them: environment, profile, or role of the machine"
+    )
+
+
+@contextmanager
+def driver_errors(url: str) -> Iterator[None]:
+    """Raise what a driver raises as ``TransientError``, or as ``Failure`` where another attempt would fail too."""
+    try:
+        yield
+    except (Failure, TransientError):
+        raise
+    except FileNotFoundError:
+        raise Failure(f"{url}: no such file, folder or bucket") from None
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise Failure(f"{url}: {_reason(error)}") from error
+    except Exception as error:
+        is_denied = isinstance(error, PermissionError) or type(error).__name__ in DENIED
+        if is_denied or getattr(error, "status", None) in DENIED_STATUSES:
+            raise Failure(
+                f"{url}: access denied: {_first_line(error)}; "
+                "credentials come from the environment, the profile or the role of the machine"
+            ) from None
+        raise TransientError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:LONGEST_REASON]

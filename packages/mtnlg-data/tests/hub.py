@@ -1,0 +1,97 @@
+"""What reading a data set needs of the Hugging Face Hub's HTTP interface, on loopback, with files in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = "/api/datasets/me/rows"
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves ``files``, by path, as the data set me/rows."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.wrong: list[bytes] = []  # sent in place of the next files, unlike what the entries say
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def entry(self, path: str) -> dict[str, Any]:
+        if path in self.files:
+            content = self.files[path]
+            digest = hashlib.sha256(content).hexdigest()
+            large = {"oid": digest, "size": len(content), "pointerSize": 100}
+            entry = {"type": "file", "oid": digest[:40], "size": len(content), "path": path}
+            return {**entry, "lfs": large} if path.endswith(".parquet") else entry
+        return {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
+
+    def tree(self, below: str, *, recursive: bool) -> list[dict[str, Any]]:
+        prefix = f"{below}/" if below else ""
+        inside = [path for path in self.files if path.startswith(prefix)]
+        direct = dict.fromkeys(prefix + path.removeprefix(prefix).partition("/")[0] for path in inside)
+        return [self.entry(path) for path in (inside if recursive else direct)]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers of the Hub."""
+
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def answer(self) -> None:
+        asked = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        query = parse_qs(asked.query)
+        if asked.path.startswith(f"{REPOSITORY}/tree/main"):
+            below = unquote(asked.path).removeprefix(f"{REPOSITORY}/tree/main").strip("/")
+            self.send(json.dumps(self.server.tree(below, recursive=query["recursive"] == ["true"])).encode())
+        elif asked.path.startswith(f"{REPOSITORY}/paths-info/"):
+            paths = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
+            self.send(json.dumps([self.server.entry(path) for path in paths if path in self.server.files]).encode())
+        elif asked.path in {REPOSITORY, f"{REPOSITORY}/revision/main"}:
+            self.send(json.dumps({"id": "me/rows", "sha": "1" * 40, "private": False, "tags": []}).encode())
+        elif (content := self.server.files.get(asked.path.removeprefix("/datasets/me/rows/resolve/main/"))) is not None:
+            content = self.server.wrong.pop() if self.server.wrong else content
+            begin, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            part = content[begin : end + 1]
+            self.send(part, 206, f"bytes {begin}-{begin + len(part) - 1}/{len(content)}")
+        else:
+            self.send(b'{"error": "Repository not found"}', 404)
+
+    do_GET = do_POST = answer  # noqa: N815  (http.server's names)
+
+    def send(self, content: bytes, status: int = 200, part: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        if part is not None:
+            self.send_header("Content-Range", part)
+        if status == 404:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
+        pass
+
+
+@contextmanager
+def running_hub() -> Iterator[Hub]:
+    """A Hub of its own thread."""
+    with Hub() as hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield hub
+        hub.shutdown()
+        thread.join()

@@ -1,0 +1,278 @@
+"""Exact deduplication against brute force: what an earlier document has does not stay in a later one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.document import batch_documents, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.exact import runs
+from mtnlg_data.exact.scan import _orders
+from mtnlg_data.exact.settings import ExactSettings, Kind, TokenUnit
+from mtnlg_data.exact.stage import remove_repeats
+from mtnlg_data.exact.tokens import find_documents, find_lines, find_windows
+from mtnlg_data.filters.texts import texts_of
+from mtnlg_data.pipeline import curate
+from mtnlg_data.recipe import load_recipe
+from mtnlg_data.report.why import explain
+from mtnlg_data.schema import SCHEMA, Document, document_columns
+from mtnlg_data.tally import EXCERPT_CHARACTERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mtnlg_data.engine import Summary
+
+PRIORITY = ("books", "web")
+TOKEN = {"word": re.compile(r"[漢字]|\.|[^\s漢字.]+"), "character": re.compile(r"\S")}  # of the words below
+
+
+def run(
+    folder: Path, documents: Sequence[Document], options: ExactSettings, shards: int = 3
+) -> tuple[dict[str, str], Summary]:
+    """Deduplicate documents dealt over so many shards; return the texts that are left by id, and the summary."""
+    paths = []
+    for number in range(shards):
+        paths.append(folder / "in" / f"all-{number:05d}.parquet")
+        write_documents(paths[-1], batch_documents(documents[number::shards]))
+    summary = remove_repeats(paths, folder / "out", options, PRIORITY, Local(1))
+    tables = [pq.read_table(folder / "out" / path.name) for path in paths]
+    return {row["id"]: row["text"] for table in tables for row in table.select(["id", "text"]).to_pylist()}, summary
+
+
+def expected(documents: Sequence[Document], options: ExactSettings) -> dict[str, str | None]:
+    """By brute force, None for a document that goes: each thing that an earlier document has, or an earlier place."""
+    orders = _orders(document_columns(documents, SCHEMA), PRIORITY).tolist()
+    equal: set[str] = set()
+    lines: set[str] = set()
+    windows: set[tuple[str, ...]] = set()
+    left: dict[str, str | None] = {}
+    for _, document in sorted(zip(orders, documents, strict=True), key=lambda pair: pair[0]):
+        text = document.text
+        gone = [False] * len(text)
+        is_equal = " ".join(text.split()) in equal
+        equal.add(" ".join(text.split()))
+        for match in re.finditer(r"[^\n]+", text) if "lines" in options.kinds else ():
+            line = match[0].strip().lower()
+            if len(line) >= options.shortest_line:
+                if line in lines:
+                    gone[match.start() : match.end()] = [True] * len(match[0])
+                lines.add(line)
+        tokens = list(TOKEN[options.substring_unit].finditer(text)) if "substrings" in options.kinds else []
+        for first in range(len(tokens) - options.substring_length + 1):
+            window = tokens[first : first + options.substring_length]
+            words = tuple(token[0] for token in window)
+            if words in windows:
+                gone[window[0].start() : window[-1].end()] = [True] * (window[-1].end() - window[0].start())
+            windows.add(words)
+        rest = "".join(character for character, is_gone in zip(text, gone, strict=True) if not is_gone)
+        dropped = ("documents" in options.kinds and is_equal) or (any(gone) and not rest.split())
+        left[document.id] = None if dropped else rest
+    return left
+
+
+WORDS = ["ab", "c", "Ab", "é", "it's", ".", "漢字", "d" * 9]
+TEXTS = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n", "\n\n", "  "])), max_size=40).map(
+    lambda pairs: "".join(word + space for word, space in pairs)
+)
+
+
+@settings(max_examples=15)
+@given(data=st.data(), texts=st.lists(TEXTS, min_size=1, max_size=12), shards=st.integers(1, 3))
+def test_what_stays_is_what_brute_force_leaves_however_shards_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, texts: list[str], shards: int
+) -> None:
+    documents = [Document(f"{n}", PRIORITY[n % 2], text) for n, text in enumerate(texts)]
+    options = ExactSettings(
+        kinds=tuple(data.draw(st.lists(st.sampled_from(get_args(Kind)), min_size=1, unique=True))),
+        shortest_line=3,
+        substring_unit=data.draw(st.sampled_from(get_args(TokenUnit))),
+        substring_length=data.draw(st.integers(2, 9)),
+        shortest=1,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "KEYS_PER_RANGE", 16)  # so that there are several
+        patch.setattr(os, "fsync", lambda _: None)
+        left, _ = run(tmp_path_factory.mktemp("exact"), documents, options, shards)
+    for name, text in expected(documents, options).items():
+        assert (name in left) == (text is not None), name
+        assert "".join(left.get(name, "").split()) == "".join((text or "").split()), name
+
+
+@given(tokens=st.text("abcd", max_size=60), length=st.integers(2, 12))
+def test_equal_windows_have_equal_anchors_of_the_lowest_hash(tokens: str, length: int) -> None:
+    windows = find_windows(texts_of(pa.array([" ".join(tokens)], pa.large_string())), "word", length)
+    assert windows.firsts.tolist() == list(range(max(0, len(tokens) - length + 1)))
+    places: dict[str, set[int]] = {}
+    for first, anchor in zip(windows.firsts.tolist(), windows.anchors.tolist(), strict=True):
+        places.setdefault(tokens[first : first + length], set()).add(anchor - first)
+        assert windows.halves[anchor] == windows.halves[first : first + length - length // 2 + 1].min()
+    assert all(len(own) == 1 for own in places.values())
+
+
+def prose(number: int, words: int = 60) -> str:
+    """Words that no other number has."""
+    return " ".join(f"w{number}x{word}" for word in range(words))
+
+
+def test_of_equal_documents_that_of_the_best_source_stays_whatever_its_white_space(tmp_path: Path) -> None:
+    documents = [Document(f"{source}{n}", source, prose(n)) for n in range(20) for source in ("web", "other", "books")]
+    documents.append(Document("spaced", "web", f" {prose(3)} ".replace(" ", "\n\t ")))
+    documents.append(Document("upper", "web", prose(3).upper()))
+    left, summary = run(tmp_path, documents, ExactSettings(kinds=("documents",)))
+    assert set(left) == {*(f"books{n}" for n in range(20)), "upper"}
+    assert summary["sources"]["other"]["dropped"] == {"exact_document": 20}
+    dropped = pa.concat_tables(pq.read_table(path) for path in (tmp_path / "out" / "dropped").glob("*.parquet"))
+    assert dropped.num_rows == 41
+    assert set(dropped["reason"].to_pylist()) == {"exact_document"}
+    fates = explain(tmp_path / "out", "spaced")[0]["stages"]
+    assert [(stage["stage"], stage["fate"], stage["reason"]) for stage in fates] == [
+        ("exact", "dropped", "exact_document")
+    ]
+    assert [alarm["source"] for alarm in summary["alarms"]] == ["web", "other"]
+
+
+def test_cuts_leave_lines_and_paragraphs_apart(tmp_path: Path) -> None:
+    notice, passage = "Subscribe to our letter, and never miss a thing again!", prose(9, 50)
+    documents = [
+        Document("first", "books", f"{notice}\n{passage}"),
+        Document("lines", "web", f"{prose(1)}\n\n  {notice.upper()}\n\n{prose(2)}\n{notice}"),
+        Document("two", "web", f"{prose(12)}\n{notice}\n{notice.lower()}\n{prose(13)}"),
+        Document("inside", "web", f"{prose(3)} {passage} {prose(4)}"),
+        Document("end", "web", f"{prose(5)} {passage}\n\n{prose(6)}"),
+        Document("begin", "web", f"{prose(7)}\n\n{passage} {prose(8)}"),
+        Document("shorter", "web", f"{prose(10)} {passage.rpartition(' ')[0]} {prose(11)}"),
+        Document("little", "web", f"{notice}\n{passage} too little"),
+    ]
+    left, summary = run(tmp_path, documents, ExactSettings(kinds=("lines", "substrings")))
+    texts = {document.id: document.text for document in documents}
+    assert left == {
+        "first": texts["first"],
+        "lines": f"{prose(1)}\n\n{prose(2)}",
+        "two": f"{prose(12)}\n{prose(13)}",
+        "inside": f"{prose(3)} {prose(4)}",
+        "end": f"{prose(5)}\n\n{prose(6)}",
+        "begin": f"{prose(7)}\n\n{prose(8)}",
+        "shorter": texts["shorter"],
+    }
+    assert summary["sources"]["web"]["dropped"] == {"exact_remainder": 1}
+    counts = {rule["rule"]: (rule["published"], rule["threshold"], rule["count"]) for rule in summary["exact"]["rules"]}
+    assert counts == {
+        "exact_line": ("C4", 30, 5),
+        "exact_substring": ("Lee et al. 2022", 50, 4),
+        "exact_remainder": ("", 200, 1),
+    }
+    assert {(cut["rule"], cut["text"]) for cut in summary["exact"]["cuts"]} == {
+        ("exact_line", notice),
+        ("exact_line", notice.upper()),
+        ("exact_substring", passage[:EXCERPT_CHARACTERS]),
+        ("exact_substring", f"{notice}\n{passage}"[:EXCERPT_CHARACTERS]),
+    }
+
+
+def test_a_passage_of_a_script_without_spaces_is_found(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    texts = ["".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(300)) for _ in range(3)]
+    documents = [Document("a", "books", texts[0] + texts[1]), Document("b", "web", texts[2] + texts[1][:50])]
+    left, _ = run(tmp_path, documents, ExactSettings(kinds=("substrings",)))
+    assert left == {"a": documents[0].text, "b": texts[2]}
+
+
+def test_what_one_shard_holds_a_thousand_times_is_compared_once(tmp_path: Path) -> None:
+    documents = [Document(f"{n}", "web", f"{prose(n)}\n{prose(0)}\n{prose(0)}") for n in range(1000)]
+    left, summary = run(tmp_path, documents, ExactSettings(kinds=("lines",)), shards=1)
+    assert sum(text.count(prose(0)) for text in left.values()) == 1
+    assert summary["exact"]["rules"][0]["count"] == 2000
+    manifest = json.loads(next((tmp_path / "out" / "state").glob("*.lines.json")).read_text())
+    assert manifest["summary"] == {"heads": 1000, "tails": 2000}
+
+
+def test_windows_are_kept_only_where_their_anchors_recur(tmp_path: Path) -> None:
+    """Of texts that share nothing no window is written; of a shared passage those around it at most."""
+    documents = [Document(f"{n}", "web", f"{prose(2 * n, 500)} {prose(99)} {prose(2 * n + 1, 500)}") for n in range(4)]
+    run(tmp_path, documents, ExactSettings(kinds=("substrings",)), shards=2)
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "out" / "state").glob("*.windows.json")]
+    windows = sum(manifest["summary"]["heads"] + manifest["summary"]["tails"] for manifest in manifests)
+    assert 4 * 11 <= windows <= 4 * (60 + 50)
+
+
+def test_a_changed_bound_runs_the_cuts_again_and_no_search(tmp_path: Path) -> None:
+    documents = [Document(f"{n}", "web", f"{prose(n)}\n{prose(0)}") for n in range(4)]
+    paths = [tmp_path / "web-00000.parquet"]
+    write_documents(paths[0], batch_documents(documents))
+    ran: list[str] = []
+
+    class Recording(Local):
+        def imap(self, function: Any, units: Any) -> Any:  # noqa: ANN401
+            ran.extend(type(unit).__name__ for unit in units)
+            return super().imap(function, units)
+
+    for options in (ExactSettings(kinds=("lines",)), ExactSettings(kinds=("lines",), shortest=1000)):
+        ran.clear()
+        remove_repeats(paths, tmp_path / "out", options, PRIORITY, Recording(1))
+    assert ran == ["CutUnit"]
+
+
+def test_the_command_wants_kinds_and_its_page_has_rules_and_cuts(tmp_path: Path) -> None:
+    for name in "ab":
+        rows = [f"{prose(10 * ord(name) + n)}\n<b>Cookies & more, and all of it on every page</b>" for n in range(5)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    words = ["exact", str(tmp_path / "a.jsonl"), f"b={tmp_path / 'b.jsonl'}", "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, UsageFailure)
+    assert "--kinds" in str(refused.exception)
+    assert CliRunner().invoke(app, [*words, "--kinds", "lines,substrings"]).exit_code == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Exact duplicates" in page
+    assert re.search(r'exact line</th><td class="n">C4</td><td class="n">30</td><td class="n">9</td>', page)
+    assert "<mark>&lt;b&gt;Cookies &amp; more" in page
+
+
+def test_nothing_to_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="give shards and kinds"):
+        remove_repeats([tmp_path / "x.parquet"], tmp_path / "out", ExactSettings(), (), Local(1))
+
+
+def test_a_run_has_the_stage_while_its_recipe_asks_for_it(tmp_path: Path, corpus: Any) -> None:  # noqa: ANN401
+    recipe = corpus.write_run(tmp_path, pages=20)
+    kinds = "exact.kinds=['documents','substrings']"
+    summaries = {}
+    for name, overrides in (("off", []), ("on", [kinds, "exact.substring_length=12"]), ("again off", [])):
+        with closing(Local(1)) as engine:
+            summaries[name] = curate(load_recipe(recipe, overrides), tmp_path / "data", engine)
+        stages = [stage["name"] for stage in summaries[name]["stages"]]
+        assert ("exact" in stages) == (name == "on")
+        assert bool([*(tmp_path / "data").glob("04-exact/*.parquet")]) == (name == "on")
+    at = [stage["name"] for stage in summaries["on"]["stages"]].index("exact")
+    deduplicated, exact, decontaminated = summaries["on"]["stages"][at - 1 : at + 2]
+    assert deduplicated["documents_out"] == exact["documents_in"]
+    assert exact["characters_in"] > exact["characters_out"] == decontaminated["characters_in"]
+    assert summaries["on"]["exact"]["rules"][1]["count"] > 0
+    assert summaries["off"]["tokens"] == summaries["again off"]["tokens"] != summaries["on"]["tokens"]
+
+
+def test_a_mark_of_the_text_is_none_of_the_search() -> None:
+    """Equal but for white space, whatever it is made of; other equal but for case, in lines."""
+    column = pa.array(["a b", "a\u2003b\n", "a  B", "ab", "b a"], pa.large_string())
+    keys = find_documents(column).keys.tolist()
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 4
+    lines = find_lines(pa.array(["İstanbul ÄB\n  x \nistanbul äb\u3000", "i\u0307stanbul äb"], pa.large_string()), 2)
+    assert lines.texts.tolist() == [0, 0, 1]
+    assert lines.begins.tolist() == [0, 19, 0]
+    assert lines.ends.tolist()[:2] == [13, 31]

@@ -1,0 +1,210 @@
+"""Data sets of Hugging Face: what the library ``datasets`` writes is read, and it reads what is exported."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.commands.stage_inputs import find_inputs
+from mtnlg_data.console import Failure, UsageFailure, error_line, error_status
+from mtnlg_data.document import read_documents
+from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
+from mtnlg_data.sources.arrow import data_files
+from mtnlg_data.transfer import download
+from mtnlg_data.transfer.url_files import _digests, fetch_files, list_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hub import Hub
+
+    from conftest import Run
+
+ROWS: dict[str, list[Any]] = {
+    "text": [f"Row {number} tells of what it had become. " * 4 for number in range(30)],
+    "id": [f"row-{number}" for number in range(30)],
+    "label": [number % 2 for number in range(30)],
+    "meta": [{"n": number, "tags": [str(number)] * (number % 3)} for number in range(30)],
+}
+
+
+def command(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    error = result.exception if isinstance(result.exception, Exception) else None
+    return (0, result.output) if error is None else (error_status(error), error_line(error))
+
+
+def saved(folder: Path, rows: dict[str, list[Any]], shards: int = 1) -> Path:
+    """A folder as ``Dataset.save_to_disk`` leaves it."""
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict(rows).save_to_disk(str(folder), num_shards=shards)
+    return folder
+
+
+def test_a_data_set_saved_to_disk_is_read_and_its_columns_come_back(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "rows", ROWS, shards=3)
+    (folder / "cache-0123.arrow").write_bytes((folder / "data-00000-of-00003.arrow").read_bytes())  # left by map
+    assert command("dedup", f"rows={folder}", "--out", tmp_path / "out", "--workers", 1)[0] == 0
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "out").glob("rows-*.parquet")))
+    assert table.drop_columns("mtnlg").to_pydict() == ROWS
+    assert [own["key"] for own in table["mtnlg"].to_pylist()][:2] == [
+        "rows/data-00000-of-00003.arrow/0",
+        "rows/data-00000-of-00003.arrow/1",
+    ]
+
+
+def test_the_splits_of_a_data_set_are_read_and_nothing_else_is(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    splits = {name: datasets.Dataset.from_dict({"text": [f"Of {name}."]}) for name in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "both"))
+    files = find_inputs([str(tmp_path / "both")], raw=True).files
+    assert [(file.name, file.kind) for file in files] == [
+        ("test/data-00000-of-00001.arrow", "arrow"),
+        ("train/data-00000-of-00001.arrow", "arrow"),
+    ]
+    assert [record.content for file in files for record in read_records(file)] == ["Of test.", "Of train."]  # type: ignore[union-attr]
+
+
+def test_a_json_file_that_is_only_called_like_a_state_is_read(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(json.dumps({"text": "Of the state."}))
+    assert [file.name for file in find_inputs([str(tmp_path)], raw=True).files] == ["state.json"]
+    for state in (b"[]", b"no", b'{"_data_files": 3}', b'{"_data_files": [3]}', b'{"_data_files": [{}]}'):
+        assert data_files(["state.json", "a.arrow"], lambda _, state=state: state) == ["state.json", "a.arrow"]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("format_name", ["stream", "file"])
+def test_arrow_that_is_cut_loses_nothing_in_silence(tmp_path: Path, format_name: str) -> None:
+    table = pa.table({"text": ROWS["text"]})
+    writer = pa.ipc.new_stream if format_name == "stream" else pa.ipc.new_file
+    with writer(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=10)
+    whole = (tmp_path / "a.arrow").read_bytes()
+    file = SourceFile("web", tmp_path / "a.arrow", "a.arrow", "arrow")
+    assert [record.content for record in read_records(file) if isinstance(record, Record)] == ROWS["text"]
+    for size in range(0, len(whole) - 8, 97):
+        (tmp_path / "a.arrow").write_bytes(whole[:size])
+        *read, last = read_records(file) or [None]
+        assert isinstance(last, Dropped), size
+        assert last.ends_file
+        assert [record.content for record in read] == ROWS["text"][: len(read)]  # type: ignore[union-attr]
+
+
+def test_arrow_without_the_column_and_with_a_null_is_counted(tmp_path: Path) -> None:
+    def read(table: pa.Table, field: str = "text") -> list[Record | Dropped]:
+        with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as file:
+            file.write_table(table)
+        return list(read_records(SourceFile("web", tmp_path / "a.arrow", "a.arrow", "arrow", field)))
+
+    (item,) = read(pa.table({"body": ["x"]}))
+    assert isinstance(item, Dropped)
+    assert item.what == "no column 'text' of strings; it has body"
+    null, sound = read(pa.table({"body": [None, "x"]}), "body")
+    assert (null.reason, sound.content) == ("no_text", "x")  # type: ignore[union-attr]
+    broken = pa.array([b"\xff", b"sound"]).cast(pa.binary()).view(pa.string())
+    assert isinstance(read(pa.table({"text": broken}))[0], Dropped)
+
+
+@pytest.mark.parametrize("offset", [1000, -5])
+def test_arrow_whose_offsets_lead_elsewhere_is_not_followed(tmp_path: Path, offset: int) -> None:
+    table, path = pa.table({"text": ["a", "sound"]}), tmp_path / "a.arrow"
+    with pa.ipc.new_stream(path, table.schema) as file:
+        file.write_table(table)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(struct.pack("<3i", 0, 1, 6), struct.pack("<3i", 0, offset, 6)))
+    assert path.read_bytes() != whole
+    (item,) = read_records(SourceFile("web", path, "a.arrow", "arrow"))
+    assert (item.reason, item.where) == ("unreadable", "a.arrow: rows 1 to 2")  # type: ignore[union-attr]
+
+
+def test_what_is_exported_is_what_datasets_loads(tmp_path: Path, finished: Run) -> None:
+    datasets = pytest.importorskip("datasets")
+    out = tmp_path / "set"
+    status, line = command("export", finished.out, "--to", "hf", "--out", out)
+    assert status == 0, line
+    last = finished.out / "05-decontaminate"
+    for source in ("books", "crawl"):
+        rows = datasets.load_dataset(str(out), source, split="train", cache_dir=str(tmp_path / "cache"))
+        shards = sorted(last.glob(f"{source}-*.parquet"))
+        wanted = [row for shard in shards for batch in read_documents(shard) for row in batch.to_pylist()]
+        assert rows.to_list() == wanted
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
+    assert command("export", finished.out, "--out", out)[0] == 0
+    assert {*out.rglob("*.parquet")} == {*before}
+
+
+def test_a_set_of_parquet_files_of_another_keeps_their_columns(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    pq.write_table(pa.table(ROWS), tmp_path / "mine.parquet")
+    assert command("dedup", tmp_path / "mine.parquet", "--out", tmp_path / "unique", "--workers", 1)[0] == 0
+    assert command("export", tmp_path / "unique", "--out", tmp_path / "set")[0] == 0
+    rows = datasets.load_dataset(str(tmp_path / "set"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert rows.remove_columns("mtnlg").to_dict() == ROWS
+
+
+def test_an_export_refuses_what_it_would_spoil(tmp_path: Path, finished: Run) -> None:
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    (tmp_path / "set" / "data" / "mine.parquet").write_bytes(b"mine")
+    (tmp_path / "empty").mkdir()
+    from mtnlg_data.transfer.hugging_face import write_dataset
+
+    with pytest.raises(UsageFailure, match=r"holds other data, such as .*mine.parquet"):
+        write_dataset(finished.out, tmp_path / "set")
+    with pytest.raises(UsageFailure, match="give a folder outside of it"):
+        write_dataset(finished.out, finished.out / "set")
+    for folder in (tmp_path / "empty", tmp_path / "missing", tmp_path / "set" / "data" / "mine.parquet"):
+        with pytest.raises(Failure, match="no documents"):
+            write_dataset(folder, tmp_path / "other")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub on loopback, which hf:// leads to."""
+    monkeypatch.setattr(download, "backoff", lambda _: 0.0)
+    with importlib.import_module("hub").running_hub() as running:
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": running.url, "token": False})
+        yield running
+
+
+def test_rows_on_the_hub_are_read_as_files_here_are(tmp_path: Path, hub: Hub) -> None:
+    pq.write_table(pa.table(ROWS), tmp_path / "0.parquet")
+    hub.files["data/train/0.parquet"] = (tmp_path / "0.parquet").read_bytes()
+    hub.files["data/test/0.parquet"] = b"not wanted"
+    hub.files["README.md"] = b"a card"
+    words = ("--out", tmp_path / "out", "--workers", 1)
+    assert command("dedup", "rows=hf://datasets/me/rows/data/train/*.parquet", *words)[0] == 0
+    assert pq.read_table(tmp_path / "out" / "rows-00000.parquet").drop_columns("mtnlg").to_pydict() == ROWS
+    hub.wrong = [
+        bytes(len(hub.files["data/train/0.parquet"]))
+    ]  # another content, as long, of which the SHA-256 is known
+    assert (
+        command("dedup", "rows=hf://datasets/me/rows/data/train", "--out", tmp_path / "again", "--workers", 1)[0] == 0
+    )
+    assert (tmp_path / "again" / "rows-00000.parquet").read_bytes() == (
+        tmp_path / "out" / "rows-00000.parquet"
+    ).read_bytes()
+    assert not hub.wrong
+    status, line = command("extract", "hf://datasets/me/none", "--out", tmp_path / "none", "--workers", 1)
+    assert (status, line) == (1, "hf://datasets/me/none: no such file, folder or bucket")
+
+
+def test_a_file_that_changes_on_the_hub_is_not_read_as_the_one_that_was_listed(tmp_path: Path, hub: Hub) -> None:
+    hub.files["0.jsonl"] = b'{"text": "one"}\n'
+    files = list_files("hf://datasets/me/rows")
+    hub.files["0.jsonl"] = b'{"text": "two"}\n'
+    with pytest.raises(Failure, match="it changed since"):
+        fetch_files(files, tmp_path)
+
+
+def test_googles_checksum_of_a_file_is_checked() -> None:
+    assert _digests({"md5Hash": "XUFAKrxLKna5cZ2REBfFkg=="}) == {"md5": "5d41402abc4b2a76b9719d911017c592"}
+    assert _digests({"ETag": '"5d41402abc4b2a76b9719d911017c592"', "lfs": None}) == {}

@@ -1,0 +1,492 @@
+"""URLs as inputs and outputs, against an S3 server that fails in every way: the bytes of a local run, or one line."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure, IoFailure, UsageFailure, error_line, error_status
+from mtnlg_data.recipe import load_recipe
+from mtnlg_data.stream import open_stream
+from mtnlg_data.tokens.store import TokenStore
+from mtnlg_data.transfer import download, url_files
+from mtnlg_data.transfer.publish import Place, result_files
+from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
+from mtnlg_data.transfer.urls import connect, url_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from object_store import Fault, Store
+
+    from conftest import Run
+
+sys.path.insert(0, str(Path(__file__).parent))
+object_store = importlib.import_module("object_store")
+
+CONTENT = bytes(range(256)) * 300
+FAULTS = [object_store.cut_short, object_store.shortened, object_store.busy, object_store.hanging]
+
+
+@pytest.fixture(scope="module")
+def running_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The S3 server behind its proxy, and this process set up for it."""
+    options = {"config_kwargs": {"read_timeout": 0.5, "connect_timeout": 2}}
+    with (
+        object_store.running_moto() as port,
+        object_store.running_store(port) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AWS_ENDPOINT_URL", store.url)
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", object_store.SECRET)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        patch.setitem(fsspec.config.conf, "s3", options)
+        patch.setattr(download, "backoff", lambda _: 0.0)
+        patch.setattr(url_files, "backoff", lambda _: 0.0)
+        yield store
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def store(running_store: Store, request: pytest.FixtureRequest) -> Store:
+    """The server, without faults, and with a bucket for this test: ``store.bucket``."""
+    running_store.faults.clear()
+    running_store.requests.clear()
+    running_store.bucket = f"b{abs(hash(request.node.name))}"
+    running_store.put(f"{running_store.bucket}/.keep", b"")
+    return running_store
+
+
+def command(*words: object) -> tuple[int, str]:
+    """Exit status and last line of a command that runs in this process."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    error = result.exception if isinstance(result.exception, Exception) else None
+    assert object_store.SECRET not in result.output
+    if error is None:
+        return result.exit_code, result.output
+    return error_status(error), error_line(error)
+
+
+def upload(store: Store, folder: Path, prefix: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a/b.parquet", "hf://datasets/me/it@main/x.json", "file:///tmp/a b"])
+def test_a_url_survives_being_a_path(url: str) -> None:
+    assert url_of(url) == url_of(Path(url)) == url
+    assert url_of(Path(url).parent) == url.rpartition("/")[0]
+
+
+@pytest.mark.parametrize("path", ["a", "/a/b", "./s3", "a:b", "x=s3", "s3:", "a b://c"])
+def test_a_path_is_no_url(path: str) -> None:
+    assert url_of(path) is None
+
+
+def test_the_command_line_does_not_wait_for_fsspec() -> None:
+    code = (
+        "import sys; from mtnlg_data import cli; print([n for n in ('fsspec', 's3fs', 'aiohttp') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_files_are_listed_by_folder_by_pattern_and_by_name(store: Store) -> None:
+    for name in ("a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/d.txt"):
+        store.put(f"{store.bucket}/raw/{name}", name.encode())
+    url = f"s3://{store.bucket}/raw"
+    assert [*list_files(url)] == [*list_files(f"{url}/")] == ["a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/d.txt"]
+    assert [*list_files(f"{url}/*.jsonl")] == ["a.jsonl", "b.jsonl"]
+    assert [*list_files(f"{url}/**/*.jsonl")] == ["a.jsonl", "b.jsonl", "deep/c.jsonl"]
+    assert [*list_files(f"{url}/deep/*.jsonl")] == [*list_files(f"{url}/deep/c.jsonl")] == ["c.jsonl"]
+    assert read_url(f"{url}/deep/c.jsonl") == b"deep/c.jsonl"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_costs_another_request_and_no_byte(store: Store, tmp_path: Path, fault: Fault) -> None:
+    store.put(f"{store.bucket}/a.bin", CONTENT)
+    store.faults["GET", "/a.bin"] = [fault, fault]
+    files = list_files(f"s3://{store.bucket}/a.bin")
+    assert fetch_files(files, tmp_path) == (1, 0, len(CONTENT))
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert store.asked("GET", "/a.bin") == 3
+    assert fetch_files(files, tmp_path) == (0, 1, len(CONTENT))  # it is here
+    assert store.asked("GET", "/a.bin") == 3
+
+
+def test_a_file_that_never_comes_whole_is_not_there_and_goes_on_in_the_middle(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(url_files, "BLOCK_BYTES", len(CONTENT) // 4)
+    store.put(f"{store.bucket}/a.bin", CONTENT)
+    store.faults["GET", "/a.bin"] = [object_store.passed, object_store.passed, *[object_store.shortened] * 20]
+    files = list_files(f"s3://{store.bucket}/a.bin")
+    with pytest.raises(
+        IoFailure, match=rf"s3://{store.bucket}/a.bin: .* bytes came where .* 6 times; the same command"
+    ):
+        fetch_files(files, tmp_path)
+    assert not (tmp_path / "a.bin").exists()
+    store.faults.clear()
+    store.requests.clear()
+    fetch_files(files, tmp_path)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert store.asked("GET", "/a.bin") == 2  # of four blocks two were here
+
+
+@pytest.mark.parametrize("other", [CONTENT[:-1], CONTENT[::-1]], ids=["size", "content"])
+def test_a_file_that_changed_since_it_was_listed_is_refused(store: Store, tmp_path: Path, other: bytes) -> None:
+    store.put(f"{store.bucket}/a.bin", CONTENT)
+    files = list_files(f"s3://{store.bucket}/a.bin")
+    store.put(f"{store.bucket}/a.bin", other)
+    with pytest.raises(Failure, match=r"a.bin: it changed since this command listed it"):
+        fetch_files(files, tmp_path)
+    fetch_files(list_files(f"s3://{store.bucket}/a.bin"), tmp_path)
+    assert (tmp_path / "a.bin").read_bytes() == other
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(url_files, "BLOCK_BYTES", len(CONTENT) // 2)
+    store.put(f"{store.bucket}/a.bin", CONTENT)
+    files = list_files(f"s3://{store.bucket}/a.bin")
+
+    def change(handler: Any, answer: Any, content: bytes) -> None:  # noqa: ANN401
+        store.put(f"{store.bucket}/a.bin", CONTENT[::-1])
+        object_store.passed(handler, answer, content)
+
+    store.faults["GET", "/a.bin"] = [change]
+    with pytest.raises(Failure, match="it changed"):
+        fetch_files(files, tmp_path)
+    assert not (tmp_path / "a.bin").exists()
+
+
+def test_a_complete_copy_that_a_kill_left_is_not_taken_for_another_version(store: Store, tmp_path: Path) -> None:
+    store.put(f"{store.bucket}/a.bin", CONTENT)
+    url = f"s3://{store.bucket}/a.bin"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", _killed_at(Path.replace, "a.bin", tmp_path))
+        with pytest.raises(KeyboardInterrupt):
+            fetch_files(list_files(url), tmp_path)
+    store.put(f"{store.bucket}/a.bin", CONTENT[::-1])
+    fetch_files(list_files(url), tmp_path)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT[::-1]
+
+
+def _killed_at(replace: Any, name: str, folder: Path) -> Any:  # noqa: ANN401
+    def replacing(self: Path, target: Path) -> Path:
+        if Path(target) == folder / name:
+            raise KeyboardInterrupt
+        return Path(replace(self, target))
+
+    return replacing
+
+
+MISTAKES = [
+    ("s3://no-such-bucket-anywhere/x", 1, "s3://no-such-bucket-anywhere/x: no such file, folder or bucket"),
+    ("s4://bucket/x", 2, "s4://bucket/x: unknown scheme 's4'; did you mean s3://? such as s3, gs, az, hf, https"),
+    ("gs://bucket/x", 2, "gs://bucket/x: its driver is not installed: pip install 'mtnlg-data[gs]'"),
+    ("az://bucket/x", 2, "az://bucket/x: its driver is not installed: pip install 'mtnlg-data[az]'"),
+    (f"s3://me:{object_store.SECRET}@bucket/x", 2, "s3://…: a password in a URL would be printed and recorded; give"),
+    (f"https://host/x?sig={object_store.SECRET}", 2, "https://…: a query, which may be a signature, in a URL would be"),
+]
+
+
+@pytest.mark.parametrize(("url", "status", "line"), MISTAKES, ids=[url[:12] for url, _, _ in MISTAKES])
+@pytest.mark.parametrize("place", ["input", "out"])
+def test_a_wrong_url_is_one_line(  # noqa: PLR0917
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, status: int, line: str, place: str
+) -> None:
+    assert store
+    monkeypatch.chdir(tmp_path)
+    hide_driver(monkeypatch, "gcsfs")
+    hide_driver(monkeypatch, "adlfs")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    words = (url, "--out", "out") if place == "input" else ("a.jsonl", "--out", url)
+    got, said = command("extract", *words, "--workers", 1)
+    assert (got, said[: len(line)]) == (status, line)
+    assert "\n" not in said.strip()
+    assert object_store.SECRET not in said
+
+
+def hide_driver(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As where the driver is not installed."""
+    monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_denied_access_is_one_line(store: Store, tmp_path: Path, method: str) -> None:
+    store.put(f"{store.bucket}/a.jsonl", b'{"text": "a"}\n')
+    store.faults[method, "/a.jsonl"] = [object_store.denied] * 20
+    status, line = command("extract", f"s3://{store.bucket}/a.jsonl", "--out", tmp_path / "out", "--workers", 1)
+    assert status == 1
+    assert line.startswith(f"s3://{store.bucket}/a.jsonl: access denied")
+
+
+def test_a_server_that_refuses_connections_is_one_line_that_says_to_try_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    system = fsspec.get_filesystem_class("s3")
+    system.clear_instance_cache()
+    status, line = command("extract", f"s3://{store.bucket}/a.jsonl", "--out", tmp_path / "out", "--workers", 1)
+    system.clear_instance_cache()
+    assert status == 74
+    assert "Could not connect" in line
+    assert line.endswith("6 times; the same command tries again")
+
+
+def curate(recipe: Path, work: Path) -> tuple[int, str]:
+    places = ("--input", "s3://curation", "--out", "s3://curation/out/v1", "--work", work)
+    return command("run", recipe, *places, "--workers", 1)
+
+
+@pytest.fixture(scope="module")
+def published(
+    running_store: Store, tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType
+) -> tuple[str, Path, Path]:
+    """Bucket, recipe and work folder of a curation from S3 to S3, during which many requests fail."""
+    store, folder = running_store, tmp_path_factory.mktemp("s3")
+    store.faults.clear()
+    corpus.write_run(folder)
+    upload(store, folder, "curation")
+    recipe = folder / "data.toml"
+    for number, end in enumerate(("0.jsonl.zst", "1.jsonl.zst", "0.warc.gz", "1.warc.gz", "texts.jsonl")):
+        store.faults["GET", end] = [FAULTS[number % 3]]
+    store.faults["PUT", "books.bin"] = [object_store.busy]
+    status, line = curate(recipe, folder / "work")
+    assert status == 0, line
+    assert not any(store.faults.values())
+    return "curation", recipe, folder / "work"
+
+
+def test_the_bytes_of_a_run_on_s3_are_those_of_a_local_run(
+    published: tuple[str, Path, Path], store: Store, finished: Run
+) -> None:
+    names = [*list_files("s3://curation/out/v1")]
+    assert names == sorted([*result_files(finished.out), "report.html"])  # curate writes none
+    for name in names:
+        if Path(name).suffix in {".parquet", ".bin", ".idx", ".crc", ".npy"} or Path(name).name in {
+            "blend.json",
+            "stage.json",
+            "tokenizer.json",
+        }:
+            assert store.get(f"curation/out/v1/{name}") == (finished.out / name).read_bytes(), name
+    assert {"tokens/books.bin", "tokens/blend.json", "report.html", "05-decontaminate/books-00000.parquet"} <= {*names}
+    assert not [name for name in names if name.startswith("01-extract/books") or "state" in name.split("/")]
+    copies = [path for path in published[2].rglob("*") if path.name.startswith((".copies", ".fetch"))]
+    assert not copies
+
+
+def test_no_secret_is_in_the_state_or_at_the_url(published: tuple[str, Path, Path], store: Store) -> None:
+    secret = object_store.SECRET.encode()
+    for path in published[2].rglob("*"):
+        assert not path.is_file() or secret not in path.read_bytes(), path
+    for name in list_files("s3://curation/out/v1"):
+        assert secret not in (store.get(f"curation/out/v1/{name}") or b""), name
+
+
+def test_a_finished_run_reads_and_uploads_nothing_again(published: tuple[str, Path, Path], store: Store) -> None:
+    _, recipe, work = published
+    status, line = curate(recipe, work)
+    assert status == 0, line
+    assert store.asked("PUT") == store.asked("PUT", "/.mtnlg-data") == 1
+    assert not store.asked("GET", ".gz") + store.asked("GET", ".zst")
+
+
+def test_tokens_at_a_url_are_inspected_and_read_as_they_are(
+    published: tuple[str, Path, Path], store: Store, finished: Run
+) -> None:
+    assert published
+    there, here = (open_stream(place, 32) for place in (Path("s3://curation/out/v1/tokens"), finished.out / "tokens"))
+    assert there.fingerprint == here.fingerprint
+    assert all((there[number] == here[number]).all() for number in (0, 1, len(here) - 1))
+    status, text = command("inspect", "s3://curation/out/v1/tokens", "--json")
+    seen = json.loads(text)["parts"]
+    assert (status, [part["documents"] for part in seen]) == (0, [len(s.store) for s in here.sources])
+    status, text = command("inspect", "s3://curation/out/v1")
+    assert status == 0
+    assert "deduplicate" in text
+    assert store.asked("GET", "books.bin")
+    sample = command("inspect", "s3://curation/out/v1/05-decontaminate/books-00000.parquet", "--json")[1]
+    assert json.loads(sample)["sources"]["books"]["documents"] > 0
+
+
+def test_damage_and_outage_at_a_url_are_named_by_who_reads_tokens(store: Store, finished: Run) -> None:
+    upload(store, finished.out / "tokens", f"{store.bucket}/tokens")
+    content = (finished.out / "tokens" / "books.bin").read_bytes()
+    store.put(f"{store.bucket}/tokens/books.bin", bytes([content[0] ^ 1]) + content[1:])
+    prefix = Path(f"s3://{store.bucket}/tokens/books")
+    with pytest.raises(Failure, match=r"books.bin: the 4096 bytes from 0 are not what was written"):
+        TokenStore(prefix)[0]
+    store.faults["HEAD", "books.crc"] = [object_store.busy] * 20
+    with pytest.raises(IoFailure, match=r"books.crc: .* 6 times"):
+        TokenStore(prefix)
+
+
+def test_fetch_brings_a_folder_whole_and_only_once(
+    published: tuple[str, Path, Path], store: Store, tmp_path: Path
+) -> None:
+    assert published
+    url = "s3://curation/out/v1/tokens"
+    store.faults["GET", "books.bin"] = [object_store.cut_short]
+    status, line = command("fetch", url, "--out", tmp_path / "tokens")
+    assert (status, "here before" in line) == (0, True)
+    for name in list_files(url):
+        assert (tmp_path / "tokens" / name).read_bytes() == store.get(f"curation/out/v1/tokens/{name}")
+    (tmp_path / "tokens" / "books.idx").write_bytes(b"damaged")
+    (tmp_path / "tokens" / "crawl.bin").unlink()
+    store.requests.clear()
+    assert command("fetch", url, "--out", tmp_path / "tokens")[0] == 0
+    fetched = {path.partition("?")[0].rpartition("/")[2] for method, path in store.requests if method == "GET"}
+    assert fetched >= {"books.idx", "crawl.bin"}
+    assert "books.bin" not in fetched
+    assert len(open_stream(tmp_path / "tokens", 32)) > 0
+
+
+def test_a_stage_takes_the_shards_that_another_has_published(
+    published: tuple[str, Path, Path], store: Store, tmp_path: Path, finished: Run
+) -> None:
+    assert published
+    url, out = "s3://curation/out/v1/05-decontaminate", tmp_path / "out"
+    rules = ("--rules", "short", "--shortest", 300, "--workers", 1)
+    assert command("clean", url, "--out", out, *rules)[0] == 0
+    assert command("clean", finished.out / "05-decontaminate", "--out", tmp_path / "local", *rules)[0] == 0
+    shards = sorted((tmp_path / "local").glob("*.parquet"))
+    assert [shard.read_bytes() for shard in shards] == [(out / shard.name).read_bytes() for shard in shards]
+    store.requests.clear()
+    assert command("clean", url, "--out", out, *rules)[0] == 0
+    assert not store.asked("GET", ".parquet")
+
+
+def test_a_publication_that_was_broken_off_goes_on_and_nobody_reads_half_of_it(store: Store, tmp_path: Path) -> None:
+    texts = [f"Of the town and what it was told, number {number}. " * 20 for number in range(8)]
+    for name in "ab":
+        rows = "".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts)
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    url, words = f"s3://{store.bucket}/out", (f"a={tmp_path / 'a.jsonl'}", f"b={tmp_path / 'b.jsonl'}")
+    arguments = ("extract", *words, "--out", url, "--work", tmp_path / "work", "--workers", 1)
+    store.faults["PUT", "b-00000.parquet"] = [object_store.denied] * 20
+    status, line = command(*arguments)
+    assert status == 1
+    assert line.startswith(f"{url}/b-00000.parquet: access denied")
+    names = [*list_files(url)]
+    assert "a-00000.parquet" in names
+    assert "stage.json" not in names
+    store.faults.clear()
+    store.requests.clear()
+    assert command(*arguments)[0] == 0
+    assert not store.asked("PUT", "a-00000.parquet")
+    assert store.asked("PUT", "b-00000.parquet") == 1
+    assert [*list_files(url)] == result_files(tmp_path / "work")
+
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "Another text. " * 20}) + "\n")
+    order = store.requests
+    order.clear()
+    assert command(*arguments)[0] == 0
+    changes = [("DELETE", "stage.json"), ("PUT", "b-00000.parquet"), ("PUT", "stage.json")]
+    assert sorted(changes, key=lambda change: order.index(_first(order, *change))) == changes
+    assert command("extract", *words[:1], *arguments[3:])[0] == 0  # b is gone
+    assert [*list_files(url)] == result_files(tmp_path / "work")
+    assert not [name for name in list_files(url) if name.startswith("b-")]
+
+
+def _first(requests: list[tuple[str, str]], method: str, end: str) -> tuple[str, str]:
+    return next(r for r in requests if r[0] == method and r[1].partition("?")[0].endswith(end))
+
+
+def test_a_url_with_files_of_others_is_refused_before_any_work(store: Store, tmp_path: Path) -> None:
+    store.put(f"{store.bucket}/out/mine.txt", b"mine")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    status, line = command(
+        "extract", tmp_path / "a.jsonl", "--out", f"s3://{store.bucket}/out", "--work", tmp_path / "work"
+    )
+    assert status == 1
+    assert "holds 1 files that were not published from" in line
+    assert not (tmp_path / "work").exists()
+    assert store.get(f"{store.bucket}/out/mine.txt") == b"mine"
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(store: Store, tmp_path: Path) -> None:
+    store.faults["PUT", ""] = [object_store.denied] * 20
+    with pytest.raises(Failure, match="access denied"):
+        Place.of(Path(f"s3://{store.bucket}/out"), tmp_path / "work")
+
+
+def test_a_data_set_is_exported_to_a_url(store: Store, tmp_path: Path, finished: Run) -> None:
+    url = f"s3://{store.bucket}/set"
+    status, line = command("export", finished.out, "--out", url, "--work", tmp_path / "work", "--json")
+    assert (status, json.loads(line[line.index("\n{") :])["path"]) == (0, url)
+    assert [*list_files(url)] == [
+        "README.md",
+        "data/books/train-00000-of-00002.parquet",
+        "data/books/train-00001-of-00002.parquet",
+        "data/crawl/train-00000-of-00002.parquet",
+        "data/crawl/train-00001-of-00002.parquet",
+    ]
+
+
+def test_files_of_settings_may_be_urls(store: Store, tmp_path: Path, finished: Run) -> None:
+    store.put(f"{store.bucket}/tokenizer.json", (finished.out / "tokens" / "tokenizer.json").read_bytes())
+    store.put(f"{store.bucket}/blocked.txt", b"blocked.example\n")
+    rows = [{"text": "A text. " * 30, "url": f"http://{name}.example/"} for name in ("blocked", "open")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lists = ("--rules", "url_domain", "--domain-files", f"s3://{store.bucket}/blocked.txt")
+    status, line = command("filter", tmp_path / "a.jsonl", "--out", tmp_path / "kept", *lists, "--workers", 1, "--json")
+    assert status == 0, line
+    words = ("--tokenizer", f"s3://{store.bucket}/tokenizer.json", "--workers", 1)
+    status, line = command("tokenize", tmp_path / "kept", "--out", tmp_path / "tokens", *words)
+    assert status == 0, line
+    assert len(TokenStore(tmp_path / "tokens" / "documents")) == 1
+
+
+def test_tasks_of_a_job_array_are_told_to_share_a_folder(finished: Run) -> None:
+    with pytest.raises(UsageFailure, match="tasks share a folder"):
+        CliRunner().invoke(
+            app, ["run", str(finished.recipe), "--out", "s3://b/x", "--shard", "0/2"], catch_exceptions=False
+        )
+    with pytest.raises(UsageFailure, match=r"--work w: goes with an --out that is a URL"):
+        Place.of(Path("out"), Path("w"))
+
+
+@pytest.mark.parametrize(
+    "words", [("why", "s3://b/run", "x"), ("report", "s3://b/run"), ("merge", "a", "--out", "s3://b/x")]
+)
+def test_commands_that_read_at_random_say_how_to_get_a_copy(words: tuple[str, ...]) -> None:
+    status, line = command(*words)
+    assert status == 2
+    assert line.endswith("--out FOLDER")
+
+
+def test_a_plan_counts_what_is_at_a_url(published: tuple[str, Path, Path], store: Store, finished: Run) -> None:
+    from mtnlg_data.planning.corpus_size import estimate_corpus
+
+    assert store
+    there = estimate_corpus(load_recipe(published[1], ["input=s3://curation"]))
+    assert there == estimate_corpus(load_recipe(finished.recipe))
+    assert estimate_corpus(load_recipe(Path("s3://curation/data.toml"))) == there  # whose paths start beside it
+
+
+def test_a_local_url_and_one_in_memory_work_as_folders_do(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "A text of some length. "}\n')
+    for url in (f"file://{tmp_path}/out", "memory://out"):
+        words = ("extract", f"file://{tmp_path}/in", "--out", url, "--work", tmp_path / url[:4], "--workers", 1)
+        assert command(*words)[0] == 0
+        assert [*list_files(url)] == result_files(tmp_path / url[:4])
+    system, path = connect("memory://out")
+    assert system.cat_file(f"{path}/documents-00000.parquet") == (tmp_path / "out/documents-00000.parquet").read_bytes()
