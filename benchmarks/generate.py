@@ -1,10 +1,11 @@
-"""Greedy decoding with a key-value cache: mtnlg_model against transformers' GPT2LMHeadModel on the same weights.
+"""Greedy decoding with a key-value cache: mtnlg_model against transformers on the same weights, by family.
 
-    python benchmarks/generate.py [--rounds 5] [--out FILE]
+    python benchmarks/generate.py [--models gpt2 llama …] [--rounds 5] [--out FILE]
 
-GPT-2 with 124 million random weights in fp32; prompts of 64 tokens, 64 new ones; a batch of eight, and one row with
-column-major weights, as ``mtnlg-model generate`` has them. Every round runs both, in alternating order, and both return
-the same tokens; the ratio is the median over rounds. The time includes the prompt's forward pass.
+Models of 100 million to 190 million random weights in fp32, some with fewer layers than the preset; prompts of 64
+tokens, 64 new ones; a batch of eight, and one row with column-major weights, as ``mtnlg-model generate`` has them.
+Every round runs both, in alternating order, and both return the same tokens; the ratio is the median over rounds. The
+time includes the prompt's forward pass.
 """
 
 # /// script
@@ -16,38 +17,60 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from mtnlg_model.config import PRESETS
-from mtnlg_model.convert.huggingface import gpt2_name, to_gpt2
+from mtnlg_model.convert.config_json import to_config_json
+from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.generation.generate import generate, use_column_major_weights
 from record import conditions, exact_ratio, option_parser, ratios, time_rounds, write_result
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from mtnlg_model.config import ModelConfig
+
 PROMPT, NEW = 64, 64
+MODELS = {
+    "gpt2": PRESETS["gpt2"],
+    "pythia": PRESETS["pythia-160m"],
+    "llama": PRESETS["llama-3.2-1b"].model_copy(update={"layers": 2, "vocabulary": 32_000}),
+    "qwen2.5": PRESETS["qwen2.5-0.5b"].model_copy(update={"layers": 6, "vocabulary": 32_000}),
+    "qwen3": PRESETS["qwen3-0.6b"].model_copy(update={"layers": 6, "vocabulary": 32_000}),
+}
 
 
-def make_models() -> tuple[Decoder, GPT2LMHeadModel]:
+def make_models(config: ModelConfig) -> tuple[Decoder, PreTrainedModel]:
     """Return both, with the same weights."""
-    config = PRESETS["gpt2"]
-    decoder, gpt2 = Decoder(config).eval(), GPT2LMHeadModel(GPT2Config()).eval()
-    state = {gpt2_name(name): to_gpt2(name, value, config.heads) for name, value in decoder.state_dict().items()}
-    gpt2.load_state_dict({**state, "lm_head.weight": state["transformer.wte.weight"]})
-    return decoder, gpt2
+    family, content = to_config_json(config)
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**content)).eval()
+    decoder = Decoder(config).eval()
+    state = {
+        key: tensor
+        for name, value in decoder.state_dict().items()
+        for key, tensor in to_theirs(family, config, name, value).items()
+    }
+    head = theirs.get_output_embeddings().weight
+    with torch.no_grad():
+        head.copy_(decoder.head_weight)
+    theirs.load_state_dict({name: state.get(name, head) for name in theirs.state_dict()})
+    return decoder, theirs
 
 
-def measure(batch: int, rounds: int, decoder: Decoder, gpt2: GPT2LMHeadModel) -> dict[str, object]:
+def measure(batch: int, rounds: int, decoder: Decoder, other: PreTrainedModel) -> dict[str, object]:
     """Return the new tokens a second of both, medians of ``rounds``."""
-    prompts = torch.randint(50_000, (batch, PROMPT), generator=torch.Generator().manual_seed(0))
+    prompts = torch.randint(30_000, (batch, PROMPT), generator=torch.Generator().manual_seed(0))
 
     def ours() -> list[list[int]]:
         return generate(decoder, prompts.tolist(), NEW)
 
     def theirs() -> list[list[int]]:
         mask = torch.ones_like(prompts)
-        rows = gpt2.generate(
+        rows = other.generate(
             prompts, attention_mask=mask, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         new: list[list[int]] = rows[:, PROMPT:].tolist()
@@ -66,20 +89,26 @@ def measure(batch: int, rounds: int, decoder: Decoder, gpt2: GPT2LMHeadModel) ->
 
 def main() -> None:
     """Measure; print the result and write it to ``--out``."""
-    options = option_parser(__doc__).parse_args()
+    parser = option_parser(__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="which to measure")
+    options = parser.parse_args()
     about = conditions("mtnlg-model", "torch", "transformers")
-    decoder, gpt2 = make_models()
-    eight = measure(8, options.rounds, decoder, gpt2)
-    use_column_major_weights(decoder)
-    one = measure(1, options.rounds, decoder, gpt2)
+    results = []
+    for name in options.models:
+        decoder, other = make_models(MODELS[name])
+        eight = measure(8, options.rounds, decoder, other)
+        use_column_major_weights(decoder)
+        one = measure(1, options.rounds, decoder, other)
+        about_model = {"model": name, "parameters": MODELS[name].parameters}
+        results += [{**about_model, **one}, {**about_model, **eight}]
     result = {
         **about,
         "threads": torch.get_num_threads(),
-        "model": "gpt2, fp32",
+        "precision": "fp32",
         "prompt": PROMPT,
         "new": NEW,
         "rounds": options.rounds,
-        "results": [one, eight],
+        "results": results,
     }
     write_result(result, options.out)
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.convert.huggingface import gpt2_name, to_gpt2
+from mtnlg_model.convert.families import FAMILIES
+from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def twin(decoder: Decoder) -> GPT2LMHeadModel:
             eos_token_id=0,
         )
     )
-    state = {gpt2_name(name): to_gpt2(name, p.detach(), c.heads) for name, p in decoder.named_parameters()}
+    state: dict[str, torch.Tensor] = {}
+    for name, parameter in decoder.named_parameters():
+        state |= to_theirs(FAMILIES["gpt2"], c, name, parameter.detach())
     gpt2.load_state_dict({**state, "lm_head.weight": state["transformer.wte.weight"]})
     return gpt2.eval()
 

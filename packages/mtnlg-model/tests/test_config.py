@@ -1,12 +1,14 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from mtnlg_model.config import PRESETS, ModelConfig, preset
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.settings import dump, load
 
 
 def test_mt_nlg_has_exactly_the_published_number_of_parameters() -> None:
@@ -23,6 +25,97 @@ def test_counts_shapes_and_parts_agree(name: str) -> None:
 def test_gpt2_sizes_are_the_published_ones() -> None:
     sizes = [PRESETS[name].parameters for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")]
     assert sizes == [124_439_808, 354_823_168, 774_030_080, 1_557_611_200]
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("pythia-70m", 70_426_624),
+        ("pythia-160m", 162_322_944),
+        ("pythia-410m", 405_334_016),
+        ("pythia-1b", 1_011_781_632),
+        ("pythia-1.4b", 1_414_647_808),
+        ("pythia-2.8b", 2_775_208_960),
+        ("pythia-6.9b", 6_857_302_016),
+        ("pythia-12b", 11_846_072_320),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-2-13b", 13_015_864_320),
+        ("llama-2-70b", 68_976_648_192),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("mistral-7b", 7_248_023_552),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
+    ],
+)
+def test_models_of_others_have_as_many_parameters_as_published(name: str, published: int) -> None:
+    assert PRESETS[name].parameters == published
+
+
+def test_a_gpt_is_written_as_before_there_were_others() -> None:
+    """So that its checkpoints keep their digest, and older versions read them."""
+    assert list(PRESETS["mt-nlg-530b"].model_dump()) == [
+        "layers",
+        "hidden",
+        "heads",
+        "sequence",
+        "vocabulary",
+        "dropout",
+        "attention_dropout",
+        "init_std",
+        "layer_norm_eps",
+        "scale_attention_by_layer",
+    ]
+
+
+@pytest.mark.parametrize("name", ["mt-nlg-530b", "pythia-1b", "llama-3.1-8b", "qwen2.5-0.5b", "qwen3-4b"])
+def test_a_configuration_is_read_back_as_it_was_written(name: str, tmp_path: Path) -> None:
+    config = PRESETS[name]
+    assert ModelConfig.model_validate_json(config.model_dump_json()) == config
+    (tmp_path / "model.toml").write_text(dump(config))
+    assert load(tmp_path, "model.toml", ModelConfig) == config
+
+
+def test_widths_that_follow_from_others_follow_in_a_copy() -> None:
+    small, wide = PRESETS["tiny"], PRESETS["tiny"].model_copy(update={"hidden": 128})
+    assert (small.head_size, small.ffn, small.kv_heads) == (16, 256, 4)
+    assert (wide.head_size, wide.ffn, wide.kv_heads) == (32, 512, 4)
+    assert PRESETS["llama-3.1-8b"].model_copy(update={"layers": 1}).kv_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
+        ({"positions": "rotary", "rotary_fraction": 0.05}, "rotary positions turn pairs; 0 of 16 values are none"),
+        ({"positions": "alibi"}, "Input should be 'learned' or 'rotary'"),
+        ({"vocabulary_padding": 512}, "vocabulary_padding = 512 leaves none of 512 tokens"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PRESETS["tiny"].model_copy(update=changed)
+
+
+def test_flops_of_shared_kv_heads_count_their_own_matrices() -> None:
+    config = PRESETS["llama-3.1-8b"].model_copy(update={"sequence": 8192})
+    matrices = config.parameters - config.vocabulary * config.hidden - config.parameters_by_part["norms"]
+    per_token = 3 * (2 * matrices + 4 * config.layers * 8192 * 4096)
+    assert config.model_flops(2) == 2 * 8192 * per_token
 
 
 @pytest.mark.parametrize(

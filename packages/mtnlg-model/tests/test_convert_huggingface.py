@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,9 @@ from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.convert import huggingface
-from mtnlg_model.convert.huggingface import export_gpt2, from_gpt2, import_gpt2, to_gpt2
+from mtnlg_model.convert.families import FAMILIES
+from mtnlg_model.convert.family_tensors import from_theirs, to_theirs
+from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.tokenizer import Tokenizer
 
@@ -43,7 +46,7 @@ def test_there_and_back_again(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
     monkeypatch.setattr(huggingface, "SHARD_BYTES", shard_bytes)
-    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours", silent)
     assert (len(list((tmp_path / "ours").glob("*.safetensors"))) > 1) == (shard_bytes == 40_000)
     gpt2 = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     tokens_BS = torch.randint(307, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -51,7 +54,7 @@ def test_there_and_back_again(
         torch.testing.assert_close(gpt2(tokens_BS).logits, checkpoint.decoder()(tokens_BS), rtol=1e-5, atol=1e-5)
     gpt2.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "tokenizer.json").write_bytes(checkpoint.tokenizer_path.read_bytes())
-    import_gpt2(tmp_path / "theirs", tmp_path / "back", silent)
+    import_huggingface(tmp_path / "theirs", tmp_path / "back", silent)
     back = Checkpoint.open(tmp_path / "back")
     back.verify()
     assert back.config == CONFIG
@@ -62,30 +65,50 @@ def test_there_and_back_again(
 
 
 def test_the_tokenizer_comes_along(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours", silent)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer("the fox").input_ids == Tokenizer(checkpoint.tokenizer_path).encode("the fox")
     assert tokenizer.eos_token == Tokenizer(checkpoint.tokenizer_path).eod_token
     assert tokenizer.model_max_length == CONFIG.sequence
 
 
+def test_a_token_that_begins_documents_comes_along(pair: Pairs, tokenizer_path: Path, tmp_path: Path) -> None:
+    """As in Llama's and Mistral's, whose tokenizers put <s> before every text."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_path))
+    tokenizer.add_special_tokens(["<s>"])
+    begin = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = save(pair(CONFIG)[0], tmp_path / "runs", 1, PROGRESS, tmp_path / "tokenizer.json")
+    export_huggingface(Checkpoint.open(path), tmp_path / "ours", silent)
+    opened = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert (opened.bos_token, opened.eos_token) == ("<s>", "<|endoftext|>")
+    assert (
+        opened("the fox").input_ids
+        == tokenizer.encode("the fox").ids
+        == [begin, *Tokenizer(path / "tokenizer.json").encode("the fox")]
+    )
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (begin, opened.eos_token_id)
+
+
 def test_bfloat16_stays_bfloat16(pair: Pairs, tmp_path: Path, tokenizer_path: Path) -> None:
     decoder = pair(CONFIG)[0].to(torch.bfloat16)
     checkpoint = Checkpoint.open(save(decoder, tmp_path / "runs", 1, PROGRESS, tokenizer_path))
-    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours", silent)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto").dtype == torch.bfloat16
-    import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+    import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
     for name in checkpoint.names:
         assert torch.equal(Checkpoint.open(tmp_path / "back").tensor(name), checkpoint.tensor(name))
 
 
 def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """As in OpenAI's own files on the hub."""
-    export_gpt2(checkpoint, tmp_path / "hub", silent)
+    export_huggingface(checkpoint, tmp_path / "hub", silent)
     file = tmp_path / "hub" / "model.safetensors"
     tensors = {key.removeprefix("transformer."): tensor for key, tensor in load_file(file).items()}
     save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.bool)}, file)
-    import_gpt2(tmp_path / "hub", tmp_path / "back", silent)
+    import_huggingface(tmp_path / "hub", tmp_path / "back", silent)
     for name in checkpoint.names:
         assert torch.equal(Checkpoint.open(tmp_path / "back").tensor(name), checkpoint.tensor(name))
 
@@ -95,20 +118,22 @@ def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkp
 )
 def test_rearranging_is_undone_exactly(name: str) -> None:
     tensor = torch.randn(CONFIG.parameter_shapes()[name])
-    assert torch.equal(from_gpt2(name, to_gpt2(name, tensor, CONFIG.heads), CONFIG.heads), tensor)
+    theirs = to_theirs(FAMILIES["gpt2"], CONFIG, name, tensor)
+    assert torch.equal(from_theirs(FAMILIES["gpt2"], CONFIG, name, list(theirs.values())), tensor)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("model_type", "llama", "model_type = llama: this decoder supports only gpt2"),
-        ("activation_function", "relu", "activation_function = relu: this decoder supports only gelu_new"),
-        ("n_inner", 100, "n_inner = 100"),
-        ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx = True"),
-        ("tie_word_embeddings", False, "tie_word_embeddings = False"),
+        ("model_type", "bloom", "model_type = bloom: not supported; gpt2, gpt_neox, llama, mistral, qwen2, qwen3 are"),
+        ("activation_function", "relu", "activation_function = relu: only gelu_new, gelu_pytorch_tanh, gelu are"),
+        ("n_inner", 100, r"transformer.h.0.mlp.c_fc.weight: F32 \[48, 192\] where config.json says \[48, 100\]"),
+        ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx = True: only False is supported"),
+        ("tie_word_embeddings", False, "lm_head.weight: no such tensor"),
+        ("quantization_config", {"bits": 4}, "quantization_config = .* a field that gpt2 is not known to have"),
         ("n_head", 5, "heads = 5 does not divide hidden = 48"),
-        ("n_layer", "many", "n_layer: Input should be a valid integer"),
-        ("n_embd", 96, "bytes of weights where 3\\d{5} parameters are claimed"),
+        ("n_layer", "many", "n_layer = many: not of type int"),
+        ("n_embd", 96, "bytes of weights where 2\\d{5} parameters are claimed"),
         ("n_layer", 10**11, "bytes of weights where 2\\d{15} parameters are claimed"),
         ("n_positions", 33, r"transformer.wpe.weight: F32 \[32, 48\] where config.json says \[33, 48\]"),
         ("n_layer", 4, "transformer.h.3.ln_1.weight: no such tensor"),
@@ -117,40 +142,40 @@ def test_rearranging_is_undone_exactly(name: str) -> None:
 def test_another_function_than_this_decoders_is_refused(
     checkpoint: Checkpoint, tmp_path: Path, field: str, value: object, message: str
 ) -> None:
-    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours", silent)
     path = tmp_path / "ours" / "config.json"
     content: dict[str, Any] = json.loads(path.read_text())
     path.write_text(json.dumps({**content, field: value}))
     with pytest.raises(Failure, match=message):
-        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
     assert not (tmp_path / "back").exists()
     assert not list(tmp_path.glob(".back*"))
 
 
 def test_an_unknown_tensor_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    export_gpt2(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours", silent)
     file = tmp_path / "ours" / "model.safetensors"
     save_file({**load_file(file), "transformer.h.0.adapter": torch.ones(2)}, file)
-    with pytest.raises(Failure, match=r"transformer\.h\.0\.adapter: GPT-2 has no such tensor"):
-        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+    with pytest.raises(Failure, match=r"transformer\.h\.0\.adapter: GPT2LMHeadModel has no such tensor"):
+        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
 
 
 def test_folders_that_cannot_be_imported_are_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"config\.json: No such file"):
-        import_gpt2(tmp_path, tmp_path / "back", silent)
-    export_gpt2(checkpoint, tmp_path / "ours", silent)
+        import_huggingface(tmp_path, tmp_path / "back", silent)
+    export_huggingface(checkpoint, tmp_path / "ours", silent)
     with pytest.raises(Failure, match="ours: exists already"):
-        export_gpt2(checkpoint, tmp_path / "ours", silent)
+        export_huggingface(checkpoint, tmp_path / "ours", silent)
     (tmp_path / "ours" / "model.safetensors").rename(tmp_path / "ours" / "pytorch_model.bin")
     with pytest.raises(Failure, match=r"only safetensors are read, never a pickled \.bin"):
-        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
     index = {"weight_map": {"transformer.wte.weight": "../../etc/passwd"}}
     (tmp_path / "ours" / huggingface.INDEX).write_text(json.dumps(index))
     with pytest.raises(Failure, match="passwd: no such weights"):
-        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
     (tmp_path / "ours" / "tokenizer.json").unlink()
     with pytest.raises(Failure, match=r"ours: no tokenizer\.json; save"):
-        import_gpt2(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
 
 
 @pytest.mark.usefixtures("no_gigabytes")
@@ -163,7 +188,7 @@ def test_any_change_to_a_folder_is_refused_or_harmless(
     folder, out = (tmp_path_factory.getbasetemp() / name for name in ("hub", "imported"))
     if not folder.exists():
         scratch = tmp_path_factory.mktemp("scratch")
-        export_gpt2(Checkpoint.open(save(Decoder(CONFIG), scratch, 1, PROGRESS, tokenizer_path)), folder, silent)
+        export_huggingface(Checkpoint.open(save(Decoder(CONFIG), scratch, 1, PROGRESS, tokenizer_path)), folder, silent)
     path = folder / data.draw(st.sampled_from(["config.json", "model.safetensors"]))
     before = path.read_bytes()
     if path.suffix == ".json":
@@ -178,7 +203,7 @@ def test_any_change_to_a_folder_is_refused_or_harmless(
         path.write_bytes(after)
     try:
         with suppress(Failure):
-            import_gpt2(folder, out, silent)
+            import_huggingface(folder, out, silent)
     finally:
         path.write_bytes(before)
         shutil.rmtree(out, ignore_errors=True)

@@ -10,7 +10,8 @@ from transformers import GPT2LMHeadModel
 
 from mtnlg_model import functional, initialization
 from mtnlg_model.config import ModelConfig, preset
-from mtnlg_model.convert.huggingface import gpt2_name, to_gpt2
+from mtnlg_model.convert.families import FAMILIES
+from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Attention, Decoder
 from mtnlg_model.functional import AttentionOp, Ops
 from mtnlg_model.generation.cache import Cache
@@ -62,7 +63,8 @@ def test_logits_loss_and_every_gradient_equal_gpt2(pair: Pairs, config: ModelCon
     gradients = {name: parameter.grad for name, parameter in gpt2.named_parameters()}
     for name, parameter in decoder.named_parameters():
         assert parameter.grad is not None
-        assert distance(to_gpt2(name, parameter.grad, config.heads), gradients[gpt2_name(name)]) < 1e-5, name
+        ((key, gradient),) = to_theirs(FAMILIES["gpt2"], config, name, parameter.grad).items()
+        assert distance(gradient, gradients[key]) < 1e-5, name
 
 
 @pytest.mark.parametrize("config", SHAPES)
@@ -116,11 +118,13 @@ def test_a_layer_with_half_the_rows_is_half_the_heads() -> None:
     """What tensor parallelism relies on: widths come from the tensors."""
     config, x_SBH = model(), torch.randn(6, 2, 32)
     whole = Attention(config, 0)
+    assert whole.qkv.bias is not None
     initialization.initialize(whole, config, 0, "layers.0.attention.")
     whole_SBH = whole(x_SBH)
     halves = []
     for rows, columns in ((slice(0, 48), slice(0, 16)), (slice(48, 96), slice(16, 32))):
         half = Attention(config, 0)
+        assert half.qkv.bias is not None
         half.qkv.weight.data, half.qkv.bias.data = whole.qkv.weight[rows], whole.qkv.bias[rows]
         half.out.weight.data = whole.out.weight[:, columns]
         halves.append(half(x_SBH))

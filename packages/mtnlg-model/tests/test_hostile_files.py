@@ -23,8 +23,9 @@ from mtnlg_model.checkpoint.tensor_file import TensorFile
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.convert import pickle_reader
+from mtnlg_model.convert.config_json import read_config
 from mtnlg_model.convert.deepspeed import import_deepspeed
-from mtnlg_model.convert.huggingface import INDEX, export_gpt2, import_gpt2, read_config
+from mtnlg_model.convert.huggingface import INDEX, export_huggingface, import_huggingface
 from mtnlg_model.convert.output import MAX_LAYERS, require_file_size
 from mtnlg_model.convert.pickle_reader import Global, Record
 from mtnlg_model.convert.torch_dist import import_torch_dist, read_index
@@ -47,7 +48,7 @@ def silent(n: int, note: str = "") -> None:
 @pytest.fixture
 def gpt2(checkpoint_path: Path, tmp_path: Path) -> Path:
     """A Hugging Face folder of a small decoder."""
-    export_gpt2(Checkpoint.open(checkpoint_path), tmp_path / "gpt2", silent)
+    export_huggingface(Checkpoint.open(checkpoint_path), tmp_path / "gpt2", silent)
     return tmp_path / "gpt2"
 
 
@@ -71,7 +72,7 @@ def test_a_link_in_a_hugging_face_folder_is_not_followed(gpt2: Path, tmp_path: P
     (gpt2 / name).unlink(missing_ok=True)
     (gpt2 / name).symlink_to(secret)
     with pytest.raises(Failure, match=f"{name}: .*link"):
-        import_gpt2(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out", silent)
     assert not (tmp_path / "out").exists()
 
 
@@ -79,7 +80,7 @@ def test_a_link_in_a_hugging_face_folder_is_not_followed(gpt2: Path, tmp_path: P
 def test_what_is_no_tokenizer_is_not_copied_into_a_checkpoint(gpt2: Path, tmp_path: Path, text: str) -> None:
     (gpt2 / "tokenizer.json").write_text(text, encoding="latin-1")
     with pytest.raises(Failure, match=r"tokenizer\.json: not a tokenizer\.json"):
-        import_gpt2(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out", silent)
     assert not (tmp_path / "out").exists()
 
 
@@ -88,15 +89,15 @@ def test_a_pipe_or_an_endless_device_is_not_read(gpt2: Path, tmp_path: Path, nam
     (gpt2 / name).unlink(missing_ok=True)
     os.mkfifo(gpt2 / name)
     with pytest.raises(Failure, match=r"not a regular file|no tokenizer|no such"):
-        import_gpt2(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out", silent)
     (gpt2 / name).unlink()
     (gpt2 / name).symlink_to("/dev/zero")
     with pytest.raises(Failure, match=r"not a regular file|no tokenizer|no such"):
-        import_gpt2(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out", silent)
 
 
 def test_hugging_faces_cache_is_imported_and_a_link_out_of_it_is_not(hub_cache: Path, tmp_path: Path) -> None:
-    import_gpt2(hub_cache, tmp_path / "out", silent)
+    import_huggingface(hub_cache, tmp_path / "out", silent)
     Checkpoint.open(tmp_path / "out").verify()
     (tmp_path / "secret").write_bytes((hub_cache / "tokenizer.json").read_bytes())
     (hub_cache / "../../blobs/again").symlink_to(tmp_path / "secret")
@@ -104,7 +105,7 @@ def test_hugging_faces_cache_is_imported_and_a_link_out_of_it_is_not(hub_cache: 
         (hub_cache / "tokenizer.json").unlink()
         (hub_cache / "tokenizer.json").symlink_to(target)
         with pytest.raises(Failure, match="not a regular file, or a link"):
-            import_gpt2(hub_cache, tmp_path / "again", silent)
+            import_huggingface(hub_cache, tmp_path / "again", silent)
 
 
 def test_a_sparse_file_of_millions_of_layers_names_none_of_them(
@@ -116,7 +117,7 @@ def test_a_sparse_file_of_millions_of_layers_names_none_of_them(
     config = read_config(gpt2)
     monkeypatch.setattr(ModelConfig, "parameter_shapes", pytest.fail)
     with pytest.raises(Failure, match="20,000,000 layers are claimed"):
-        import_gpt2(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out", silent)
     with pytest.raises(Failure, match=f"20,000,000 layers are claimed, more than {MAX_LAYERS:,}"):
         require_file_size(config, [gpt2 / "model.safetensors"])
 

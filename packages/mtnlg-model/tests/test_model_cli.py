@@ -137,6 +137,22 @@ def test_export_and_import_are_each_others_reverse(mtnlg_model: Command, checkpo
         assert first.tensor(name).equal(Checkpoint.open(tmp_path / "back").tensor(name))
 
 
+def test_info_counts_a_folder_of_hugging_face_and_import_pads_it(
+    mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path
+) -> None:
+    mtnlg_model("export", checkpoint_path, "folder")
+    counted = json.loads(mtnlg_model("info", "folder", "--json")[1])
+    assert counted["parameters"] == Checkpoint.open(checkpoint_path).config.parameters
+    mtnlg_model("import", "folder", "padded", "--vocabulary-multiple", "128")
+    config = Checkpoint.open(tmp_path / "padded").config
+    assert (config.vocabulary, config.tokens) == (384, 320)
+    content = json.loads((tmp_path / "folder" / "config.json").read_text())
+    (tmp_path / "folder" / "config.json").write_text(json.dumps({**content, "model_type": "bloom"}))
+    status, _, stderr = mtnlg_model("info", "folder")
+    assert status == 1
+    assert "model_type = bloom: not supported; gpt2, gpt_neox, llama, mistral, qwen2, qwen3 are" in stderr
+
+
 def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path: Path, tokenizer_path: Path) -> None:
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / ".metadata").touch()

@@ -12,8 +12,9 @@ from harness import scratch
 from mtnlg_model.checkpoint.manifest import Manifest, check_manifest, parse_json, parse_manifest, to_json
 from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile
 from mtnlg_model.console import Failure
+from mtnlg_model.convert.config_json import read_config
 from mtnlg_model.convert.deepspeed import import_deepspeed
-from mtnlg_model.convert.huggingface import INDEX, import_gpt2, read_config
+from mtnlg_model.convert.huggingface import INDEX, import_huggingface
 from mtnlg_model.convert.torch_dist import import_torch_dist
 from mtnlg_model.convert.torch_file import TorchFile, View
 from mtnlg_model.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ def config(data: bytes) -> None:
         shapes = read_config(folder).outer_shapes()
         assert all(size > 0 for shape in shapes.values() for size in shape)
     with suppress(Failure):
-        import_gpt2(folder, scratch("out"), _ignore)
+        import_huggingface(folder, scratch("out"), _ignore)
 
 
 def _ignore(n: int, note: str = "") -> None:

@@ -2,7 +2,7 @@ from .checkpoint.manifest import CheckpointError, Layout, Progress, latest
 from .checkpoint.reader import Checkpoint, load, save
 from .checkpoint.writer import CheckpointWriter, publish
 from .config import PRESETS, ModelConfig, preset
-from .convert.huggingface import export_gpt2, import_gpt2
+from .convert.huggingface import export_huggingface, import_huggingface
 from .decoder import Decoder
 from .functional import EAGER, Attend, Ops, cross_entropy
 from .generation.generate import complete, generate
@@ -25,9 +25,9 @@ __all__ = [
     "Tokenizer",
     "complete",
     "cross_entropy",
-    "export_gpt2",
+    "export_huggingface",
     "generate",
-    "import_gpt2",
+    "import_huggingface",
     "latest",
     "load",
     "preset",

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from mtnlg_model.checkpoint.manifest import read_manifest, resolve_checkpoint
+from mtnlg_model.convert.config_json import read_config
 
 from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
 from .console import UsageFailure, application, output, print_json, print_text, progress, run, say
@@ -161,32 +162,37 @@ def inspect(
 def export(
     checkpoint: Folder, folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder; must not exist.")]
 ) -> None:
-    """Export the weights of a checkpoint as a Hugging Face GPT-2 folder."""
+    """Export the weights of a checkpoint as a Hugging Face folder, of the family that has its decoder."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
-    from mtnlg_model.convert.huggingface import export_gpt2  # noqa: PLC0415  (torch)
+    from mtnlg_model.convert.huggingface import export_huggingface  # noqa: PLC0415  (torch)
 
     opened = Checkpoint.open(checkpoint)
     with progress("export", len(opened.names), "tensors") as advance:
-        export_gpt2(opened, folder, advance)
-    say(f"{folder}: GPT2LMHeadModel, {opened.config.parameters:,} parameters")
+        model = export_huggingface(opened, folder, advance)
+    say(f"{folder}: {model}, {opened.config.parameters:,} parameters")
 
 
 @app.command("import")
-def import_(
+def import_(  # noqa: PLR0917  (typer passes options by name)
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to import, of one of the three formats.")],
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder; must not exist.")],
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.json to add; Hugging Face folders have their own.")
     ] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Number of attention heads; required for DeepSpeed.")] = None,
+    vocabulary_multiple: Annotated[
+        int, typer.Option(min=1, help="Pad a Hugging Face vocabulary to a multiple, such as of tp.")
+    ] = 1,
+    sequence: Annotated[int | None, typer.Option(min=1, help="Limit a Hugging Face model's context.")] = None,
 ) -> None:
     """Import weights, without optimizer state, as a checkpoint.
 
-    DIR is a Hugging Face GPT-2 folder with safetensors, a Megatron-LM torch_dist checkpoint (iter_*, with .metadata),
+    DIR is a Hugging Face folder with safetensors (GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3), a Megatron-LM
+    torch_dist checkpoint (iter_*, with .metadata),
     or a Megatron-DeepSpeed pipeline checkpoint (global_step*, with layer_*.pt). Pickles are read as data and never
     executed.
     """
-    from mtnlg_model.convert.huggingface import import_gpt2, read_config  # noqa: PLC0415  (torch)
+    from mtnlg_model.convert.huggingface import import_huggingface  # noqa: PLC0415  (torch)
 
     from .convert import deepspeed, torch_dist  # noqa: PLC0415  (torch)
 
@@ -204,7 +210,7 @@ def import_(
     else:
         config = read_config(folder)
         with progress("import", config.tensor_count, "tensors") as advance:
-            import_gpt2(folder, checkpoint, advance)
+            import_huggingface(folder, checkpoint, advance, vocabulary_multiple=vocabulary_multiple, sequence=sequence)
     say(f"{checkpoint}: {config.parameters:,} parameters")
 
 
@@ -218,6 +224,8 @@ def _config_of(target: str) -> ModelConfig:
         return PRESETS[target]
     if not Path(target).is_dir():
         raise UsageFailure(f"{target}: not a preset or a folder; presets are {', '.join(PRESETS)}")
+    if (Path(target) / "config.json").exists():
+        return read_config(Path(target))
     return read_manifest(resolve_checkpoint(Path(target))).config
 
 

@@ -1,11 +1,16 @@
-"""The MT-NLG decoder: a GPT with pre-layer-norm, learned positions and tied embeddings (paper.md section 1).
+"""The decoder: MT-NLG's GPT (paper.md section 1), and by its configuration GPT-NeoX, Llama, Mistral and Qwen.
 
     x      = dropout(E[tokens] + P[positions])                                   embedding
     x      = x + dropout(W_out attention(W_qkv norm(x) + b_qkv) + b_out)         every layer: attention,
     x      = x + dropout(W_down gelu(W_up norm(x) + b_up) + b_down)              then feed-forward
     logits = norm(x) Eᵀ                                                          head, tied to the embedding
 
-S sequence, B batch, H hidden, N heads, D head size, F features, V vocabulary. Activations are sequence-first: x_SBH.
+`ModelConfig` puts other parts in place of these: rotary positions (`rotary`) instead of P, an RMS norm, SwiGLU
+W_down (silu(W_gate y) · W_up y), fewer heads of keys and values than of queries, attention and feed-forward that read
+the same x, no biases, a head of its own.
+
+S sequence, B batch, H hidden, N heads, G heads of keys and values, D head size, F features, V vocabulary. Activations
+are sequence-first: x_SBH.
 
 `Linear` leaves its bias to the operation that follows, so a fused kernel or a tensor-parallel layer can replace it.
 The number of heads is read from the weights: half the rows of ``qkv`` make half the heads. Layers leave their
@@ -20,7 +25,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
-from . import functional, initialization
+from . import functional, initialization, rotary
 from .functional import EAGER, Ops
 from .generation.cache import Cache
 
@@ -29,15 +34,16 @@ if TYPE_CHECKING:
 
     from .config import ModelConfig
     from .functional import Attend
+    from .rotary import Rotation
 
 
 class Linear(nn.Module):
-    """x Wᵀ; the caller adds ``bias``."""
+    """x Wᵀ; the caller adds ``bias``, if there is one."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs], without the bias."""
@@ -56,100 +62,149 @@ class EmbeddingTable(nn.Module):
         return F.embedding(indices, self.weight)
 
 
-class LayerNorm(nn.Module):
-    """Layer norm over the hidden axis."""
+class Norm(nn.Module):
+    """Layer norm or RMS norm over the last axis, hidden unless ``width`` is given."""
 
-    def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops = EAGER, width: int | None = None, kind: str = "") -> None:
         super().__init__()
-        self.eps, self.ops = config.layer_norm_eps, ops
-        self.weight = nn.Parameter(torch.empty(config.hidden))
-        self.bias = nn.Parameter(torch.empty(config.hidden))
+        self.eps, self.ops, self.kind = config.layer_norm_eps, ops, kind or config.norm
+        self.weight = nn.Parameter(torch.empty(width or config.hidden))
+        self.bias = nn.Parameter(torch.empty(width or config.hidden)) if self.kind == "layer" else None
 
-    def forward(self, x_SBH: Tensor) -> Tensor:
+    def forward(self, x_H: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
-        return self.ops.layer_norm(x_SBH, self.weight, self.bias, self.eps)
+        if self.kind == "rms":
+            return self.ops.rms_norm(x_H, self.weight, self.eps)
+        if self.bias is None:
+            return functional.layer_norm(x_H, self.weight, None, self.eps)
+        return self.ops.layer_norm(x_H, self.weight, self.bias, self.eps)
 
 
 class Embedding(nn.Module):
-    """Sum of token and position embedding, with dropout."""
+    """Token embedding, with the positions' added where they are learned, and dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.rate = config.dropout
         self.token = EmbeddingTable(config.vocabulary, config.hidden)
-        self.position = EmbeddingTable(config.sequence, config.hidden)
+        self.position = EmbeddingTable(config.sequence, config.hidden) if config.positions == "learned" else None
 
     def forward(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
         """Token ids [B, S] -> x_SBH. Positions count from 0 unless ``positions_BS`` (or [1, S]) is given."""
-        if positions_BS is None:
-            positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)[None]
-        x_SBH: Tensor = self.token(tokens_BS.t()) + self.position(positions_BS.t())
+        x_SBH: Tensor = self.token(tokens_BS.t())
+        if self.position is not None:
+            if positions_BS is None:
+                positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)[None]
+            x_SBH = x_SBH + self.position(positions_BS.t())
         return functional.dropout(x_SBH, self.rate, self.training)
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention; the caller adds the bias of ``out``."""
+    """Causal self-attention; heads / kv_heads heads of q share one of k and v. The caller adds the bias of ``out``."""
 
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
-        self.head_size, self.rate, self.ops = config.head_size, config.attention_dropout, ops
+        self.config, self.head_size, self.rate, self.ops = config, config.head_size, config.attention_dropout, ops
         self.layer_scale = number + 1 if config.scale_attention_by_layer else 1
-        self.qkv = Linear(config.hidden, 3 * config.hidden)
-        self.out = Linear(config.hidden, config.hidden)
+        self.sharing = config.heads // config.kv_heads
+        width = config.heads * config.head_size
+        rows = width + 2 * config.kv_heads * config.head_size
+        self.qkv = Linear(config.hidden, rows, config.qkv_bias)
+        self.out = Linear(width, config.hidden, config.bias)
+        self.q_norm = Norm(config, ops, config.head_size, "rms") if config.qk_norm else None
+        self.k_norm = Norm(config, ops, config.head_size, "rms") if config.qk_norm else None
 
-    def forward(self, x_SBH: Tensor, attend: Attend | None = None) -> Tensor:
-        """x_SBH -> x_SBH. The rows of ``qkv`` are q, k, v of head 0, then of head 1 and so on, as in Megatron-LM."""
-        qkv_SBF = self.qkv(x_SBH) + self.qkv.bias
-        qkv_BNSD = qkv_SBF.view(*qkv_SBF.shape[:2], -1, 3 * self.head_size).permute(1, 2, 0, 3)
-        q_BNSD, k_BNSD, v_BNSD = qkv_BNSD.split(self.head_size, dim=-1)
+    def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotation: Rotation | None = None) -> Tensor:
+        """x_SBH -> x_SBH. ``rotation`` is that of rotary positions; they count from 0 without it.
+
+        The rows of ``qkv`` are, for one kv head after the other, its heads of q, then k, then v, as in Megatron-LM.
+        """
+        qkv_SBF = functional.add_bias(self.qkv(x_SBH), self.qkv.bias)
+        qkv_SBGND = qkv_SBF.view(*qkv_SBF.shape[:2], -1, self.sharing + 2, self.head_size)
+        q_SBGND, k_SBG1D, v_SBG1D = torch.split(qkv_SBGND, [self.sharing, 1, 1], dim=3)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_SBGND, k_SBG1D = self.q_norm(q_SBGND), self.k_norm(k_SBG1D)
+        if self.config.positions == "rotary":
+            if rotation is None:
+                rotation = rotary.rotation_from_start(self.config, len(qkv_SBF), qkv_SBF.dtype, qkv_SBF.device)
+            q_SBGND, k_SBG1D = self.ops.rotate(q_SBGND, *rotation), self.ops.rotate(k_SBG1D, *rotation)
+        q_BNSD, k_BGSD, v_BGSD = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (q_SBGND, k_SBG1D, v_SBG1D))
         scale = functional.attention_scale(self.head_size)
         if self.layer_scale != 1:  # smaller products in half precision, the same softmax (paper.md section 1)
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
         rate = self.rate if self.training else 0.0
         if attend is None:
-            x_BNSD = self.ops.attention(q_BNSD, k_BNSD, v_BNSD, None, scale, rate)
+            x_BNSD = self.ops.attention(q_BNSD, k_BGSD, v_BGSD, None, scale, rate)
         else:
-            x_BNSD = attend(self.ops.attention, q_BNSD, k_BNSD, v_BNSD, scale, rate)
+            x_BNSD = attend(self.ops.attention, q_BNSD, k_BGSD, v_BGSD, scale, rate)
         out: Tensor = self.out(x_BNSD.permute(2, 0, 1, 3).flatten(2))
         return out
 
 
 class MLP(nn.Module):
-    """Feed-forward: H -> 4H -> H with GeLU; the caller adds the bias of ``down``."""
+    """Feed-forward: H -> F -> H with GeLU or SwiGLU; the caller adds the bias of ``down``."""
 
     def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
         super().__init__()
-        self.ops = ops
-        self.up = Linear(config.hidden, config.ffn)
-        self.down = Linear(config.ffn, config.hidden)
+        self.kind, self.ops = config.mlp, ops
+        self.gate = Linear(config.hidden, config.ffn, config.bias) if config.mlp == "swiglu" else None
+        self.up = Linear(config.hidden, config.ffn, config.bias)
+        self.down = Linear(config.ffn, config.hidden, config.bias)
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """x_SBH -> x_SBH."""
-        out: Tensor = self.down(self.ops.bias_gelu(self.up(x_SBH), self.up.bias))
+        y_SBF = self.up(x_SBH)
+        if self.kind == "gelu-tanh" and self.up.bias is not None:
+            y_SBF = self.ops.bias_gelu(y_SBF, self.up.bias)
+        elif self.gate is None:
+            y_SBF = functional.add_bias(y_SBF, self.up.bias)
+            y_SBF = F.gelu(y_SBF, approximate="tanh" if self.kind == "gelu-tanh" else "none")
+        else:
+            gate_SBF = functional.add_bias(self.gate(x_SBH), self.gate.bias)
+            y_SBF = self.ops.swiglu(gate_SBF, functional.add_bias(y_SBF, self.up.bias))
+        out: Tensor = self.down(y_SBF)
         return out
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a layer norm and inside a residual; ``number`` counts from 0."""
+    """Attention and feed-forward, each behind a norm and inside a residual; ``number`` counts from 0."""
 
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
-        self.rate, self.ops = config.dropout, ops
-        self.attention_norm = LayerNorm(config, ops)
+        self.rate, self.ops, self.parallel = config.dropout, ops, config.parallel_residual
+        self.attention_norm = Norm(config, ops)
         self.attention = Attention(config, number, ops)
-        self.mlp_norm = LayerNorm(config, ops)
+        self.mlp_norm = Norm(config, ops)
         self.mlp = MLP(config, ops)
 
-    def forward(self, x_SBH: Tensor, attend: Attend | None = None) -> Tensor:
+    def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotation: Rotation | None = None) -> Tensor:
         """x_SBH -> x_SBH, limited to ``attend.places`` if set. Causal unless ``attend`` replaces attention."""
-        y_SBH = self.attention(self.attention_norm(x_SBH), attend)
+        y_SBH = self.attention(self.attention_norm(x_SBH), attend, rotation)
         if attend is not None and attend.places is not None:
             x_SBH = x_SBH[attend.places]
-        dropout, norm = (self.rate, self.training), self.mlp_norm
-        x_SBH, y_SBH = self.ops.bias_dropout_add_norm(
-            y_SBH, self.attention.out.bias, x_SBH, *dropout, norm.weight, norm.bias, norm.eps
-        )
-        return self.ops.bias_dropout_add(self.mlp(y_SBH), self.mlp.down.bias, x_SBH, *dropout)
+        if self.parallel:
+            z_SBH = self.mlp(self.mlp_norm(x_SBH))
+            x_SBH = self._add(y_SBH, self.attention.out.bias, x_SBH)
+        else:
+            x_SBH, y_SBH = self._add_and_norm(y_SBH, self.attention.out.bias, x_SBH)
+            z_SBH = self.mlp(y_SBH)
+        return self._add(z_SBH, self.mlp.down.bias, x_SBH)
+
+    def _add(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor) -> Tensor:
+        if bias_H is None:
+            return self.ops.dropout_add(y_SBH, x_SBH, self.rate, self.training)
+        return self.ops.bias_dropout_add(y_SBH, bias_H, x_SBH, self.rate, self.training)
+
+    def _add_and_norm(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum, and the feed-forward's norm of it; one kernel for the pairs that models have."""
+        norm, dropout = self.mlp_norm, (self.rate, self.training)
+        if bias_H is not None and norm.bias is not None:
+            scale_and_shift = norm.weight, norm.bias
+            return self.ops.bias_dropout_add_norm(y_SBH, bias_H, x_SBH, *dropout, *scale_and_shift, norm.eps)
+        if bias_H is None and norm.kind == "rms":
+            return self.ops.dropout_add_rms_norm(y_SBH, x_SBH, *dropout, norm.weight, norm.eps)
+        x_SBH = self._add(y_SBH, bias_H, x_SBH)
+        return x_SBH, norm(x_SBH)
 
 
 class Decoder(nn.Module):
@@ -160,7 +215,8 @@ class Decoder(nn.Module):
         self.config = config
         self.embedding = Embedding(config)
         self.layers = nn.ModuleList(DecoderLayer(config, n, ops) for n in range(config.layers))
-        self.final_norm = LayerNorm(config, ops)
+        self.final_norm = Norm(config, ops)
+        self.head = None if config.tied else Linear(config.hidden, config.vocabulary, bias=False)
         if not self.embedding.token.weight.is_meta:
             initialization.initialize(self, config, seed)
 
@@ -175,8 +231,11 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states x_SBH after the final norm. ``attend`` replaces causal attention: one `Attend` per layer."""
         x_SBH = self.embedding(tokens_BS, positions_BS)
+        rotation = None
+        if self.config.positions == "rotary" and positions_BS is not None:
+            rotation = rotary.rotation(self.config, positions_BS, x_SBH.dtype)
         for n, layer in enumerate(self.layers):
-            x_SBH = layer(x_SBH, attend[n] if attend else None)
+            x_SBH = layer(x_SBH, attend[n] if attend else None, rotation)
         normed: Tensor = self.final_norm(x_SBH)
         return normed
 
@@ -184,6 +243,12 @@ class Decoder(nn.Module):
         """An empty key-value cache for ``capacity`` tokens per row."""
         return Cache(self.config, capacity)
 
+    @property
+    def head_weight(self) -> Tensor:
+        """What the logits are products with, [V, H]: the token embedding or the head's own, without padding."""
+        weight = self.embedding.token.weight if self.head is None else self.head.weight
+        return weight[: self.config.tokens] if self.config.vocabulary_padding else weight
+
     def logits(self, x_H: Tensor) -> Tensor:
-        """[..., H] -> [..., V], by the token embedding."""
-        return F.linear(x_H, self.embedding.token.weight)
+        """[..., H] -> [..., V], padding excluded."""
+        return F.linear(x_H, self.head_weight)

@@ -4,12 +4,17 @@
     bias_dropout_add        r + dropout(x + b)
     layer_norm              (x - mean) / sqrt(variance + eps) · w + b
     bias_dropout_add_norm   that sum, and its layer norm
+    swiglu                  x · g / (1 + exp -g)
+    dropout_add             r + dropout(x)
+    rms_norm                x / sqrt(mean x² + eps) · w
+    dropout_add_rms_norm    that sum, and its RMS norm
+    rotate                  rotary positions of q and k
     attention               softmax(scale · Q Kᵀ + mask) V
     cross_entropy           logsumexp(z) - z[target]
     fp32_logits             x Wᵀ without rounding
 
-S sequence (queries), T keys, B batch, H hidden, N heads, D head size, V vocabulary. Dropout at rate 0 or outside
-training adds no operation and draws no random number.
+S sequence (queries), T keys, B batch, H hidden, N heads, G heads of keys and values, D head size, R of its values that
+are turned, V vocabulary. Dropout at rate 0 or outside training adds no operation and draws no random number.
 """
 
 from __future__ import annotations
@@ -30,14 +35,29 @@ AttentionOp = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Te
 """Signature of `attention`: q, k, v, mask, scale, dropout rate -> context."""
 
 
-def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
     """Normalize the last axis, then scale and shift."""
     return F.layer_norm(x_H, weight_H.shape, weight_H, bias_H, eps)
+
+
+def rms_norm(x_H: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """Divide by the root of the mean square over the last axis, then scale."""
+    return F.rms_norm(x_H, weight_H.shape, weight_H, eps)
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Tanh-approximated GeLU of ``x + bias``."""
     return F.gelu(x + bias, approximate="tanh")
+
+
+def swiglu(gate: Tensor, x: Tensor) -> Tensor:
+    """``x`` times SiLU of ``gate`` (Shazeer 2020)."""
+    return F.silu(gate) * x
+
+
+def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    """``x + bias``; ``x`` itself without one."""
+    return x if bias is None else x + bias
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
@@ -65,19 +85,53 @@ def bias_dropout_add_norm(  # noqa: PLR0917  (the signature of a kernel)
     return total_H, layer_norm(total_H, weight_H, shift_H, eps)
 
 
+def dropout_add(x: Tensor, residual: Tensor, rate: float, training: bool) -> Tensor:
+    """``residual + dropout(x)``."""
+    return residual + dropout(x, rate, training)
+
+
+def dropout_add_rms_norm(  # noqa: PLR0917  (the signature of a kernel)
+    x_H: Tensor, residual_H: Tensor, rate: float, training: bool, weight_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``residual + dropout(x)``, and its RMS norm."""
+    total_H = dropout_add(x_H, residual_H, rate, training)
+    return total_H, rms_norm(total_H, weight_H, eps)
+
+
+def rotate(x_SBGND: Tensor, cos_SB11R: Tensor, sin_SB11R: Tensor) -> Tensor:
+    """Turn the first R values of every head by its position's angles, as `rotary.Rotation` has them; contiguous."""
+    size = cos_SB11R.shape[-1]
+    if size < x_SBGND.shape[-1]:
+        turned, rest = torch.split(x_SBGND, [size, x_SBGND.shape[-1] - size], dim=-1)
+        return torch.cat((rotate(turned, cos_SB11R, sin_SB11R), rest), dim=-1)
+    return torch.addcmul(x_SBGND * cos_SB11R, x_SBGND.roll(size // 2, -1), sin_SB11R)
+
+
 def attention(  # noqa: PLR0917  (the signature of a kernel)
-    q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Tensor | None, scale: float, rate: float
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None, scale: float, rate: float
 ) -> Tensor:
     """Scaled dot-product attention of S queries over T keys -> [B, N, S, D]. Dropout is applied whenever ``rate`` > 0.
 
-    ``mask`` is true where a query may attend and broadcasts to [B, N, S, T]; causality is not added to it. Without a
-    mask attention is causal, with the last query at the last key.
+    G divides N: N / G heads of q in a row share keys and values. ``mask`` is true where a query may attend and
+    broadcasts to [B, 1, S, T]; causality is not added to it. Without a mask attention is causal, with the last query at
+    the last key.
     """
-    s, t = q_BNSD.shape[-2], k_BNTD.shape[-2]
+    (b, n, s, d), (g, t) = q_BNSD.shape, k_BGTD.shape[1:3]
     if mask is None and 1 < s < t:
         mask = causal_mask(s, t, q_BNSD.device)
+    if g < n and s == 1:  # the heads of a group are as many queries of one head: no copy of keys for each
+        q_BGND = q_BNSD.reshape(b, g, n // g, d)
+        x_BGND = F.scaled_dot_product_attention(q_BGND, k_BGTD, v_BGTD, attn_mask=mask, dropout_p=rate, scale=scale)
+        return x_BGND.reshape(b, n, 1, d)
     return F.scaled_dot_product_attention(
-        q_BNSD, k_BNTD, v_BNTD, attn_mask=mask, dropout_p=rate, is_causal=mask is None and s > 1, scale=scale
+        q_BNSD,
+        k_BGTD,
+        v_BGTD,
+        attn_mask=mask,
+        dropout_p=rate,
+        is_causal=mask is None and s > 1,
+        scale=scale,
+        enable_gqa=g < n,
     )
 
 
@@ -120,6 +174,13 @@ class Ops:
     bias_dropout_add_norm: Callable[
         [Tensor, Tensor, Tensor, float, bool, Tensor, Tensor, float], tuple[Tensor, Tensor]
     ] = bias_dropout_add_norm
+    swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
+    dropout_add: Callable[[Tensor, Tensor, float, bool], Tensor] = dropout_add
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
+    dropout_add_rms_norm: Callable[[Tensor, Tensor, float, bool, Tensor, float], tuple[Tensor, Tensor]] = (
+        dropout_add_rms_norm
+    )
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate
     attention: AttentionOp = attention
 
 

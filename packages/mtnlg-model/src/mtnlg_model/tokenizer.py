@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
 
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
 """Names of the token that ends documents, as mtnlg-data looks for them; the first need not be a special token."""
+BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
+"""Names of the token that begins documents; many tokenizers have none."""
 _REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
     """A loaded tokenizer.json. Raises ``Failure`` if the file is unreadable or has no token that ends a document.
 
-    ``eod`` is that token's number, ``eod_token`` its text.
+    ``eod`` is that token's number, ``eod_token`` its text; ``bos_token`` begins documents, the same where none does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,12 +43,20 @@ class Tokenizer:
             raise Failure(f"{path}: no end token ({', '.join(EOD_NAMES)}); add one as a special token")
         self.eod_token: str = names[0]
         self.eod: int = self._tokenizer.token_to_id(names[0]) or 0  # None is ruled out
+        self.bos_token: str = next((name for name in BOS_NAMES if name in special), self.eod_token)
+        self.bos: int = self._tokenizer.token_to_id(self.bos_token) or 0
 
     @property
     def vocabulary(self) -> int:
         """Number of tokens; a model may pad its vocabulary beyond this."""
         size: int = self._tokenizer.get_vocab_size()
         return size
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The content of tokenizer.json, as the library reads it."""
+        content: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        return content
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``, without added special tokens."""

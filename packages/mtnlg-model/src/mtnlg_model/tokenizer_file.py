@@ -10,8 +10,10 @@ padding to a billion tokens takes the memory of a billion. So the file is looked
     added tokens                              at most `MAX_ADDED_BYTES`; no such token is longer than `LONGEST_TOKEN`
 
 Tokenizers in use are far within: the most steps are about 10, and the growth is 66 (T5: what NFKC makes of one
-ligature, times 2). Padding and truncation are for whoever trains, and `mtnlg_model.tokenizer` takes them off.
-Regular expressions run with Oniguruma's own limit on backtracking, beyond which an encoding fails.
+ligature, times 2). Padding and truncation are for whoever trains, and who loads the tokenizer takes them off. Regular
+expressions run with Oniguruma's own limit on backtracking, beyond which an encoding fails.
+
+``mtnlg_data.tokens`` has a copy of this file, since neither package may import the other; a test keeps the two equal.
 """
 
 from __future__ import annotations

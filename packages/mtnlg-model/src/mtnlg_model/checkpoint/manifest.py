@@ -61,9 +61,9 @@ class MissingFileError(CheckpointError):
 class Layout(Settings):
     """Tensor-, pipeline- and data-parallel sizes of the run that wrote a checkpoint."""
 
-    tp: Annotated[int, Field(ge=1)] = 1
-    pp: Annotated[int, Field(ge=1)] = 1
-    dp: Annotated[int, Field(ge=1)] = 1
+    tp: Annotated[int, Field(ge=1)] = Field(1, description="tensor-parallel ranks")
+    pp: Annotated[int, Field(ge=1)] = Field(1, description="pipeline ranks")
+    dp: Annotated[int, Field(ge=1)] = Field(1, description="data-parallel ranks")
 
 
 class Progress(Settings):

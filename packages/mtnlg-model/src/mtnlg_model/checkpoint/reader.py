@@ -271,10 +271,10 @@ def save(  # noqa: PLR0917  (public interface)
 def load(decoder: Decoder, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Fill a complete decoder, and Adam's moments in ``optimizer``. Raises ``CheckpointError`` if the models differ."""
     may_differ = {"dropout", "attention_dropout", "init_std"}
-    own, stored = (config.model_dump(exclude=may_differ) for config in (decoder.config, checkpoint.config))
-    for field, value in stored.items():
-        if own[field] != value:
-            raise CheckpointError(f"{checkpoint.directory}: {field} = {value} where the decoder has {own[field]}")
+    for field in (name for name in type(decoder.config).model_fields if name not in may_differ):
+        own, stored = (getattr(config, field) for config in (decoder.config, checkpoint.config))
+        if own != stored:
+            raise CheckpointError(f"{checkpoint.directory}: {field} = {stored} where the decoder has {own}")
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if _fits(parameter, checkpoint.shape(name), checkpoint.dtype(name)):

@@ -188,5 +188,5 @@ def use_column_major_weights(decoder: Decoder) -> None:
     2.5 times as fast by columns (benchmarks/generate.py). Batches of several rows gain nothing.
     """
     for name, weight in decoder.named_parameters():
-        if name.endswith(("token.weight", "qkv.weight", "up.weight")):
+        if name.endswith(("token.weight", "qkv.weight", "gate.weight", "up.weight", "head.weight")):
             weight.data = weight.data.t().contiguous().t()

@@ -1,0 +1,356 @@
+"""Models of every family of transformers: logits, loss, gradients, tokens and files are transformers' own."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mtnlg_model import functional
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.config import PRESETS
+from mtnlg_model.console import Failure
+from mtnlg_model.convert import huggingface
+from mtnlg_model.convert.config_json import from_config_json, read_config, to_config_json
+from mtnlg_model.convert.families import FAMILIES
+from mtnlg_model.convert.family_tensors import to_theirs
+from mtnlg_model.convert.huggingface import INDEX, export_huggingface, import_huggingface
+from mtnlg_model.generation.generate import generate, use_column_major_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+SIZES: Final = {
+    "vocab_size": 307,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 64,
+    "intermediate_size": 80,
+    "attn_implementation": "eager",
+}
+LLAMA3: Final = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "gpt2": (
+        "gpt2",
+        {
+            "vocab_size": 307,
+            "n_layer": 2,
+            "n_embd": 48,
+            "n_head": 6,
+            "n_positions": 64,
+            "attn_implementation": "eager",
+        },
+    ),
+    "pythia": ("gpt_neox", SIZES),
+    "gpt-neox, in sequence": ("gpt_neox", {**SIZES, "use_parallel_residual": False, "hidden_act": "gelu_new"}),
+    "llama 2": ("llama", {**SIZES, "rms_norm_eps": 1e-5}),
+    "llama 2 70b": ("llama", {**SIZES, "num_key_value_heads": 2}),
+    "llama 3.1": (
+        "llama",
+        {**SIZES, "num_key_value_heads": 3, "rope_parameters": {"rope_theta": 500.0, **LLAMA3}},
+    ),
+    "llama 3.2": ("llama", {**SIZES, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}),
+    "mistral": ("mistral", {**SIZES, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": None}),
+    "qwen2.5": ("qwen2", {**SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen2.5, head of its own": ("qwen2", {**SIZES, "num_key_value_heads": 2}),
+    "qwen3": ("qwen3", {**SIZES, "num_key_value_heads": 2, "head_dim": 16}),
+}
+"""Family and sizes, by what it is a small one of."""
+
+
+def foreign_model(name: str) -> PreTrainedModel:
+    """The model of this name in evaluation mode, every parameter random."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, sizes = MODELS[name]
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if model_type == "gpt2" else {}
+    ids = {"bos_token_id": 306, "eos_token_id": 306, "pad_token_id": None}
+    config = AutoConfig.for_model(model_type, **sizes, **dropout, **ids, initializer_range=0.1)
+    generator = torch.Generator().manual_seed(11)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = torch.randn(parameter.shape, generator=generator) * 0.15
+            parameter.copy_(values + 1 if parameter.dim() == 1 else values)
+    return model.eval()
+
+
+def silent(n: int, note: str = "") -> None:
+    del n, note
+
+
+@pytest.fixture(scope="session", params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def theirs(name: str) -> PreTrainedModel:
+    return foreign_model(name)
+
+
+@pytest.fixture(scope="session")
+def folder(theirs: PreTrainedModel, tokenizer_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as transformers saves it, in shards."""
+    folder = tmp_path_factory.mktemp("theirs")
+    theirs.save_pretrained(folder, max_shard_size="50KB")
+    (folder / "tokenizer.json").write_bytes(tokenizer_path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ours(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    target = tmp_path_factory.mktemp("ours") / "imported"
+    import_huggingface(folder, target, silent)
+    return Checkpoint.open(target)
+
+
+def tokens(rows: int = 3, length: int = 40) -> Tensor:
+    return torch.randint(300, (rows, length), generator=torch.Generator().manual_seed(5))
+
+
+def test_logits_loss_and_every_gradient_equal_transformers(theirs: PreTrainedModel, ours: Checkpoint) -> None:
+    decoder, tokens_BS = ours.decoder(), tokens()
+    logits_BSV, reference = decoder(tokens_BS), theirs(tokens_BS, labels=tokens_BS)
+    torch.testing.assert_close(logits_BSV, reference.logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits_BSV.argmax(-1), reference.logits.argmax(-1))
+    loss = functional.cross_entropy(logits_BSV[:, :-1], tokens_BS[:, 1:]).mean()
+    torch.testing.assert_close(loss, reference.loss, rtol=1e-5, atol=0.0)
+    theirs.zero_grad()
+    torch.autograd.backward(loss)
+    torch.autograd.backward(reference.loss)
+    renamed = {"lm_head.weight": "embed_out.weight"} if theirs.config.model_type == "gpt_neox" else {}
+    gradients = {renamed.get(name, name): parameter.grad for name, parameter in theirs.named_parameters()}
+    family, _ = from_config_json(theirs.config.to_dict(), "")
+    compared = set()
+    for name, parameter in decoder.named_parameters():
+        assert parameter.grad is not None
+        for key, gradient in to_theirs(family, ours.config, name, parameter.grad).items():
+            reference_gradient = gradients[key]
+            assert reference_gradient is not None
+            bound = 1e-5 * float(reference_gradient.abs().max())
+            torch.testing.assert_close(gradient, reference_gradient, rtol=1e-4, atol=bound)
+            compared.add(key)
+    assert compared == gradients.keys()
+
+
+def test_greedy_generation_equals_transformers_token_for_token(theirs: PreTrainedModel, ours: Checkpoint) -> None:
+    """Of rows alone, and of a ragged batch, whose positions count from each row's own first token."""
+    prompts = [row.tolist()[:length] for row, length in zip(tokens(), (9, 2, 20), strict=True)]
+    decoder = ours.decoder()
+    wanted = []
+    for prompt in prompts:
+        mask = torch.ones(1, len(prompt), dtype=torch.long)
+        options = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        wanted.append(
+            theirs.generate(torch.tensor([prompt]), attention_mask=mask, **options)[0, len(prompt) :].tolist()
+        )
+    assert generate(decoder, prompts, 16) == wanted
+    use_column_major_weights(decoder)
+    assert [generate(decoder, [prompt], 16)[0] for prompt in prompts] == wanted
+
+
+def test_the_cache_holds_kv_heads_alone(ours: Checkpoint) -> None:
+    decoder, tokens_BS = ours.decoder(), tokens()
+    cache = decoder.cache(40)
+    with torch.inference_mode():
+        pieces = [
+            decoder(part, cache.positions(part), cache.attend()) for part in torch.split(tokens_BS, [17, 1, 1, 21], 1)
+        ]
+        torch.testing.assert_close(torch.cat(pieces, 1), decoder(tokens_BS), rtol=1e-4, atol=1e-5)
+        nothing = torch.empty(3, ours.config.kv_heads, 0, ours.config.head_size)
+        keys, values = cache.layers[0].append(nothing, nothing)
+    assert keys.shape == values.shape == (3, ours.config.kv_heads, 40, ours.config.head_size)
+
+
+def test_export_gives_every_byte_back(
+    folder: Path, ours: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 40_000)
+    export_huggingface(ours, tmp_path / "out", silent)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    before, after = (
+        {key: tensor for file in sorted(each.glob("*.safetensors")) for key, tensor in load_file(file).items()}
+        for each in (folder, tmp_path / "out")
+    )
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    again = read_config(tmp_path / "out")
+    assert again == ours.config
+
+
+def test_transformers_opens_the_export_with_the_same_logits(
+    theirs: PreTrainedModel, ours: Checkpoint, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    export_huggingface(ours, tmp_path / "out", silent)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    with torch.no_grad():
+        assert torch.equal(opened(tokens()).logits, theirs(tokens()).logits)
+
+
+def test_a_vocabulary_is_padded_at_import_and_cut_at_export(
+    theirs: PreTrainedModel, folder: Path, ours: Checkpoint, tmp_path: Path
+) -> None:
+    import_huggingface(folder, tmp_path / "padded", silent, vocabulary_multiple=128)
+    padded = Checkpoint.open(tmp_path / "padded")
+    assert (padded.config.vocabulary, padded.config.tokens) == (384, 307)
+    assert not padded.tensor("embedding.token.weight", (slice(307, 384), slice(None))).any()
+    with torch.no_grad():
+        assert torch.equal(padded.decoder()(tokens()), ours.decoder()(tokens()))
+    export_huggingface(padded, tmp_path / "out", silent)
+    key = FAMILIES[theirs.config.model_type]
+    table = key.prefix + key.outer["embedding.token.weight"]
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[table], theirs.get_input_embeddings().weight)
+
+
+LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.items() if key != "attn_implementation"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"model_type": "mixtral", "num_local_experts": 8},
+            r"model_type = mixtral \(num_local_experts: a mixture of exp",
+        ),
+        (
+            {"model_type": "falcon", "alibi": True},
+            r"model_type = falcon \(alibi: ALiBi positions\): not supported; gpt2, ",
+        ),
+        ({"model_type": None}, "model_type = None: not supported"),
+        ({"model_type": ["llama"]}, r"model_type = \['llama'\]: not supported"),
+        (
+            {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 32},
+            "window = 32: .* 64; give --sequence 32",
+        ),
+        (
+            {"model_type": "qwen2", "num_key_value_heads": 2, "use_sliding_window": True},
+            "use_sliding_window = True: only Fal",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types = .*: only full_attention is supported",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_scaling: rope_type = yarn: only default and llama3 are",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type = linear: only default and llama3"),
+        ({"rope_parameters": {"rope_theta": 1e4, "beta_fast": 32}}, "rope_parameters: beta_fast = 32: not known of"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: low_freq_factor: missing"),
+        ({"rope_theta": "many"}, "rope_theta = many: not of type float"),
+        ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor = 0.5: not known of"),
+        ({"attention_bias": True}, "attention_bias = True: only False is supported"),
+        ({"mlp_bias": True}, "mlp_bias = True: only False is supported"),
+        ({"hidden_act": "relu"}, "hidden_act = relu: only silu, swish are supported"),
+        ({"residual_multiplier": 0.2}, "residual_multiplier = 0.2: a field that llama is not known to have"),
+        ({"num_key_value_heads": 4}, "kv_heads = 4 does not divide heads = 6"),
+        ({"num_attention_heads": True}, "num_attention_heads = True: not of type int"),
+        ({"hidden_size": None}, "hidden_size: missing"),
+        ({"head_dim": 7}, "rotary positions turn pairs; 7 of 7 values are none"),
+    ],
+)
+def test_what_is_not_supported_is_named_in_one_line(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(Failure, match=message) as failure:
+        from_config_json({**LLAMA, **changed}, "config.json")
+    assert "\n" not in str(failure.value)
+    assert len(str(failure.value)) < 250
+
+
+def test_a_window_that_the_sequence_does_not_exceed_is_none() -> None:
+    mistral = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 32}
+    assert from_config_json(mistral, "", sequence=32)[1].sequence == 32
+    assert from_config_json({**mistral, "sliding_window": 64}, "")[1].sequence == 64
+    with pytest.raises(Failure, match="--sequence 65: only rotary positions up to 64 can be limited"):
+        from_config_json(mistral, "", sequence=65)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_fields_that_are_missing_mean_what_transformers_takes_them_for(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    complete = AutoConfig.for_model(model_type).to_dict()
+    complete |= {"sliding_window": None}
+    required = {key for key, ours in FAMILIES[model_type].settings.items() if ours.kind is int}
+    required -= {"n_inner", "head_dim"}
+    shortened = {key: complete[key] for key in ("model_type", *required)}
+    assert from_config_json(shortened, "")[1] == from_config_json(complete, "")[1]
+
+
+def test_older_folders_say_the_same_in_other_words() -> None:
+    """transformers 4 wrote rope_theta and rope_scaling, GPT-NeoX rotary_pct and rotary_emb_base."""
+    scaling = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32}
+    old = {**LLAMA, "rope_theta": 500, "rope_scaling": {**scaling, "rope_type": "llama3"}, "torch_dtype": "bfloat16"}
+    new = {**LLAMA, "rope_parameters": {**scaling, "rope_theta": 500.0, "rope_type": "llama3"}, "dtype": "bfloat16"}
+    assert from_config_json(old, "") == from_config_json(new, "")
+    neox = {**LLAMA, "model_type": "gpt_neox"}
+    old = {**neox, "rotary_pct": 0.5, "rotary_emb_base": 500}
+    new = {**neox, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}}
+    assert from_config_json(old, "") == from_config_json(new, "")
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("mt-nlg")])
+def test_every_preset_is_that_of_a_family_and_comes_back(name: str) -> None:
+    config = PRESETS[name]
+    _, content = to_config_json(config)
+    back = from_config_json(json.loads(json.dumps(content)), "")[1]
+    assert back == config.model_copy(update={"init_std": config.std})
+
+
+def test_a_decoder_of_no_family_is_not_exported() -> None:
+    mixed = PRESETS["tiny"].model_copy(update={"norm": "rms", "bias": False})
+    with pytest.raises(
+        Failure, match=r"no family of gpt2, .* has a decoder with norm = rms, bias = False; it cannot be"
+    ):
+        to_config_json(mixed)
+
+
+def changed_folder(folder: Path, out: Path) -> Path:
+    out.mkdir()
+    for file in folder.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    return out
+
+
+def test_a_folder_that_lacks_a_shard_or_a_tensor_is_refused_before_anything_is_written(
+    theirs: PreTrainedModel, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    theirs.save_pretrained(tmp_path / "whole", max_shard_size="50KB")
+    (tmp_path / "whole" / "tokenizer.json").write_bytes(tokenizer_path.read_bytes())
+    index = json.loads((tmp_path / "whole" / INDEX).read_text())["weight_map"]
+    last = max(index.values())
+    folder = changed_folder(tmp_path / "whole", tmp_path / "no shard")
+    (folder / last).unlink()
+    with pytest.raises(Failure, match=f"{last}: no such weights"):
+        import_huggingface(folder, tmp_path / "out", silent)
+    folder = changed_folder(tmp_path / "whole", tmp_path / "wrong shape")
+    tensors = load_file(folder / last)
+    key = max(tensors)
+    save_file({**tensors, key: tensors[key][:-1].clone()}, folder / last)
+    with pytest.raises(Failure, match=r"where config.json says|are claimed"):
+        import_huggingface(folder, tmp_path / "out", silent)
+    save_file({other: tensor for other, tensor in tensors.items() if other != key}, folder / last)
+    with pytest.raises(Failure, match=r"no such tensor|are claimed"):
+        import_huggingface(folder, tmp_path / "out", silent)
+    save_file({**tensors, "adapter.weight": torch.ones(3)}, folder / last)
+    with pytest.raises(Failure, match=r"adapter\.weight: .* has no such tensor"):
+        import_huggingface(folder, tmp_path / "out", silent)
+    # What older versions stored besides: causal masks and the angles of rotary positions.
+    save_file({**tensors, "x.0.attention.bias": torch.ones(3), "x.rotary_emb.inv_freq": torch.ones(3)}, folder / last)
+    import_huggingface(folder, tmp_path / "out", silent)
