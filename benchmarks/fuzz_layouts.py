@@ -3,9 +3,9 @@
     python benchmarks/fuzz_layouts.py --minutes 30 --seed 1 [--cases 500] [--jobs 3] [--out FILE]
     python benchmarks/fuzz_layouts.py --seed 1 --first 37 --cases 1
 
-Each case draws a shape, layouts of up to four ranks (rarely eight), schedules, chunks, recomputation, sequence
-parallelism, micro-batches, a ramp, clipping, sizes of gradient buckets, a step that must be skipped, and resumes into
-another layout, schedule and engine (`tests/training/random_runs.py`). Losses and gradient norms must be those of one
+Each case draws a shape, layouts of up to four ranks (rarely eight), schedules, chunks, recomputation, offloading,
+sequence parallelism, micro-batches, a ramp, clipping, sizes of gradient buckets, a step that must be skipped, and
+resumes into another layout, schedule and engine (`tests/training/random_runs.py`). Losses and norms must be those of a
 plain process within 1e-5 in fp32, and the last checkpoint must hold its weights and moments; runs with dropout must
 resume to the last bit. A rank that hangs is ended after a minute. Each failure is a line with what reproduces it.
 """

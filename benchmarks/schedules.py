@@ -2,14 +2,22 @@
 
     python benchmarks/schedules.py [--stages 4 8] [--rounds 3] [--recompute] [--picture FILE.svg] [--out FILE]
 
-Processes on gloo, a stage or several each. A part's forward, its input gradient and its weight gradient sleep 20 ms
-each, divided by the number of parts a rank (with --recompute backward sleeps for another forward), so that two cores
-suffice for eight ranks. A step has four times as many micro-batches as ranks. With a delay each message is sent 5 ms
-later, by a thread.
+Processes on gloo, a stage or several each. A rank's forward, input gradients and weight gradients of a micro-batch
+sleep 100 ms each, divided by its number of parts (with --recompute backward sleeps for another forward), so that two
+cores suffice for eight ranks: with less, the 0.6 to 0.9 ms a pass that the interpreter takes between its sleeps
+would count as the schedule's. A step has four times as many micro-batches as ranks. With a delay each message is sent
+5 ms later, by a thread. torch's are measured at the first number of stages.
 
-Figures: the median step's time over that of the work alone, less one, in percent; beside it what the formula in
-`mtnlg_parallel.engine.schedule` says. The delay's theory is that of a pipeline whose sends cost nothing while it is
-full: the way there and back is added once.
+On a busy machine run it by `chrt -f 1`: with real-time priority a sleep ends when it should, and the processors are
+taken from others for what lies between two sleeps alone.
+
+Figures: a step's time over the work of its busiest rank, less one, in percent; median, least and most of the rounds.
+Work is as measured, since a sleep on a busy machine lasts longer than asked. Theory is the planner's simulation of the
+order, with messages that take no time or 5 ms; without them it is the formula in `mtnlg_parallel.engine.schedule`.
+"slower_than_its_sleeps" is what our engine adds to its own sleeps put together in its order, in percent of the step:
+the rest above theory is sleeps that lasted longer than asked on one rank, for which the others wait.
+"there_and_back" is what the delay must add in any case: once down the pipeline and up again. "zero-bubble over 1F1B" is
+the ratio of their idle times without a delay.
 """
 
 # /// script
@@ -26,6 +34,8 @@ import statistics
 import sys
 import threading
 import time
+from collections import deque
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,18 +44,24 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from mtnlg_parallel.engine.process import suppress_output
 from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
+from mtnlg_parallel.engine.process import suppress_output
+from mtnlg_parallel.engine.schedule import orders
 from mtnlg_parallel.model.head import EAGER
+from mtnlg_parallel.planner import simulation
 from mtnlg_parallel.recipe import Recipe
 from record import conditions, option_parser, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECONDS = 0.02
+SECONDS = 0.1
 DELAY = 0.005
 MICRO_BATCHES_A_RANK = 4
+
+
+Interval = tuple[str, float, float]
+"""Kind of work, begin and end."""
 
 
 class Case(NamedTuple):
@@ -68,11 +84,32 @@ class Case(NamedTuple):
         return self.micro_batches * SECONDS * (4 if self.recompute else 3)
 
     @property
-    def theory(self) -> float:
-        """Idle time as a share of the work."""
-        edges, pieces = self.stages - 1, 4 if self.recompute else 3
-        once = (pieces - 2 if self.split else pieces) * SECONDS / self.chunks
-        return edges * (once + (2 * DELAY if self.delay else 0.0)) / self.work
+    def there_and_back(self) -> float:
+        """Time of messages down the pipeline and up again, as a share of the work."""
+        return 2 * (self.stages - 1) * DELAY * self.delay / self.work
+
+    def simulate(self) -> tuple[float, dict[int, list[Interval]]]:
+        """Idle time as a share of the work, and every rank's intervals, where nothing else takes time."""
+        count, unit = self.stages * self.chunks, SECONDS / self.chunks
+        inputs, weights = (unit * (1 + self.recompute),) * count, (unit,) * count
+        whole = tuple(map(sum, zip(inputs, weights, strict=True)))
+        pipeline = simulation.Pipeline(
+            self.stages,
+            forward=weights,
+            backward=inputs if self.split else whole,
+            hops=(DELAY * self.delay,) * count,
+            weights=weights if self.split else None,
+        )
+        events: list[simulation.Event] = []
+        seconds = simulation.simulate(pipeline, self.micro_batches, events).seconds
+        ranks: dict[int, list[Interval]] = {rank: [] for rank in range(self.stages)}
+        for event in events:
+            middle = event.begin + inputs[0]
+            if event.kind == "backward" and not self.split:
+                ranks[event.stage] += [("backward", event.begin, middle), ("weights", middle, event.end)]
+            else:
+                ranks[event.stage].append((event.kind, event.begin, event.end))
+        return seconds / self.work - 1, ranks
 
 
 class Sleeper:
@@ -81,10 +118,13 @@ class Sleeper:
     def __init__(self, case: Case) -> None:
         self.unit = SECONDS / case.chunks
         self.backward = self.unit * (2 if case.recompute else 1)
-        self.intervals: list[tuple[str, float, float]] = []
+        self.intervals: list[Interval] = []
+        self.is_warm = False
 
     def sleep(self, kind: str, seconds: float) -> None:
-        """Sleep until so many seconds from now."""
+        """Sleep until so many seconds from now, once warm."""
+        if not self.is_warm:
+            return
         began = time.perf_counter()
         time.sleep(seconds)
         self.intervals.append((kind, began, time.perf_counter()))
@@ -139,10 +179,10 @@ class SleepingPart(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[S, B, H] → the same."""
         x = x if x.is_floating_point() else torch.zeros(x.shape[1], x.shape[0], HIDDEN)
-        moved: Tensor = SleepThrough.apply(x.requires_grad_(), self._sleeper)  # type: ignore[no-untyped-call]
         weight: Tensor = SleepForWeight.apply(  # type: ignore[no-untyped-call]
             self.weight, self._sleeper, *self._engine
-        )
+        )  # before the other, so that backward comes to it later
+        moved: Tensor = SleepThrough.apply(x.requires_grad_(), self._sleeper)  # type: ignore[no-untyped-call]
         return moved + weight
 
     def loss(self, x: Tensor, _targets: Tensor) -> Tensor:
@@ -220,8 +260,8 @@ def delay_sends() -> None:
             self.work.wait()
 
         def is_completed(self) -> bool:
-            """Not that we know."""
-            return False
+            """As `Work.is_completed`."""
+            return self.begun.is_set() and bool(self.work.is_completed())
 
     def send() -> None:
         while True:
@@ -254,96 +294,158 @@ def be_rank(  # noqa: PLR0917  (what, as whom, and where to)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=case.stages)
     if case.delay:
         delay_sends()
-    sleeper = Sleeper(case)
-    step, seconds = SIDES[side](case, sleeper), []
+    sleeper, steps = Sleeper(case), list[tuple[float, list[Interval]]]()
+    step = SIDES[side](case, sleeper)
     for _ in range(1 + rounds):
         distributed.barrier()
-        sleeper.intervals.clear()
         began = time.perf_counter()
         step()
-        distributed.barrier()
-        seconds.append(time.perf_counter() - began)
-    results.put((rank, seconds[1:], [(kind, a - began, b - began) for kind, a, b in sleeper.intervals]))
-    results.close()
-    results.join_thread()
+        ended = time.perf_counter()
+        if sleeper.is_warm:
+            steps.append((ended - began, [(kind, a - began, b - began) for kind, a, b in sleeper.intervals]))
+        sleeper.is_warm, sleeper.intervals = True, []
+    results.put((rank, steps))
+    store.wait(["measured"])
     os._exit(0)  # gloo would wait for the others
 
 
-def measure(case: Case, side: str, rounds: int) -> tuple[list[float], dict[int, Any]]:
-    """The seconds of each step, and every rank's intervals of the last."""
-    context = multiprocessing.get_context("fork")
+def measure(case: Case, side: str, rounds: int) -> list[dict[int, tuple[float, list[Interval]]]]:
+    """Seconds and intervals of each step by rank."""
+    context = multiprocessing.get_context("forkserver")  # this process has a store's thread, which a fork would lose
+    context.set_forkserver_preload(["torch.distributed.pipelining", "mtnlg_parallel.engine.pipeline_engine"])
     results: Any = context.Queue()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [
-        context.Process(target=be_rank, args=(case, side, rank, store.port, rounds, results))
+        context.Process(target=be_rank, args=(case, side, rank, store.port, rounds, results), daemon=True)
         for rank in range(case.stages)
     ]
     for process in ranks:
         process.start()
-    answers = [results.get(timeout=300) for _ in ranks]
+    answers: dict[int, list[tuple[float, list[Interval]]]] = {}
+    while len(answers) < case.stages:
+        try:
+            rank, steps = results.get(timeout=1.0)
+        except queue.Empty:
+            if any(process.exitcode is not None for process in ranks):
+                raise RuntimeError(f"a rank has died: {case}, {side}") from None
+        else:
+            answers[rank] = steps
+    store.set("measured", "")  # a rank that ended before would take its connections from those that still need them
     for process in ranks:
         process.join()
-    return answers[0][1], {rank: intervals for rank, _, intervals in answers}
+    return [{rank: steps[number] for rank, steps in answers.items()} for number in range(rounds)]
+
+
+def idle_share(step: dict[int, tuple[float, list[Interval]]]) -> float:
+    """The slowest rank's time over the busiest rank's work, less one."""
+    work = max(sum(end - begin for _, begin, end in intervals) for _, intervals in step.values())
+    return max(seconds for seconds, _ in step.values()) / work - 1
+
+
+def replay(case: Case, step: dict[int, tuple[float, list[Interval]]]) -> float:
+    """Seconds of a step of our engine if nothing but its sleeps, each as long as it was, and the delay took time."""
+    order = orders(case.stages, case.chunks, case.micro_batches, split=case.split)
+    sleeps = {rank: iter(end - begin for _, begin, end in spans) for rank, (_, spans) in step.items()}
+    left, now = [deque(rank_order) for rank_order in order], [0.0] * case.stages
+    arrivals: dict[tuple[str, int, int], float] = {}  # of a kind's message, for a micro-batch, at a virtual stage
+    last = case.stages * case.chunks - 1
+    while any(left):
+        for rank, actions in enumerate(left):
+            while actions:
+                kind, number, chunk = actions[0]
+                stage = chunk * case.stages + rank
+                is_begin = kind == "weights" or stage == (0 if kind == "forward" else last)
+                if not is_begin and (kind, number, stage) not in arrivals:
+                    break
+                actions.popleft()
+                now[rank] = max(now[rank], arrivals.get((kind, number, stage), 0.0))
+                for _ in range(1 + (kind == "backward" and not case.split)):
+                    now[rank] += next(sleeps[rank])
+                if kind != "weights":
+                    arrivals[kind, number, stage + (1 if kind == "forward" else -1)] = now[rank] + DELAY * case.delay
+    return max(now)
 
 
 COLOURS = {"forward": "#4c72b0", "backward": "#dd8452", "weights": "#55a868"}
 
 
-def draw(timelines: list[tuple[str, float, dict[int, Any]]], path: Path) -> None:
-    """Each pipeline's ranks over time, with the end of the work alone as a line."""
+def draw(timelines: list[tuple[str, dict[int, list[Interval]]]], path: Path) -> None:
+    """Each pipeline's ranks over time."""
     width, row, left = 1100, 12, 190
-    longest = max(end for _, _, ranks in timelines for spans in ranks.values() for *_, end in spans)
-    scale, y = (width - left - 10) / longest, 8.0
+    longest = max(end for _, ranks in timelines for spans in ranks.values() for *_, end in spans)
+    scale, y = (width - left - 10) / longest, 8
     lines = []
-    for name, work, ranks in timelines:
+    for name, ranks in timelines:
         lines.append(f'<text x="4" y="{y + 11}" font-size="11">{name}</text>')
-        for rank, spans in sorted(ranks.items()):
-            top = y + rank * row
-            lines += [
-                f'<rect x="{left + begin * scale:.1f}" y="{top:.1f}" width="{(end - begin) * scale:.1f}" '
-                f'height="{row - 2}" fill="{COLOURS[kind]}"/>'
-                for kind, begin, end in spans
-            ]
-        bottom, x = y + len(ranks) * row, left + work * scale
-        lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{bottom}" stroke="black" stroke-dasharray="3 2"/>')
-        y = bottom + 14
+        for (rank, spans), (kind, colour) in product(sorted(ranks.items()), COLOURS.items()):
+            boxes = "".join(
+                f"M{left + begin * scale:.1f} {y + rank * row}h{(end - begin) * scale:.1f}v{row - 2}"
+                f"h-{(end - begin) * scale:.1f}z"
+                for each, begin, end in spans
+                if each == kind
+            )
+            lines.append(f'<path d="{boxes}" fill="{colour}" stroke="white" stroke-width="0.4"/>')
+        y += len(ranks) * row + 10
     legend = "".join(
         f'<rect x="{left + 110 * n}" y="{y}" width="10" height="10" fill="{colour}"/>'
         f'<text x="{left + 110 * n + 14}" y="{y + 9}" font-size="11">{kind}</text>'
         for n, (kind, colour) in enumerate(COLOURS.items())
     )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + 18:.0f}" font-family="sans-serif">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + 18}" font-family="sans-serif">'
     body = '<rect width="100%" height="100%" fill="white"/>' + "\n".join(lines)
     path.write_text(f"{head}{body}{legend}</svg>\n", encoding="utf-8")
+
+
+SCHEDULES = {
+    "1F1B": (1, False),
+    "interleaved, 2 parts": (2, False),
+    "interleaved, 3 parts": (3, False),
+    "zero-bubble": (1, True),
+    "zero-bubble, 2 parts": (2, True),
+}
+"""Parts a rank, and whether weight gradients are apart."""
 
 
 def main() -> int:
     """Run it; returns the exit status."""
     parser = option_parser(__doc__, rounds=3)
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--schedules", choices=SCHEDULES, nargs="+", default=list(SCHEDULES))
     parser.add_argument("--recompute", action="store_true")
-    parser.add_argument("--picture", type=Path, help="SVG of the timelines of the first number of stages")
+    parser.add_argument(
+        "--picture", type=Path, help="SVG of the timelines of the first number of stages, and the ideal"
+    )
     chosen = parser.parse_args()
     suppress_output().__enter__()
-    result: dict[str, Any] = {**conditions("mtnlg-parallel", "torch"), "percent_of_the_work_idle": {}}
-    timelines = []
-    for stages in chosen.stages:
-        for chunks, split in ((1, False), (2, False), (3, False), (1, True), (2, True)):
-            for delay in (False, True):
-                case = Case(stages, chunks, split, delay, chosen.recompute)
-                name = f"{stages} ranks, parts each {chunks}{', split' * split}{', 5 ms a send' * delay}"
-                row: dict[str, Any] = {"theory": round(100 * case.theory, 1)}
-                for side in SIDES:
-                    seconds, spans = measure(case, side, chosen.rounds)
-                    idle = [100 * (second / case.work - 1) for second in seconds]
-                    row[side] = [round(value, 1) for value in (statistics.median(idle), min(idle), max(idle))]
-                    if stages == chosen.stages[0] and side == "ours":
-                        timelines.append((name, case.work, spans))
-                result["percent_of_the_work_idle"][name] = row
-                print(name, row, file=sys.stderr, flush=True)
+    result: dict[str, Any] = {**conditions("mtnlg-parallel", "torch"), "seconds_of_sleep": SECONDS}
+    result["real_time_priority"] = os.sched_getscheduler(0) == os.SCHED_FIFO
+    rows: dict[str, dict[str, Any]] = {}
+    result["idle_percent"], timelines = rows, []
+    for stages, schedule, delay in product(chosen.stages, chosen.schedules, (False, True)):
+        case = Case(stages, *SCHEDULES[schedule], delay, chosen.recompute)
+        name = f"{stages} ranks, {schedule}{', 5 ms a send' * delay}"
+        theory, ideal = case.simulate()
+        row: dict[str, Any] = {"theory": round(100 * theory, 1), "there_and_back": round(100 * case.there_and_back, 1)}
+        for side in SIDES if stages == chosen.stages[0] else ["ours"]:
+            steps = measure(case, side, chosen.rounds)
+            idle = [100 * idle_share(step) for step in steps]
+            row[side] = [round(value, 1) for value in (statistics.median(idle), min(idle), max(idle))]
+            if side == "ours":
+                slower = [max(seconds for seconds, _ in step.values()) / replay(case, step) - 1 for step in steps]
+                row["slower_than_its_sleeps"] = round(100 * statistics.median(slower), 1)
+            if stages == chosen.stages[0] and side == "ours" and not delay:
+                typical = min(steps, key=lambda step: abs(100 * idle_share(step) - row["ours"][0]))
+                timelines.append((f"{schedule}, measured", {rank: spans for rank, (_, spans) in typical.items()}))
+                timelines.append(("ideal", ideal))
+        rows[name] = row
+        print(name, row, file=sys.stderr, flush=True)
+    for stages in chosen.stages if {"1F1B", "zero-bubble"} <= set(chosen.schedules) else []:
+        ours = {name: rows[f"{stages} ranks, {name}"]["ours"][0] for name in chosen.schedules}
+        over = {name: round(idle / ours["1F1B"], 2) for name, idle in ours.items() if SCHEDULES[name][1]}
+        result[f"zero-bubble over 1F1B, {stages} ranks"] = over
     if chosen.picture:
         draw(timelines, chosen.picture)
-    write_result(result, chosen.out)
+    write_result({**result, "load_average_after": round(os.getloadavg()[0], 1)}, chosen.out)
     return 0
 
 

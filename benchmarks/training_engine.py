@@ -1,11 +1,12 @@
-"""One rank's training step: our engine at 1 x 1 x 1, a plain PyTorch loop of the same decoder, transformers' Trainer.
+"""One rank's training step: both engines at 1 x 1 x 1, a plain PyTorch loop of the same decoder, transformers' Trainer.
 
     python benchmarks/training_engine.py [--model cpu|dense-1.3b] [--rounds 5] [--steps 5] [--out FILE]
 
-The three train the same shape on the same tokens with AdamW and clipping, each in its own process. In every round each
-runs ``--steps`` steps, in varying order, so that other load costs all alike; the result has medians, ratios first. On a
-GPU the compiled plain loop is a fourth. Precision is fp32 on a CPU; on a GPU bf16, with fp32 accumulation and master
-weights in our engine, by autocast in the others.
+"engine" is that of train.schedule = "1f1b", DeepSpeed's; "pipeline engine" that of the other schedules. All train the
+same shape on the same tokens with AdamW and clipping, each in its own process. In every round each runs ``--steps``
+steps, in varying order, so that other load costs all alike; the result has medians, ratios first. On a GPU the compiled
+plain loop is one more. Precision is fp32 on a CPU; on a GPU bf16, with fp32 accumulation and master weights in our
+engines, by autocast in the others.
 
 Also measured on our engine: the share of a step that waits for samples; the time that a background checkpoint adds to
 the steps it overlaps, as a share of the 100 steps between two; and the time from the command to the first step.
@@ -54,6 +55,8 @@ GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 BETWEEN = 100
 """Steps from one checkpoint to the next, as in recipes/mt-nlg-530b."""
+
+ENGINES = ("engine", "pipeline engine")
 
 MODELS = {
     "cpu": ModelConfig(
@@ -227,6 +230,9 @@ def serve(side: str, name: str, folder: Path) -> None:
     out.mkdir(exist_ok=True)
     go = {
         "engine": lambda: engine_side(recipe, data, out),
+        "pipeline engine": lambda: engine_side(
+            recipe.model_copy(update={"train": recipe.train.model_copy(update={"schedule": "zero-bubble"})}), data, out
+        ),
         "plain": lambda: plain_side(recipe, data, compiled=False),
         "compiled": lambda: plain_side(recipe, data, compiled=True),
         "trainer": lambda: trainer_side(recipe, data, out),
@@ -277,7 +283,8 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     """Run all sides in rounds; return all figures."""
     recipe = make_recipe(name)
     make_data(folder / "data", recipe.model.vocabulary, 1 << 22)
-    sides = {side: Side(side, name, folder) for side in ("engine", "plain", "trainer", *(["compiled"] if GPU else []))}
+    others = ["plain", "trainer", *(["compiled"] if GPU else [])]
+    sides = {side: Side(side, name, folder) for side in (*ENGINES, *others)}
     for process in sides.values():
         process.go(2)  # warm
     seconds: dict[str, list[float]] = {side: [] for side in (*sides, "engine with a checkpoint")}
@@ -297,7 +304,7 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     tokens = recipe.train.batch * recipe.model.sequence
     peak = peak_flops(torch.cuda.get_device_name()) if GPU else None
     return {
-        "ratios of tokens/s": {f"engine / {s}": step[s] / step["engine"] for s in sides if s != "engine"},
+        "ratios of tokens/s": {f"{e} / {s}": step[s] / step[e] for e in ENGINES for s in others},
         "share of a step waiting for samples": statistics.median(waits),
         f"share of {BETWEEN} steps that a checkpoint takes": statistics.median(saving) / (BETWEEN * step["engine"]),
         "seconds to the first step": [first_step(recipe, folder) for _ in range(3)],

@@ -40,7 +40,8 @@ def _section(name: str, schema: type[BaseModel]) -> Iterator[str]:
         yield "| key | type | default | unit | paper | what it does |"
         yield "|---|---|---|---|---|---|"
         for leaf in rows:
-            cells = (f"`{leaf.path[-1]}`", f"`{_type(leaf.field.annotation)}`", _code(leaf.default), leaf.note("unit"))
+            default = "False" if leaf.field.default is False else leaf.default
+            cells = (f"`{leaf.path[-1]}`", f"`{_type(leaf.field.annotation)}`", _code(default), leaf.note("unit"))
             yield _row(*cells, leaf.note("paper"), leaf.field.description or "")
         yield ""
 
@@ -74,7 +75,9 @@ def _type(annotation: Any) -> str:  # noqa: ANN401  (any annotation)
         return f"list of {_type(arguments[0])}"
     if origin is dict:
         return f"table of {_type(arguments[1])}"
-    if arguments and not hasattr(annotation, "__metadata__"):
+    if hasattr(annotation, "__metadata__"):
+        return _type(arguments[0])
+    if arguments:
         return " or ".join(dict.fromkeys(map(_type, arguments)))
     return {"str": "string", "Path": "path"}.get(name := getattr(annotation, "__name__", str(annotation)), name)
 
@@ -88,8 +91,8 @@ def _row(*cells: str) -> str:
 
 
 def undocumented() -> list[str]:
-    """Keys of data.toml without a description."""
-    rows = (leaf for _, own in _tables(DataRecipe, ()) for leaf in own)
+    """Keys without a description."""
+    rows = (leaf for recipe in (DataRecipe, TrainRecipe) for _, own in _tables(recipe, ()) for leaf in own)
     return [".".join(leaf.path) for leaf in rows if not leaf.field.description]
 
 

@@ -28,6 +28,7 @@ import torch  # noqa: E402
 import torch.utils.tensorboard  # noqa: E402
 from torch import distributed  # noqa: E402
 from torch.distributed import distributed_c10d  # noqa: E402
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -36,8 +37,9 @@ from mtnlg_model.checkpoint import tensor_file  # noqa: E402
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel.engine import deepspeed_engine, process, sharded_optimizer, zero  # noqa: E402
+from mtnlg_parallel.engine import deepspeed_engine, pipeline_engine, process, sharded_optimizer, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
+from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
 from mtnlg_parallel.launch import health  # noqa: E402
 from mtnlg_parallel.model import head, slicing, tensor_parallel  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
@@ -50,6 +52,7 @@ from mtnlg_parallel.training.samples import open_data  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from training import resume_runs  # noqa: E402
+from training.host_reads import HostReads  # noqa: E402
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -64,8 +67,10 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     device = process.init_distributed(recipes[0].layout)
     if request.get("as_on_cuda"):
         compute_as_on_cuda()
-    results = []
+    results, moved, move_out = [], list[Any](), HostActivations.moved_out
+    HostActivations.moved_out = lambda *words: moved.append(words) or move_out(*words)  # type: ignore[func-returns-value, method-assign]
     for recipe, out in zip(recipes, request["outs"], strict=True):
+        moved.clear()
         data = open_data(Path(request["data"]), recipe)
         if rank == 0:
             prepare_run_dir(Path(out), recipe, data.train.fingerprint, resume=True)
@@ -82,6 +87,7 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
             {
                 "steps": steps,
                 "parameters": sum(part.parameter.numel() for part in local),
+                "passes_moved_out": len(moved),
                 "judged": [list(window) for window in training.guard._window.values()],
                 "sums": {part.name: float(part.parameter.double().sum()) for part in local if part.parameter.ndim == 1},
             }
@@ -141,6 +147,38 @@ class ReducedDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             assert frame.f_back
             frame = frame.f_back
         return frame.f_code
+
+
+def host_reads(request: dict[str, Any], rank: int) -> list[dict[str, int]]:
+    """Train; return for each recipe what has made the host wait in the engine's last step, by function."""
+    reads: dict[Training, dict[str, int]] = {}
+    train_step = Training.step
+
+    def recording(training: Training, batches: Prefetch | None) -> Step:
+        with HostReads() as step_reads:
+            step = train_step(training, batches)
+        reads[training] = dict(step_reads.found)
+        return step
+
+    Training.step = recording  # type: ignore[assignment, method-assign]
+    train(request, rank)
+    return list(reads.values())
+
+
+def stream_synchronizations(request: dict[str, Any], rank: int) -> int:
+    """Train on a GPU; return how often the last step has waited for a stream or an event."""
+    counts, train_step = [], Training.step
+
+    def recording(training: Training, batches: Prefetch | None) -> Step:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+            step = train_step(training, batches)
+        waits = ("cudaStreamSynchronize", "cudaEventSynchronize")
+        counts.append(sum(event.name in waits for event in trace.events()))
+        return step
+
+    Training.step = recording  # type: ignore[assignment, method-assign]
+    train(request, rank)
+    return counts[-1]
 
 
 def reduced_dtypes(request: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -307,6 +345,9 @@ def compute_as_on_cuda() -> None:
     """Use the fused AdamW."""
     build_optimizer = deepspeed_engine.build_optimizer
     deepspeed_engine.build_optimizer = lambda module, train, **_: build_optimizer(module, train, fused=True)
+    vars(pipeline_engine)["ShardedOptimizer"] = lambda *words, **_: sharded_optimizer.ShardedOptimizer(
+        *words, fused=True
+    )
 
 
 def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -348,6 +389,8 @@ SCENARIOS = {
     "state_bytes": state_bytes,
     "head_losses": head_losses,
     "reduced_dtypes": reduced_dtypes,
+    "host_reads": host_reads,
+    "stream_synchronizations": stream_synchronizations,
     "dropout_seeds": dropout_seeds,
     "group_timeouts": group_timeouts,
     "groups_made": groups_made,

@@ -167,6 +167,7 @@ def _draw_part(draw: random.Random) -> Json:
         "checkpoint_every": draw.choice((0, 0, 2)),
         "validation_every": draw.choice((0, 0, 2)),
     }
+    train["offload_activations"] = train["schedule"] != "1f1b" and draw.random() < 0.3
     train["validation_samples"] = dp * train["micro_batch"] * draw.randint(1, 3)
     return {"layout": {"tp": tp, "pp": pp, "dp": dp}, "train": train}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mtnlg_parallel.planner.cluster import load_software
 from mtnlg_parallel.planner.memory import memory
+from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import Run
 from training.reference_loop import RunRanks, recipe_of
 

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
@@ -134,6 +135,39 @@ def test_zero_bubble_in_bf16_follows_fp32_and_resumes_to_the_last_bit(
         assert step["loss"] == pytest.approx(expected["loss"], rel=BF16_LOSS)
         assert step["grad_norm"] == pytest.approx(expected["grad_norm"], rel=BF16_NORM)
     assert losses_and_norms([*first, *second]) == losses_and_norms(whole)
+
+
+def test_a_step_makes_the_host_wait_for_nothing_but_loss_and_norm_at_its_end(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    changes: list[Json] = [{"schedule": "zero-bubble", "chunks": 2, "offload_activations": True, "recompute": "none"}]
+    changes += [{"recompute": "none"}, {"schedule": "interleaved", "chunks": 2, "recompute": "full"}]
+    recipes = [recipe_of((2, 2, 1), FOUR_LAYERS, samples=24, **change) for change in changes]
+    outs = [tmp_path / str(number) for number in range(len(recipes))]
+    answers = run_ranks("host_reads", recipes, data=data, outs=outs, as_on_cuda=True)
+    for zero_bubble, deepspeeds, interleaved in answers:
+        assert zero_bubble == interleaved == {"pipeline_engine.train_batch": 1}
+        assert deepspeeds.keys() <= {"deepspeed_engine._loss_and_grad_norm", "utils.is_invalid_grad_norm"}
+        assert sum(deepspeeds.values()) <= 5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_on_a_gpu_waits_for_a_stream_once(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(schedule="zero-bubble", precision="bf16", recompute="none", samples=24)
+    assert run_ranks("stream_synchronizations", [recipe], data=data, outs=[tmp_path]) == [1]
+
+
+def test_activations_kept_on_the_host_change_no_bit(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+    """With dropout, each kind of recomputation, and weight gradients that wait."""
+    model = {**FOUR_LAYERS, "dropout": 0.1, "attention_dropout": 0.1}
+    same: Json = {"schedule": "zero-bubble", "chunks": 2, "samples": 24}
+    kinds = [(r, offload) for r in ("none", "selective", "full") for offload in (False, True)]
+    recipes = [recipe_of((2, 2, 1), model, recompute=r, offload_activations=o, **same) for r, o in kinds]
+    outs = [tmp_path / str(number) for number in range(len(recipes))]
+    answers = run_ranks("train", recipes, data=data, outs=outs)[0]
+    kept, moved = ([losses_and_norms(answer["steps"]) for answer in answers[first::2]] for first in (0, 1))
+    assert moved == kept
+    assert all(answer["passes_moved_out"] > 10 for answer in answers[1::2])
 
 
 def test_the_fused_adamw_updates_alike(reference: Reference, run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.layout import SLICED_AXES, Axis, Layout, balanced_cuts, layout_error, parse_layout, stages
+from mtnlg_parallel.layout import (
+    SLICED_AXES,
+    Axis,
+    Layout,
+    balanced_cuts,
+    decoder_error,
+    layout_error,
+    parse_layout,
+    stages,
+)
 
 MT_NLG = Layout(tp=8, pp=35, dp=8)
 AXES: tuple[Axis, ...] = ("tp", "pp", "dp")
@@ -103,8 +112,19 @@ def test_a_vocabulary_that_was_not_padded_is_refused() -> None:
     assert layout_error(Layout(tp=2), config) == "layout.tp = 2 does not divide model.vocabulary = 50257; use 1"
 
 
+def test_kv_heads_that_cannot_be_cut_and_padding_are_refused() -> None:
+    shared = PRESETS["qwen2.5-0.5b"]
+    assert layout_error(Layout(tp=2), shared) is None
+    assert layout_error(Layout(tp=14), shared) == "layout.tp = 14 does not divide model.kv_heads = 2; use 1 or 2"
+    padded = PRESETS["tiny"].model_copy(update={"vocabulary_padding": 3})
+    assert decoder_error(shared) is None
+    assert decoder_error(padded) == (
+        "model.vocabulary_padding = 3: the head over ranks knows no padding; import without --vocabulary-multiple"
+    )
+
+
 def test_every_sliced_parameter_is_one_of_the_decoders() -> None:
-    config = PRESETS["tiny"]
+    config = PRESETS["tiny"].model_copy(update={"mlp": "swiglu", "tied": False})
     names = {name.removeprefix("embedding.") for name in config.outer_shapes()} | set(config.layer_shapes())
     assert set(SLICED_AXES) <= names
 

@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -60,6 +61,25 @@ def test_prefetching_gives_every_step_the_micro_batches_that_it_would_have_read(
         for expected in micro_batches(Numbers(), range(before, before + batch), 2, 2, 1):
             assert all(bool((one == other).all()) for one, other in zip(next(prefetch), expected, strict=True))
     prefetch.close()
+
+
+def test_for_a_gpu_micro_batches_are_contiguous_in_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the host would wait for each copy. Pinning needs a GPU, so only that it is asked for is seen."""
+    pinned: list[torch.Tensor] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    prefetch = Prefetch(Numbers(), recipe_of(dp=1, samples=100), 0, dp_rank=0, pinned=True)
+    inputs, targets = next(prefetch)
+    prefetch.close()
+    assert inputs is pinned[0]
+    assert targets is pinned[1]
+    assert len(inputs) > 1
+    assert inputs.is_contiguous()
+    assert targets.is_contiguous()
 
 
 def test_a_damaged_store_raises_when_its_sample_is_due() -> None:

@@ -1,9 +1,7 @@
 """``mtnlg-parallel plan``: what it prints, writes and refuses."""
 
-import csv
 import json
 import re
-from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -19,10 +17,6 @@ from mtnlg_parallel.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
 PAPER = ("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35,dp=8")
-HEADER = (
-    "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,"
-    "tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)"
-)
 
 
 def plan(*words: object) -> str:
@@ -65,7 +59,7 @@ def test_the_ramp_costs_what_small_batches_cost() -> None:
 def test_the_papers_run_on_its_nodes_needs_no_more_words(nodes: int, seconds: float) -> None:
     told = json.loads(plan("mt-nlg-530b", "--cluster", "selene", "--nodes", nodes, "--json"))
     assert told["gpus"] == 8 * nodes
-    assert told["step_seconds"] == pytest.approx(seconds, rel=0.03)
+    assert told["step_seconds"] == pytest.approx(seconds, rel=0.04)
 
 
 def test_a_preset_without_a_layout_takes_the_quickest() -> None:
@@ -83,6 +77,7 @@ def test_a_person_reads_a_table() -> None:
 def test_scaling_prints_the_papers_table_beside_ours() -> None:
     said = plan("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35", "--scaling", "280,350,420")
     assert re.search(r"420\s+3,360\s+12\s+4\d\.\d\s+44\.4\s+[+-]\d\.\d%", said)
+    assert "90 % of steps take" in said
 
 
 def test_a_search_shows_the_best_and_why_others_were_rejected() -> None:
@@ -90,7 +85,9 @@ def test_a_search_shows_the_best_and_why_others_were_rejected() -> None:
     assert len(found["best"]) == 3
     assert found["fitting"] + len(found["rejected"]) > 100
     assert all(rejected["reason"] for rejected in found["rejected"])
-    assert "rejected for memory" in plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search")
+    said = plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search")
+    assert "rejected for memory" in said
+    assert "90 % of steps take" in said
 
 
 def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Path) -> None:
@@ -102,20 +99,6 @@ def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Pa
     page = (tmp_path / "step.html").read_text()
     assert page.count("<rect") == 2 * 4 * 8 + 1
     assert not re.search(r"<script|href|src=", page)
-
-
-def test_rows_come_back_with_what_was_predicted(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(f"note,{HEADER}\nmine,8,16,2,2048,16,20,1024,2,2,2,263.1\nours,2,4,1,2048,16,24,1024,2,1,1,356.0\n")
-    back = list(csv.DictReader(StringIO(plan("--rows", path))))
-    assert [row["note"] for row in back] == ["mine", "ours"]
-    assert all(0.7 < float(row["predicted (ms)"]) / float(row["iteration time (ms)"]) < 1.3 for row in back)
-    plan("--rows", path, "--out", path)
-    again = list(csv.DictReader(StringIO(plan("--rows", path))))
-    assert again == back, "an earlier prediction is replaced, not added to"
-    told = json.loads(plan("--rows", path, "--json"))
-    assert told["rows"] == 2
-    assert told["mean_absolute_error"] < 0.3
 
 
 def test_a_cluster_of_ones_own_is_planned_on(tmp_path: Path) -> None:
@@ -221,22 +204,6 @@ def test_what_cannot_be_planned_is_refused_with_the_nearest_that_can(words: tupl
     assert line in refusal(*words)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line"),
-    [
-        ("hidden size", "width", "column 'hidden size' is missing"),
-        ("8,16,2,2048", "8,16,3,2048", "line 2: dp 2 x micro-batch 3 does not divide the batch 16"),
-        ("8,16,2,2048", "9,16,2,2048", "line 2: tp=2,pp=2,dp=2 is 8 GPUs, not 9"),
-        ("8,16,2,2048", "8,16,2,lots", "line 2: invalid literal"),
-        (",263.1", "", "line 2: 10 fields under 11 columns"),
-    ],
-)
-def test_a_csv_that_is_wrong_is_refused_by_line(tmp_path: Path, old: str, new: str, line: str) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(f"{HEADER}\n8,16,2,2048,16,20,1024,2,2,2,263.1\n".replace(old, new))
-    assert line in refusal("--rows", path)
-
-
 def test_training_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "dense-6.7b"
     if not recipe.exists():
@@ -249,3 +216,62 @@ def test_training_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Pa
     assert not (tmp_path / "out").exists()
     with pytest.raises(DataFailure, match=r"blend\.json"):  # forced, it goes on to the data, which are not there
         CliRunner().invoke(app, [*words, "--force"], catch_exceptions=False)
+
+
+def test_a_page_shows_the_step_its_layouts_and_switches_and_needs_nothing(tmp_path: Path) -> None:
+    words = ("llama-3.1-8b", "--set", "model.sequence=8192", "--cluster", "dgx-h100", "--software", "megatron-core")
+    run = ("--layout", "tp=2,pp=2,dp=2", "--batch", "16", "--recompute", "selective")
+    plan(*words, *run, "--html", tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    for title in (
+        "Where the time goes",
+        "The pipeline",
+        "Memory by stage",
+        "over nodes",
+        "Best layouts",
+        "each switch",
+    ):
+        assert title in page
+    assert page.count("stage 1") >= 1
+    assert "overlap_tensor" in page
+    assert not re.search(r"<script|href|src=", page)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--set", "model.vocabulary_padding=8"), "padding"),
+        (("--software", "megatron-lm", "--zero", "3"), "megatron-lm has not got FSDP; use --software megatron-core"),
+        (("--software", "llm-foundry", "--cp", "2"), "llm-foundry has not got context parallelism"),
+        (("--software", "megatron-lm", "--precision", "fp8"), "megatron-lm has not got FP8"),
+        (("--software", "megatron-core", "--cp", "3"), "cp 3 does not divide model.sequence"),
+    ],
+)
+def test_what_a_program_has_not_got_is_refused(words: tuple[str, ...], line: str) -> None:
+    assert line in refusal("llama-3.1-8b", "--batch", "16", "--layout", "dp=2", *words)
+
+
+def test_any_decoder_and_sharding_is_planned_where_the_program_has_it() -> None:
+    """FSDP with activations recomputed fits 8 GPUs what ZeRO-1 does not; HSDP reduces over replicas too."""
+    words = ("llama-3.1-8b", "--set", "model.sequence=8192", "--cluster", "dgx-h100", "--software", "torchtitan")
+    run = ("--layout", "dp=16", "--batch", "16", "--json")
+    plans = [
+        json.loads(plan(*words, *run, "--zero", zero, *more))
+        for zero, more in ((1, ()), (3, ()), (3, ("--shards", "8")), (3, ("--precision", "fp8")))
+    ]
+    whole, sharded, replicated, narrow = plans
+    assert sharded["memory_bytes"] < whole["memory_bytes"] - 40e9
+    assert sharded["memory_bytes"] < replicated["memory_bytes"] < whole["memory_bytes"]
+    assert narrow["step_seconds"] < sharded["step_seconds"]
+    assert all(p["low_step_seconds"] < p["step_seconds"] < p["high_step_seconds"] for p in plans)
+
+
+def test_a_cluster_may_be_like_another_but_for_what_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nlike = "dgx-h100"\n[measured]\nclock = 0.8\n', encoding="utf-8")
+    mine, base = load_cluster(str(path)), load_cluster("dgx-h100")
+    assert mine.measured == base.measured.model_copy(update={"clock": 0.8})
+    assert (mine.gpu, mine.node, mine.name) == (base.gpu, base.node, "mine")
+    path.write_text('name = "mine"\nlike = "dgx-h1000"\n', encoding="utf-8")
+    with pytest.raises(Failure, match="like = 'dgx-h1000': unknown"):
+        load_cluster(str(path))

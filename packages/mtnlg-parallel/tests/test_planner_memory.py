@@ -1,12 +1,16 @@
 """Predicted memory: against the literature's figures per GPU, and what fits and what does not."""
 
+from itertools import accumulate
+
 import pytest
 
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_parallel.engine.schedule import orders
 from mtnlg_parallel.layout import Layout, head_chunk
-from mtnlg_parallel.planner.cluster import ENGINES, load_cluster, load_software
+from mtnlg_parallel.planner import step
+from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.memory import Memory, fullest_stage, layer_bytes, memory, memory_error
+from mtnlg_parallel.planner.programs import ENGINES, load_software
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.search import search
 
@@ -87,23 +91,22 @@ def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> No
     tokens, (vocabulary, hidden) = 32 * run.model.sequence, (run.model.vocabulary, run.model.hidden)
     whole = memory(run, program.model_copy(update={"chunked_head": False}))[0]
     chunked = memory(run, program)[0]
-    assert whole.logits == 6 * tokens * vocabulary
+    assert whole.logits == 10 * tokens * vocabulary  # in 16 bits, in fp32, and the gradient of that
     assert chunked.logits == 2 * (head_chunk(tokens, hidden, vocabulary) * vocabulary + tokens * hidden)
     assert chunked._replace(logits=0, slack=0) == whole._replace(logits=0, slack=0)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_weight_gradients_put_off_keep_what_the_engines_order_makes_wait(chunks: int) -> None:
-    """At the peak of the order that the engine runs, a micro-batch of every chunk for each stage."""
+    """At the peak of the order that the engine runs, on every stage: s + 1 passes over its largest chunk."""
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 24, interleave=chunks, recompute="none", splits_backward=True)
+    software = load_software(ENGINES[1])
     each = 2 * run.shape.elements * (4 + 12 / 2)  # x and dy of four products: four of h, and 12 h over the two ranks
-    most = waiting = 0
-    for action in orders(4, chunks, run.micro_batches, split=True)[0]:
-        waiting += {"forward": 0, "backward": 1, "weights": -1}[action.kind]
-        most = max(most, waiting)
-    layers = 16 // (4 * chunks)
-    assert memory(run, load_software(ENGINES[1]))[0].waiting == pytest.approx(most * layers * each)
-    assert memory(run._replace(splits_backward=False), load_software(ENGINES[1]))[0].waiting == 0
+    layers = [chunk.layers for chunk in step.chunks(run, software)]
+    for number, order in enumerate(orders(4, chunks, run.micro_batches, split=True)):
+        most = max(accumulate({"forward": 0, "backward": 1, "weights": -1}[action.kind] for action in order))
+        assert memory(run, software)[number].waiting == pytest.approx(most * max(layers[number::4]) * each)
+    assert memory(run._replace(splits_backward=False), software)[0].waiting == 0
 
 
 def test_the_pipeline_engine_has_no_gradients_in_bf16() -> None:
@@ -131,3 +134,25 @@ def test_a_search_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
     everything = search(template, SELENE, LM, 16, count=found.fitting)
     assert len(everything.best) == found.fitting
     assert [one.run for one in everything.best[:3]] == [one.run for one in found.best]
+
+
+def test_four_percent_of_the_memory_stay_free() -> None:
+    run = RUNS["22B"]
+    total = max(stage.total for stage in held(run))
+    for share, fits in ((0.97, False), (0.95, True)):
+        gpu = SELENE.gpu.model_copy(update={"memory_bytes": total / share})
+        assert (memory_error(held(run), SELENE.model_copy(update={"gpu": gpu})) is None) == fits
+
+
+def test_fsdp_holds_shards_and_a_layer() -> None:
+    """fp32 weights, gradients and moments over 8 ranks; beside them a layer, the next, and the head's table."""
+    model, program = shape(24, 2048, 16), load_software("torchtitan")
+    run = Run(model, Layout(dp=8), 8, recompute="none", zero=3)
+    (stage,) = memory(run, program)
+    assert (stage.weights, stage.gradients, stage.moments, stage.master) == pytest.approx(
+        (model.parameters / 2, model.parameters / 2, model.parameters, 0)
+    )
+    layer, table = 12 * 2048**2, 51200 * 2048
+    assert stage.gathered == 2 * (2 * layer + table) + 6 * max(layer, table)
+    (once,) = memory(run._replace(zero=2), program)
+    assert once.gathered > 2 * model.parameters

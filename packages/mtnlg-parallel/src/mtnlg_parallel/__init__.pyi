@@ -1,6 +1,7 @@
 from .launch.run import train
 from .layout import Layout, parse_layout, stages
-from .planner.cluster import Cluster, Software, load_cluster, load_software
+from .planner.cluster import Cluster, load_cluster
+from .planner.programs import Software, load_software
 from .planner.report import plan
 from .planner.run import Run
 from .planner.search import search

@@ -1,4 +1,4 @@
-"""The command line ``mtnlg-parallel``: train, restart, status, layout, plan, build-kernels."""
+"""The command line ``mtnlg-parallel``: train, restart, status, layout, plan, calibrate, build-kernels."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mtnlg_parallel.record.trackers import check_wandb
 
 from .launch import run as launch
 from .launch import slurm
+from .launch.calibration import calibrate_command
 from .launch.local import die_with_parent, is_rank
 from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
@@ -165,6 +166,7 @@ def show_layout(
 
 
 app.command("plan")(plan_command)
+app.command("calibrate")(calibrate_command)
 
 
 @app.command("build-kernels")

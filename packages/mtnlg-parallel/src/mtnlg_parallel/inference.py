@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed, nn
 
+from mtnlg_model import rotary
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.functional import fp32_logits
 from mtnlg_parallel import rendezvous
 from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_device, set_timeouts
 from mtnlg_parallel.model.stage_modules import Embedding, Head, Layer, Norm
 
-from .layout import SLICED_AXES, layout_error, stages
+from .layout import SLICED_AXES, decoder_error, layout_error, stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +54,7 @@ class DecoderShard:
     def __init__(self, checkpoint: Checkpoint, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
         """Build the modules and read their weights. Raises ``UsageFailure`` if ``layout`` does not fit the decoder."""
         config = self.config = checkpoint.config
-        if error := layout_error(layout, config):
+        if error := decoder_error(config) or layout_error(layout, config):
             raise UsageFailure(error)
         rank = distributed.get_rank()
         self.layout, self.place, self.device, self.dtype = layout, layout.coordinates(rank), device, dtype
@@ -64,7 +65,9 @@ class DecoderShard:
         self.embedding = Embedding(config, self.slicing, device) if is_first else None
         self.layers = {n: Layer(config, n, self.slicing, "none", device) for n in stage.layers}
         self.norm = Norm(config, self.slicing, device) if is_last else None
-        self.head = self.embedding or (Head(config, self.slicing, device) if is_last else None)
+        # The first stage has it as well: it draws the tokens that it continues.
+        has_head = is_last and not is_first if config.tied else is_first or is_last
+        self.head = Head(config, self.slicing, device) if has_head else None
         self._previous = layout.rank(self.place.tp, self.place.pp - 1, self.place.dp) if not is_first else -1
         self._next = layout.rank(self.place.tp, self.place.pp + 1, self.place.dp) if not is_last else -1
         self._sends: list[tuple[distributed.Work, Tensor]] = []
@@ -72,14 +75,18 @@ class DecoderShard:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         shapes = self.config.parameter_shapes()
-        modules: dict[str, nn.Module | None] = {"embedding": self.head, "final_norm": self.norm}
-        modules |= {f"layers.{n}": layer for n, layer in self.layers.items()}
-        for prefix, module in modules.items():
+        modules: list[tuple[str, nn.Module | None]] = [
+            ("embedding", self.embedding),
+            ("embedding" if self.config.tied else "", self.head),
+            ("final_norm", self.norm),
+        ]
+        modules += [(f"layers.{n}", layer) for n, layer in self.layers.items()]
+        for prefix, module in modules:
             if module is None:
                 continue
             module.to(self.dtype).eval().requires_grad_(requires_grad=False)
             for suffix, parameter in module.named_parameters():
-                name, axis = f"{prefix}.{suffix}", SLICED_AXES.get(suffix)
+                name, axis = f"{prefix}.{suffix}".removeprefix("."), SLICED_AXES.get(suffix)
                 parameter.copy_(checkpoint.tensor(name, self.slicing.box(shapes[name], axis)))
 
     @torch.inference_mode()
@@ -97,8 +104,11 @@ class DecoderShard:
             b, s = tokens_BS.shape
             x_SBH = torch.empty(s, b, self.config.hidden, dtype=self.dtype, device=self.device)
             distributed.recv(x_SBH, self._previous)
+        rotation = None
+        if self.config.positions == "rotary" and positions_BS is not None:
+            rotation = rotary.rotation(self.config, positions_BS, self.dtype)
         for number, layer in self.layers.items():
-            x_SBH = layer(x_SBH, attend[number] if attend else None)
+            x_SBH = layer(x_SBH, attend[number] if attend else None, rotation)
         if self.norm is not None:
             normed: Tensor = self.norm(x_SBH)
             return normed
@@ -139,9 +149,11 @@ class DecoderShard:
 
     def local_logits(self, x_NH: Tensor) -> Tensor:
         """[N, H] → this rank's slice of the logits, [N, W] in fp32; only on the first and the last stage."""
-        if self.head is None:
+        if self.head is not None:
+            return fp32_logits(x_NH, self.head.weight)
+        if self.embedding is None:
             raise RuntimeError(f"stage {self.place.pp} of {self.layout.pp} has no token table")
-        return fp32_logits(x_NH, self.head.token.weight)
+        return fp32_logits(x_NH, self.embedding.token.weight)
 
     def _all_reduce(self, x_N: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:
         distributed.all_reduce(x_N, operation, group=self.slicing.group)

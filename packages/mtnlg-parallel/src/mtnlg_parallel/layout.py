@@ -11,6 +11,9 @@ Stage bounds minimise the cost of the slowest stage. Forward cost of a token, in
 
     layer  24 h² + 4 h s        head  2 h V        embedding  2 h (two rows read and added)
 
+of a GPT; of another decoder, 2 W for 24 h² where a layer's matrices have W weights, and heads x head size for h in
+4 h s.
+
 Backward costs twice as much. Full recomputation repeats a layer's forward, selective its attention core, 4 h s; the
 head is never recomputed. The head processes its tokens in chunks.
 """
@@ -40,11 +43,17 @@ SLICED_AXES: Final[dict[str, int]] = {
     "attention.qkv.weight": 0,
     "attention.qkv.bias": 0,
     "attention.out.weight": 1,
+    "mlp.gate.weight": 0,
+    "mlp.gate.bias": 0,
     "mlp.up.weight": 0,
     "mlp.up.bias": 0,
     "mlp.down.weight": 1,
+    "head.weight": 0,
 }
 """Axis that tensor parallelism slices, by a parameter's name within its module; all others are replicated."""
+
+NORMS_OF_HEADS: Final = ("attention.q_norm.weight", "attention.k_norm.weight")
+"""Replicated parameters of which each tensor-parallel rank sees its own heads only: their gradients are summed."""
 
 CHUNK_MULTIPLE: Final = 128
 """The head's chunks are a multiple of this many tokens, a tile of matrix products."""
@@ -112,9 +121,9 @@ def parse_layout(text: str) -> dict[str, int]:
 def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = False) -> str | None:
     """Why ``layout`` does not fit this decoder, with the valid degrees; None if it does.
 
-    tp must also divide the hidden size and the MLP's width, but heads divide both.
+    tp must also divide the hidden size, but where it matters heads divide that.
     """
-    keys = ("heads", "vocabulary", "sequence") if sequence_parallel else ("heads", "vocabulary")
+    keys = ("heads", "kv_heads", "ffn", "vocabulary", *(("sequence",) if sequence_parallel else ()))
     sizes: dict[str, int] = {key: getattr(config, key) for key in keys}
     for key, size in sizes.items():
         if size % layout.tp:
@@ -124,6 +133,14 @@ def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = 
             return f"layout.tp = {layout.tp} does not divide model.{key} = {size}; use {choices}{way_out}"
     if layout.pp > config.layers:
         return f"layout.pp = {layout.pp} stages for model.layers = {config.layers}; use 1 to {config.layers}"
+    return None
+
+
+def decoder_error(config: ModelConfig) -> str | None:
+    """Why this decoder cannot be cut over ranks; None if it can be."""
+    if config.vocabulary_padding:
+        padding = f"model.vocabulary_padding = {config.vocabulary_padding}"
+        return f"{padding}: the head over ranks knows no padding; import without --vocabulary-multiple"
     return None
 
 
@@ -153,8 +170,8 @@ class Stage(NamedTuple):
 
 def stages(config: ModelConfig, layout: Layout, recompute: Recompute) -> tuple[Stage, ...]:
     """Cut a decoder into pipeline stages of balanced cost."""
-    h, core = config.hidden, 4 * config.hidden * config.sequence
-    layer = 24 * h * h + core
+    h, core = config.hidden, 4 * config.heads * config.head_size * config.sequence
+    layer = core + 2 * sum(prod(shape) for shape in config.layer_shapes().values() if len(shape) > 1)
     recomputed = {"none": 0, "selective": core, "full": layer}[recompute]
     costs = [float(3 * layer + recomputed)] * config.layers
     costs[0] += 3 * 2 * h
@@ -165,7 +182,9 @@ def stages(config: ModelConfig, layout: Layout, recompute: Recompute) -> tuple[S
         parts = [f"layers.{n}" for n in range(start, stop)]
         parts = ["embedding", *parts] if number == 0 else parts
         parts = [*parts, "final_norm", "head"] if number == layout.pp - 1 else parts
-        parameters = sum(part_parameters(config, layout, part) for part in parts if part != "head" or number)
+        parameters = sum(
+            part_parameters(config, layout, part) for part in parts if part != "head" or number or not config.tied
+        )
         cost = sum(costs[start:stop]) / sum(costs)
         cut.append(Stage(number, range(start, stop), tuple(parts), parameters, cost))
     return tuple(cut)
@@ -176,7 +195,7 @@ def part_parameters(config: ModelConfig, layout: Layout, part: str) -> int:
     if part.startswith("layers."):
         shapes = config.layer_shapes()
     else:
-        prefix = "embedding.token." if part == "head" else f"{part}."
+        prefix = "embedding.token." if part == "head" and config.tied else f"{part}."
         outer = config.outer_shapes().items()
         shapes = {name.removeprefix("embedding."): shape for name, shape in outer if name.startswith(prefix)}
     return sum(prod(shape) // (layout.tp if name in SLICED_AXES else 1) for name, shape in shapes.items())

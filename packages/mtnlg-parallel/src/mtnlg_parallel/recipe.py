@@ -32,7 +32,7 @@ from mtnlg_parallel.training.schedule import (
     parse_length,
 )
 
-from .layout import Layout, Recompute, Schedule, layout_error, schedule_error
+from .layout import Layout, Recompute, Schedule, decoder_error, layout_error, schedule_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,31 +52,33 @@ class Train(Settings):
     are then 190 MB/s; 500 steps of the 530B are 8 hours, so its recipe says 100 and adds ``memory_checkpoint_every``.
     """
 
-    samples: Annotated[Samples, IN_SAMPLES]
-    batch: Samples
-    micro_batch: Samples = 1
+    samples: Annotated[Samples, IN_SAMPLES] = Field(description="length of the run")
+    batch: Samples = Field(description="samples of a step, over all ranks")
+    micro_batch: Samples = Field(1, description="samples of a pass through the pipeline")
     ramp: Ramp | None = None
-    lr: Positive
-    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
-    warmup: Annotated[Every, IN_SAMPLES] = 0
-    decay: Annotated[Samples, IN_SAMPLES] = Field(description="all samples unless given")
-    betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False)  # a list, after `Recipe` has counted the lengths
-    eps: Positive = 1e-8
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
-    clip: Positive = 1.0
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 1234
-    precision: Literal["fp32", "bf16"] = "bf16"
-    recompute: Recompute = "full"
+    lr: Positive = Field(description="peak of the learning rate")
+    min_lr: Annotated[float, Field(ge=0.0)] = Field(0.0, description="its value behind the decay")
+    warmup: Annotated[Every, IN_SAMPLES] = Field(0, description="over which it rises from 0, linear")
+    decay: Annotated[Samples, IN_SAMPLES] = Field(description="where its cosine ends; all samples unless given")
+    # strict=False: a list, after `Recipe` has counted the lengths
+    betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False, description="AdamW's, of the moments")
+    eps: Positive = Field(1e-8, description="AdamW's, beside the second moment's root")
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.1, description="of matrices, not of biases and norms")
+    clip: Positive = Field(1.0, description="largest norm of the gradients")
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(1234, description="of initial weights and dropout")
+    precision: Literal["fp32", "bf16"] = Field("bf16", description="of weights and activations")
+    recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
     schedule: Schedule = Field("1f1b", description="order of a pipeline rank's work")
     chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank; more than 1: interleaved")
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
+    offload_activations: bool = Field(False, description="keep activations in host memory until backward")
     kernels: bool = Field(True, description="use fused kernels where the device has them")
     checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
     keep: Samples = Field(5, description="number of checkpoints kept, the newest")
     memory_checkpoint_every: Every = Field(0, description="steps between copies in host memory on two nodes; 0: never")
     initial: str = Field("", description="checkpoint whose weights the run starts from; empty: initial weights")
     validation_every: Every = Field(0, description="steps; 0: never")
-    validation_samples: Samples = 64
+    validation_samples: Samples = Field(64, description="held-out samples of a validation")
 
     @field_validator("initial")
     @classmethod
@@ -147,11 +149,14 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _check_layout(self) -> Self:
-        if reason := layout_error(self.layout, self.model, self.train.sequence_parallel):
+        if reason := decoder_error(self.model) or layout_error(self.layout, self.model, self.train.sequence_parallel):
             raise ValueError(reason)
         train, dp = self.train, self.layout.dp
         if reason := schedule_error(self.layout, self.model, train.schedule, train.chunks):
             raise ValueError(reason)
+        if train.offload_activations and train.schedule == "1f1b":
+            way_out = 'use train.schedule = "interleaved" or "zero-bubble"'
+            raise ValueError(f'train.offload_activations: the engine of "1f1b" keeps them on the device; {way_out}')
         multiple = dp * train.micro_batch
         product = f"layout.dp = {dp} x train.micro_batch = {train.micro_batch}"
         for key, value in (("batch", train.batch), ("validation_samples", train.validation_samples)):
@@ -269,6 +274,7 @@ CHANGEABLE: dict[str, set[str] | bool] = {
     "guard": True,
     "slurm": True,
     "train": {"samples", "micro_batch", "precision", "recompute", "schedule", "chunks", "sequence_parallel", "kernels"}
+    | {"offload_activations"}
     | {"checkpoint_every", "memory_checkpoint_every", "keep", "validation_every", "validation_samples"},
 }
 """Keys that a resumed run may change; any other change makes it a different run."""

@@ -15,10 +15,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, distributed
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
 from mtnlg_parallel.layout import Layout, stages
@@ -26,6 +30,7 @@ from mtnlg_parallel.model.slicing import Slicing
 from mtnlg_parallel.model.stage_modules import StageModules
 
 from .contract import Outcome
+from .offloading import HostActivations
 from .schedule import orders
 from .sharded_optimizer import BucketKind, ShardedOptimizer
 
@@ -41,6 +46,9 @@ if TYPE_CHECKING:
 
     from .contract import Fragment, Judge, MicroBatches
     from .schedule import Action, Kind, Order
+
+Key = tuple[int, int]
+"""A pass of a rank: micro-batch and chunk."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -71,13 +79,17 @@ class PipelineEngine:
             for local in part.local_parameters()
         )
         self.optimizer = ShardedOptimizer(kinds, self._dp_group, train, fused=device.type == "cuda")
+        staying = [tensor for part in self.parts for tensor in (*part.parameters(), *part.buffers())]
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        """Makes autograd record what is computed of a message."""
+        self.host_activations = HostActivations(device, staying) if train.offload_activations else None
         width = recipe.model.sequence // (slicing.degree if slicing.sequence_parallel else 1)
         self._shape = (width, train.micro_batch, recipe.model.hidden)
 
     def _kind(self, chunk: int, local: LocalParameter, tied: ProcessGroup | None) -> BucketKind:
-        over = self._slicing.group if self._slicing.sequence_parallel and local.axis is None else None
+        over = self._slicing.group if local.is_seen_in_part else None
         if local.name == "embedding.token.weight":
-            over = tied
+            over = tied if self.parts[0].config.tied else None
         return BucketKind(chunk, decays=local.parameter.ndim > 1, counts=local.is_primary, summed_over=over)
 
     @property
@@ -154,9 +166,11 @@ class _Step:
 
     def __init__(self, engine: PipelineEngine, order: Order, batches: MicroBatches, loss_scale: float) -> None:
         self._engine, self._order, self._batches, self._loss_scale = engine, order, batches, loss_scale
-        self._inputs: dict[tuple[int, int], Tensor] = {}
-        self._outputs: dict[tuple[int, int], GradientEdge] = {}
-        self._put_off: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._input_gradients: dict[Key, Tensor] = {}
+        self._outputs: dict[Key, GradientEdge] = {}
+        self._put_off: dict[Key, list[Callable[[], None]]] = {}
+        self._next_backward = dict(pairwise(action[1:] for action in order if action.kind == "backward"))
+        self._back_at_once = {one[1:] for one, other in pairwise(order) if other == one._replace(kind="backward")}
         self._sends: list[tuple[Work, Tensor]] = []
         self._receives = {
             kind: _Receives(engine, kind, [a for a in order if a.kind == kind]) for kind in ("forward", "backward")
@@ -175,13 +189,19 @@ class _Step:
         engine, key = self._engine, action[1:]
         part, stage = engine.parts[action.chunk], engine.stage_of(action.chunk)
         tokens_BS, targets_BS = next(self._batches) if stage in {0, engine.last_stage} else (None, None)
-        x = self._receives["forward"].take() if stage or tokens_BS is None else tokens_BS.to(engine.device)
+        x = (
+            self._receives["forward"].take()
+            if stage or tokens_BS is None
+            else tokens_BS.to(engine.device, non_blocking=True)
+        )
         engine.optimizer.wait_for_weights(action.chunk)
         if torch.is_grad_enabled() and stage:
-            self._inputs[key] = x.requires_grad_()
-        y = part(x)
+            x = _Received.apply(x, engine.anchor, self._input_gradients, key)  # type: ignore[no-untyped-call]
+        host = engine.host_activations if torch.is_grad_enabled() and key not in self._back_at_once else None
+        with host.moved_out(key) if host else nullcontext():
+            y = part(x)
         if targets_BS is not None and stage == engine.last_stage:
-            y = part.loss(y, targets_BS.to(engine.device))
+            y = part.loss(y, targets_BS.to(engine.device, non_blocking=True))
             self.losses.append(y.detach())
         else:
             self._send("forward", y.detach(), stage + 1)
@@ -195,14 +215,19 @@ class _Step:
             dy = torch.full((), self._loss_scale, device=engine.device)
         else:
             dy = self._receives["backward"].take()
+        if engine.host_activations:
+            engine.host_activations.bring_back(key)
+            engine.host_activations.bring_back(self._next_backward.get(key, key))
         deferral = engine.optimizer.deferral
         if engine.splits_backward:
             deferral.products = []
         torch.autograd.backward((output,), (dy,))
+        if engine.host_activations:
+            engine.host_activations.drop(key)
         if deferral.products is not None:
             self._put_off[key], deferral.products = deferral.products, None
         if stage:
-            self._send("backward", cast("Tensor", self._inputs.pop(key).grad), stage - 1)
+            self._send("backward", self._input_gradients.pop(key), stage - 1)
 
     def _weights(self, action: Action) -> None:
         for product in self._put_off.pop(action[1:]):
@@ -212,6 +237,21 @@ class _Step:
         message = message.contiguous()
         self._sends = [(work, sent) for work, sent in self._sends if not work.is_completed()]
         self._sends.append((self._engine.links.send(kind, message, stage), message))
+
+
+class _Received(Function):
+    """A message as the input of a part; its gradient goes to ``gradients[key]``, and nothing else keeps the message."""
+
+    @staticmethod
+    def forward(ctx: Any, message: Tensor, _anchor: Tensor, gradients: dict[Key, Tensor], key: Key) -> Tensor:  # noqa: ANN401
+        ctx.gradients, ctx.key = gradients, key
+        return message.view_as(message)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # noqa: ANN401  (autograd's context)
+        ctx.gradients[ctx.key] = gradient
+        return None, None, None, None
 
 
 class _Receives:

@@ -7,7 +7,8 @@ backward comes just in time, then alternates: one forward, one backward.
 
 With ``split``, backward computes the gradients of a part's inputs alone, and those of its weights are an action of its
 own, which waits until the rank would be idle (Qi et al. 2023). It is placed by a simulation in which each of the three
-takes one unit of time and a message none. At most ``ranks`` micro-batches of a part wait for their weight gradients.
+takes one unit of time and a message none. On rank r at most r + 1 wait: more would make no step shorter (decision
+0108).
 
 Idle time of a rank as a share of its work, for m micro-batches over p ranks with v chunks:
 
@@ -33,6 +34,9 @@ class Action(NamedTuple):
 
 
 Order = tuple[Action, ...]
+
+PASSES_ON_DEVICE = 4
+"""Passes with activations on the device where they are offloaded: one forward, one going out, one coming, one back."""
 
 
 @cache
@@ -95,7 +99,7 @@ class _WeightsWhenIdle:
 
     def _run(self, rank: int, action: Action, ready: int) -> None:
         waiting = self._waiting[rank]
-        full = action.kind == "backward" and len(waiting) == self._ranks * self._chunks
+        full = action.kind == "backward" and len(waiting) == rank + 1
         while waiting and (ready > self._now[rank] or full):
             self._append(rank, waiting.popleft())
             full = False

@@ -43,10 +43,13 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
         self.slicing = slicing = Slicing.of_this_rank(layout, recipe.train.sequence_parallel)
         self.model_config, self.stages = config, stages(config, layout, recompute)
         tied = {"tied_weight_attr": "token.weight"}
-        specs = [TiedLayerSpec(EMBEDDING_KEY, Embedding, config, slicing, device, **tied)]
+        head = LayerSpec(Head, config, slicing, device)
+        specs = [LayerSpec(Embedding, config, slicing, device)]
+        if config.tied:
+            specs = [TiedLayerSpec(EMBEDDING_KEY, Embedding, config, slicing, device, **tied)]
+            head = TiedLayerSpec(EMBEDDING_KEY, Head, config, slicing, device, forward_fn=head_inputs, **tied)
         specs += [LayerSpec(Layer, config, number, slicing, recompute, device, ops) for number in range(config.layers)]
-        specs += [LayerSpec(Norm, config, slicing, device, ops)]
-        specs += [TiedLayerSpec(EMBEDDING_KEY, Head, config, slicing, device, forward_fn=head_inputs, **tied)]
+        specs += [LayerSpec(Norm, config, slicing, device, ops), head]
         super().__init__(
             specs,
             topology=PipeModelDataParallelTopology(num_pp=layout.pp, num_dp=layout.dp, num_mp=layout.tp),
@@ -65,14 +68,12 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
     def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
         """Parameters with copies, and the group over which the engine sums their gradients before it averages over dp.
 
-        Under sequence parallelism these include, beside the tied token table, every parameter that is replicated over
-        the tensor-parallel ranks, since each has seen only its part of the sequence.
+        These include, beside the tied token table, parameters that are replicated over the tensor-parallel ranks, but
+        of which each has seen a part: of the sequence, under sequence parallelism, or of the heads.
         """
         summed: list[tuple[nn.Parameter, ProcessGroup]] = super().get_tied_weights_and_groups()
-        if self.slicing.sequence_parallel:
-            replicated = [local.parameter for local in self.local_parameters() if local.axis is None]
-            summed += [(parameter, self.slicing.group) for parameter in replicated]
-        return summed
+        in_part = [local.parameter for local in self.local_parameters() if local.is_seen_in_part]
+        return summed + [(parameter, self.slicing.group) for parameter in in_part]
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of this rank, in model order."""
@@ -83,7 +84,10 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
         for key, module in self.tied_modules.items():
             yield key, module, all(vars(parameter)["ds_pipe_replicated"] for parameter in module.parameters())
         for number in range(self._local_start, self._local_stop):
-            if 0 < number <= self.model_config.layers:
+            layers, tied = self.model_config.layers, self.model_config.tied
+            if 0 < number <= layers:
                 yield f"layers.{number - 1}", getattr(self, str(number)), False
-            elif number == self.model_config.layers + 1:
+            elif number == layers + 1:
                 yield "final_norm", getattr(self, str(number)), False
+            elif not tied:
+                yield "" if number else "embedding", getattr(self, str(number)), False

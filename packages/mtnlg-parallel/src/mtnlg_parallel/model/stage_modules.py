@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mtnlg_model import decoder
-from mtnlg_parallel.layout import SLICED_AXES
+from mtnlg_parallel.layout import NORMS_OF_HEADS, SLICED_AXES
 
 from . import tensor_parallel
 from .head import EAGER, mean_loss
@@ -36,6 +36,7 @@ class LocalParameter(NamedTuple):
     axis: int | None
     box: Box
     is_primary: bool  # this rank writes the box; other tensor- and pipeline-parallel ranks may hold copies
+    is_seen_in_part: bool  # each tensor-parallel rank has a part of its gradient
 
 
 class Embedding(decoder.Embedding):
@@ -69,7 +70,7 @@ class Layer(decoder.DecoderLayer):
         tensor_parallel.parallelize_module(self, slicing, device)
 
 
-class Norm(decoder.LayerNorm):
+class Norm(decoder.Norm):
     """The final layer norm, whole on every rank."""
 
     def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device, ops: ParallelOps = EAGER) -> None:
@@ -79,19 +80,33 @@ class Norm(decoder.LayerNorm):
 
 
 class Head(nn.Module):
-    """The token table alone, with this rank's rows, for a last stage that is not the first."""
+    """The head's table, with this rank's rows: its own, or the token table for a last stage that is not the first."""
 
     def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device) -> None:
         super().__init__()
         with torch.device("meta"):
-            self.token = decoder.EmbeddingTable(config.vocabulary, config.hidden)
-        self.slicing = slicing
+            self.add_module(self.table(config), decoder.EmbeddingTable(config.vocabulary, config.hidden))
+        self.slicing, self._table = slicing, f"{self.table(config)}.weight"
         tensor_parallel.parallelize_module(self, slicing, device)
+
+    @staticmethod
+    def table(config: ModelConfig) -> str:
+        """What the table is called in the embedding, or in the decoder where it is the head's own."""
+        return "token" if config.tied else "head"
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """Rows of this rank."""
+        return self.get_parameter(self._table)
+
+    def forward(self, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss's inputs: hidden states x_SBH, and this rank's rows."""
+        return x_SBH, self.weight
 
 
 def head_inputs(tied: Embedding | Head, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
     """The loss's inputs: hidden states x_SBH, and this rank's rows of the tied token table."""
-    return x_SBH, tied.token.weight
+    return x_SBH, tied.weight if isinstance(tied, Head) else tied.token.weight
 
 
 class StageModules(nn.Module):
@@ -113,7 +128,7 @@ class StageModules(nn.Module):
         self.embedding = Embedding(config, slicing, device) if is_first else None
         self.layers = nn.ModuleDict({str(n): Layer(config, n, slicing, recompute, device, ops) for n in stage.layers})
         self.final_norm = Norm(config, slicing, device, ops) if is_last else None
-        self.head = Head(config, slicing, device) if is_last and not is_first else None
+        self.head = Head(config, slicing, device) if is_last and not (is_first and config.tied) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x_SBH of the stage before, or tokens [B, S] → x_SBH, after the final norm where that is here."""
@@ -124,17 +139,18 @@ class StageModules(nn.Module):
 
     def loss(self, x_SBH: Tensor, targets_BS: Tensor) -> Tensor:
         """Mean cross entropy of the last stage's `forward`, in nats."""
-        table = self.get_parameter("head.token.weight" if self.head else "embedding.token.weight")
+        table = self.head.weight if self.head else self.get_parameter("embedding.token.weight")
         return mean_loss(x_SBH, table, targets_BS, self.slicing, self._ops)
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of the stage, in model order."""
+        tied = self.config.tied
         modules: list[tuple[str, nn.Module | None, bool]] = [
             ("embedding", self.embedding, False),
-            ("embedding", self.head, True),
+            ("embedding", self.head if tied else None, True),
         ]
         modules += [(f"layers.{number}", layer, False) for number, layer in self.layers.items()]
-        modules += [("final_norm", self.final_norm, False)]
+        modules += [("final_norm", self.final_norm, False), ("", None if tied else self.head, False)]
         return list_parameters(modules, self.config, self.slicing)
 
 
@@ -145,6 +161,8 @@ def list_parameters(
     shapes = config.parameter_shapes()
     for prefix, module, is_copy in modules:
         for suffix, parameter in module.named_parameters() if module else ():
-            name, axis = f"{prefix}.{suffix}", SLICED_AXES.get(suffix)
+            name, axis = f"{prefix}.{suffix}".removeprefix("."), SLICED_AXES.get(suffix)
             is_primary = not is_copy and (axis is not None or slicing.rank == 0)
-            yield LocalParameter(name, parameter, shapes[name], axis, slicing.box(shapes[name], axis), is_primary)
+            in_part = axis is None and (slicing.sequence_parallel or suffix in NORMS_OF_HEADS)
+            box = slicing.box(shapes[name], axis)
+            yield LocalParameter(name, parameter, shapes[name], axis, box, is_primary, in_part)

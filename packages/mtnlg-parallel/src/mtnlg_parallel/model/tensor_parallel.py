@@ -1,13 +1,13 @@
 """Tensor parallelism: replaces the decoder's linear layers and token table by megatron-core's parallel layers.
 
-    ColumnParallel   outputs are sliced: rows of W and of the bias               attention.qkv, mlp.up
+    ColumnParallel   outputs are sliced: rows of W and of the bias               attention.qkv, mlp.gate, mlp.up
     RowParallel      inputs are sliced: columns of W; ranks sum the products     attention.out, mlp.down
     VocabParallel    rows of the token table are sliced; ranks sum the lookups   embedding.token, and the head
 
-Rows of qkv are ordered head by head, so a slice is a number of whole heads. Norms, positions and row-parallel biases
-are replicated. Parallel layers keep the decoder's names and its `Linear` convention (x Wᵀ, bias left to the caller),
-at tp = 1 too. megatron-core slices their parameters; the products are ours (`products`), since its own cannot add a
-weight's gradient in fp32 without Apex or Transformer Engine, nor later.
+Rows of qkv are ordered by heads of keys and values, so a slice is a number of these with their heads of queries. Norms,
+positions and row-parallel biases are replicated. Parallel layers keep the decoder's names and its `Linear` convention
+(x Wᵀ, bias left to the caller), at tp = 1 too. megatron-core slices their parameters; the products are ours
+(`products`), since its own cannot add a weight's gradient in fp32 without Apex or Transformer Engine, nor later.
 
 Under sequence parallelism activations between these layers are sliced along the sequence: ColumnParallel gathers its
 input; RowParallel and VocabParallel scatter their sum. Replicated parameters then see only part of the sequence, and
@@ -54,6 +54,7 @@ class ColumnParallel(ColumnParallelLinear):  # type: ignore[misc] # megatron-cor
             outputs,
             config=slicing.config,
             init_method=_leave_uninitialized,
+            bias=linear.bias is not None,
             skip_bias_add=True,
             tp_group=slicing.group,
         )
@@ -74,7 +75,7 @@ class RowParallel(RowParallelLinear):  # type: ignore[misc] # as above
             outputs,
             config=slicing.config,
             init_method=_leave_uninitialized,
-            bias=True,
+            bias=linear.bias is not None,
             input_is_parallel=True,
             skip_bias_add=True,
             tp_group=slicing.group,
@@ -107,9 +108,11 @@ class VocabParallel(VocabParallelEmbedding):  # type: ignore[misc] # as above
 PARALLEL_LAYERS: dict[str, type[ColumnParallel | RowParallel | VocabParallel]] = {
     "attention.qkv": ColumnParallel,
     "attention.out": RowParallel,
+    "mlp.gate": ColumnParallel,
     "mlp.up": ColumnParallel,
     "mlp.down": RowParallel,
     "token": VocabParallel,
+    "head": VocabParallel,
 }
 
 

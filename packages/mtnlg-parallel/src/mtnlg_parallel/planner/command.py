@@ -15,7 +15,8 @@ from mtnlg_parallel.layout import Layout, parse_layout
 from mtnlg_parallel.recipe import load_recipe
 from mtnlg_parallel.training.schedule import BatchSize, parse_length
 
-from .cluster import ENGINES, Software, load_cluster, load_software
+from .cluster import load_cluster
+from .programs import ENGINES, Software, load_software
 from .run import Run, run_error, train_run, train_software
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class PlanRequest(NamedTuple):
     batches: BatchSize
 
 
-def plan_command(  # noqa: PLR0917  (typer names them)
+def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answer)
     target: Annotated[
         str | None,
         typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}."),
@@ -72,8 +73,18 @@ def plan_command(  # noqa: PLR0917  (typer names them)
     sequence_parallel: Annotated[
         bool | None, typer.Option(help="Slice norms and dropout over tp along the sequence.", show_default=False)
     ] = None,
-    precision: Annotated[Literal["bf16", "fp16", "fp32"] | None, typer.Option(help="Of weights and products.")] = None,
-    zero: Annotated[int, typer.Option(min=0, max=1, help="1 shares the optimizer's state over dp.")] = 1,
+    precision: Annotated[
+        Literal["bf16", "fp16", "fp32", "fp8"] | None, typer.Option(help="Of weights and products.")
+    ] = None,
+    zero: Annotated[
+        int,
+        typer.Option(min=0, max=3, help="What dp ranks share: 1 the optimizer's state, 2 gradients, 3 weights (FSDP)."),
+    ] = 1,
+    shards: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --zero 2 or 3, ranks that share; all of dp x cp if not given (HSDP)."),
+    ] = None,
+    cp: Annotated[int, typer.Option(min=1, help="Ranks that share each sequence (context parallel).")] = 1,
     software: Annotated[
         str | None,
         typer.Option(help="The training program: what `train` runs unless given; of a published run, the cluster's."),
@@ -87,9 +98,12 @@ def plan_command(  # noqa: PLR0917  (typer names them)
     scaling: Annotated[
         str | None, typer.Option(metavar="280,350,420", help="The run on these numbers of nodes.")
     ] = None,
-    rows: Annotated[Path | None, typer.Option(metavar="CSV", help="Predict each row of measured step times.")] = None,
+    rows: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Predict each row of a file of published runs.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where --rows writes; standard output if not given.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Write a Chrome trace and, beside it, an HTML picture.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the plan as one page to hand on.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
@@ -97,12 +111,12 @@ def plan_command(  # noqa: PLR0917  (typer names them)
 
     The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
-    place = load_cluster(cluster)
     if rows is not None:
-        _predict_rows(rows, out, place, _apply_switches(load_software(software or place.software), switches), as_json)
+        _predict_rows(rows, out, software, switches, as_json)
         return
     if target is None:
         raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
+    place = load_cluster(cluster)
     recipe = None if target in PRESETS else load_recipe(Path(target), overrides or [])
     template = _run_template(
         target,
@@ -115,6 +129,8 @@ def plan_command(  # noqa: PLR0917  (typer names them)
         sequence_parallel=sequence_parallel,
         precision=precision,
         zero=zero,
+        shards=shards,
+        cp=cp,
         overrides=overrides or (),
     )
     template = template._replace(layout=_layout(layout, recipe.layout if recipe else LAID_OUT.get(target, Layout())))
@@ -123,7 +139,7 @@ def plan_command(  # noqa: PLR0917  (typer names them)
     published = recipe is None and target in LAID_OUT and not search and _is_plain(template)
     name = software or (place.software if published else ENGINES[0])
     program = _apply_switches(_program(name, template, recipe), switches)
-    gpus = nodes * place.node.gpus if nodes else max(template.layout.world, place.node.gpus)
+    gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
     multiple = template.layout.dp * template.micro_batch
@@ -142,6 +158,11 @@ def plan_command(  # noqa: PLR0917  (typer names them)
     if scaling is not None:
         _print_scaling(request, scaling, as_json)
         return
+    if html:
+        from .page import write_page  # noqa: PLC0415  (numpy and rich, which --help does not need)
+
+        write_page(html, request.run, request.cluster, _programs(request, switches), request.software)
+        say(f"{html}: the plan as a page")
     _print_one(request, timeline, as_json)
 
 
@@ -217,7 +238,7 @@ def _apply_switches(chosen: Software, switches: Sequence[str] | None) -> Softwar
 def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
     """The same tp and pp on all the nodes: dp takes the rest."""
     run, layout = request.run, request.run.layout
-    dp = request.gpus // (layout.tp * layout.pp)
+    dp = request.gpus // (layout.tp * layout.pp * run.cp)
     if dp == 0 or run.batch % (dp * run.micro_batch):
         return request
     batches = BatchSize(run.batch, request.batches.ramp, dp * run.micro_batch)
@@ -298,7 +319,7 @@ def _print_search(
 
 
 def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
-    from .measured import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
+    from .published.scaling import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
 
     numbers = [number.strip() for number in scaling.split(",")]
     if not all(number.isdecimal() and int(number) for number in numbers):
@@ -310,24 +331,30 @@ def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
         print_scaling(planned)
 
 
-def _predict_rows(path: Path, out: Path | None, cluster: Cluster, software: Software, as_json: bool) -> None:
+def _predict_rows(
+    path: Path, out: Path | None, software: str | None, switches: Sequence[str] | None, as_json: bool
+) -> None:
     from mtnlg_model.files import write_text  # noqa: PLC0415  (as above)
 
-    from .measured import MeasuredRows  # noqa: PLC0415  (as above)
+    from .published.predicted import predict_row, summarize, with_predictions  # noqa: PLC0415  (as above)
+    from .published.rows import read_rows  # noqa: PLC0415  (as above)
 
-    rows = MeasuredRows(path)
-    seconds, measured = rows.predicted(cluster, software), rows.measured()
-    errors = [p / m - 1 for p, m in zip(seconds, measured, strict=True)] if measured else []
-    planned: dict[str, Any] = {"rows": len(seconds), "predicted_ms": [value * 1e3 for value in seconds]}
-    if errors:
-        planned |= {"mean_absolute_error": sum(map(abs, errors)) / len(errors), "mean_error": sum(errors) / len(errors)}
-        planned |= {"largest_error": max(errors, key=abs), "errors": errors}
+    rows = read_rows(path)
+    if software or switches:
+        for number, row in enumerate(rows):
+            if row.published:
+                program = _apply_switches(load_software(software) if software else row.published.software, switches)
+                rows[number] = row._replace(published=row.published._replace(software=program))
+    predictions = [predict_row(row) for row in rows]
+    summary = summarize(rows, predictions)
     if out:
-        write_text(out, rows.with_predictions(seconds))
+        write_text(out, with_predictions(rows, predictions))
     if as_json:
-        print_json(planned)
+        pairs = zip(rows, predictions, strict=True)
+        print_json(summary | {"predictions": [row.cells | predicted for row, predicted in pairs]})
     elif not out:
-        typer.echo(rows.with_predictions(seconds), nl=False)
-    if errors:
-        figures = f"mean absolute error {planned['mean_absolute_error']:.2%}, mean {planned['mean_error']:+.2%}"
-        say(f"{len(errors)} rows on {cluster.name}: {figures}, largest {planned['largest_error']:+.1%}")
+        typer.echo(with_predictions(rows, predictions), nl=False)
+    if "mean_error" in summary:
+        figures = f"mean absolute error {summary['mean_absolute_error']:.2%}, mean {summary['mean_error']:+.2%}"
+        figures += f", largest {summary['largest_error']:+.1%}; {summary['in_interval']:.0%} in their intervals"
+        say(f"{summary['predicted']} of {summary['rows']} rows predicted: {figures}")

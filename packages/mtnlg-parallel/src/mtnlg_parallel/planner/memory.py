@@ -13,8 +13,8 @@ Activations of a layer for a micro-batch, in bytes, sequence s, batch b, hidden 
 
 times the layers, times the micro-batches in flight (from the schedule). A layer being recomputed keeps them all.
 
-A weight gradient that waits (zero-bubble) keeps the factors of a layer's four products, of the sliced ones this rank's
-part:  s b h (8 + 24 / t)
+Other decoders keep the same kinds of tensors in their own widths. A weight gradient that waits (zero-bubble) keeps the
+factors of a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers a layer at a time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE
 from mtnlg_parallel.layout import head_chunk
 
 from .simulation import forwards_in_flight
 from .step import chunks, stage_parameters
 
 if TYPE_CHECKING:
-    from .cluster import Cluster, Software
+    from .cluster import Cluster
+    from .programs import Software
     from .run import Run, Shape
+
+LOSS_BYTES: Final = 8
+"""Bytes a logit of the cross entropy in fp32: its logits, and their gradient or the exponentials before it."""
 
 CONTEXT_BYTES: Final = 1.2e9
 """GPU memory in use before the first tensor: driver context, library workspaces."""
@@ -37,13 +42,13 @@ CONTEXT_BYTES: Final = 1.2e9
 CHANNEL_BYTES: Final = 0.25e9
 """Buffers of one communicator; a rank has one for each parallel axis."""
 
-SLACK: Final = 0.05
+SLACK: Final = 0.03
 """Allocator overhead on temporary tensors: rounding and fragmentation."""
 
 STATE_SLACK: Final = 0.01
 """Allocator overhead on weights and gradients, which are never freed."""
 
-MARGIN: Final = 0.06
+MARGIN: Final = 0.04
 """Share of GPU memory that must stay free for a run to count as fitting."""
 
 
@@ -52,7 +57,8 @@ class Memory(NamedTuple):
 
     ``activations``: the layers'. ``waiting``: factors of weight gradients that are put off. ``recomputed``: the layer
     being recomputed. ``embedding``: masks and inputs kept by embedding, final norm and head, and the 16-bit gradient of
-    the token table where only those of layers are added in the product. ``logits``: peak of the loss.
+    the token table where only those of layers are added in the product. ``logits``: peak of the loss. ``gathered``:
+    what FSDP holds beside its shards.
     """
 
     weights: float
@@ -64,6 +70,7 @@ class Memory(NamedTuple):
     recomputed: float
     embedding: float
     logits: float
+    gathered: float
     buffers: float
     slack: float
 
@@ -103,43 +110,83 @@ def memory_error(stages: tuple[Memory, ...], cluster: Cluster) -> str | None:
 def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     shape, layout = run.shape, run.layout
     parameters = stage_parameters(run, software, stage)
-    weights = shape.width * parameters
-    accumulated = shape.gradient_bytes if shape.width == 2 else 0
-    unaccumulated = 0 if software.fused_accumulation and accumulated == 4 else shape.width
-    unaccumulated = (
-        unaccumulated if accumulated != shape.width else 0
-    )  # fp16 accumulates where the backward pass writes
-    sharded = parameters / (layout.dp if run.zero else 1)
+    state, gradients = run.state_shards, run.state_shards if run.zero > 1 else 1
+    weights, accumulated = _weight_bytes(run), _gradient_bytes(run, software)
     activations = _activation_bytes(run, software, stage)
     waiting = _waiting_bytes(run, software, stage)
-    recomputed = layer_bytes(shape, software, "none") if run.recompute == "full" else 0.0
+    recomputed = _recomputed_bytes(shape, software)
     embedding = _end_activations(run, stage)
     if software.fused_accumulation and not software.fused_head and stage in {0, layout.pp - 1}:
-        embedding += shape.width * shape.vocabulary * shape.hidden / layout.tp
+        embedding += shape.width * shape.model.vocabulary * shape.model.hidden / layout.tp
     logits = _logit_bytes(shape, software) if stage == layout.pp - 1 else 0.0
-    axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp))
+    axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp * run.cp))
+    # ZeRO's buckets; its fp16 optimizer copies its share of the gradients to fp32.
+    buckets = software.bucket_bytes if run.zero else 0.0
+    copied = 4 * parameters / state if buckets and run.precision == "fp16" else 0.0
     temporary = activations + waiting + recomputed + embedding + logits
     return Memory(
-        weights=weights,
-        gradients=(unaccumulated + accumulated) * parameters,
-        master=4 * sharded if shape.width == 2 else 0.0,
-        moments=8 * sharded,
+        weights=weights * parameters / (gradients if shape.gathers_again or run.zero > 1 else 1),
+        gradients=accumulated * parameters / gradients + copied,
+        master=4 * parameters / state if shape.width == 2 and run.zero < 2 else 0.0,
+        moments=8 * parameters / state,
         activations=activations,
         waiting=waiting,
         recomputed=recomputed,
         embedding=embedding,
         logits=logits,
-        buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES,
-        slack=SLACK * temporary + STATE_SLACK * (unaccumulated + accumulated + shape.width) * parameters,
+        gathered=_gathered_bytes(run, software, parameters),
+        buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES + buckets,
+        slack=SLACK * temporary + STATE_SLACK * (weights + accumulated) * parameters / gradients,
     )
+
+
+def _weight_bytes(run: Run) -> int:
+    """Bytes a parameter of weights: FSDP shards those in fp32, and gathers them in 16 bits."""
+    return 4 if run.zero > 1 else run.shape.width
+
+
+def _gradient_bytes(run: Run, software: Software) -> int:
+    """Bytes a parameter of gradients: those of a micro-batch, where not added in the product, and the sum."""
+    shape = run.shape
+    if run.zero > 1:
+        return 4
+    kept = software.reduced_bytes(shape.gradient_bytes)
+    if shape.width != 2 or kept == shape.width or software.fused_accumulation:  # added where they are written
+        return kept
+    return kept + shape.width
+
+
+def _gathered_bytes(run: Run, software: Software, parameters: int) -> float:
+    """What FSDP holds beside its shards: the layer at work, the next, the head's table, and gradients of one."""
+    if run.zero < 2:
+        return 0.0
+    shape = run.shape
+    layer = sum(columns * depth for columns, depth in shape.linears)
+    table = shape.model.vocabulary * shape.model.hidden / shape.tp
+    width = software.reduced_bytes(shape.gradient_bytes)
+    if not shape.gathers_again:
+        return 2.0 * parameters + (2 + width) * layer
+    return 2 * (2 * layer + table) + (2 + width) * max(layer, table)
+
+
+def _recomputed_bytes(shape: Shape, software: Software) -> float:
+    """What a layer at work holds: what it recomputes; under sequence parallelism an input gathered and its gradient."""
+    gathered = 2 * shape.width * shape.elements if shape.sequence_parallel and shape.recompute == "full" else 0.0
+    if shape.recompute in {"full", "alternate"}:
+        return layer_bytes(shape, software, "none") + gathered
+    if shape.recompute == "operators":
+        return layer_bytes(shape, software, "none") - layer_bytes(shape, software, "operators")
+    return 0.0
 
 
 def _logit_bytes(shape: Shape, software: Software) -> float:
     """Logits of a micro-batch and their fp32 copy; or, with a chunked head, of a chunk, and the gradient of x."""
-    width = ceil(shape.vocabulary / shape.tp)
+    width = ceil(shape.model.vocabulary / shape.tp)
+    if software.fused_loss:
+        return 2.0 * shape.width * shape.tokens * width
     if not software.chunked_head:
-        return (shape.width + 4.0) * shape.tokens * width
-    rows = min(head_chunk(shape.tokens, shape.hidden, width), shape.tokens)
+        return (shape.width + LOSS_BYTES) * shape.tokens * width
+    rows = min(head_chunk(shape.tokens, shape.model.hidden, width), shape.tokens)
     return (shape.width + (0 if software.fused_kernels else 8)) * rows * width + shape.width * shape.elements
 
 
@@ -149,33 +196,47 @@ def _activation_bytes(run: Run, software: Software, stage: int) -> float:
     chunks_of_run = chunks(run, software)
     kept = layer_bytes(shape, software, run.recompute)
     in_flight = forwards_in_flight(stage, pp, run.interleave, run.micro_batches)
+    if run.offload_activations:
+        in_flight = min(in_flight, PASSES_ON_DEVICE)
     return kept * in_flight * max(chunk.layers for chunk in chunks_of_run[stage::pp])
 
 
 def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
-    """Peak bytes that weight gradients put off keep: of as many micro-batches of each chunk as there are stages."""
+    """Peak bytes that weight gradients put off keep: of stage s, those of s + 1 passes over a chunk (decision 0108)."""
     if not run.splits_backward:
         return 0.0
-    shape, pp = run.shape, run.layout.pp
-    layers = sum(chunk.layers for chunk in chunks(run, software)[stage::pp])
-    return shape.width * shape.elements * (4 + 12 / shape.tp) * min(pp, run.micro_batches) * layers
+    shape, passes = run.shape, min(stage + 1, run.micro_batches * run.interleave)
+    layers = max(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
+    factors = sum(shape.tokens * (columns + depth) for columns, depth in shape.linears)
+    return shape.width * factors * passes * layers
 
 
 def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
     """Activation bytes that one layer keeps of one micro-batch."""
+    model, tokens, t = shape.model, shape.tokens, shape.tp
     scale = shape.width / 2  # the formulas count 16-bit activations
-    sbh, t = shape.elements, shape.tp
+    repeated = shape.repeated
     if recompute == "full":
-        return 2 * scale * sbh / (t if shape.sequence_parallel else 1)
-    core = 5 * shape.heads * shape.sequence / shape.hidden / t
-    if recompute == "selective" or software.flash_attention:
-        core = 0.0
-    return scale * sbh * ((34 / t if shape.sequence_parallel else 10 + 24 / t) + core)
+        return 2 * scale * repeated
+    attention, keys = model.heads * model.head_size, model.kv_heads * model.head_size
+    gated = model.mlp == "swiglu"
+    if recompute == "operators":  # the input, attention's output, every other product; compiled, one sum less
+        products = sum(columns for columns, _ in shape.linears) * t / 2
+        sums = 2 if software.fused_kernels else 4
+        return scale * (sums * repeated + 2 * tokens / t * (attention + products))
+    kept = 8 * repeated + (2 * repeated if model.dropout else 0)
+    # q, k, v, the projection's input; the MLP's inner values before and after its activation.
+    sliced = 4 * attention + 4 * keys + (6 if gated else 4) * model.ffn
+    core = 0.0
+    if recompute != "selective" and not software.flash_attention:
+        core = (5 if model.attention_dropout else 4) * shape.micro_batch * model.heads * model.sequence**2 / t
+    whole = scale * (kept + sliced * tokens / t + core)
+    return (whole + 2 * scale * repeated) / 2 if recompute == "alternate" else whole
 
 
 def _end_activations(run: Run, stage: int) -> float:
     """First stage: the embedding's dropout masks in flight. Last stage: inputs of final norm and head."""
     shape, pp = run.shape, run.layout.pp
     in_flight = min(pp, run.micro_batches)
-    first = shape.repeated * in_flight if stage == 0 else 0.0
+    first = shape.repeated * in_flight if stage == 0 and shape.model.dropout else 0.0
     return first + (4 * shape.repeated * shape.width / 2 if stage == pp - 1 else 0.0)

@@ -16,8 +16,10 @@ from rich.table import Table
 
 from mtnlg_model.console import UsageFailure, output
 
-from .cluster import Software, load_cluster, load_software
+from .cluster import load_cluster
+from .interval import interval_of
 from .memory import MARGIN, fullest_stage, memory, memory_error
+from .programs import Software, load_software
 from .run import run_error
 from .step import predict
 
@@ -46,11 +48,12 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
     if reason := run_error(run, software):
         raise UsageFailure(f"plan: {reason}")
     prediction = predict(run, cluster, software)
-    seconds, gpus, peak = prediction.seconds, run.layout.world, cluster.gpu.peak_flops
+    seconds, gpus, peak = prediction.seconds, run.gpus, cluster.gpu.peak_flops
     model = run.model.model_flops(run.batch)
     hardware = hardware_flops(run)
     stages = memory(run, software)
     fullest = fullest_stage(stages)
+    interval = interval_of(software)
     return {
         "cluster": cluster.name,
         "gpus": gpus,
@@ -58,6 +61,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "program": software.name,
         "sequence": run.model.sequence,
         "layout": run.layout.model_dump(),
+        "cp": run.cp,
         "batch": run.batch,
         "micro_batch": run.micro_batch,
         "micro_batches": run.micro_batches,
@@ -69,6 +73,9 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "zero": run.zero,
         "software": software.model_dump(),
         "step_seconds": seconds,
+        "low_step_seconds": seconds * interval.low,
+        "high_step_seconds": seconds * interval.high,
+        "interval": interval.kind,
         "step_seconds_by": prediction.breakdown._asdict(),
         "tflops_per_gpu": hardware / gpus / seconds / 1e12,
         "model_tflops_per_gpu": model / gpus / seconds / 1e12,
@@ -86,13 +93,17 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
     }
 
 
+RECOMPUTED_SHARE: Final = {"none": 0.0, "selective": 0.0, "operators": 0.5, "alternate": 0.5, "full": 1.0}
+"""Share of the layers' forward operations that is run again, beside the attention core."""
+
+
 def hardware_flops(run: Run) -> float:
     """Floating-point operations of a step, recomputation included."""
     model = run.model
-    if run.recompute == "full":
-        return model.hardware_flops(run.batch)
-    core = 4.0 * run.batch * model.layers * model.sequence**2 * model.hidden
-    return model.model_flops(run.batch) + (core if run.recompute == "selective" else 0.0)
+    forward = model.hardware_flops(run.batch) - model.model_flops(run.batch)
+    core = 4.0 * run.batch * model.layers * model.sequence**2 * model.heads * model.head_size
+    again = RECOMPUTED_SHARE[run.recompute] * forward
+    return model.model_flops(run.batch) + again + (core if run.recompute == "selective" else 0.0)
 
 
 def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batches: BatchSize) -> dict[str, float]:
@@ -110,7 +121,7 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
         "tokens": float(tokens),
         "steps": float(len(ramped) + rest),
         "days": seconds / DAY,
-        "gpu_hours": seconds / 3600 * run.layout.world,
+        "gpu_hours": seconds / 3600 * run.gpus,
         "ramp_days": float(np.interp(ramped, sizes, knots).sum()) / DAY,
     }
 
@@ -152,9 +163,12 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
     for name, part in planned["step_seconds_by"].items():
         table.add_row(name.replace("_", " "), f"{part:.3f}", f"{part / seconds:.1%}")
     table.add_row("together", f"{seconds:.3f}", "")
+    low, high = planned["low_step_seconds"], planned["high_step_seconds"]
+    between = f"90 % of such steps take {low:.3g} to {high:.3g} s, by the errors on {planned['interval']}"
     out.print(table)
     rates = f"{planned['tflops_per_gpu']:.1f} TFLOP/s a GPU with what is recomputed (HFU {planned['hfu']:.1%}), "
     rates += f"{planned['model_tflops_per_gpu']:.1f} without (MFU {planned['mfu']:.1%})"
+    out.print(between)
     out.print(f"{rates}; {planned['tokens_per_second']:,.0f} tokens/s")
     if "run" in planned:
         whole = planned["run"]
@@ -181,7 +195,7 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         table.add_column(name, justify="right")
     for fitting in result.best:
         run, prediction, size, _ = fitting
-        layout, rate = run.layout, hardware_flops(run) / run.layout.world / prediction.seconds / 1e12
+        layout, rate = run.layout, hardware_flops(run) / run.gpus / prediction.seconds / 1e12
         choices = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.schedule, run.interleave)
         chosen = [str(choice) for choice in choices] + ["yes" if run.sequence_parallel else "no"]
         days = [f"{days_at_full_batch(fitting, tokens):.1f}"] if tokens else []
@@ -194,6 +208,8 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )
     out.print(table)
+    low, high, kind = interval_of(result.best[0].software)
+    out.print(f"90 % of steps take {low:.2f} to {high:.2f} times the seconds here, by the errors on {kind}")
     for kind, number in result.reasons.most_common():
         closest = min(
             (run for run in result.rejected if isfinite(run.bytes) == (kind == "memory")), key=lambda run: run.bytes

@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (a field of a NamedTuple)
-from mtnlg_parallel.layout import Layout, Recompute, Schedule, layout_error, schedule_error
+from mtnlg_parallel.layout import Layout, Recompute, Schedule, decoder_error, layout_error, schedule_error
 
-from .cluster import ENGINES, load_software
+from .programs import ENGINES, load_software
 
 if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
-    from .cluster import Software
+    from .programs import Software
 
-Precision = Literal["bf16", "fp16", "fp32"]
+Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+
+Recomputed = Recompute | Literal["operators", "alternate"]
+"""What is run again: what `train` knows, all operations but attention and every other product, every other layer."""
+
+SHARED_GRADIENTS: Final = 2
+"""The ZeRO stage up to which every rank keeps its weights."""
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Shape(NamedTuple):
-    """The part of a run that a layer's cost depends on: all but numbers of layers and micro-batches."""
+    """The part of a run that a layer's cost depends on: all but numbers of layers and micro-batches.
 
-    hidden: int
-    heads: int
-    sequence: int
-    vocabulary: int
+    ``shards`` ranks hold a layer's weights together (FSDP), ``replicas`` times over; ``gathers_again`` for backward.
+    """
+
+    model: ModelConfig
     micro_batch: int
     tp: int
-    recompute: Recompute
+    cp: int
+    recompute: Recomputed
     sequence_parallel: bool
     width: int
+    product_width: int
     gradient_bytes: int
     splits_backward: bool
+    shards: int
+    replicas: int
+    gathers_again: bool
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.micro_batch * self.sequence
+        """Tokens of a micro-batch on a rank."""
+        return self.micro_batch * self.model.sequence // self.cp
 
     @property
     def elements(self) -> int:
         """Elements of a micro-batch's activation, n h."""
-        return self.tokens * self.hidden
+        return self.tokens * self.model.hidden
 
     @property
     def repeated(self) -> float:
@@ -52,8 +63,11 @@ class Shape(NamedTuple):
     @property
     def linears(self) -> tuple[tuple[int, int], ...]:
         """(columns, depth) of a rank's four weight matrices: qkv, attention output, MLP up, MLP down."""
-        h, t = self.hidden, self.tp
-        return (3 * h // t, h), (h, h // t), (4 * h // t, h), (h, 4 * h // t)
+        model, t = self.model, self.tp
+        h, attention = model.hidden, model.heads * model.head_size
+        up = model.ffn * (2 if model.mlp == "swiglu" else 1)
+        qkv = attention + 2 * model.kv_heads * model.head_size
+        return (qkv // t, h), (h, attention // t), (up // t, h), (h, model.ffn // t)
 
     @property
     def added_bytes(self) -> int:
@@ -66,19 +80,33 @@ class Run(NamedTuple):
 
     ``interleave`` is the number of model chunks on each stage, 1 for plain 1F1B. With ``splits_backward`` weight
     gradients wait until a stage would be idle (zero-bubble). ``zero`` 1 shares the optimizer's state among
-    data-parallel ranks. Under bf16 gradients are accumulated in fp32, under fp16 in fp16.
+    data-parallel ranks, 2 gradients too, 3 weights too, gathered a layer at a time (FSDP), over ``shards`` ranks if not
+    over all (HSDP). ``cp`` ranks share a sequence. Under bf16 gradients are accumulated in fp32, under fp16 in fp16.
     """
 
     model: ModelConfig
     layout: Layout
     batch: int
     micro_batch: int = 1
-    recompute: Recompute = "full"
+    recompute: Recomputed = "full"
     interleave: int = 1
     sequence_parallel: bool = False
     zero: int = 1
     precision: Precision = "bf16"
     splits_backward: bool = False
+    offload_activations: bool = False
+    cp: int = 1
+    shards: int | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return self.layout.world * self.cp
+
+    @property
+    def state_shards(self) -> int:
+        """Ranks that share the optimizer's state of the same weights."""
+        return (self.shards or self.layout.dp * self.cp) if self.zero else 1
 
     @property
     def schedule(self) -> Schedule:
@@ -103,27 +131,33 @@ class Run(NamedTuple):
     @property
     def shape(self) -> Shape:
         """What a layer's cost depends on."""
-        model = self.model
+        ranks = self.layout.dp * self.cp
+        shards = (self.shards or ranks) if self.zero > 1 else 1
         return Shape(
-            model.hidden,
-            model.heads,
-            model.sequence,
-            model.vocabulary,
+            self.model,
             self.micro_batch,
             self.layout.tp,
+            self.cp,
             self.recompute,
             self.sequence_parallel,
             self.width,
+            1 if self.precision == "fp8" else self.width,
             self.gradient_bytes,
             self.splits_backward,
+            shards,
+            ranks // shards,
+            self.zero > SHARED_GRADIENTS,
         )
 
     def __str__(self) -> str:
         """Layout, micro-batch, recomputation and schedule in words."""
         words = [str(self.layout), f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
+        words += [f"cp {self.cp}"] if self.cp > 1 else []
+        words += [f"zero {self.zero}"] if self.zero > 1 else []
         words += ["zero-bubble"] if self.splits_backward else []
         words += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         words += ["sequence parallel"] if self.sequence_parallel else []
+        words += ["activations offloaded"] if self.offload_activations else []
         return ", ".join(words)
 
 
@@ -140,6 +174,7 @@ def train_run(recipe: Recipe) -> Run:
         sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
         precision=train.precision,
         splits_backward=train.schedule == "zero-bubble",
+        offload_activations=train.offload_activations,
     )
 
 
@@ -151,8 +186,8 @@ def train_software(run: Run, fused_kernels: bool = True) -> Software:
 
 def run_error(run: Run, software: Software, gpus: int | None = None, node: int = 8) -> str | None:
     """Why this run is impossible, with the nearest possible one; None if possible. `memory` checks memory."""
-    layout, model = run.layout, run.model
-    if reason := layout_error(layout, model, run.sequence_parallel and layout.tp > 1):
+    layout = run.layout
+    if reason := _decoder_error(run, software):
         return reason
     if run.batch % (layout.dp * run.micro_batch):
         multiple = layout.dp * run.micro_batch
@@ -161,9 +196,21 @@ def run_error(run: Run, software: Software, gpus: int | None = None, node: int =
         closest = f"dp {min(fitting, key=lambda dp: abs(dp - layout.dp))} or " if fitting else ""
         product = f"dp {layout.dp} x micro-batch {run.micro_batch}"
         return f"{product} does not divide the batch {run.batch}; use {closest}batch {near}"
-    if gpus is not None and layout.world > gpus:
+    if gpus is not None and run.gpus > gpus:
         return f"{layout} is {layout.world} GPUs and there are {gpus}; {_smaller_layout(layout, gpus, node)}"
     return _schedule_error(run, software)
+
+
+def _decoder_error(run: Run, software: Software) -> str | None:
+    """Why this decoder cannot be cut so, or by this program at all; None if it can."""
+    layout, model = run.layout, run.model
+    if software.name in ENGINES and (reason := decoder_error(model)):
+        return f"{reason}, or plan it with --software megatron-core"
+    if reason := layout_error(layout, model, run.sequence_parallel and layout.tp > 1):
+        return reason
+    if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
+        return f"layout.tp = {layout.tp} does not divide model.kv_heads = {model.kv_heads}, nor they it"
+    return f"cp {run.cp} does not divide model.sequence = {model.sequence}" if model.sequence % run.cp else None
 
 
 def _schedule_error(run: Run, software: Software) -> str | None:
@@ -172,9 +219,13 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         "sequence parallelism": (run.sequence_parallel, software.slices_sequence),
         "an interleaved schedule": (v > 1, software.interleaves),
         "a zero-bubble schedule": (run.splits_backward, software.splits_backward),
+        "context parallelism": (run.cp > 1, software.slices_context),
+        "FSDP": (run.zero > 1, software.shards_weights),
+        "FP8": (run.precision == "fp8", software.multiplies_fp8),
     }
     if lacking := next((name for name, (needed, there) in abilities.items() if needed and not there), None):
-        return f"{software.name} has not got {lacking}; use --software {ENGINES[0]}"
+        able = ENGINES[0] if software.name not in ENGINES and run.zero < 2 and run.cp == 1 else "megatron-core"
+        return f"{software.name} has not got {lacking}; use --software {able}"
     if software.balanced_stages:
         return schedule_error(run.layout, run.model, run.schedule, v)
     if software.interleaves and run.model.layers % pp:
@@ -184,10 +235,10 @@ def _schedule_error(run: Run, software: Software) -> str | None:
             f"{software.name} needs as many layers on every stage, and pp {pp} does not divide the {run.model.layers}; "
             f"use pp {' or '.join(map(str, nearest))}"
         )
-    return _interleave_error(run) if v > 1 else None
+    return _interleave_error(run, software) if v > 1 else None
 
 
-def _interleave_error(run: Run) -> str | None:
+def _interleave_error(run: Run, software: Software) -> str | None:
     """Why Megatron-LM cannot interleave this run; None if it can."""
     v, pp = run.interleave, run.layout.pp
     if pp == 1:
@@ -196,7 +247,7 @@ def _interleave_error(run: Run) -> str | None:
         fitting = [n for n in range(1, run.model.layers // pp + 1) if run.model.layers % (pp * n) == 0]
         instead = f"use --interleave {' or '.join(map(str, fitting[:4]))}" if fitting else "use --interleave 1"
         return f"pp {pp} x interleave {v} does not divide the {run.model.layers} layers; {instead}"
-    if run.micro_batches % pp:
+    if software.whole_groups and run.micro_batches % pp:
         return f"interleaving needs a multiple of pp {pp} micro-batches, not {run.micro_batches}; use --interleave 1"
     return None
 

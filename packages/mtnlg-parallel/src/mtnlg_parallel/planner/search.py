@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_parallel.layout import Layout, layout_error
 
-from .cluster import Software
 from .memory import fullest_stage, memory, memory_error
+from .programs import Software
 from .run import RECOMPUTE, Run, run_error
 from .step import lower_bound, predict
 
@@ -110,7 +110,9 @@ def candidates(template: Run, cluster: Cluster, software: Software, gpus: int) -
     model, batch = template.model, template.batch
     for tp in (t for t in range(1, cluster.node.gpus + 1) if cluster.node.gpus % t == 0):
         for pp in _stage_counts(model, gpus // tp, software):
-            dp = _replicas(gpus // (tp * pp), batch)
+            if not (ranks := gpus // (tp * pp * template.cp)):
+                continue
+            dp = _replicas(ranks, batch)
             layout = Layout(tp=tp, pp=pp, dp=dp)
             if layout_error(layout, model):
                 yield template._replace(layout=layout)

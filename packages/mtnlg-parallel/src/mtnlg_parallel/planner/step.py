@@ -11,20 +11,25 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate
-from math import log, sqrt
+from math import log, prod, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_parallel.layout import Layout, part_parameters, stages
+from mtnlg_parallel.layout import SLICED_AXES, Layout, stages
 
-from . import layer_cost, network
+from .costs import layer as layer_cost
+from .costs import network
+from .costs.cost import OVERLAP_SHARE
 from .simulation import Pipeline, Timeline, simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.layout import Recompute
 
-    from .cluster import Cluster, Software
-    from .layer_cost import Cost
+    from .cluster import Cluster
+    from .costs.cost import Cost
+    from .programs import Software
     from .run import Run
 
 OVERLAP_EXPONENT: Final = 6.0
@@ -35,9 +40,6 @@ OPTIMIZER_BYTES: Final = 34
 
 MLP_DOWN: Final = 1 / 3
 """Share of a layer's weight gradients, in operations, that is the MLP's second matrix: 4 of 12 h²."""
-
-QKV: Final = 3
-"""Elements of the qkv matrix, in h²."""
 
 
 class Breakdown(NamedTuple):
@@ -129,16 +131,22 @@ def _bound_of_split(pipeline: Pipeline, weights: tuple[float, ...], micro_batche
 def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
     """Seconds of every chunk and send of this run."""
     chunk_costs = [_chunk_costs(chunk, run, cluster, software) for chunk in chunks(run, software)]
-    slow = straggler_factor(run.layout.world, cluster)
+    slow = straggler_factor(run.gpus, cluster)
+    hops = _hop_seconds(run, cluster, software)
+    # A send beside computing takes processors from it, as every collective does.
+    beside = [(1 - OVERLAP_SHARE) * hop if software.overlap_pipeline else 0.0 for hop in hops]
+
+    def seconds(passes: Iterable[list[Cost]]) -> tuple[float, ...]:
+        return tuple(slow * sum(_elapsed(cost, run, cluster, software) for cost in parts) for parts in passes)
+
+    forward, backward = (seconds(each) for each in zip(*((c.forward, c.backward) for c in chunk_costs), strict=True))
     return Pipeline(
         run.layout.pp,
-        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in costs.forward) for costs in chunk_costs),
-        tuple(slow * sum(_elapsed(cost, run, cluster) for cost in costs.backward) for costs in chunk_costs),
-        _hop_seconds(run, cluster, software),
+        tuple(map(sum, zip(forward, beside, strict=True))),
+        tuple(map(sum, zip(backward, beside, strict=True))),
+        hops,
         blocking=not software.overlap_pipeline,
-        weights=tuple(slow * sum(_elapsed(cost, run, cluster) for cost in costs.weights) for costs in chunk_costs)
-        if run.splits_backward
-        else None,
+        weights=seconds(costs.weights for costs in chunk_costs) if run.splits_backward else None,
     )
 
 
@@ -153,7 +161,7 @@ class ChunkCosts(NamedTuple):
 def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -> ChunkCosts:
     """Costs of a chunk; weight gradients that are not put off are in its backward pass."""
     layer = layer_cost.layer(run.shape, cluster, software)
-    ends = [layer_cost.embedding(run.shape, cluster)] if chunk.embedding else []
+    ends = [layer_cost.embedding(run.shape, cluster, software)] if chunk.embedding else []
     ends += [layer_cost.head(run.shape, cluster, software)] if chunk.head else []
     forward = [layer.forward.times(chunk.layers), *(end.forward for end in ends)]
     backward, weights = layer.backward.plus(layer.recompute), [layer.weights.times(chunk.layers)]
@@ -162,13 +170,15 @@ def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -
     return ChunkCosts(forward, [backward.times(chunk.layers), *(end.backward for end in ends)], weights)
 
 
-def _elapsed(cost: Cost, run: Run, cluster: Cluster) -> float:
+def _elapsed(cost: Cost, run: Run, cluster: Cluster, software: Software) -> float:
     """Seconds of a part: the longer of GPU and host time, smoothed near a tie by a mean of power `OVERLAP_EXPONENT`.
 
     Hosts on two sockets wait for each other in every collective.
     """
     skew = cluster.measured.socket_skew if run.layout.tp > cluster.node.socket_gpus else 1.0
     host = cost.launches * cluster.measured.launch_seconds * skew
+    if software.launch_wait_seconds:
+        return cost.busy + cost.launches * software.launch_wait_seconds
     return float((cost.busy**OVERLAP_EXPONENT + host**OVERLAP_EXPONENT) ** (1 / OVERLAP_EXPONENT))
 
 
@@ -188,7 +198,8 @@ def _hop_seconds(run: Run, cluster: Cluster, software: Software) -> tuple[float,
         return (0.0,) * total
     size = run.shape.width * run.shape.repeated
     scatter = software.scatter_pipeline and not run.sequence_parallel
-    between = [network.hop(cluster, run.layout, s, size, scatter) for s in range(pp - 1)]
+    between = [network.hop(cluster, run, s, size, scatter) for s in range(pp - 1)]
+    between = [seconds + software.hop_seconds for seconds in between]
     return tuple([*between, max(between)] * run.interleave)[:total]
 
 
@@ -196,24 +207,28 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     """Add what follows the schedule: gradient reduction, norm, update, weight gathering."""
     pp, shape = run.layout.pp, run.shape
     parameters = [stage_parameters(run, software, stage) for stage in range(pp)]
-    ring = network.data_ring(cluster, run.layout)
+    ring = network.data_ring(cluster, run.layout, run.cp)
+    width = software.reduced_bytes(shape.gradient_bytes)
     scattered = run.zero and software.reduce_scatter
-    reduced = [
-        ring.gather(shape.gradient_bytes * n) if scattered else ring.all_reduce(shape.gradient_bytes * n)
-        for n in parameters
-    ]
+    reduced = [ring.gather(width * n) if scattered else ring.all_reduce(width * n) for n in parameters]
     gathered = ring.gather(shape.width * max(parameters)) if run.zero else 0.0
-    if software.overlap_gradients and software.overlap_chunks:
-        reduced, gathered = _exposed_by_chunk(run, chunks(run, software), ring, pipeline, timeline)
+    if run.zero > 1:  # gathered and reduced layer by layer
+        reduced, gathered = [0.0] * pp, 0.0
+    if run.zero > 1:
+        pass
+    elif software.overlap_gradients and software.overlap_chunks:
+        reduced, gathered = _exposed_by_chunk(run, software, ring, pipeline, timeline)
     elif software.overlap_gradients:  # with the stage's last backward pass, and the next step's first forward
         reduced = [max(0.0, seconds - sum(pipeline.backward[s::pp])) for s, seconds in enumerate(reduced)]
         gathered = max(0.0, gathered - min(sum(pipeline.forward[s::pp]) for s in range(pp)))
     ready = [done + seconds for done, seconds in zip(timeline.done, reduced, strict=True)]
     tied = _tied_seconds(run, cluster)
-    if software.overlap_chunks:  # the table's gradient is reduced once first and last stage have summed theirs
+    if (
+        software.overlap_chunks and run.model.tied
+    ):  # the table's gradient is reduced once first and last stage have summed theirs
         tied += ring.gather(_table_bytes(run))
     norm_known = max(*ready, max(ready[0], ready[-1]) + tied) if pp > 1 else ready[0]
-    share = run.layout.dp if run.zero else 1
+    share = run.state_shards
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
     update = max(parameters) / share * OPTIMIZER_BYTES / bandwidth
     data = norm_known - timeline.seconds + gathered
@@ -222,30 +237,31 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
 
 
 def _exposed_by_chunk(
-    run: Run, cut: tuple[Chunk, ...], ring: network.Ring, pipeline: Pipeline, timeline: Timeline
+    run: Run, software: Software, ring: network.Ring, pipeline: Pipeline, timeline: Timeline
 ) -> tuple[list[float], float]:
     """Seconds of each stage's gradient reduction after its work, and of the weights' gathering before the next step's.
 
     A chunk's buckets are reduced as its last pass fills them, first those of its last layer's second MLP matrix, of a
     parameter each at least; the first layer's qkv is last. Weights are gathered chunk by chunk, each until its forward.
     """
-    pp, shape = run.layout.pp, run.shape
-    last_bucket = ring.gather(shape.gradient_bytes * QKV * shape.hidden**2 / shape.tp)
+    pp, shape, cut = run.layout.pp, run.shape, chunks(run, software)
+    width, (columns, depth) = software.reduced_bytes(shape.gradient_bytes), shape.linears[0]
+    last_bucket = ring.gather(width * columns * depth)
     exposed, gathered = [], 0.0
     starts = [0.0, *accumulate(f + hop for f, hop in zip(pipeline.forward, pipeline.hops, strict=True))]
     for stage in range(pp):
         own = range(stage, len(cut), pp)
-        parameters = {c: cut[c].layers * _rank_parameters(run.model, shape.tp, "layers.0") for c in own}
+        parameters = {c: cut[c].layers * _rank_parameters(run.model, shape.tp, "layers") for c in own}
         reduced = 0.0
         for chunk in sorted(own, key=lambda c: timeline.last_passes[c][1]):
             begin, end = timeline.last_passes[chunk]
             first_bucket = begin + (end - begin) * MLP_DOWN / max(cut[chunk].layers, 1)
-            reduced = max(reduced, first_bucket) + ring.gather(shape.gradient_bytes * parameters[chunk])
+            reduced = max(reduced, first_bucket) + ring.gather(width * parameters[chunk])
             reduced = max(reduced, end + last_bucket)
         exposed.append(reduced - timeline.done[stage])
         arrived = 0.0
         for chunk in own:
-            has_table = cut[chunk].embedding or (cut[chunk].head and pp > 1)
+            has_table = cut[chunk].embedding or (cut[chunk].head and (pp > 1 or not run.model.tied))
             table = _rank_parameters(run.model, shape.tp, "head") if has_table else 0
             arrived += ring.gather(shape.width * (parameters[chunk] + table))
             gathered = max(gathered, arrived - starts[chunk])
@@ -258,7 +274,7 @@ def _breakdown(priced: PricedRun, timeline: Timeline, data: float, update: float
     busiest = max(range(run.layout.pp), key=lambda stage: timeline.computing[stage])
     stage_chunks = chunks(run, software)[busiest :: run.layout.pp]
     costs = [cost for chunk in stage_chunks for side in _chunk_costs(chunk, run, cluster, software) for cost in side]
-    slow = straggler_factor(run.layout.world, cluster) * run.micro_batches
+    slow = straggler_factor(run.gpus, cluster) * run.micro_batches
     recompute_cost = layer_cost.layer(run.shape, cluster, software).recompute
     recompute = slow * sum(chunk.layers for chunk in stage_chunks) * (recompute_cost.products + recompute_cost.memory)
     tensor = slow * sum(cost.collectives for cost in costs)
@@ -281,22 +297,33 @@ def stage_parameters(run: Run, software: Software, stage: int) -> int:
     model, layout = run.model, run.layout
     total = 0
     for chunk in chunks(run, software)[stage :: layout.pp]:
-        total += chunk.layers * _rank_parameters(model, layout.tp, "layers.0")
+        total += chunk.layers * _rank_parameters(model, layout.tp, "layers")
         total += _rank_parameters(model, layout.tp, "embedding") if chunk.embedding else 0
         total += _rank_parameters(model, layout.tp, "final_norm") if chunk.head else 0
-        total += _rank_parameters(model, layout.tp, "head") if chunk.head and layout.pp > 1 else 0
+        total += _rank_parameters(model, layout.tp, "head") if chunk.head and (layout.pp > 1 or not model.tied) else 0
     return total
 
 
 @lru_cache(maxsize=4096)
 def _rank_parameters(model: ModelConfig, tp: int, part: str) -> int:
-    return part_parameters(model, Layout(tp=tp), part)
+    """Parameters of a part on a rank: matrices but the table of positions are sliced, and the biases of sliced rows."""
+    if part == "layers":
+        shapes = model.layer_shapes()
+    else:
+        shapes = {name: shape for name, shape in model.outer_shapes().items() if name.startswith(part)}
+        if part == "head" and model.tied:
+            shapes = {"token.weight": (model.vocabulary, model.hidden)}
+    sliced = {name for name, shape in shapes.items() if len(shape) > 1 and "position" not in name}
+    sliced |= {name for name in shapes if name in SLICED_AXES}
+    return sum(prod(shape) // (tp if name in sliced else 1) for name, shape in shapes.items())
 
 
 def _tied_seconds(run: Run, cluster: Cluster) -> float:
     """Seconds to sum the token table's gradients over first and last stage."""
     layout = run.layout
-    pair = network.ring(cluster, 2, layout.world - layout.tp * layout.dp)
+    if layout.pp == 1 or not run.model.tied:
+        return 0.0
+    pair = network.ring(cluster, 2, run.gpus - layout.tp * layout.dp * run.cp)
     return pair.all_reduce(_table_bytes(run))
 
 

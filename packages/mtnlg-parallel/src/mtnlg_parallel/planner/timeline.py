@@ -63,8 +63,8 @@ def _name(event: Event) -> str:
     return f"{event.kind[0].upper()}{event.micro_batch} chunk {event.chunk}"
 
 
-def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
-    """One HTML file without scripts or links: the breakdown, then the pipeline as SVG."""
+def pipeline_svg(run: Run, prediction: Prediction, events: list[Event]) -> str:
+    """The simulated pipeline as an SVG: a lane a stage, the first on top, and what follows the schedule."""
     scale = WIDE / prediction.seconds
     boxes = []
     for event in events:
@@ -76,6 +76,12 @@ def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
     end = max(event.end for event in events)
     rest = f'x="{end * scale:.2f}" y="0" width="{(prediction.seconds - end) * scale:.2f}"'
     boxes.append(f'<rect {rest} height="{run.layout.pp * LANE}" fill="#999"><title>after the schedule</title></rect>')
+    box = f'viewBox="0 0 {WIDE} {run.layout.pp * LANE}" width="100%"'
+    return f'<svg {box} preserveAspectRatio="none" shape-rendering="crispEdges">{"".join(boxes)}</svg>'
+
+
+def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
+    """One HTML file without scripts or links: the breakdown, then the pipeline as SVG."""
     parts = ", ".join(f"{name.replace('_', ' ')} {part:.3f} s" for name, part in prediction.breakdown._asdict().items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(str(run))}</title>
@@ -83,7 +89,6 @@ def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
 <h1>A step of {prediction.seconds:.3f} s</h1>
 <p>{escape(str(run))}; {run.micro_batches} micro-batches. One lane a stage, the first on top: forward blue, backward
 orange, weight gradients apart green, gradient reduction and optimizer grey, waiting empty.</p><p>{escape(parts)}</p>
-<svg viewBox="0 0 {WIDE} {run.layout.pp * LANE}" width="100%" preserveAspectRatio="none" shape-rendering="crispEdges">
-{"".join(boxes)}
-</svg></body></html>
+{pipeline_svg(run, prediction, events)}
+</body></html>
 """

@@ -133,7 +133,9 @@ class Training:
         """The micro-batches where this rank needs them: inputs on the first stage, targets on the last."""
         if self.coordinates.pp not in {0, self.recipe.layout.pp - 1}:
             return None
-        return Prefetch(self.data.train, self.recipe, self.progress.samples, self.coordinates.dp)
+        return Prefetch(
+            self.data.train, self.recipe, self.progress.samples, self.coordinates.dp, pinned=self.device.type == "cuda"
+        )
 
     def _step_and_validate(self, batches: Prefetch | None) -> Step:
         every, number = self.recipe.train.validation_every, self.progress.step + 1

@@ -80,12 +80,13 @@ def micro_batches(stream: TokenStream, samples: range, micro_batch: int, dp: int
 class Prefetch:
     """Iterates over one data-parallel rank's micro-batches until the recipe's end; a thread reads ahead.
 
+    ``pinned``: in pinned memory, from which a GPU copies while the host goes on.
     An error in the thread, such as a truncated token store, is raised by ``next``. ``waited`` counts the seconds that
     ``next`` has blocked.
     """
 
-    def __init__(self, stream: TokenStream, recipe: Recipe, begin: int, dp_rank: int) -> None:
-        self.waited = 0.0
+    def __init__(self, stream: TokenStream, recipe: Recipe, begin: int, dp_rank: int, pinned: bool = False) -> None:
+        self.waited, self._pinned = 0.0, pinned
         self._queue: queue.Queue[MicroBatch | BaseException] = queue.Queue(PREFETCH_DEPTH)
         self._closed = threading.Event()
         self._thread = threading.Thread(
@@ -119,9 +120,14 @@ class Prefetch:
         try:
             for before, batch in recipe.batch_size.steps(train.samples, begin):
                 samples = range(before, before + batch)
-                for micro_batch in micro_batches(stream, samples, train.micro_batch, layout.dp, dp_rank):
-                    self._queue.put(micro_batch)
+                for tensors in micro_batches(stream, samples, train.micro_batch, layout.dp, dp_rank):
+                    self._queue.put(_pin(*tensors) if self._pinned else tensors)
                     if self._closed.is_set():
                         return
         except BaseException as error:  # noqa: BLE001  (raised in the training thread)
             self._queue.put(error)
+
+
+def _pin(inputs: Tensor, targets: Tensor) -> MicroBatch:
+    """Both in pinned memory, and contiguous: other tensors go to a GPU through memory that is not pinned."""
+    return inputs.contiguous().pin_memory(), targets.contiguous().pin_memory()

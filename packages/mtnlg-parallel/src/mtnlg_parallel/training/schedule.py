@@ -70,9 +70,9 @@ IN_SAMPLES: Final = BeforeValidator(_refuse_text)
 class Ramp(Settings):
     """Batch size ramp: from ``start`` by ``increment`` to the full batch over the first ``samples``."""
 
-    start: Samples
-    increment: Samples
-    samples: Annotated[Samples, IN_SAMPLES]
+    start: Samples = Field(description="first batch size")
+    increment: Samples = Field(description="added at equal intervals")
+    samples: Annotated[Samples, IN_SAMPLES] = Field(description="after which the batch is full")
 
     def meets(self, size: int) -> bool:
         """Whether the increments lead from ``start`` to exactly ``size``."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
-
-    from .cluster import Cluster
+    from mtnlg_parallel.planner.cluster import Cluster
+    from mtnlg_parallel.planner.run import Run
 
 
 class Ring(NamedTuple):
@@ -54,18 +54,18 @@ def tensor_ring(cluster: Cluster, layout: Layout) -> Ring:
     return ring(cluster, layout.tp, 1)
 
 
-def data_ring(cluster: Cluster, layout: Layout) -> Ring:
-    """The data parallel group."""
-    return ring(cluster, layout.dp, layout.tp)
+def data_ring(cluster: Cluster, layout: Layout, cp: int = 1) -> Ring:
+    """The ranks that hold the same weights: data and context parallel."""
+    return ring(cluster, layout.dp * cp, layout.tp)
 
 
-def hop(cluster: Cluster, layout: Layout, stage: int, size: float, scatter: bool) -> float:
+def hop(cluster: Cluster, run: Run, stage: int, size: float, scatter: bool) -> float:
     """Seconds to send ``size`` bytes, held by all tensor parallel ranks, from ``stage`` to the next.
 
     With ``scatter`` each rank sends its slice, and the receivers gather (Narayanan et al. 2021, section 4.1).
     """
-    node, measured = cluster.node, cluster.measured
-    width = layout.tp * layout.dp  # ranks of a stage
+    node, measured, layout = cluster.node, cluster.measured, run.layout
+    width = layout.tp * layout.dp * run.cp  # ranks of a stage
     first = (stage + 1) * width - width  # its first rank; its partner is `width` further
     inside = first // node.gpus == (first + width) // node.gpus
     bandwidth = node.link_bandwidth * measured.link if inside else cluster.network_share * measured.network

@@ -1,0 +1,377 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-parallel", "scipy>=1.13", "matplotlib>=3.9"]
+# ///
+"""The planner beside what others measured: every row of files of published runs, cross-validated by group.
+
+    python benchmarks/planner_published.py FILE.csv … [--intervals]
+
+1. Fit the planner's fitted constants (`CONSTANTS`) on all rows, by robust least squares on log errors; a source
+   weighs as the root of its number of rows. Ratios of a simulated pipeline to its lower bound are those at the shipped
+   constants.
+2. Hold out groups of rows, whole hidden sizes, whole tensor parallel degrees, and whole sources, and predict each with
+   constants fitted without it: Gauss-Newton steps from the fit on all rows. A constant that no row left tells anything
+   of takes its neutral value, as for a program that nobody has measured.
+3. Predict with the shipped constants, by a roofline, and by six operations a parameter and token.
+
+Prints a table by program and GPU; writes benchmarks/results/<date>-planner-published.json, .csv (every error, signed)
+and docs/planner-accuracy.svg; with ``--intervals`` also the planner's `intervals.toml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from mtnlg_parallel.planner import step
+from mtnlg_parallel.planner.costs import layer, products
+from mtnlg_parallel.planner.published.predicted import measured_seconds
+from mtnlg_parallel.planner.published.rows import PublishedRun, Row, read_rows
+from record import default_out, today
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from mtnlg_parallel.planner.cluster import Cluster
+    from mtnlg_parallel.planner.programs import Software
+
+    Vector = NDArray[np.float64]
+
+HERE: Final = Path(__file__).parent
+INTERVALS: Final = Path(step.__file__).parent / "intervals.toml"
+
+
+class Constant(NamedTuple):
+    """A fitted constant: where it applies (a part of a GPU's or program's name), bounds, value of who knows nothing."""
+
+    where: str
+    low: float
+    high: float
+    neutral: float
+
+
+CONSTANTS: Final = {
+    "gpu memory A100": Constant("A100", 0.5, 0.95, 0.85),
+    "gpu memory H": Constant("H100|H200", 0.5, 0.95, 0.85),
+    "gpu clock A100": Constant("A100", 0.7, 1.0, 1.0),
+    "gpu clock H100-SXM5-80GB": Constant("H100-SXM5-80GB", 0.5, 1.0, 0.9),
+    "gpu clock H100-SXM5-96GB": Constant("H100-SXM5-96GB", 0.5, 1.0, 0.7),
+    "gpu clock H200": Constant("H200", 0.5, 1.0, 0.9),
+    "gpu fp8": Constant("H100|H200", 0.7, 1.2, 1.0),
+    "gpu native_flash": Constant("H100|H200", 0.3, 0.8, 0.6),
+    "gpu link_seconds": Constant("A100", 1e-6, 30e-6, 10e-6),
+    "gpu launch_seconds": Constant("A100", 10e-6, 50e-6, 25e-6),
+    "gpu socket_skew": Constant("A100", 1.0, 1.5, 1.2),
+    "program attention_share": Constant("llm-foundry", 0.2, 1.0, 1.0),
+    "program prefetch_share llm-foundry": Constant("llm-foundry", 0.0, 1.0, 0.5),
+    "program prefetch_share torchtitan": Constant("torchtitan", 0.0, 1.0, 0.5),
+    "program launch_wait_seconds": Constant("megatron-deepspeed-bloom", 1e-6, 150e-6, 30e-6),
+    "program hop_seconds": Constant("megatron-deepspeed-2021", 0.0, 20e-3, 0.0),
+    "module COPIED_SHARE": Constant("", 0.3, 1.0, 0.9),
+    "module MISALIGNED": Constant("", 0.05, 1.0, 1.0),
+}
+MODULES: Final[dict[str, Any]] = {"COPIED_SHARE": layer, "MISALIGNED": products}
+SOFT: Final = 0.05
+"""Log errors beyond this count linearly, not squared: rows deviate for reasons of their own."""
+
+RIDGE: Final = 1e-3
+STEPS: Final = 3
+FOLDS: Final = 8
+
+
+class Rows:
+    """Rows with measured step times; their errors as a function of the fitted constants."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """Keep what can be predicted; simulate every row once."""
+        self.rows = [row for row in rows if row.published and measured_seconds(row)]
+        self.runs = [row.published for row in self.rows if row.published]
+        self.measured = np.array([measured_seconds(row) for row in self.rows], dtype=float)
+        self.shipped = np.array([self._shipped(name) for name in CONSTANTS])
+        predicted = np.array([step.predict(*run).seconds for run in self.runs])
+        self.shipped_errors = np.log(predicted / self.measured)
+        self.over_bound = predicted / self._bounds(self.shipped)
+        sources = [f"{source_of(row)} {run.cluster.gpu.name}" for row, run in zip(self.rows, self.runs, strict=True)]
+        counts = {source: sources.count(source) for source in sources}
+        self.weights = np.array([counts[source] ** -0.25 for source in sources])
+
+    def _shipped(self, name: str) -> float:
+        kind, field, *_ = name.split()
+        if kind == "module":
+            return float(getattr(MODULES[field], field))
+        for run in self.runs:
+            thing = run.cluster.gpu.name if kind == "gpu" else run.software.name
+            if any(part in thing for part in CONSTANTS[name].where.split("|")):
+                return float(getattr(run.cluster.measured if kind == "gpu" else run.software, field))
+        return CONSTANTS[name].neutral
+
+    def errors(self, values: Vector) -> Vector:
+        """Log of predicted over measured seconds with these constants."""
+        errors: Vector = np.log(self._bounds(values) * self.over_bound / self.measured)
+        return errors
+
+    def _bounds(self, values: Vector) -> Vector:
+        for cached in (step.predict, layer.layer, layer.embedding, layer.head):
+            cached.cache_clear()
+        named = dict(zip(CONSTANTS, map(float, values), strict=True))
+        for field, module in MODULES.items():
+            setattr(module, field, named[f"module {field}"])
+        clusters: dict[str, Cluster] = {}
+        programs: dict[str, Software] = {}
+        for run in self.runs:
+            key = run.cluster.model_dump_json()
+            if key not in clusters:
+                clusters[key] = run.cluster.model_copy(
+                    update={"measured": run.cluster.measured.model_copy(update=_named(named, "gpu", run))}
+                )
+            key = run.software.model_dump_json()
+            if key not in programs:
+                programs[key] = run.software.model_copy(update=_named(named, "program", run))
+        return np.array(
+            [
+                step.lower_bound(
+                    run.run, clusters[run.cluster.model_dump_json()], programs[run.software.model_dump_json()]
+                )
+                for run in self.runs
+            ]
+        )
+
+
+def _named(values: dict[str, float], kind: str, run: PublishedRun) -> dict[str, float]:
+    thing = run.cluster.gpu.name if kind == "gpu" else run.software.name
+    applying = (name for name in values if name.startswith(kind))
+    return {
+        name.split()[1]: values[name]
+        for name in applying
+        if any(part in thing for part in CONSTANTS[name].where.split("|"))
+    }
+
+
+def source_of(row: Row) -> str:
+    """Where a row was published; vTrain's files have no such column."""
+    return row.cells.get("family") or "vTrain"
+
+
+BOUNDS: Final = (np.array([c.low for c in CONSTANTS.values()]), np.array([c.high for c in CONSTANTS.values()]))
+
+
+def fit(rows: Rows) -> Vector:
+    """Return the constants that fit all rows best."""
+    scale = BOUNDS[1]
+
+    def residuals(scaled: Vector) -> Vector:
+        return np.asarray(rows.weights * rows.errors(scaled * scale), dtype=float)
+
+    start = np.clip(rows.shipped, *BOUNDS) / scale
+    bounds = (BOUNDS[0] / scale - 1e-9, BOUNDS[1] / scale + 1e-9)
+    fitted = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=SOFT, diff_step=3e-3, max_nfev=4)
+    return np.asarray(fitted.x * scale, dtype=float)
+
+
+def jacobian(rows: Rows, values: Vector) -> NDArray[np.float64]:
+    """Return the derivative of every row's log error by each constant, in units of its upper bound."""
+    base, columns = rows.errors(values), []
+    for place, high in enumerate(BOUNDS[1]):
+        moved = values.copy()
+        moved[place] += (1 if values[place] < 0.9 * high else -1) * 5e-3 * high
+        columns.append((rows.errors(moved) - base) / ((moved[place] - values[place]) / high))
+    return np.stack(columns, axis=1)
+
+
+def hold_out(rows: Rows, fitted: Vector, slopes: NDArray[np.float64], group: Callable[[Row], Any]) -> Vector:
+    """Return each row's log error with constants fitted without its group."""
+    groups = [group(row) for row in rows.rows]
+    result, scale = np.empty(len(groups)), BOUNDS[1]
+    neutral = np.array([constant.neutral for constant in CONSTANTS.values()])
+    for name in sorted(set(groups), key=str):
+        out = np.array([each == name for each in groups])
+        told = np.abs(slopes[~out]).max(axis=0) > 1e-6
+        values = np.where(told, fitted, neutral)
+        for _ in range(STEPS):
+            errors = rows.errors(values)
+            soft = rows.weights * (1 + (errors / SOFT) ** 2) ** -0.25
+            left = (slopes * soft[:, None])[~out][:, told]
+            normal = left.T @ left + RIDGE * np.eye(left.shape[1])
+            move = np.linalg.solve(normal, -left.T @ (soft * errors)[~out])
+            values = values.copy()
+            values[told] = np.clip(values[told] + move * scale[told], BOUNDS[0][told], BOUNDS[1][told])
+        result[out] = rows.errors(values)[out]
+        print(f"{name}: {out.sum()} rows held out", file=sys.stderr)
+    return result
+
+
+def size_folds(rows: Rows) -> Callable[[Row], int]:
+    """Return which fold of whole hidden sizes a row is in."""
+    sizes = sorted({int(row.cells["hidden"]) for row in rows.rows})
+    return lambda row: sizes.index(int(row.cells["hidden"])) % FOLDS
+
+
+def roofline(published: PublishedRun) -> float:
+    """Seconds of a step by the simplest published kind of formula: roofline layers, ring collectives, bubble.
+
+    Its efficiencies of an A100 system are taken for all GPUs: 0.9 of products and memory, 0.65 of links and network.
+    """
+    run, cluster, _ = published
+    shape, layout, gpu = run.shape, run.layout, cluster.gpu
+    model = run.model
+    forward = sum(2 * shape.tokens * columns * depth for columns, depth in shape.linears)
+    attention = 4 * shape.tokens * model.sequence * model.heads * model.head_size / shape.tp
+    moved = 2 * (shape.elements * 12 + 8 * shape.tokens * model.ffn / shape.tp)
+    computed = (forward + attention) / (0.9 * gpu.peak_flops) + moved / (0.9 * gpu.memory_bandwidth)
+    link = 0.65 * (cluster.node.link_bandwidth if layout.tp <= cluster.node.gpus else cluster.network_share)
+    tensor = 4 * (layout.tp - 1) / layout.tp * 2 * shape.elements / link
+    again = {"none": 0, "selective": 0, "operators": 0.5, "alternate": 0.5, "full": 1}[run.recompute]
+    each = model.layers / layout.pp * ((3 + again) * computed + (2 + again) * tensor)
+    head = 6 * shape.tokens * model.vocabulary * model.hidden / shape.tp / (0.9 * gpu.peak_flops)
+    hop = 2 * 2 * shape.repeated / (0.65 * cluster.network_share) if layout.pp > 1 else 0.0
+    bubble = (layout.pp - 1) / run.interleave
+    parameters = model.parameters / (layout.tp * layout.pp)
+    ranks = layout.dp * run.cp
+    reduced = 2 * (ranks - 1) / ranks * 2 * parameters / (0.65 * cluster.network_share) if run.zero < 2 else 0.0
+    return (run.micro_batches + bubble) * (each + hop) + run.micro_batches * head + reduced
+
+
+def six_operations(published: PublishedRun) -> float:
+    """Seconds of a step by 6 operations a parameter and token at half of the GPU's 16-bit peak."""
+    run = published.run
+    tokens = run.batch * run.model.sequence
+    return 6 * run.model.parameters * tokens / run.gpus / (0.5 * published.cluster.gpu.peak_flops)
+
+
+def write_intervals(rows: Rows, errors: Vector) -> None:
+    """Write the interval of each program with runs enough, and of all, from held-out errors.
+
+    Quantiles of some shapes are too narrow for others: all are widened by one factor, the least with which those of a
+    program's other hidden sizes cover 90 % of each hidden size's runs.
+    """
+    names = np.array([run.software.name for run in rows.runs])
+    sizes = np.array([run.run.model.hidden for run in rows.runs])
+    widening = next(f for f in np.arange(1.0, 4.0, 0.05) if left_out_coverage(names, sizes, errors, f) >= COVERED)
+    lines = ["# Measured over predicted step time, 90 % of held-out runs: benchmarks/planner_published.py."]
+    for name in ["all", *sorted({n for n in names if (names == n).sum() >= MANY})]:
+        chosen = errors[(names == name) | (name == "all")]
+        low, high = quantiles(chosen, widening)
+        lines += [f"\n[{name}]", f"runs = {len(chosen)}", f"low = {low:.3f}", f"high = {high:.3f}"]
+    INTERVALS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    before, after = (left_out_coverage(names, sizes, errors, factor) for factor in (1.0, widening))
+    print(f"intervals cover {before:.1%} of left-out hidden sizes; widened by {widening:.2f}, {after:.1%}")
+
+
+def quantiles(errors: Vector, widening: float) -> tuple[float, float]:
+    """Return the 5 % and 95 % quantiles of measured over predicted, their logarithms times ``widening``."""
+    low, high = np.quantile(-errors, [0.05, 0.95])
+    return float(np.exp(min(low, -LEAST) * widening)), float(np.exp(max(high, LEAST) * widening))
+
+
+def left_out_coverage(names: NDArray[np.str_], sizes: NDArray[np.int_], errors: Vector, widening: float) -> float:
+    """Return the share of runs in the interval that their program's other hidden sizes give."""
+    inside = np.zeros(len(errors), dtype=bool)
+    for name, size in {*zip(names.tolist(), sizes.tolist(), strict=True)}:
+        out = (names == name) & (sizes == size)
+        rest = (names == name) & (sizes != size)
+        low, high = quantiles(errors[rest if rest.sum() >= MANY else sizes != size], widening)
+        inside[out] = (low <= np.exp(-errors[out])) & (np.exp(-errors[out]) <= high)
+    return float(inside.mean())
+
+
+COVERED: Final = 0.9
+LEAST: Final = 0.03
+"""Least half-width of an interval, as a logarithm."""
+
+MANY: Final = 14
+
+
+def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
+    """Return mean absolute and mean errors by source, GPU and precision."""
+    kinds = []
+    for row, run in zip(rows.rows, rows.runs, strict=True):
+        nodes = "one node" if run.run.gpus <= run.cluster.node.gpus else "many nodes"
+        kinds.append(f"{source_of(row)}, {run.cluster.gpu.name}, {run.run.precision}, {nodes}")
+    result = []
+    for kind in dict.fromkeys(kinds):
+        mask = np.array([each == kind for each in kinds])
+        figures: dict[str, Any] = {"runs": kind, "rows": int(mask.sum())}
+        for name, errors in columns.items():
+            figures[name] = float(np.abs(np.expm1(errors[mask])).mean())
+        figures["mean"] = float(np.expm1(columns["shipped"][mask]).mean())
+        result.append(figures)
+    return result
+
+
+def draw(path: Path, rows: Rows, columns: dict[str, Vector]) -> None:
+    """Draw predicted against measured seconds of ours, a roofline and six operations, with our errors below."""
+    import matplotlib as mpl  # noqa: PLC0415  (slow, and the fit does without)
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "planner"
+    from matplotlib import pyplot as plt  # noqa: PLC0415  (after use)
+
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7, 9), height_ratios=(3, 1), sharex=True)
+    for name, marker, colour in (("6ND", "x", "#bbb"), ("roofline", "+", "#e0a030")):
+        above.plot(rows.measured, rows.measured * np.exp(columns[name]), marker, color=colour, markersize=3, label=name)
+    sources = np.array([source_of(row) for row in rows.rows])
+    for source in dict.fromkeys(sources):
+        mask, held = sources == source, columns["without hidden size"]
+        above.plot(
+            rows.measured[mask], (rows.measured * np.exp(held))[mask], "o", markersize=3, alpha=0.6, label=source
+        )
+        below.plot(rows.measured[mask], 100 * np.expm1(held[mask]), "o", markersize=3, alpha=0.6)
+    line = np.array([rows.measured.min() / 2, rows.measured.max() * 2])
+    above.plot(line, line, "k-", linewidth=0.8)
+    below.axhline(0, color="k", linewidth=0.8)
+    above.set(xscale="log", yscale="log", ylabel="predicted, s a step; hidden size held out")
+    below.set(xlabel="measured, s a step", ylabel="error, %", ylim=(-40, 40))
+    above.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Fit, cross-validate by group, compare, and write tables and picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--intervals", action="store_true", help="write the planner's intervals.toml")
+    options = parser.parse_args()
+    rows = Rows([row for file in options.files for row in read_rows(file)])
+    fitted = fit(rows)
+    print(json.dumps({name: float(f"{v:.4g}") for name, v in zip(CONSTANTS, fitted, strict=True)}, indent=1))
+    slopes = jacobian(rows, fitted)
+    columns = {
+        "shipped": rows.shipped_errors,
+        "fitted": rows.errors(fitted),
+        "without hidden size": hold_out(rows, fitted, slopes, size_folds(rows)),
+        "without tp": hold_out(rows, fitted, slopes, lambda row: row.cells.get("tp") or "1"),
+        "without source": hold_out(rows, fitted, slopes, source_of),
+        "roofline": np.log([roofline(run) for run in rows.runs] / rows.measured),
+        "6ND": np.log([six_operations(run) for run in rows.runs] / rows.measured),
+    }
+    figures = table(rows, columns)
+    print("| runs | rows | " + " | ".join(columns) + " | mean |\n" + "|---" * (len(columns) + 3) + "|")
+    for line in figures:
+        shown = " | ".join(f"{line[name]:.1%}" for name in columns)
+        print(f"| {line['runs']} | {line['rows']} | {shown} | {line['mean']:+.1%} |")
+    result = {"date": today(), "constants": dict(zip(CONSTANTS, map(float, fitted), strict=True)), "by_group": figures}
+    target = default_out("planner-published")
+    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["source", "id", "measured", *columns])
+        for number, row in enumerate(rows.rows):
+            errors = [f"{np.expm1(errors[number]):+.4f}" for errors in columns.values()]
+            writer.writerow([source_of(row), row.cells.get("id") or number, rows.measured[number], *errors])
+    if options.intervals:
+        write_intervals(rows, columns["without hidden size"])
+    draw(HERE.parent / "docs" / "planner-accuracy.svg", rows, columns)
+
+
+if __name__ == "__main__":
+    main()

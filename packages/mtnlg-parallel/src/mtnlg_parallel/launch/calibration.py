@@ -1,0 +1,141 @@
+"""The command ``mtnlg-parallel calibrate``: rates of this machine's products, copies, launches and links, as a cluster.
+
+Every rank is a process of its own and all measure at once, as they will train. The planner takes a product's rate as
+share of the peak; where there is no data sheet, as on a CPU, the peak is the best rate measured and its share 1.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from mtnlg_model.console import say
+from mtnlg_model.files import write_text
+from mtnlg_model.settings import dump
+from mtnlg_parallel.launch.preflight import this_machine
+from mtnlg_parallel.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mtnlg_parallel.planner.cluster import Cluster
+
+ROUNDS: Final = 7
+PRODUCT: Final = {"cuda": 8192, "cpu": 768}
+"""Rows, columns and depth of the product that is timed."""
+
+COPIED: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
+"""Bytes copied: far beyond every cache."""
+
+SUMMED: Final = {"cuda": 1 << 28, "cpu": 1 << 24}
+SMALL: Final = 1 << 10
+LAUNCHES: Final = 2000
+"""Operations that the host launches, half of them by autograd."""
+
+
+def calibrate_command(
+    out: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="Where the cluster's figures go.")],
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks to measure at once; all GPUs, or 2 on a CPU.")] = None,
+) -> None:
+    """Measure this machine's products, copies, launches and links; write them as a cluster for --cluster."""
+    import torch  # noqa: PLC0415  (slow to import, and --help does without)
+
+    on_gpus = torch.cuda.is_available()
+    number = ranks or (torch.cuda.device_count() if on_gpus else 2)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
+            measure_rank, args=(number, folder, "cuda" if on_gpus else "cpu"), nprocs=number
+        )
+        figures = [_read(Path(folder) / f"{rank}.txt") for rank in range(number)]
+    median = [statistics.median(values) for values in zip(*figures, strict=True)]
+    cluster = measured_cluster(this_machine(Layout(dp=number)), number, median)
+    write_text(out, f"# Measured by mtnlg-parallel calibrate, {number} ranks at once.\n\n{dump(cluster)}")
+    rates = f"{median[0] / 1e12:.3g} TFLOP/s, {median[1] / 1e9:.3g} GB/s, {median[2] * 1e6:.3g} us a launch"
+    say(f"{out}: {rates}, links {median[3] / 1e9:.3g} GB/s and {median[4] * 1e6:.3g} us")
+
+
+def measured_cluster(machine: Cluster, ranks: int, figures: list[float]) -> Cluster:
+    """The machine with figures of one rank: product, copy and link rates, seconds of a launch and of a small sum."""
+    product, copied, launch, link, latency = figures
+    gpu, node = machine.gpu, machine.node
+    sheet = gpu.peak_flops >= product and "core" not in gpu.name
+    gpu = gpu.model_copy(
+        update={} if sheet else {"peak_flops": product, "memory_bandwidth": copied}  # a CPU has no data sheet
+    )
+    measured = machine.measured.model_copy(
+        update={
+            "gemm": min(product / gpu.peak_flops, 1.0),
+            "clock": 1.0,
+            "memory": min(copied / gpu.memory_bandwidth, 1.0),
+            "launch_seconds": launch,
+            "link": 1.0 if ranks > 1 else machine.measured.link,
+            "link_seconds": min(latency, 0.9) if ranks > 1 else machine.measured.link_seconds,
+        }
+    )
+    links = {"gpus": ranks} | ({"link_bandwidth": link} if ranks > 1 else {})
+    return machine.model_copy(update={"gpu": gpu, "node": node.model_copy(update=links), "measured": measured})
+
+
+def measure_rank(rank: int, ranks: int, folder: str, device: str) -> None:
+    """Measure as one rank of several, and write the figures to the folder."""
+    import torch  # noqa: PLC0415  (as above)
+    import torch.distributed as dist  # noqa: PLC0415
+
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // ranks, 1))
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+    )
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(work: Callable[[], object]) -> float:
+        work()
+        times = []
+        for _ in range(ROUNDS):
+            dist.barrier()
+            wait()
+            begin = time.perf_counter()
+            work()
+            wait()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+
+    size, dtype = PRODUCT[device], torch.bfloat16 if device == "cuda" else torch.float32
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    product = 2 * size**3 / seconds(lambda: a @ b)
+    source = torch.zeros(COPIED[device], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * COPIED[device] / seconds(lambda: target.copy_(source))
+    few = torch.zeros(1, device=device, requires_grad=True)
+
+    def launch_many() -> None:
+        total = few
+        for _ in range(LAUNCHES // 2):
+            total = total + 1
+        total.backward()  # type: ignore[no-untyped-call]
+
+    launch = seconds(launch_many) / LAUNCHES
+    large, small = (torch.zeros(n // 4, device=device) for n in (SUMMED[device], SMALL))
+    latency = seconds(lambda: dist.all_reduce(small)) / max(2 * (ranks - 1), 1)
+    moved = 2 * (ranks - 1) / ranks * SUMMED[device]
+    link = moved / seconds(lambda: dist.all_reduce(large)) if ranks > 1 else 0.0
+    dist.destroy_process_group()
+    figures = (product, copied, launch, link, latency)
+    (Path(folder) / f"{rank}.txt").write_text(" ".join(map(repr, figures)), encoding="utf-8")
+
+
+def _read(path: Path) -> list[float]:
+    return [float(text) for text in path.read_text(encoding="utf-8").split()]

@@ -1,0 +1,1 @@
+"""What a rank's parts cost: matrix products, attention, memory traffic, collectives, host operations."""

@@ -1,0 +1,93 @@
+"""Cost of the attention core, as separate kernels or as flash attention, whole or cut along the sequence.
+
+Flash attention at rows of length s and heads of width d sustains, a form set near published figures (Dao 2023; Shah et
+al. 2024, whose forward passes on an H100 are 16 to 25 % faster at rows of 512 to 2,048)
+
+    peak * share * s / (s + ROW) * d / (d + HEAD)
+
+as blocks on the diagonal do twice the work that counts, and softmax runs beside products of depth d.
+
+With context parallelism a rank has s / cp queries of every sequence, and keys and values go round the ring: forward
+once, backward once more with their gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from . import network
+from .cost import Cost, exposed, memory_seconds
+from .products import gemm_seconds
+
+if TYPE_CHECKING:
+    from mtnlg_parallel.planner.cluster import Cluster
+    from mtnlg_parallel.planner.programs import Software
+    from mtnlg_parallel.planner.run import Shape
+
+
+SOFTMAX_ROW: Final = 2048
+"""Longest row that Megatron's fused softmax keeps in registers."""
+
+SOFTMAX_WARPS: Final = 4
+"""The fused softmax is used only where batch x heads on a rank is a multiple of this (rows of a block)."""
+
+LONG_ROW: Final = 1024
+"""Above this row length the fused softmax runs half the warps (registers) and takes twice the time an element."""
+
+ROW: Final = 600
+"""Row length at which flash attention under a causal mask sustains half of its rate on long rows."""
+
+HEAD: Final = 24
+"""Head width at which it sustains half of its rate with wide heads."""
+
+FLASH_BACKWARD: Final = 2.5
+"""Products of the backward pass over those of the forward pass: five, with the scores computed again, over two."""
+
+RING_SHARE: Final = 0.8
+"""Share of the ring's sends that attention hides: they are copies, and take little from it."""
+
+
+def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool) -> Cost:
+    """Cost of the attention core: scores, softmax, dropout, context."""
+    if software.flash_attention:
+        return _flash(shape, cluster, software, backward)
+    model = shape.model
+    s, d, batch = model.sequence, model.head_size, shape.micro_batch * model.heads // shape.tp
+    shapes = ((s, d, s), (s, s, d), (s, d, s), (s, d, s)) if backward else ((s, s, d), (s, d, s))
+    products = sum(gemm_seconds(cluster, *each, batch=batch) for each in shapes)
+    fused = software.fused_kernels and s <= SOFTMAX_ROW and batch % SOFTMAX_WARPS == 0
+    long = 2 if s > LONG_ROW else 1
+    scores = batch * s * s * shape.width / 2
+    dropout = 5 if model.attention_dropout else 0
+    if backward:  # Dropout (5), softmax (6; apart: two casts, product and sum in fp32, mask, scale: 26).
+        moved = dropout + (6 * long if fused else 26)
+        return Cost(products, memory_seconds(cluster, moved * scores, 6), 0.0, 9 if fused else 14)
+    # Softmax (4; apart: scale, mask, cast, softmax in fp32, cast: 28), dropout (5).
+    moved = dropout + (4 * long if fused else 28)
+    return Cost(products, memory_seconds(cluster, moved * scores, 4), 0.0, 9 if fused else 16)
+
+
+def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -> Cost:
+    model, measured = shape.model, cluster.measured
+    s, d = model.sequence, model.head_size
+    row = s / shape.cp
+    operations = 2 * shape.micro_batch * s * row * d * model.heads / shape.tp  # half: what the causal mask leaves
+    peak_share = measured.native_flash if software.native_attention else measured.flash
+    rate = (
+        cluster.gpu.peak_flops
+        * measured.clock
+        * software.attention_share
+        * peak_share
+        * row
+        / (row + ROW)
+        * d
+        / (d + HEAD)
+    )
+    seconds = (FLASH_BACKWARD if backward else 1.0) * operations / rate
+    cost = Cost(seconds, memory_seconds(cluster, 0.0, 1), 0.0, 6 if backward else 3)
+    if shape.cp == 1:
+        return cost
+    ring = network.ring(cluster, shape.cp, shape.tp)
+    keys_and_values = 2 * shape.width * shape.micro_batch * s * model.kv_heads * d / shape.tp
+    sent = (2 if backward else 1) * ring.gather(keys_and_values)
+    return cost.plus(Cost(collectives=exposed(sent, seconds, RING_SHARE), launches=3 * shape.cp))

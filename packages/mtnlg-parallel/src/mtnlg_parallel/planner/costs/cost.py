@@ -1,0 +1,57 @@
+"""What a piece of work costs one rank, and how work of two kinds runs beside each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from mtnlg_parallel.planner.cluster import Cluster
+
+
+OVERLAP_SHARE: Final = 0.5
+"""Share of an overlapped collective that costs no time; the rest takes processors and bandwidth from the product."""
+
+
+class Cost(NamedTuple):
+    """Seconds of one rank's GPU by kind of work, and the number of operations its host launches."""
+
+    products: float = 0.0
+    memory: float = 0.0
+    collectives: float = 0.0
+    launches: float = 0.0
+
+    def plus(self, other: Cost) -> Cost:
+        """The sum of both."""
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, n: float) -> Cost:
+        """N times this cost."""
+        return Cost(*(a * n for a in self))
+
+    @property
+    def busy(self) -> float:
+        """Seconds the GPU computes or communicates."""
+        return self.products + self.memory + self.collectives
+
+
+NO_COST: Final = Cost()
+
+
+class Phases(NamedTuple):
+    """Cost of one micro-batch by phase."""
+
+    forward: Cost
+    backward: Cost
+    recompute: Cost
+    weights: Cost = NO_COST
+
+
+def exposed(collective: float, beside: float, share: float = OVERLAP_SHARE) -> float:
+    """Seconds that a collective adds to ``beside`` seconds of computing it runs with, of which it hides ``share``."""
+    return collective - share * min(collective, beside)
+
+
+def memory_seconds(cluster: Cluster, size: float, kernels: int) -> float:
+    """Seconds of element-wise kernels that move ``size`` bytes in all."""
+    measured = cluster.measured
+    return size / (cluster.gpu.memory_bandwidth * measured.memory) + kernels * measured.kernel_seconds

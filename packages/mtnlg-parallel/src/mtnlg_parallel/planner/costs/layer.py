@@ -1,0 +1,252 @@
+"""Cost of a decoder's parts on one rank: matrix products, memory traffic, collectives, and host operations.
+
+n tokens of a micro-batch on a rank, hidden h, t-way tensor parallelism. Memory traffic an element is that of the
+programs' kernels (2 bytes to read or write an activation, 1 for a dropout mask). Activations that tensor parallelism
+replicates have n h elements a rank, n h / t under sequence parallelism; those it slices have n h / t.
+
+Phases: ``forward``; ``backward`` without recomputation and products of weight gradients; ``weights``, these products;
+``recompute``, the part of the forward pass that is run again.
+
+Under FSDP a layer's weights are gathered beside the layer before it, in both passes, and its gradients are reduced
+beside the layer after it: what takes longer counts, and a share of what runs beside it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mtnlg_parallel.layout import head_chunk
+
+from . import network
+from .attention import attention
+from .cost import NO_COST, OVERLAP_SHARE, Cost, Phases, exposed, memory_seconds
+from .products import gemm_seconds
+
+if TYPE_CHECKING:
+    from mtnlg_parallel.planner.cluster import Cluster
+    from mtnlg_parallel.planner.programs import Software
+    from mtnlg_parallel.planner.run import Shape
+
+
+LOSS_SHARE: Final = 0.45
+"""Share of element-wise bandwidth that the fp32 operations of the cross entropy (with argmax) reach. Fitted: 0061."""
+
+TABLE_BYTES: Final = 12
+"""Bytes a token table parameter and micro-batch: its dense gradient is allocated, zeroed, copied, then added."""
+
+CAST_BYTES: Final = 4
+"""Traffic an element of a cast to 8 bits: read, written, and written transposed."""
+
+COPIED_SHARE: Final = 0.72
+"""Share of an overlapped collective that costs no time where it is made of copies, which take no processors."""
+
+
+class Kernels(NamedTuple):
+    """Element-wise kernels of a layer: bytes an element that they move, their number, and operations the host launches.
+
+    ``residual``: bias + dropout + sum; ``plain_residual`` the same without dropout; ``inner`` bias + GeLU; ``gate``
+    SiLU and product, of an element of the product. Each forward and backward.
+    """
+
+    residual: tuple[int, int]
+    plain_residual: tuple[int, int]
+    inner: tuple[int, int]
+    gate: tuple[int, int]
+    number: tuple[int, int]
+    launches: tuple[int, int]
+
+
+FUSED: Final = Kernels((7, 13), (6, 8), (4, 6), (6, 10), (12, 42), (17, 42))
+APART: Final = Kernels((15, 17), (10, 8), (8, 10), (10, 16), (16, 50), (24, 50))
+
+NORM: Final = (4, 10)
+"""Bytes an element of a norm: read and written; backward also its parameters' gradients."""
+
+WEIGHT_LAUNCHES: Final = 8
+"""Host operations of a layer's four products of weight gradients: a view and a product each."""
+
+
+@lru_cache(maxsize=4096)
+def layer(shape: Shape, cluster: Cluster, software: Software) -> Phases:
+    """Cost of one decoder layer on a rank."""
+    core = attention(shape, cluster, software, backward=False)
+    forward = _forward(shape, cluster, software).plus(core)
+    backward = _backward(shape, cluster, software).plus(attention(shape, cluster, software, backward=True))
+    weights = Cost(_weight_seconds(shape, cluster, software), launches=WEIGHT_LAUNCHES)
+    recompute = _recomputed(shape, cluster, software, forward, core)
+    if shape.shards > 1:
+        gather, reduce = _shard_seconds(shape, cluster, software, sum(n * k for n, k in shape.linears))
+        again = 1 if shape.gathers_again else 0
+        forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, software.prefetch_share)))
+        busy = backward.busy + weights.busy + recompute.busy
+        backward = backward.plus(Cost(collectives=exposed(again * gather + reduce, busy, software.prefetch_share)))
+    return Phases(forward, backward, recompute, weights)
+
+
+def _recomputed(shape: Shape, cluster: Cluster, software: Software, forward: Cost, core: Cost) -> Cost:
+    if shape.recompute == "operators":  # all but attention and every other product
+        kept = core._replace(memory=0.0).plus(Cost(products=(forward.products - core.products) / 2))
+        return Cost(*(max(a - b, 0.0) for a, b in zip(forward, kept, strict=True)))
+    if shape.recompute == "full" and software.skips_last_product and software.fused_kernels:
+        columns, depth = shape.linears[-1]
+        last = gemm_seconds(cluster, shape.tokens, columns, depth, width=shape.product_width)
+        return forward._replace(products=forward.products - last)
+    return {"none": NO_COST, "selective": core, "full": forward, "alternate": forward.times(0.5)}[shape.recompute]
+
+
+def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
+    """Forward cost of a layer without the attention core."""
+    products = sum(
+        gemm_seconds(cluster, shape.tokens, columns, depth, width=shape.product_width)
+        for columns, depth in shape.linears
+    )
+    kernels = FUSED if software.fused_kernels else APART
+    memory = _traffic_seconds(shape, cluster, kernels, 0)
+    collectives = tensor_collectives(shape, cluster, 2)
+    if software.overlap_forward:
+        collectives = collectives._replace(
+            collectives=exposed(collectives.collectives, products, _hidden_share(software))
+        )
+    return Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
+
+
+def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
+    """Backward cost of a layer without the attention core: input gradients, bias sums, accumulation."""
+    inputs = sum(
+        gemm_seconds(cluster, shape.tokens, depth, columns, width=shape.product_width)
+        for columns, depth in shape.linears
+    )
+    kernels = FUSED if software.fused_kernels else APART
+    parameters = sum(columns * depth for columns, depth in shape.linears)
+    # FSDP reduces the gradients of every micro-batch, and adds what is left of them.
+    added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * parameters
+    memory = _traffic_seconds(shape, cluster, kernels, 1) + memory_seconds(cluster, added, 0)
+    collectives = _exposed_collectives(shape, cluster, software, inputs)
+    return Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
+
+
+def _traffic_seconds(shape: Shape, cluster: Cluster, kernels: Kernels, phase: int) -> float:
+    """Seconds of a layer's element-wise kernels, in the forward (0) or backward (1) phase."""
+    model, rank_tokens = shape.model, shape.tokens / shape.tp
+    qkv = (model.heads + 2 * model.kv_heads) * model.head_size
+    gated = model.mlp == "swiglu"
+    residual = (kernels.residual if model.dropout else kernels.plain_residual)[phase]
+    whole = 2 * (NORM[phase] + residual) * shape.repeated
+    sliced = (kernels.gate if gated else kernels.inner)[phase] * model.ffn
+    sliced += 4 * model.heads * model.head_size  # the context made contiguous, and its gradient
+    if model.bias:  # over qkv (4); the sums of their gradients (2)
+        sliced += 2 * (model.ffn + qkv) if phase else 4 * qkv
+    if phase:  # gradients of q, k, v put together
+        sliced += 4 * qkv
+    if model.positions == "rotary":
+        sliced += 4 * (model.heads + model.kv_heads) * model.head_size
+    moved = whole + sliced * rank_tokens
+    if shape.product_width == 1:  # inputs of the four products; backward the gradients of their results
+        widths = sum(columns if phase else depth for columns, depth in shape.linears)
+        moved += CAST_BYTES * widths * shape.tokens
+        if shape.shards > 1:
+            moved += CAST_BYTES * sum(columns * depth for columns, depth in shape.linears)
+    return memory_seconds(cluster, moved * shape.width / 2, kernels.number[phase])
+
+
+def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
+    extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if software.fused_accumulation else 0
+    return sum(
+        gemm_seconds(cluster, columns, depth, shape.tokens, extra_bytes=extra, width=shape.product_width)
+        for columns, depth in shape.linears
+    )
+
+
+def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inputs: float) -> Cost:
+    """Backward collectives that nothing overlaps; sequence parallelism gathers two inputs once more.
+
+    Sums of input gradients, and these gathers, go beside weight gradients. Where those are put off, the gathers alone
+    have a product beside them, that of an input gradient.
+    """
+    collectives = tensor_collectives(shape, cluster, 3 if shape.sequence_parallel else 2)
+    if not software.overlap_tensor:
+        return collectives
+    if shape.splits_backward:
+        number, beside = int(shape.sequence_parallel), inputs
+    else:
+        number, beside = 2, _weight_seconds(shape, cluster, software)
+    overlapped = tensor_collectives(shape, cluster, number).collectives
+    hidden = overlapped - exposed(overlapped, beside, _hidden_share(software))
+    return collectives._replace(collectives=collectives.collectives - hidden)
+
+
+def _hidden_share(software: Software) -> float:
+    return COPIED_SHARE if software.copies_overlap else OVERLAP_SHARE
+
+
+def tensor_collectives(shape: Shape, cluster: Cluster, number: int) -> Cost:
+    """``number`` all-reduces of activations; under sequence parallelism reduce-scatter + all-gather, of equal cost."""
+    ring = network.ring(cluster, shape.tp, 1)
+    launches = 2 * number if shape.tp > 1 else 0
+    return Cost(0.0, 0.0, number * ring.all_reduce(shape.width * shape.elements), launches)
+
+
+def _shard_seconds(shape: Shape, cluster: Cluster, software: Software, parameters: float) -> tuple[float, float]:
+    """Seconds to gather so many parameters of a rank from their shards, and to reduce their gradients to them."""
+    ring = network.ring(cluster, shape.shards, shape.tp)
+    width = software.reduced_bytes(shape.gradient_bytes)
+    reduce = ring.gather(width * parameters)
+    if shape.replicas > 1:
+        across = network.ring(cluster, shape.replicas, shape.shards * shape.tp)
+        reduce += across.all_reduce(width * parameters / shape.shards)
+    return ring.gather(shape.product_width * parameters), reduce
+
+
+@lru_cache(maxsize=4096)
+def embedding(shape: Shape, cluster: Cluster, software: Software) -> Phases:
+    """Cost of the embedding: lookup, sum, dropout; backward writes and adds the table's dense gradient."""
+    rows, model = ceil(shape.model.vocabulary / shape.tp), shape.model
+    table = (shape.width + (0 if shape.shards > 1 else shape.added_bytes)) * rows * model.hidden
+    forward = Cost(0.0, memory_seconds(cluster, 15 * shape.elements, 8), 0.0, 20)
+    backward = Cost(0.0, memory_seconds(cluster, 15 * shape.elements + table, 8), 0.0, 20)
+    if shape.shards > 1 and not model.tied:  # nothing runs before the first gather or after the last reduction
+        gather, reduce = _shard_seconds(shape, cluster, software, rows * model.hidden)
+        forward, backward = forward.plus(Cost(collectives=gather)), backward.plus(Cost(collectives=reduce))
+    return Phases(forward.plus(tensor_collectives(shape, cluster, 1)), backward, NO_COST)
+
+
+@lru_cache(maxsize=4096)
+def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
+    """Cost of final norm, logits and fp32 cross entropy; never recomputed."""
+    n, h, rows = shape.tokens, shape.model.hidden, ceil(shape.model.vocabulary / shape.tp)
+    fused = (software.fused_accumulation and software.fused_head) or shape.shards > 1
+    extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if fused and shape.shards == 1 else 0
+    table = TABLE_BYTES if shape.model.tied else 0
+    added = (table + (0 if fused else shape.added_bytes)) * rows * h
+    forward_bytes, backward_bytes = _loss_bytes(shape, software)
+    if software.chunked_head:  # each chunk after the first adds to dW; dW and dx are scaled at the end
+        head_chunks = ceil(n / head_chunk(n, h, rows))
+        added += 2 * shape.width * (head_chunks * rows * h + shape.elements)
+    forward = Cost(
+        gemm_seconds(cluster, n, rows, h),
+        memory_seconds(cluster, forward_bytes * n * rows + 4 * shape.elements, 12),
+        0.0,
+        25,
+    )
+    products = gemm_seconds(cluster, n, h, rows) + gemm_seconds(cluster, rows, h, n, extra_bytes=extra)
+    backward = Cost(
+        products, memory_seconds(cluster, backward_bytes * n * rows + 10 * shape.elements + added, 12), 0.0, 25
+    )
+    if shape.shards > 1:
+        gather, reduce = _shard_seconds(shape, cluster, software, rows * h)
+        forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, software.prefetch_share)))
+        backward = backward.plus(Cost(collectives=exposed(reduce, backward.busy, software.prefetch_share)))
+    return Phases(forward, backward.plus(tensor_collectives(shape, cluster, 1)), NO_COST)
+
+
+def _loss_bytes(shape: Shape, software: Software) -> tuple[float, float]:
+    """Memory traffic of the loss a logit, forward and backward, scaled to full element-wise bandwidth."""
+    if software.fused_loss or (software.chunked_head and software.fused_kernels):  # Read; read and replaced.
+        return shape.width + software.metric_bytes, 2.0 * shape.width
+    if software.chunked_head:
+        # Cast (6), maximum (4), difference (8), exponential (8), sum (4); cast, … product (8), cast.
+        return 30 / LOSS_SHARE, 36 / LOSS_SHARE
+    # Cast (6), maximum (4), difference (8), exponential (8), sum (4); quotient (8), incoming gradient (8), cast (6).
+    return 30 / LOSS_SHARE, 22 / LOSS_SHARE

@@ -1,0 +1,88 @@
+"""Seconds of a matrix product on one GPU, by tiles and waves.
+
+A product [m, k] x [k, n] is cut into a x b tiles of its result. P streaming multiprocessors of R operations a second
+take tiles in waves:
+
+    seconds = ceil(tiles / P) * 2 a b (k + FILL) / (R * efficiency)
+
+``FILL`` is the fixed cost of a tile (first load, last store) in units of depth. A nearly empty last wave costs a whole
+one (wave quantization). A tile sustains less the fewer operations each byte on chip serves: a b / (a + b) of them, of
+which it can hide `TILE_BYTES_SHARE`. Where tiles are few, k is split and the parts are summed in fp32. As a BLAS does,
+take the fastest tile. No product is faster than its bytes over the memory bandwidth.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mtnlg_parallel.planner.cluster import Cluster
+
+TILES: Final = ((256, 128), (128, 128), (256, 64), (128, 64), (64, 64))
+"""Tile height and width, the largest first; each also transposed."""
+
+LOAD_COVER: Final = 30.0
+"""Operations a byte on chip at which a tile waits for its loads half of the time: a tile of intensity x sustains
+x / (x + LOAD_COVER), here relative to the largest tile's."""
+
+FILL: Final = 16
+
+EPILOGUE = 1.0
+"""Share of the result's traffic that nothing else on the processor hides."""
+
+SPLITS: Final = (1, 2, 4, 8)
+SINGLE: Final = 4
+
+ALIGNED: Final = 8
+"""Elements of 16 bits in the 16 bytes that a processor loads at once."""
+
+MISALIGNED: Final = 0.15
+"""Rate of products whose rows do not begin at such bytes. Fitted: trials of BLOOM with heads 150 and 108 wide."""
+
+FP8_SPEEDUP: Final = 2.0
+"""Peak of 8-bit products over that of 16-bit ones, on every tensor core that has them."""
+
+
+def _sustained(height: int, width: int) -> float:
+    """Rate of a tile relative to the largest one's."""
+    intensity, largest = (a * b / (a + b) for a, b in ((height, width), TILES[0]))
+    return intensity / (intensity + LOAD_COVER) * (largest + LOAD_COVER) / largest
+
+
+def gemm_seconds(
+    cluster: Cluster, m: int, n: int, k: int, *, batch: int = 1, extra_bytes: int = 0, width: int = 2
+) -> float:
+    """Seconds of ``batch`` products [m, k] x [k, n] of ``width`` bytes a factor.
+
+    ``extra_bytes`` more traffic an element of the result.
+    """
+    gpu, measured = cluster.gpu, cluster.measured
+    rate = gpu.peak_flops / gpu.processors * measured.gemm * measured.clock
+    if width == 1:
+        rate *= FP8_SPEEDUP * measured.fp8
+    if n % ALIGNED or k % ALIGNED:
+        rate *= MISALIGNED
+    bandwidth = gpu.memory_bandwidth * measured.memory
+    written = EPILOGUE * batch * (2 + extra_bytes) * m * n / bandwidth
+    moved = batch * (min(width, 2) * (m * k + k * n) + (2 + extra_bytes) * m * n) / bandwidth
+    return max(_tiled_seconds(m, n, k, batch, gpu.processors, rate, bandwidth) + written, moved)
+
+
+@lru_cache(maxsize=1 << 16)
+def _tiled_seconds(  # noqa: PLR0917  (cached by these figures alone)
+    m: int, n: int, k: int, batch: int, processors: int, rate: float, bandwidth: float
+) -> float:
+    best = float("inf")
+    for tile in TILES:
+        for rows, columns in {tile, tile[::-1]}:
+            tiles = batch * ceil(m / rows) * ceil(n / columns)
+            for split in SPLITS:
+                if split > 1 and (k // split < 4 * columns or tiles >= processors):
+                    break
+                waves = ceil(tiles * split / processors)
+                busy = waves * 2 * rows * columns * (k / split + FILL) / (rate * _sustained(*tile))
+                summed = 2 * split * SINGLE * m * n * batch / bandwidth if split > 1 else 0.0
+                best = min(best, busy + summed)
+    return best

@@ -1,0 +1,172 @@
+"""Training programs, as switches with a physical meaning: kernels, bytes, waits, and the layouts that they have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from mtnlg_model.console import UsageFailure
+from mtnlg_model.settings import Settings
+
+
+class Software(Settings):
+    """A training program. Each switch adds or removes kernels, bytes or waits, or allows a layout.
+
+    None scales the time.
+    """
+
+    name: str = "a program of its own"
+    fused_kernels: bool = Field(True, description="bias+GeLU, bias+dropout+add, scale+mask+softmax as one kernel each")
+    flash_attention: bool = Field(False, description="scores stay on chip: no s x s tensor is written")
+    native_attention: bool = Field(False, description="attention kernels made for the GPU's generation")
+    fused_loss: bool = Field(False, description="cross entropy in one pass over 16-bit logits")
+    skips_last_product: bool = Field(
+        False, description="with fused kernels recomputation ends before a layer's last product"
+    )
+    fused_accumulation: bool = Field(False, description="weight gradients are added to fp32 inside the product")
+    fused_head: bool = Field(True, description="with fused_accumulation, that of the head's table too")
+    overlap_tensor: bool = Field(False, description="backward all-reduces overlap with weight gradients")
+    overlap_forward: bool = Field(False, description="forward collectives overlap with their products, piece by piece")
+    overlap_gradients: bool = Field(
+        False,
+        description="gradient reduction overlaps with the last backward pass, weight gathering with the next forward",
+    )
+    overlap_chunks: bool = Field(
+        False,
+        description="with overlap_gradients, chunk by chunk: gradients from the chunk's own last backward pass on, "
+        "weights until its own first forward pass",
+    )
+    overlap_pipeline: bool = Field(False, description="sends between stages overlap with computing")
+    scatter_pipeline: bool = Field(True, description="tensor-parallel ranks send one slice each, then gather")
+    reduces_half: bool = Field(False, description="gradients are reduced in 16 bits")
+    copies_overlap: bool = Field(False, description="overlapped collectives of tensor parallelism are copies in pieces")
+    reduce_scatter: bool = Field(True, description="ZeRO-1 reduces to each shard's owner, not to all")
+    chunked_head: bool = Field(
+        False, description="logits exist a chunk of tokens at a time, and are replaced by their gradient in place"
+    )
+    balanced_stages: bool = Field(False, description="layers are cut where the slowest stage is fastest, not evenly")
+    interleaves: bool = Field(False, description="has an interleaved schedule")
+    whole_groups: bool = Field(True, description="interleaves only whole groups of as many micro-batches as stages")
+    splits_backward: bool = Field(False, description="has a zero-bubble schedule")
+    slices_sequence: bool = Field(False, description="has sequence parallelism")
+    slices_context: bool = Field(False, description="has context parallelism")
+    shards_weights: bool = Field(False, description="has FSDP, or ZeRO-2 and 3")
+    multiplies_fp8: bool = Field(False, description="has products of 8 bits")
+    pads_vocabulary: bool = Field(True, description="pads the vocabulary to a multiple of 128 tp, as Megatron does")
+    attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="rate of its flash attention relative to the GPU's best of the kind"
+    )
+    launch_wait_seconds: Annotated[float, Field(ge=0.0, lt=1e-3)] = Field(
+        0.0, description="what each launch takes while the GPU waits; 0 where the host runs ahead"
+    )
+    bucket_bytes: Annotated[float, Field(ge=0.0)] = Field(0.0, description="buffers of its reductions and gathers")
+    metric_bytes: Annotated[int, Field(ge=0)] = Field(0, description="traffic a logit of metrics of every batch")
+    prefetch_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.56, description="share of FSDP's collectives that computing hides"
+    )
+    hop_seconds: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="what a send between stages takes beside latency and bandwidth"
+    )
+
+    def reduced_bytes(self, accumulated: int) -> int:
+        """Bytes of a gradient on its way to other ranks, which is accumulated in so many."""
+        return 2 if self.reduces_half else accumulated
+
+
+# This package: stages balanced by cost, backward collectives beside products. 1F1B runs on DeepSpeed's engine, other
+# schedules on its own (engine/pipeline_engine.py), where every rank sends what it has.
+_OURS: Final = Software(
+    flash_attention=True,
+    overlap_tensor=True,
+    chunked_head=True,
+    balanced_stages=True,
+    slices_sequence=True,
+    skips_last_product=True,
+)
+_PIPELINE_ENGINE: Final = {
+    "fused_accumulation": True,
+    "fused_head": False,
+    "overlap_gradients": True,
+    "overlap_chunks": True,
+    "overlap_pipeline": True,
+    "scatter_pipeline": False,
+    "interleaves": True,
+    "splits_backward": True,
+}
+
+ENGINES: Final = ("mtnlg-parallel", "mtnlg-parallel-pipeline")
+"""This package's programs: with ``train.schedule = "1f1b"``, and with any other."""
+
+SOFTWARE: Final[dict[str, Software]] = {
+    name: software.model_copy(update={"name": name})
+    for name, software in {
+        ENGINES[0]: _OURS.model_copy(update={"reduce_scatter": False}),
+        ENGINES[1]: _OURS.model_copy(update=_PIPELINE_ENGINE),
+        # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
+        "megatron-deepspeed": Software(reduce_scatter=False, bucket_bytes=4e9),
+        # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; the wait is fitted.
+        "megatron-deepspeed-bloom": Software(reduce_scatter=False, bucket_bytes=4e9, launch_wait_seconds=90e-6),
+        # The private branch that trained MT-NLG: every rank sends the whole activation. What a send takes
+        # beside that is set by the step of 60.1 s on 280 nodes, and by nothing else (docs/decisions/0061, 0109).
+        "megatron-deepspeed-2021": Software(
+            reduce_scatter=False, scatter_pipeline=False, bucket_bytes=4e9, hop_seconds=4.85e-3
+        ),
+        # Narayanan et al. 2021: interleaving, sends beside computing, scatter/gather.
+        "megatron-lm-2021": Software(overlap_pipeline=True, interleaves=True),
+        # Korthikanti et al. 2022: weight gradients accumulated in the product, backward collectives beside it.
+        "megatron-lm": Software(
+            fused_accumulation=True,
+            overlap_tensor=True,
+            overlap_pipeline=True,
+            interleaves=True,
+            slices_sequence=True,
+        ),
+        # Megatron-Core from 2023 on: flash attention, gradients reduced beside the backward pass.
+        "megatron-core": Software(
+            flash_attention=True,
+            fused_accumulation=True,
+            overlap_tensor=True,
+            overlap_forward=True,
+            overlap_gradients=True,
+            overlap_pipeline=True,
+            interleaves=True,
+            slices_sequence=True,
+            overlap_chunks=True,
+            reduces_half=True,
+            copies_overlap=True,
+            slices_context=True,
+            shards_weights=True,
+            multiplies_fp8=True,
+            whole_groups=False,
+            native_attention=True,
+        ),
+        # FSDP2, eager or compiled as a row says.
+        "torchtitan": Software(
+            pads_vocabulary=False,
+            flash_attention=True,
+            slices_sequence=True,
+            slices_context=True,
+            shards_weights=True,
+            multiplies_fp8=True,
+        ),
+        # FSDP of PyTorch 2.0, attention with ALiBi's biases, metrics of every batch. Both shares fitted.
+        "llm-foundry": Software(
+            pads_vocabulary=False,
+            flash_attention=True,
+            fused_loss=True,
+            metric_bytes=16,
+            attention_share=0.49,
+            prefetch_share=0.0,
+            shards_weights=True,
+            multiplies_fp8=True,
+        ),
+    }.items()
+}
+
+
+def load_software(name: str) -> Software:
+    """The training program of this name. Raises ``UsageFailure`` with the valid names."""
+    if name not in SOFTWARE:
+        raise UsageFailure(f"--software {name}: unknown; use {', '.join(SOFTWARE)}")
+    return SOFTWARE[name]

@@ -1,0 +1,1 @@
+"""Runs that others measured and published: read, predicted, compared."""

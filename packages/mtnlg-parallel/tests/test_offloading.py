@@ -1,0 +1,131 @@
+"""Activations in host memory: nothing that a pass saves stays on the device, and the gradients are the same bits."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.decoder import Decoder
+from mtnlg_parallel.engine.offloading import HostActivations
+from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.planner.memory import memory
+from mtnlg_parallel.planner.programs import ENGINES, load_software
+from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.recipe import Recipe
+
+CONFIG = ModelConfig(layers=2, hidden=16, heads=2, sequence=8, vocabulary=64, dropout=0.1, attention_dropout=0.1)
+CPU = torch.device("cpu")
+
+
+class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes that operations have allocated and that are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        made = func(*args, **(kwargs or {}))
+        there = {each.untyped_storage()._cdata for each in tree_leaves(args) if isinstance(each, Tensor)}
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in there:
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+        return made
+
+    @property
+    def alive(self) -> int:
+        """Bytes of those that exist."""
+        there = [size for reference, size in self._made.values() if not reference.expired()]  # type: ignore[no-untyped-call]
+        return sum(there)
+
+
+@pytest.fixture
+def decoder() -> Iterator[Decoder]:
+    torch.manual_seed(1)
+    decoder = Decoder(CONFIG)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    yield decoder
+    decoder.zero_grad()
+
+
+def gradients(decoder: Decoder, host: HostActivations | None) -> tuple[int, dict[str, Tensor]]:
+    """Bytes that two passes leave on the device until their backward, and the gradients of both."""
+    torch.manual_seed(2)
+    decoder.zero_grad()
+    storages, graphs = Storages(), []
+    tokens = torch.arange(16).view(2, 8)
+    for key in ((0, 0), (1, 0)):
+        with host.moved_out(key) if host else nullcontext(), storages:
+            graphs.append(torch.autograd.graph.get_gradient_edge(decoder(tokens + key[0]).square().sum()))
+    left = storages.alive
+    for key, graph in zip(((0, 0), (1, 0)), graphs, strict=True):
+        if host:
+            host.bring_back(key)
+        torch.autograd.backward((graph,), (torch.ones(()),))
+        if host:
+            host.drop(key)
+    return left, {name: each.grad.clone() for name, each in decoder.named_parameters() if each.grad is not None}
+
+
+def test_a_pass_leaves_no_activation_on_the_device_and_its_gradients_are_the_same_bits(decoder: Decoder) -> None:
+    kept, expected = gradients(decoder, None)
+    left, moved = gradients(decoder, HostActivations(CPU, [*decoder.parameters(), *decoder.buffers()]))
+    assert kept > 2 * 10 * 2 * 8 * 16 * 4, "layers, times more than ten tensors of [S, B, H]"
+    assert left == 0
+    assert moved.keys() == expected.keys()
+    for name, gradient in moved.items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+def test_views_come_back_as_they_were_and_what_stays_is_not_copied() -> None:
+    weight, base = torch.randn(4, 6, requires_grad=True), torch.randn(2, 3, 6)
+    host = HostActivations(CPU, [weight])
+    saved: list[Tensor] = []
+
+    class Save(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, weight: Tensor, x: Tensor) -> Tensor:  # noqa: ANN401
+            ctx.save_for_backward(weight, x.permute(2, 0, 1), x[1:, ::2, 1], x.new_empty(0))
+            return weight.sum()
+
+        @staticmethod
+        def backward(ctx: Any, *_: Tensor) -> tuple[None, None]:  # noqa: ANN401
+            saved.extend(ctx.saved_tensors)
+            return None, None
+
+    with host.moved_out((0, 0)):
+        y = Save.apply(weight, base)  # type: ignore[no-untyped-call]
+    y.backward()
+    assert saved[0].data_ptr() == weight.data_ptr()
+    for tensor, expected in zip(saved[1:3], (base.permute(2, 0, 1), base[1:, ::2, 1]), strict=True):
+        assert torch.equal(tensor, expected)
+        assert (tensor.stride(), tensor.storage_offset()) == (expected.stride(), expected.storage_offset())
+        assert tensor.data_ptr() != expected.data_ptr()
+    assert saved[1].untyped_storage().data_ptr() == saved[2].untyped_storage().data_ptr(), "one copy of a storage"
+    assert saved[3].shape == (0,)
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "split"), [(4, 1, True), (4, 2, False), (8, 3, True)])
+def test_the_plan_has_as_many_passes_on_the_device_as_run_come_and_go(ranks: int, chunks: int, split: bool) -> None:
+    model = CONFIG.model_copy(update={"layers": 48})
+    run = Run(model, Layout(pp=ranks), 4 * ranks, recompute="none", interleave=chunks, splits_backward=split)
+    kept, moved = (
+        memory(each, load_software(ENGINES[1]))[0].activations for each in (run, run._replace(offload_activations=True))
+    )
+    passes = ranks if chunks == 1 else 2 * (ranks - 1) + (chunks - 1) * ranks + 1
+    assert moved == pytest.approx(kept * PASSES_ON_DEVICE / passes)
+
+
+def test_deepspeeds_engine_is_refused_what_it_cannot_do() -> None:
+    train = {"samples": 8, "batch": 8, "lr": 1e-3, "schedule": "1f1b", "offload_activations": True}
+    with pytest.raises(ValueError, match='offload_activations: the engine of "1f1b" keeps them on the device; use'):
+        Recipe.model_validate({"model": CONFIG, "train": train}, strict=False)

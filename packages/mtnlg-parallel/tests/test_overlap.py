@@ -1,0 +1,94 @@
+"""What is in flight beside what: the order in which collectives begin, are waited for, and products run between.
+
+Torch's collectives are replaced by ones that note when they begin and when they are waited for. On CUDA waiting makes
+the stream wait, not the host, so what runs between the two runs beside the collective.
+"""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtnlg_parallel.engine import sharded_optimizer
+from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ShardedOptimizer
+from mtnlg_parallel.model import products
+from mtnlg_parallel.recipe import Train
+
+Events = list[str]
+TRAIN = Train.model_validate({"samples": 8, "batch": 8, "lr": 1e-3, "decay": 8})
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Events:
+    """What happens, in order."""
+    noted: Events = []
+
+    def begin(name: str) -> Any:  # noqa: ANN401  (a collective)
+        def collective(*_tensors: Tensor, async_op: bool = False, **_group: object) -> Any:  # noqa: ANN401
+            assert async_op, f"{name} blocks"
+            noted.append(name)
+            return SimpleNamespace(wait=lambda: noted.append(f"waited for {name}"))
+
+        return collective
+
+    names = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+    fake = SimpleNamespace(**{name: begin(name) for name in names})
+    monkeypatch.setattr(products, "distributed", fake)
+    monkeypatch.setattr(sharded_optimizer, "distributed", fake)
+    return noted
+
+
+def weight_noted(events: Events) -> torch.nn.Parameter:
+    """A weight whose gradient's product is noted."""
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+    vars(weight)["gradient_sink"] = SimpleNamespace(product=lambda *_: events.append("product for dW"))
+    return weight
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_sum_of_dx_is_in_flight_beside_the_product_for_the_weights(sequence_parallel: bool, events: Events) -> None:
+    slicing: Any = SimpleNamespace(degree=2, sequence_parallel=sequence_parallel, group=None)
+    y = products.column(torch.randn(2, 1, 4, requires_grad=True), weight_noted(events), slicing)
+    events.clear()
+    y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
+    if sequence_parallel:
+        gather, scatter = "all_gather_into_tensor", "reduce_scatter_tensor"
+        assert events == [gather, scatter, f"waited for {gather}", "product for dW", f"waited for {scatter}"]
+    else:
+        assert events == ["all_reduce", "product for dW", "waited for all_reduce"]
+
+
+def test_gradients_are_reduced_beside_backward_and_weights_gathered_beside_the_first_forward(events: Events) -> None:
+    group: Any = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
+    weights = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
+    chunks = (0, 0, 1)
+    optimizer = ShardedOptimizer(
+        (
+            (
+                BucketKind(chunk, decays=True, counts=True, summed_over=None),
+                cast("Any", SimpleNamespace(parameter=weight)),  # all that a bucket reads of it
+            )
+            for chunk, weight in zip(chunks, weights, strict=True)
+        ),
+        group,
+        TRAIN,
+        fused=False,
+    )
+    optimizer.begin_step(2)
+    for number in (2, 2, 1, 1, 0, 0):  # the last part's two micro-batches first
+        events.append(f"dW of {number}")
+        vars(weights[number])["gradient_sink"].product(torch.ones(2, 4), torch.ones(2, 4))
+    reduced = "reduce_scatter_tensor"
+    assert events == ["dW of 2"] * 2 + [reduced] + ["dW of 1"] * 2 + ["dW of 0"] * 2 + [reduced]
+    optimizer.finish_gradients()
+    assert events[-2:] == [f"waited for {reduced}"] * 2
+    events.clear()
+    optimizer.update(1.0, 1e-3)
+    gathered = "all_gather_into_tensor"
+    assert events == [gathered] * 2
+    optimizer.wait_for_weights(0)
+    assert events == [gathered] * 2 + [f"waited for {gathered}"]
+    optimizer.wait_for_weights(1)
+    assert events == [gathered] * 2 + [f"waited for {gathered}"] * 2
