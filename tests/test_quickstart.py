@@ -110,24 +110,29 @@ def test_the_nine_tasks_are_scored_at_zero_one_and_few_shots(main_job: Path) -> 
 
 
 class Tags(HTMLParser):
-    """Tag names and link targets of a page, which may quote markup as text."""
+    """Scripts and link targets of a page, which may quote markup as text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.names: set[str] = set()
+        self.scripts: list[dict[str, str | None]] = []
         self.targets: set[str] = set()
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.add(tag)
+        self.scripts += [dict(attrs)] if tag == "script" else []
         self.targets |= {str(value) for name, value in attrs if name in {"href", "src"}}
 
 
 def test_the_report_stands_by_itself(main_job: Path) -> None:
-    for name in ("report.html", "data/report.html"):
+    """Beside it are the tables and answers in report/; the only script is its own, the only data those of answers."""
+    scripts = {"report.html": [{"type": "application/json", "id": "answers-index"}, {}], "data/report.html": []}
+    for name, own in scripts.items():
         tags = Tags((main_job / name).read_text(encoding="utf-8"))
-        assert {target for target in tags.targets if not target.startswith(("#", "data:"))} <= {"data/report.html"}
-        assert "script" not in tags.names
+        beside = {target for target in tags.targets if not target.startswith(("#", "data:"))}
+        assert all(target == "data/report.html" or target.startswith("report/") for target in beside)
+        assert all((main_job / target).is_file() for target in beside)
+        assert tags.scripts == own
+    assert len(list((main_job / "report/samples").glob("*.js"))) == 27
     assert read_json(main_job / "results.json")
 
 

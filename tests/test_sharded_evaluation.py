@@ -8,17 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tokenizers
 import torch
+from torch import distributed
 
+from mtnlg_eval.scoring.packing import Branch, Row, pack_rows
+from mtnlg_eval.sharded import messages
+from mtnlg_eval.sharded.coordinator import Coordinator
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_parallel import layout as layouts
 
 ROWS = Path(__file__).parents[1] / "packages" / "mtnlg-eval" / "tests" / "rows"
 EXACT = "tp=1,pp=2,dp=2"  # nothing is summed in another order
@@ -157,10 +164,10 @@ HANGING = """
 import torch
 from mtnlg_eval import cli
 from mtnlg_eval.sharded.coordinator import Coordinator
-def wait(self, batches):
+def wait(self, batch):
     print("asked", flush=True)
     torch.distributed.recv(torch.empty(1), 1)
-Coordinator.score = wait
+Coordinator.submit = wait
 cli.main()
 """
 
@@ -181,3 +188,22 @@ def test_ranks_end_together(victim: str, checkpoint: Path, tmp_path: Path) -> No
     deadline = time.monotonic() + 60
     while Path(f"/proc/{other}/stat").exists() and " Z " not in Path(f"/proc/{other}/stat").read_text():
         assert time.monotonic() < deadline
+
+
+def test_a_batch_goes_to_the_replica_with_the_fewest_tokens_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(messages, "broadcast_command", lambda *_: None)
+    monkeypatch.setattr(distributed, "irecv", lambda *_: None)
+    monkeypatch.setattr(Coordinator, "_give", lambda _, dp, *__: given.append(dp))
+    coordinator = Coordinator.__new__(Coordinator)
+    layout = layouts.Layout(tp=1, pp=2, dp=3)
+    coordinator.shard = SimpleNamespace(layout=layout, device=torch.device("cpu"))  # type: ignore[assignment]
+    coordinator._series, coordinator._in_flight, coordinator._tokens_by_replica = False, deque(), [0, 0, 0]
+    for size in (50, 20, 10, 10, 10, 10):
+        row = Row(tuple(range(size)), (Branch((), ((1,),)),))
+        coordinator.submit(pack_rows([row]))
+    assert given == [2, 1, 0, 0, 1, 0]  # rank 0's own replica is the last to choose
+    coordinator.collect()  # the first to come back is the first that was sent
+    assert coordinator._tokens_by_replica == [30, 30, 0]
+    coordinator.submit(pack_rows([row]))
+    assert given[-1] == 2

@@ -29,6 +29,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         words = ["--data", rows, "--gpt2", gpt2, "--documents", "24", "--rounds", "3", "--out", str(out)]
+        words += ["--part", "whole", "--part", "fixed_order"]
         subprocess.run([sys.executable, str(script), *words], check=True)
         result = json.loads(out.read_text())
     for shots in ("0 shots", "few shots"):
@@ -36,6 +37,9 @@ def main() -> None:
             f"{result[shots]['ratio']:.2f} x hf, differences up to {result[shots]['largest_difference_nats']:.1e} nats"
         )
         results.add(shots, line, result[shots])
+    order = result["fixed order"]
+    line = f"{order['ratio']:.2f} x the free order's time; {order['differ_fixed']} of {order['requests']} scores differ"
+    results.add("fixed order", line, order)
 
 
 if __name__ == "__main__":

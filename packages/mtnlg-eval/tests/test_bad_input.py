@@ -13,7 +13,7 @@ import tokenizers
 
 from mtnlg_eval import cli
 from mtnlg_model.console import progress
-from mtnlg_model.convert.huggingface import export_gpt2
+from mtnlg_model.convert.huggingface import export_huggingface
 
 if TYPE_CHECKING:
     from mtnlg_model.checkpoint.reader import Checkpoint
@@ -76,7 +76,7 @@ def test_a_checkpoint_with_another_vocabulary_is_refused(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with progress("export", 1) as advance:
-        export_gpt2(checkpoint, tmp_path / "gpt2", advance)
+        export_huggingface(checkpoint, tmp_path / "gpt2", advance)
     larger = tokenizers.Tokenizer.from_file(str(tmp_path / "gpt2" / "tokenizer.json"))
     larger.add_tokens([f"word{n}" for n in range(13)])
     larger.save(str(tmp_path / "gpt2" / "tokenizer.json"))

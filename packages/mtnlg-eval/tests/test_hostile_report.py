@@ -1,8 +1,12 @@
-"""What strangers wrote, in every field of a run's files that the page shows: no browser runs it."""
+"""What strangers wrote, in every field of a run's files that the page shows: no browser runs it.
+
+The page has one script, ours, which its policy admits by its hash, and adds the data of report/samples as scripts.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,7 +23,7 @@ RUN = "document.title='owned'"
 EVIL = (
     f'</title></style></svg></text></pre><script>{RUN}</script>"><img src=x onerror="{RUN}"><svg/onload={RUN}> '
     f"' onmouseover={RUN} autofocus onfocus={RUN} x='--><iframe srcdoc='<script>parent.{RUN}</script>'> "
-    f"javascript:{RUN} ]]><![CDATA[ &lt;script&gt;{RUN}&#60;/script&#62; $title ${{style}} {{0}} %s $x$"
+    f"javascript:{RUN} \u2028 ]]><![CDATA[ &lt;script&gt;{RUN}&#60;/script&#62; $title ${{style}} {{0}} %s $x$"
 )
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -47,12 +51,17 @@ def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> Non
     made.change(run / "train/summary.json", stages=stages, model={EVIL: EVIL}, precision=EVIL, versions={EVIL: EVIL})
     made.write(run / "eval/not_run/wic.json", {"task": EVIL, "why": EVIL, "checkpoint": EVIL})
     for path in (run / "eval/results").iterdir():
+        plain = path.name.startswith("wic_0")  # its name stays one that has answers
         result = json.loads(path.read_text(encoding="utf-8"))
         result["rows"] |= {"source": EVIL, "split": EVIL, "digest": EVIL, "variant": EVIL}
-        result["shots"] |= {"pool": EVIL, "source": EVIL, "labels": EVIL}
+        result["shots"] |= {"pool": EVIL} | ({} if plain else {"source": EVIL, "labels": EVIL})
         result["model"] |= {"checkpoint": EVIL}
         result["provenance"] |= {"command": EVIL, "hardware": EVIL, "date": EVIL, "packages": {EVIL: EVIL}}
         made.write(path, result)
+        if plain:
+            lines = made.samples(made.Result.model_validate(result), EVIL)
+            samples = run / "eval/samples" / f"{path.stem}.jsonl"
+            samples.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     hans = studies.hans()
     tallied = hans["shots"]["2"]
     hans["shots"] = {EVIL: tallied | {"labels": {EVIL: {EVIL: tallied["whole"]}}}}
@@ -68,22 +77,34 @@ def test_no_text_of_a_runs_files_becomes_markup_and_no_browser_runs_it(
     run = made.make_run(tmp_path / f"<img src=x onerror={RUN}>", "wic")
     write_hostile_files(made, studies, run)
     page = made.read(run)
-    assert not {"script", "img", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
+    scripts = [attributes for tag, attributes in page.elements if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "answers-index"}, {}], "the page's own, and data"
+    assert not {"img", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
     links = {str(value) for _, a in page.elements for key, value in a.items() if key in {"href", "src", "xlink:href"}}
-    assert all(link.startswith("#") or link == "data/report.html" for link in links)
+    assert all(link.startswith("#") or link == "data/report.html" or (run / link).is_file() for link in links)
+    (data,) = (run / "report/samples").iterdir()
+    assert re.fullmatch(r'mtnlgAnswers\("[\w.-]+", "[A-Za-z0-9+/=]+"\);\n', data.read_text(encoding="utf-8"))
     assert page.text.count(f"<script>{RUN}</script>") > 30, "the text is in many places"
     if CHROMIUM is not None:
         control = tmp_path / "control.html"
         control.write_text(f"<title>x</title><img src=x onerror={RUN}>", encoding="utf-8")
-        assert title_in_browser(control) == "owned"
-        assert title_in_browser(run / "report.html") not in {"", "owned"}
+        assert title_of(dom_in_browser(control)) == "owned"
+        dom = dom_in_browser(run / "report.html", "#task=wic&row=3")
+        assert title_of(dom) not in {"", "owned"}
+        (prompt,) = re.findall(r"<pre[^>]*>(.*?)</pre>", dom, re.DOTALL)
+        assert f"&lt;script&gt;{RUN}&lt;/script&gt;" in prompt
+        assert prompt.endswith("Row 3.\nAnswer:")
 
 
-def title_in_browser(page: Path) -> str:
-    """The title of a page after its scripts have run."""
+def title_of(dom: str) -> str:
+    """The title of a page."""
+    return dom.partition("<title>")[2].partition("</title>")[0]
+
+
+def dom_in_browser(page: Path, place: str = "") -> str:
+    """A page after its scripts have run, as markup."""
     with tempfile.TemporaryDirectory() as profile:
         words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-        words += ["--virtual-time-budget=1000", "--dump-dom", page.as_uri()]
-        dom = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
-    return dom.partition("<title>")[2].partition("</title>")[0]
+        words += ["--virtual-time-budget=3000", "--dump-dom", page.as_uri() + place]
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout

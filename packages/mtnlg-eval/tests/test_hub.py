@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import pytest
 
+from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.scoring.harness import read_hub_texts, task_manager
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import read_task
@@ -82,3 +83,26 @@ def test_a_folder_needs_no_hub(hub: list[tuple[str, str | None]], tmp_path: Path
     task = task_manager(tmp_path).load(["lambada"])["tasks"]["lambada"]
     assert task.eval_docs == read_task(tmp_path, "lambada").scored
     assert not hub
+
+
+def test_the_commit_that_rows_were_fetched_from_is_recorded(
+    hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_dataset = datasets.load_dataset
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    class Split(list[dict[str, Any]]):
+        info = datasets.DatasetInfo(
+            download_checksums={
+                f"hf://datasets/aps/super_glue@{commit}/boolq/{name}.parquet": {} for name in ("train", "validation")
+            }
+        )
+
+    def with_addresses(path: str, name: str | None = None, **options: object) -> dict[str, Any]:
+        return {split: Split(rows) for split, rows in load_dataset(path, name, **options).items()}
+
+    assert task_manager(None).load(["boolq"])["tasks"]["boolq"].rows.revision is None
+    monkeypatch.setattr(datasets, "load_dataset", with_addresses)
+    assert task_manager(None).load(["boolq"])["tasks"]["boolq"].rows.revision == commit
+    assert provenance(None, 1.0, commit).rows_revision == commit
+    assert hub

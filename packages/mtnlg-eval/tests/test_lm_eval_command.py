@@ -13,14 +13,13 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 from mtnlg_eval import cli
+from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import progress
-from mtnlg_model.convert.huggingface import export_gpt2
+from mtnlg_model.convert.huggingface import export_huggingface
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from mtnlg_model.checkpoint.reader import Checkpoint
 
 ROWS = [
     {"text": "The cook thanked the sailors.", "question": "Who thanked?", "label": 0, "number": "4"},
@@ -111,7 +110,7 @@ def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(
         f"samples_{name}" for name in KINDS
     }
     with progress("export", 1) as advance:
-        export_gpt2(checkpoint, tmp_path / "gpt2", advance)
+        export_huggingface(checkpoint, tmp_path / "gpt2", advance)
     theirs = simple_evaluate(
         "hf",
         model_args={"pretrained": str(tmp_path / "gpt2"), "dtype": "float32", "device": "cpu"},
@@ -131,11 +130,94 @@ def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(
         assert texts == [row["resps"] for row in rows]
 
 
+TEMPLATE = (
+    "{% for message in messages %}{{ bos_token }}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("multiturn", [True, False])
+def test_prompts_of_a_chat_template_are_the_hf_backends(
+    write_checkpoint: Callable[..., Path],
+    tasks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    multiturn: bool,
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoints")
+    names = ["choice_few", "generate"]
+    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", "out", "--log_samples"]
+    words += ["--apply_chat_template", "--system_instruction", "Be brief."]
+    words += ["--fewshot_as_multiturn", str(multiturn).lower()]
+    with progress("export", 1) as advance:
+        export_huggingface(Checkpoint.open(checkpoint), tmp_path / "hf", advance)
+    (tmp_path / "checkpoints" / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "checkpoints" / "tokenizer_config.json").write_bytes(
+        (tmp_path / "hf" / "tokenizer_config.json").read_bytes()
+    )
+    (tmp_path / "hf" / "chat_template.jinja").write_text(TEMPLATE)
+    model = f"checkpoint={tmp_path / 'checkpoints'},store={tmp_path / 'store'}"
+    assert run(monkeypatch, "lm-eval", "--model_args", model, *words) == 0
+    theirs = simple_evaluate(
+        "hf",
+        model_args={"pretrained": str(tmp_path / "hf"), "dtype": "float32", "device": "cpu"},
+        tasks=names,
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+        apply_chat_template=True,
+        fewshot_as_multiturn=multiturn,
+        system_instruction="Be brief.",
+    )
+    for name in names:
+        (path,) = (tmp_path / "out").rglob(f"samples_{name}_2*.jsonl")
+        ours = [json.loads(line) for line in path.read_text().splitlines()]
+        expected = theirs["samples"][name]
+        prompts = [[pair["arg_0"] for pair in sample["arguments"].values()] for sample in ours]
+        assert prompts == [[pair[0] for pair in sample["arguments"]] for sample in expected]
+        assert all("<system>Be brief." in text and text.endswith("<assistant>") for texts in prompts for text in texts)
+        turns = [text.count("<assistant>") for texts in prompts for text in texts]
+        assert set(turns) == {2 if multiturn and name == "choice_few" else 1}
+        answers = [sample["filtered_resps"] for sample in ours]
+        if name == "generate":
+            assert answers == [sample["filtered_resps"] for sample in expected]
+        else:
+            for mine, sample in zip(answers, expected, strict=True):
+                assert [float(logp) for logp, _ in mine] == pytest.approx([x for x, _ in sample["filtered_resps"]])
+
+
+@pytest.mark.parametrize(
+    ("word", "template", "message"),
+    [
+        ((), None, "--apply_chat_template: the checkpoint has no chat template; put chat_template.jinja or"),
+        (("rag",), TEMPLATE, "--apply_chat_template: no template rag; there are default"),
+        ((), "{% for %}", "chat_template.jinja: not a Jinja template: "),
+    ],
+)
+def test_a_chat_template_that_is_not_there_is_one_line(  # noqa: PLR0917  (fixtures)
+    write_checkpoint: Callable[..., Path],
+    tasks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    word: tuple[str, ...],
+    template: str | None,
+    message: str,
+) -> None:
+    write_checkpoint(tmp_path / "checkpoints")
+    if template is not None:
+        (tmp_path / "checkpoints" / "chat_template.jinja").write_text(template)
+    model = f"checkpoint={tmp_path / 'checkpoints'},store={tmp_path / 'store'}"
+    words = ["--include_path", tasks, "--tasks", "choice", "--model_args", model, "--apply_chat_template", *word]
+    assert run(monkeypatch, "lm-eval", *words) in {1, 2}
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("mtnlg-eval: ")
+    assert message in last
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--model", "hf", "--tasks", "choice"], "--model: the model is a checkpoint: --model_args checkpoint=DIR"),
-        (["--tasks", "choice", "--apply_chat_template"], "--apply_chat_template: a checkpoint has no chat template"),
         (["--tasks", "choice"], "checkpoint=DIR is missing; there are checkpoint, layout, store, batch_tokens"),
         (["--tasks", "choice", "--model_args", "checkpoint=x,dtype=float"], "no argument dtype"),
         (["--tasks", "choice", "--model_args", "checkpoint=x,tp=2"], "tp=2: write layout=tp=2,pp=2,dp=1"),

@@ -13,7 +13,7 @@ from mtnlg_eval.scoring import open_model
 from mtnlg_eval.scoring.decoder_lm import LocalEngine
 from mtnlg_eval.scoring.packing import Branch, Row, pack_rows
 from mtnlg_model.console import progress
-from mtnlg_model.convert.huggingface import export_gpt2, import_gpt2
+from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
 from mtnlg_model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def gpt2(checkpoint: Checkpoint, tmp_path: Path) -> Path:
     with progress("export", 1) as advance:
-        export_gpt2(checkpoint, tmp_path / "gpt2", advance)
+        export_huggingface(checkpoint, tmp_path / "gpt2", advance)
     return tmp_path / "gpt2"
 
 
@@ -37,9 +37,9 @@ def test_an_import_holds_a_lock_that_other_ranks_wait_for(
         with (target.parent / f".{target.name}.lock").open("w") as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         imported.append(target)
-        import_gpt2(folder, target, advance)
+        import_huggingface(folder, target, advance)
 
-    monkeypatch.setattr(open_model, "import_gpt2", import_under_lock)
+    monkeypatch.setattr(open_model, "import_huggingface", import_under_lock)
     digests = [open_model.open_checkpoint(gpt2, tmp_path / "out").digest for _ in range(2)]
     assert len(imported) == len(set(digests)) == 1
 
@@ -49,7 +49,7 @@ def test_what_another_rank_imported_meanwhile_is_not_imported_again(
 ) -> None:
     other = Path(open_model.open_checkpoint(gpt2, tmp_path / "other").directory)
     monkeypatch.setattr(fcntl, "flock", lambda *_: other.rename(tmp_path / "out" / other.name))
-    monkeypatch.setattr(open_model, "import_gpt2", None)
+    monkeypatch.setattr(open_model, "import_huggingface", None)
     assert open_model.open_checkpoint(gpt2, tmp_path / "out").directory == tmp_path / "out" / other.name
 
 
@@ -58,6 +58,6 @@ def test_logits_of_bf16_weights_are_not_rounded(checkpoint: Checkpoint) -> None:
     decoder = checkpoint.decoder(torch.bfloat16)
     engine = LocalEngine(decoder, Tokenizer(checkpoint.tokenizer_path))
     answers = tuple((token,) for token in range(500))
-    with torch.inference_mode():
-        ((logp_N, _),) = engine.score([pack_rows([Row((1, 2, 3), (Branch((), answers),))])])
+    engine.submit(pack_rows([Row((1, 2, 3), (Branch((), answers),))]))
+    logp_N, _ = engine.collect()
     assert len(set(logp_N.tolist())) > 495

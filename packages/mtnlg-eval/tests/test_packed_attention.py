@@ -17,10 +17,14 @@ Text = tuple[int, ...]
 STEP = 32  # rows of a product, on one thread
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Decoder:
+LLAMA = {"positions": "rotary", "kv_heads": 1, "norm": "rms", "mlp": "swiglu", "bias": False, "tied": False}
+
+
+@pytest.fixture(scope="module", params=[{}, LLAMA], ids=["gpt", "llama"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
     """With heads of 64, whose sums over keys a BLAS cuts up, and a context of several blocks of keys."""
-    return Decoder(ModelConfig(layers=2, hidden=128, heads=2, sequence=1100, vocabulary=100), seed=1).eval()
+    gpt = ModelConfig(layers=2, hidden=128, heads=2, sequence=1100, vocabulary=100)
+    return Decoder(gpt.model_copy(update=request.param), seed=1).eval()
 
 
 def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[Tensor, list[Span], list[list[int]]]:

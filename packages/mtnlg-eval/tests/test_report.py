@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,13 +58,27 @@ def test_page_has_every_section_and_every_picture(page: Page) -> None:
 def test_page_refers_to_nothing_outside_itself(complete_run: Path, page: Page) -> None:
     content = (complete_run / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?:|@import|//[a-z]", content)
-    assert not {"script", "link", "img", "iframe", "object", "image"} & {tag for tag, _ in page.elements}
+    assert not {"link", "img", "iframe", "object", "image"} & {tag for tag, _ in page.elements}
     anchors = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(anchors) == len(set(anchors)), "one name, one element"
     referred = [a[key] for _, a in page.elements for key in ("href", "src", "xlink:href") if key in a]
     referred += re.findall(r"url\(([^)]*)\)", content)
     assert referred
-    assert {str(target) for target in referred} <= {f"#{anchor}" for anchor in anchors} | {"data/report.html"}
+    beside = {target for target in map(str, referred) if not target.startswith("#")}
+    assert all((complete_run / file).is_file() for file in beside)
+    assert {file.rpartition("/")[0] for file in beside} <= {"data", "report"}
+    answers = {target for target in map(str, referred) if target.startswith("#task=")}
+    assert {str(target) for target in referred} - beside - answers <= {f"#{anchor}" for anchor in anchors}
+
+
+def test_the_page_runs_one_script_of_ours_and_its_policy_admits_no_other(page: Page) -> None:
+    scripts = [attributes for tag, attributes in page.elements if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "answers-index"}, {}]
+    (policy,) = (str(a["content"]) for tag, a in page.elements if tag == "meta" and "http-equiv" in a)
+    ours = files("mtnlg_eval.report.attachments").joinpath("browser.js").read_bytes()
+    assert base64.b64encode(sha256(ours).digest()).decode() in policy
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy.partition("script-src")[2]
 
 
 def test_pictures_take_their_colours_from_the_page(complete_run: Path) -> None:

@@ -67,7 +67,7 @@ def run(made: ModuleType, tmp_path: Path) -> Path:
 
 
 def anchors(page: Any) -> list[str]:  # noqa: ANN401  (of whole_run.py)
-    return [attributes["id"] for tag, attributes in page.elements if tag == "section"][4:]
+    return [attributes["id"] for tag, attributes in page.elements if tag == "section"][5:]
 
 
 def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path) -> None:
@@ -158,5 +158,6 @@ def test_content_of_studies_is_escaped(made: ModuleType, run: Path) -> None:
     made.write(run / "eval/operators.json", operators() | {"cells": cells})
     made.write(run / "eval/bias.json", bias(evil))
     page = made.read(run)
-    assert "script" not in {tag for tag, _ in page.elements}
+    scripts = [attributes for tag, attributes in page.elements if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "answers-index"}, {}], "the page's own, and data"
     assert page.text.count(evil) > 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -17,18 +19,23 @@ from mtnlg_eval.scoring import decoder_lm as model_module
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM
 from mtnlg_eval.scoring.harness import FEW_SHOTS, task_manager
-from mtnlg_eval.scoring.packing import Branch, Request, Row, pack_rows, plan_batches
+from mtnlg_eval.scoring.packing import Branch, Request, Row, pack_rows, plan_rows, take_batch
 from mtnlg_eval.tasks.rows import ROWS
+from mtnlg_model.checkpoint.reader import Checkpoint, save
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, progress
+from mtnlg_model.decoder import Decoder
 from mtnlg_model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from lm_eval.api.model import TemplateLM
 
     from mtnlg_eval.tasks.paper_task import PaperTask
-    from mtnlg_model.checkpoint.reader import Checkpoint
 
 OURS = Path(__file__).parent / "rows"
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False, "tied": False}
 CLOSE = 5e-5  # nats a request, between two orders of the same fp32 sums
 STEP = model_module.ROWS_PER_THREAD
 
@@ -38,6 +45,16 @@ def lm(checkpoint: Checkpoint) -> DecoderLM:
     return DecoderLM.open(checkpoint)
 
 
+def plan_batches(requests: Iterable[Request], longest: int, budget: int) -> list[list[Row]]:
+    rows = deque(plan_rows(requests, longest))
+    return list(iter(partial(take_batch, rows, budget), []))
+
+
+def scored(lm: DecoderLM, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    lm.engine.submit(pack_rows(rows, STEP))
+    return lm.engine.collect()
+
+
 def load(name: str, lm: TemplateLM, shots: int) -> PaperTask:
     task: PaperTask = task_manager(OURS).load([name])["tasks"][name]
     task.lm = lm
@@ -45,9 +62,9 @@ def load(name: str, lm: TemplateLM, shots: int) -> PaperTask:
     return task
 
 
-def plain(lm: DecoderLM, context: list[int], answer: list[int]) -> tuple[float, bool]:
+def plain(lm: DecoderLM, context: Sequence[int], answer: Sequence[int]) -> tuple[float, bool]:
     """One request by itself through the whole decoder: no batch, no packing, full logits."""
-    read = (context + answer)[-(lm.max_length + 1) :][:-1]
+    read = [*context, *answer][-(lm.max_length + 1) :][:-1]
     with torch.inference_mode():
         logits_SV = lm.decoder(torch.tensor([read], device=lm.decoder.embedding.token.weight.device))[0].cpu()
     logp_NV = logits_SV[-len(answer) :].log_softmax(-1)
@@ -71,6 +88,22 @@ def test_every_task_is_scored_as_a_plain_forward_pass_scores_it(name: str, shots
 def test_every_task_is_scored_as_lm_evals_own_backend_scores_the_exported_model(
     name: str, shots: int, lm: DecoderLM, exported: TemplateLM
 ) -> None:
+    assert_scored_alike(name, shots, lm, exported)
+
+
+@pytest.mark.parametrize(("name", "shots"), [("race_h", 0), ("hellaswag", 2), ("lambada", 2)])
+def test_a_llama_is_scored_as_lm_evals_own_backend_scores_it(
+    name: str, shots: int, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    gpt = checkpoint.config.model_dump()
+    config = ModelConfig.model_validate({**gpt, **LLAMA, "kv_heads": 1})
+    progressed = checkpoint.progress
+    folder = save(Decoder(config, seed=3), tmp_path, progressed.step, progressed, checkpoint.tokenizer_path)
+    llama = Checkpoint.open(folder)
+    assert_scored_alike(name, shots, DecoderLM.open(llama), hf_backend(llama, tmp_path / "model"))
+
+
+def assert_scored_alike(name: str, shots: int, lm: DecoderLM, exported: TemplateLM) -> None:
     theirs, ours = (load(name, backend, shots) for backend in (exported, lm))
     results = [evaluate(task.lm, {"tasks": {name: task}}, bootstrap_iters=1) for task in (theirs, ours)]
     for our, their in zip(results[1]["samples"][name], results[0]["samples"][name], strict=True):
@@ -86,13 +119,16 @@ def test_every_task_is_scored_as_lm_evals_own_backend_scores_the_exported_model(
 @pytest.fixture(scope="module")
 def exported(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> TemplateLM:
     """lm-eval's Hugging Face backend over the same weights."""
+    return hf_backend(checkpoint, tmp_path_factory.mktemp("exported") / "model")
+
+
+def hf_backend(checkpoint: Checkpoint, folder: Path) -> TemplateLM:
     from lm_eval.models.huggingface import HFLM
 
-    from mtnlg_model.convert.huggingface import export_gpt2
+    from mtnlg_model.convert.huggingface import export_huggingface
 
-    folder = tmp_path_factory.mktemp("exported") / "model"
     with progress("export", 1) as advance:
-        export_gpt2(checkpoint, folder, advance)
+        export_huggingface(checkpoint, folder, advance)
     return HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=3)
 
 
@@ -158,9 +194,9 @@ def test_packed_answers_score_as_they_do_alone(seed: int, lm: DecoderLM) -> None
         Row(drawn(9), (Branch((), ((7,), (8,))),)),
         Row(drawn(25), rests),
     ]
-    ((together, likeliest),) = lm.engine.score([pack_rows(rows, STEP)])
+    together, likeliest = scored(lm, rows)
     requests = [request for row in rows for request in row.requests]
-    alone = lm.engine.score(pack_rows([Row(context, (Branch((), (answer,)),))], STEP) for context, answer in requests)
+    alone = [scored(lm, [Row(context, (Branch((), (answer,)),))]) for context, answer in requests]
     start = 0
     for (_, answer), (logp, greedy) in zip(requests, alone, strict=True):
         end = start + len(answer)

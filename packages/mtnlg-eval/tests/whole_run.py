@@ -209,10 +209,32 @@ def result(  # noqa: PLR0917
     return Result.model_validate(content | parts)
 
 
-def write_results(run: Path, results: list[Result]) -> None:
+def samples(result: Result, text: str = "The cook saw the boy.") -> list[dict[str, Any]]:
+    """The lines of a result's samples: rows about ``text``, each with the choices yes and no, the first one right."""
+    lines = []
+    for number, right in enumerate(result.correct):
+        shots = "".join(f"{text} Shot {n}.\n\n" for n in range(int(result.shots.mean)))
+        prompt = f"{shots}{text} Row {number}.\nAnswer:"
+        scores = [-1.5, -2.25] if right == "1" else [-2.25, -1.5]
+        lines.append(
+            {
+                "doc": {"id": str(number), "digest": f"{number:016x}"},
+                "target": 0,
+                "arguments": {word: {"arg_0": prompt, "arg_1": f" {word}"} for word in ("yes", "no")},
+                "filtered_resps": [[score, False] for score in scores],
+                "scores": scores,
+                "acc": float(right),
+                "shots": int(result.shots.mean),
+                "truncated": False,
+            }
+        )
+    return lines
+
+
+def write_results(run: Path, results: list[Result], text: str = "The cook saw the boy.") -> None:
     folder = ResultFolder(run / "eval")
     for each in results:
-        folder.add(each, [])
+        folder.add(each, map(json.dumps, samples(each, text)))
     folder.collect()
 
 
@@ -260,7 +282,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag, f"</{tag}> closes something else"
 
     def handle_data(self, data: str) -> None:
-        if "style" in self.open:
+        if {"style", "script"} & set(self.open):
             return
         self.text += data
         if {"td", "th"} & set(self.open):

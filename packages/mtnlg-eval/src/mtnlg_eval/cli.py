@@ -24,7 +24,7 @@ app = application("mtnlg-eval", "Score an MT-NLG checkpoint on the paper's nine 
 
 NINE = ",".join(TASK_NAMES)
 CheckpointArgument = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a folder of them (newest), or a Hugging Face GPT-2.")
+    Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a folder of them (newest) or a Hugging Face folder.")
 ]
 DataOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Published rows, one folder per task. Default: the Hugging Face hub.")

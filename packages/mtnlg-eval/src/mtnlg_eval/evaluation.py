@@ -41,7 +41,7 @@ def evaluate(
 
     ``tasks`` are names of the paper's, all nine by default; ``task_files`` are lm-eval YAMLs of one's own, which come
     alone unless ``tasks`` names others.
-    ``checkpoint`` is a checkpoint, a folder of them (the newest counts) or a Hugging Face GPT-2 folder; rows come from
+    ``checkpoint`` is a checkpoint, a folder of them (the newest counts) or a Hugging Face folder; rows come from
     ``data`` or the hub; ``layout`` (tp=2,pp=2,dp=1) shards the model; other options are those of ``mtnlg-eval run``.
     Adds a file per result and its samples to ``out``, and makes ``out/results.json`` of all results there; none is
     overwritten. Called again after an interruption, it resumes.

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from mtnlg_model.console import Failure, output
 from mtnlg_model.files import write_json, write_text
 
+from .attachments.samples import write_samples
+from .attachments.tables import build_tables, write_tables
 from .page import page
 from .results import build_results, console_summary
 from .run_files import read_run
@@ -30,6 +32,9 @@ def write_report(folder: Path, *, show: bool = True) -> Path:
     """
     run = read_run(folder)
     write_json(folder / "results.json", build_results(run))
+    write_tables(folder, build_tables(run))
+    if run.evaluation:
+        write_samples(folder, run.evaluation.samples)
     path = folder / "report.html"
     write_text(path, page(run))
     if show:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from .markup import DASH, short
-from .svg import ACCENT, MUTED, RULE, SECOND, SOFT, canvas, chart, styled, to_svg
+from .svg import ACCENT, MUTED, RULE, SECOND, SOFT, Tip, canvas, chart, styled, to_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 800  # of a curve
 MAX_DOTS = 40  # of a curve with markers
+MAX_TIPS = 40  # of a curve
 REPLICAS_WIDTH = 280.0  # points for all replicas shown
 MAX_NUMBERED_RANKS = 128
 
@@ -45,7 +46,13 @@ def losses(steps: Sequence[Step], unigram_entropy: float | None) -> str:
     axes.set_xlabel("tokens", labelpad=2)
     axes.set_title("nats per token", loc="left", x=-0.075, fontsize=10, color=MUTED, pad=6)
     _label_ends(axes, ends)
-    return to_svg(figure, "loss", "Training and validation loss over tokens, and the unigram entropy")
+    tips = _tips(axes, steps, "loss", "training loss")
+    tips += [
+        Tip(axes, s.tokens, s.validation_loss, f"step {s.step}, validation loss: {s.validation_loss:.3f}")
+        for s in steps
+        if s.validation_loss is not None
+    ]
+    return to_svg(figure, "loss", "Training and validation loss over tokens, and the unigram entropy", tips)
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
@@ -77,7 +84,17 @@ def curve(steps: Sequence[Step], quantity: str, name: str) -> str:
     axes.set_xlim(0, tokens[-1] or 1)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens", labelpad=1)
-    return to_svg(figure, name, f"{quantity.replace('_', ' ')} over tokens")
+    words = quantity.replace("_", " ")
+    return to_svg(figure, name, f"{words} over tokens", _tips(axes, steps, quantity, words))
+
+
+def _tips(axes: Axes, steps: Sequence[Step], quantity: str, words: str) -> list[Tip]:
+    """Tooltips along a curve, at most about ``MAX_TIPS``."""
+    shown = [step for step in steps[:: -(-len(steps) // MAX_TIPS)] if getattr(step, quantity) is not None]
+    return [
+        Tip(axes, step.tokens, value, f"step {step.step}, {short(step.tokens)} tokens, {words}: {value:.4g}")
+        for step, value in ((step, getattr(step, quantity)) for step in shown)
+    ]
 
 
 def _series(steps: Sequence[Step], quantity: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -113,10 +130,13 @@ def layout(training: Training) -> str:
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
+    tips: list[Tip] = []
     for rank in training.ranks:
         if rank.dp < shown:
             x, y = labels + rank.dp * block + rank.tp * cell, 36 + rank.pp * cell
             axes.add_patch(Rectangle((x + 1, y + 1), cell - 2, cell - 2, facecolor=SOFT, linewidth=0))
+            where = f"rank {rank.rank}: tensor {rank.tp}, stage {rank.pp}, replica {rank.dp}"
+            tips.append(Tip(axes, x + cell / 2, y + cell / 2, where))
             if numbered:
                 axes.text(x + cell / 2, y + cell / 2, str(rank.rank), ha="center", va="center", fontsize=10)
     for stage in training.stages:
@@ -133,7 +153,7 @@ def layout(training: Training) -> str:
         more = f"and {degrees.dp - shown} more replicas"
         axes.text(labels - 8, 11, more, ha="right", va="center", color=MUTED, fontsize=9.5)
     axes.plot([labels, edge], [19, 19], color=RULE, linewidth=0.6)
-    return to_svg(figure, "layout", f"Layout of {len(training.ranks)} ranks")
+    return to_svg(figure, "layout", f"Layout of {len(training.ranks)} ranks", tips)
 
 
 def abbreviate_layers(names: Sequence[str]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from .attachments.tables import links
 from .markup import count, decimal, duration, escape, missing_part, percent, row, short, table
-from .results import count_documents, epochs_read
-from .run_files import CURATION_PAGE
+from .results import count_documents
+from .run_files import CURATION_PAGE, epochs_read
 
 if TYPE_CHECKING:
     from .run_files import Run, Stage
@@ -30,7 +31,10 @@ def section(run: Run) -> str:
     )
     rows = [_stage(stage, documents_in) for stage in run.curation.stages]
     funnel = table(["after", "documents", "of all in", "characters", "dropped most", "time"], rows)
-    return f"<p>{kept} {_curation_page(run)}</p>\n{funnel}\n{_blend(run)}"
+    halves = (
+        f'<div class="row tables"><div>\n{funnel}\n{links("stages", "dropped")}\n</div><div>{_blend(run)}</div></div>'
+    )
+    return f"<p>{kept} {_curation_page(run)}</p>\n{halves}"
 
 
 def _stage(stage: Stage, documents_in: int) -> str:
@@ -76,4 +80,4 @@ def _blend(run: Run) -> str:
         f"<p>Vocabulary: {count(run.blend.vocabulary)} tokens. {percent(run.blend.validation, 1)} of the documents "
         "are held out for validation. The weight is a source's share of the training samples.</p>"
     )
-    return f"<h3>The blend</h3>\n{intro}\n{table(head, rows)}"
+    return f"<h3>The blend</h3>\n{intro}\n{table(head, rows)}\n{links('blend')}"

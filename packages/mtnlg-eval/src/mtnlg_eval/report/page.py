@@ -7,6 +7,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from . import curation, studies, training
+from .attachments import browser
 from .markup import NARROW, brief, count, decimal, duration, escape, short
 from .results import count_documents, software_versions, total_seconds
 from .scores import score_table
@@ -19,7 +20,7 @@ TIMES = " \N{MULTIPLICATION SIGN} "
 
 
 def page(run: Run) -> str:
-    """The report as one HTML page that loads no other file. Equal runs give equal pages."""
+    """The report as one HTML page, which loads no file but the answers in report/. Equal runs give equal pages."""
     folder = files(__package__)
     template = Template(folder.joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
@@ -31,6 +32,9 @@ def page(run: Run) -> str:
         training=training.section(run),
         layout=training.layout_section(run),
         scores=score_table.section(run),
+        policy=escape(browser.policy()),
+        answers=browser.section(run.evaluation),
+        script=browser.script(),
         studies=studies.sections(run),
         studied="".join(f'<a href="#{c.anchor}">{c.title}</a> ' for c in studies.chapters_shown(run.studies)),
         versions=_versions(run),

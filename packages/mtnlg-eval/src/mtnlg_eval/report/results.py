@@ -15,6 +15,7 @@ from mtnlg_eval.results.compare import compared
 from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME
 
 from .markup import DASH, count, decimal, duration, short
+from .run_files import epochs_read
 from .studies import chapters_shown, other_checkpoints_notice
 
 if TYPE_CHECKING:
@@ -65,19 +66,6 @@ def count_documents(stages: Sequence[Stage]) -> tuple[int, int]:
         for source, counts in stage.sources.items():
             by_source[source].append(counts)
     return sum(c[0].documents_in for c in by_source.values()), sum(c[-1].documents_out for c in by_source.values())
-
-
-def epochs_read(run: Run) -> dict[str, float]:
-    """Epochs by source: its share of the tokens trained, over its tokens outside the validation set."""
-    if run.blend is None or run.training is None:
-        return {}
-    trained, train_share = run.training.tokens, 1 - run.blend.validation
-    weights = sum(source.weight for source in run.blend.sources) or 1.0
-    return {
-        source.name: trained * source.weight / weights / (source.tokens * train_share)
-        for source in run.blend.sources
-        if source.tokens * train_share > 0
-    }
 
 
 def _data(run: Run, curation: Curation) -> dict[str, Any]:

@@ -6,6 +6,7 @@ ignored, and a part that has not been run is None. results/folder.py reads the s
     data/summary.json, data/tokens/blend.json      mtnlg-data run (and data/report.html, which is only linked to)
     train/metrics.jsonl, train/summary.json        mtnlg-parallel train
     eval/results/*.json, eval/not_run/*.json       mtnlg-eval run, for any number of checkpoints and styles
+    eval/samples/*.jsonl                           its rows (attachments/samples.py)
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
 
+from .attachments.samples import sample_files
 from .study_files import Schema, Studies, T, parse_json, read_studies
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from mtnlg_eval.results.compare import Run as ScoredRun
@@ -175,10 +178,14 @@ class NotRun(Schema):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of a run folder, best run first: the page's table shows that one, and compares the others with it."""
+    """Scores of a run folder, best run first: the page's table shows that one, and compares the others with it.
+
+    ``samples`` are the files with the answers of each result.
+    """
 
     runs: tuple[ScoredRun, ...]
     not_run: tuple[NotRun, ...]
+    samples: Mapping[str, Path]
 
     @property
     def main(self) -> ScoredRun:
@@ -223,6 +230,19 @@ class Run:
         return not (self.curation or self.blend or self.steps or self.training or self.evaluation or studies)
 
 
+def epochs_read(run: Run) -> dict[str, float]:
+    """Epochs by source: its share of the tokens trained, over its tokens outside the validation set."""
+    if run.blend is None or run.training is None:
+        return {}
+    trained, train_share = run.training.tokens, 1 - run.blend.validation
+    weights = sum(source.weight for source in run.blend.sources) or 1.0
+    return {
+        source.name: trained * source.weight / weights / (source.tokens * train_share)
+        for source in run.blend.sources
+        if source.tokens * train_share > 0
+    }
+
+
 def read_run(folder: Path) -> Run:
     """Read a run folder. ``Failure`` if there is none, or if a file but a study's is malformed."""
     if not folder.is_dir():
@@ -262,8 +282,11 @@ def _read(path: Path, schema: type[T]) -> T | None:
 def _read_evaluation(folder: Path) -> Evaluation | None:
     """The scores under ``folder``; None if there are none."""
     scored = ResultFolder(folder)
-    runs = group_runs(scored.results())
-    return Evaluation(tuple(runs), tuple(map(NotRun.model_validate, scored.gaps()))) if runs else None
+    results = scored.results()
+    if not results:
+        return None
+    samples = sample_files(folder / "samples", [result.name for result in results])
+    return Evaluation(tuple(group_runs(results)), tuple(map(NotRun.model_validate, scored.gaps())), samples)
 
 
 def _read_steps(path: Path) -> tuple[Step, ...]:

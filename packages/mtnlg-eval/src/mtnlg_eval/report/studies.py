@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_eval.table import wilson_interval
 
+from .attachments.tables import links, study_tables
 from .markup import DASH, count, decimal, escape, row, table
 from .study_charts import MTNLG_RATIO, bias_charts, cells_by_operator, hans_charts, operator_charts
 from .study_files import Bias, Hans, Operators
@@ -93,7 +94,11 @@ def _left_out(studies: Studies) -> str:
 def _chapter(chapter: Chapter, studies: Studies) -> str:
     items = [item for item in studies.shown if isinstance(item.study, chapter.schema)]
     bodies = "\n".join(_study(item, f"{chapter.anchor}-{n}", named=len(items) > 1) for n, item in enumerate(items))
-    return f'<section id="{chapter.anchor}">\n<h2>{chapter.title}</h2>\n<p>{chapter.reading}</p>\n{bodies}\n</section>'
+    files = links(*dict.fromkeys(name for item in items for name in study_tables(item.study)))
+    return (
+        f'<section id="{chapter.anchor}">\n<h2>{chapter.title}</h2>\n<p>{chapter.reading}</p>\n{bodies}\n{files}\n'
+        "</section>"
+    )
 
 
 def _study(item: StudyFile, name: str, *, named: bool) -> str:
@@ -120,9 +125,9 @@ def _hans(study: Hans, name: str) -> str:
     key = (study.shots_from.source, study.shots_from.labels)
     mode = f" {escape(MODES.get(key, ', '.join(key))).capitalize()}." if key != ("any", "drawn") else ""
     *small, subcases = (f"<figure>{chart}</figure>" for chart in hans_charts(study, name))
-    charts = f'<div class="row halves"><div>{"".join(small)}</div>{subcases}</div>'
     head = [f"accuracy, %: plain {ARROW} shifted; examples:", *map(escape, study.shots)]
-    return f'<p class="quiet">{count(tallies[0].whole.rows)} rows.{mode}</p>\n{charts}\n{table(head, rows)}'
+    body = f'<div class="row halves"><div>{"".join(small)}\n{table(head, rows)}</div>{subcases}</div>'
+    return f'<p class="quiet">{count(tallies[0].whole.rows)} rows.{mode}</p>\n{body}'
 
 
 def _accuracies(score: SubsetScore | None) -> str:

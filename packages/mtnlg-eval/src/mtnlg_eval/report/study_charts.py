@@ -10,7 +10,7 @@ from mtnlg_model.files import read_small, write_text
 
 from .markup import decimal
 from .study_files import SCHEMAS, Bias, Hans, Operators, parse_json
-from .svg import ACCENT, INK, MUTED, SECOND, SOFT, canvas, standalone_svg, styled, to_svg
+from .svg import ACCENT, INK, MUTED, SECOND, SOFT, Tip, canvas, standalone_svg, styled, to_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,17 +62,17 @@ def hans_charts(study: Hans, name: str) -> list[str]:
     """
     tallies = list(study.shots.values())
     accuracy, left = _panel(300, 176, "accuracy, %: plain (dots) and threshold shifted (rings)")
-    _line(left, [tally.whole.accuracy for tally in tallies], ACCENT, "o-")
-    _line(left, [tally.whole.shifted for tally in tallies], ACCENT, "o--", hollow=True)
+    tips = _line(left, [tally.whole.accuracy for tally in tallies], ACCENT, "o-", "plain")
+    tips += _line(left, [tally.whole.shifted for tally in tallies], ACCENT, "o--", "threshold shifted", hollow=True)
     form, right = _panel(300, 176, "P(True) + P(False), %; says True, % (grey)")
-    _line(right, [tally.mass for tally in tallies], SECOND, "o-")
-    _line(right, [tally.said_true for tally in tallies], MUTED, "o--")
+    form_tips = _line(right, [tally.mass for tally in tallies], SECOND, "o-", "P(True) + P(False)")
+    form_tips += _line(right, [tally.said_true for tally in tallies], MUTED, "o--", "says True")
     for axes in (left, right):
         _set_shots(axes, list(study.shots))
         axes.set(xlabel="examples in the prompt")
     return [
-        to_svg(accuracy, f"{name}-accuracy", "HANS: accuracy against the examples in the prompt"),
-        to_svg(form, f"{name}-form", "HANS: probability of the two answers, and share of True"),
+        to_svg(accuracy, f"{name}-accuracy", "HANS: accuracy against the examples in the prompt", tips),
+        to_svg(form, f"{name}-form", "HANS: probability of the two answers, and share of True", form_tips),
         _subcases(tallies[-1], list(study.shots)[-1], name),
     ]
 
@@ -82,17 +82,20 @@ def _subcases(tally: HansTally, shots: str, name: str) -> str:
     lines = [(case, score) for cases in tally.subcases.values() for case, score in [*cases.items(), ("", None)]][:-1]
     height = 62 + LINE * len(lines)
     figure, axes = _panel(420, height, f"accuracy by subcase with {shots} examples, %", left=165, below=26)
-    for line, (_, score) in enumerate(lines):
+    tips: list[Tip] = []
+    for line, (case, score) in enumerate(lines):
         if score is not None:
             plain, shifted = 100 * score.accuracy, 100 * score.shifted
             axes.plot([plain, shifted], [line, line], color=SOFT)
             axes.plot(plain, line, "o", color=ACCENT, markersize=4, clip_on=False)
             axes.plot(shifted, line, "o", color=ACCENT, markersize=6.5, markerfacecolor="none", clip_on=False)
+            words = f"{case}, {score.rows} rows: {plain:.0f}, threshold shifted {shifted:.0f}"
+            tips += [Tip(axes, x, line, words) for x in {plain, shifted}]
     axes.set(xlim=(-2, 102), ylim=(len(lines) - 0.3, -0.7))
     axes.set_yticks([n for n, (case, _) in enumerate(lines) if case], [case for case, _ in lines if case], fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.axvline(50, color=MUTED, linewidth=0.8, dashes=(3, 3))
-    return to_svg(figure, f"{name}-subcases", f"HANS: accuracy by subcase with {shots} examples in the prompt")
+    return to_svg(figure, f"{name}-subcases", f"HANS: accuracy by subcase with {shots} examples in the prompt", tips)
 
 
 @styled()
@@ -112,10 +115,10 @@ def _operator(title: str, cells: Sequence[Cell], name: str) -> str:
     for _, disguised in groupby(cells, key=lambda cell: cell.disguise):
         axes.plot([cell.right * 100 / cell.problems for cell in disguised], color=SOFT, clip_on=False)
     means = [fmean(cell.right / cell.problems for cell in cells if cell.shots == count) for count in shots]
-    _line(axes, means, ACCENT, "o-")
+    tips = _line(axes, means, ACCENT, "o-", "mean over disguises")
     _set_shots(axes, [str(count) for count in shots])
     axes.set_yticks([0, 50, 100])
-    return to_svg(figure, f"{name}-{title}", f"{title}: problems solved against the examples in the prompt")
+    return to_svg(figure, f"{name}-{title}", f"{title}: problems solved against the examples in the prompt", tips)
 
 
 @styled()
@@ -127,7 +130,9 @@ def bias_charts(study: Bias, name: str) -> list[str]:
 
 def _occupations(summary: Occupation, name: str) -> str:
     figure, axes = _panel(420, 196, "occupations by log P(female) \N{MINUS SIGN} log P(male)", below=40)
-    axes.hist(list(summary.by_occupation.values()), bins=40, color=SOFT)
+    counts, edges, _ = axes.hist(list(summary.by_occupation.values()), bins=40, color=SOFT)
+    bars = [(float(n), float(low), float(high)) for n, low, high in zip(counts, edges, edges[1:], strict=False)]
+    tips = [Tip(axes, (a + b) / 2, n, f"{n:.0f} occupations from {a:.2f} to {b:.2f}") for n, a, b in bars if n]
     axes.axvline(0, color=MUTED, linewidth=0.8, dashes=(3, 3))
     middle = fmean(axes.get_xlim())
     for value, label, color in ((summary.mean_log_ratio, "mean", ACCENT), (MTNLG_RATIO, "MT-NLG", SECOND)):
@@ -143,27 +148,31 @@ def _occupations(summary: Occupation, name: str) -> str:
             color=color,
         )
     axes.set_xlabel("left: male likelier; right: female", labelpad=2)
-    return to_svg(figure, f"{name}-occupation", "Histogram of the occupations' log-ratios of female to male")
+    return to_svg(figure, f"{name}-occupation", "Histogram of the occupations' log-ratios of female to male", tips)
 
 
 def _sentiments(kind: str, adjectives: Adjectives, name: str) -> str:
     groups = adjectives.groups
     figure, axes = _panel(420, 60 + BAR * len(groups), f"{kind}: polarity of each group's words, %", left=92)
-    for line, group in enumerate(groups.values()):
+    tips: list[Tip] = []
+    for line, (group_name, group) in enumerate(groups.items()):
+        for polarity, share in (("positive", group.sentiment.positive), ("negative", group.sentiment.negative)):
+            tips.append(Tip(axes, share, line, f"{group_name}, {polarity}: {share:.1f}"))
         axes.barh(line, group.sentiment.positive, height=0.55, color=ACCENT)
         axes.barh(line, group.sentiment.negative, height=0.55, color=SECOND)
     axes.set_yticks(range(len(groups)), list(groups))
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.axvline(0, color=MUTED, linewidth=0.8)
-    return to_svg(figure, f"{name}-{kind}", f"{kind}: polarity of each group's words")
+    return to_svg(figure, f"{name}-{kind}", f"{kind}: polarity of each group's words", tips)
 
 
-def _line(axes: Axes, shares: Sequence[float], color: str, style: str, *, hollow: bool = False) -> None:
-    """Plot one share per number of shots, in percent."""
+def _line(axes: Axes, shares: Sequence[float], color: str, style: str, what: str, *, hollow: bool = False) -> list[Tip]:
+    """Plot one share per number of shots, in percent; returns its tooltips."""
     percent = [100 * share for share in shares]
     size, fill = (6, "none") if hollow else (4, "full")
     axes.plot(percent, style, color=color, clip_on=False, markersize=size, fillstyle=fill)
+    return [Tip(axes, x, y, f"{what}: {y:.1f} %") for x, y in enumerate(percent)]
 
 
 def _set_shots(axes: Axes, shots: Sequence[str]) -> None:

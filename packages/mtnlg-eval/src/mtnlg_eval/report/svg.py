@@ -12,7 +12,8 @@ import re
 from contextlib import contextmanager
 from importlib.resources import files
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -22,13 +23,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from .markup import NARROW, escape, short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from matplotlib.axes import Axes
 
 POINTS_PER_INCH = 72
 VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 MAX_SCALE = 1.15  # CSS pixels per point; beyond this a picture's text is larger than the page's
+TIP_RADIUS = 7  # points
 INK, MUTED, RULE, ACCENT, SOFT, SECOND = (f"#0a0b{n:02x}" for n in range(1, 7))
 PROPERTIES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", SOFT: "soft", SECOND: "second"}
 
@@ -94,8 +96,20 @@ def _tick(value: float) -> str:
     return f"{float(number):g}{NARROW}{letter}"
 
 
-def to_svg(figure: Figure, name: str, description: str) -> str:
-    """The figure as an ``<svg>`` element; ``name`` is unique on the page, ``description`` is its accessible title."""
+class Tip(NamedTuple):
+    """What a pointer reads at a place of these axes."""
+
+    axes: Axes
+    x: float
+    y: float
+    text: str
+
+
+def to_svg(figure: Figure, name: str, description: str, tips: Iterable[Tip] = ()) -> str:
+    """The figure as an ``<svg>`` element; ``name`` is unique on the page, ``description`` is its accessible title.
+
+    ``tips`` become invisible circles that show their text under the pointer.
+    """
     file = StringIO()
     FigureCanvasSVG(figure)
     figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -112,7 +126,14 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
         svg = svg.replace(placeholder, f"var(--{property_})")
     if not re.fullmatch(r"[\w-]+", name, re.ASCII):  # a word of a file, which could end the attribute
         name = f"a{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
-    return re.sub(r"\s*\n\s*", "\n", _prefix_ids(svg, name)).strip()
+    svg = re.sub(r"\s*\n\s*", "\n", _prefix_ids(svg, name)).strip()
+    circles = "".join(_circle(tip, height) for tip in tips if isfinite(tip.x) and isfinite(tip.y))
+    return f'{svg.removesuffix("</svg>")}<g fill="transparent">{circles}</g>\n</svg>' if circles else svg
+
+
+def _circle(tip: Tip, height: float) -> str:
+    x, y = tip.axes.transData.transform((tip.x, tip.y))
+    return f'<circle cx="{x:.1f}" cy="{height - y:.1f}" r="{TIP_RADIUS}"><title>{escape(tip.text)}</title></circle>'
 
 
 def standalone_svg(pictures: Sequence[str], columns: int = 1) -> str:

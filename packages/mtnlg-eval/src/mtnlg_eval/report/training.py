@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import charts
+from .attachments.tables import links
 from .markup import count, decimal, duration, escape, figure, missing_part, row, table
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def layout_section(run: Run) -> str:
     if training.recompute is not None:
         facts["recompute"] = training.recompute
     rows = [row([escape(name.replace("_", " ")), _fact(value)]) for name, value in facts.items() if value is not None]
-    model = table(["model", ""], rows)
+    model = f"<div>{table(['model', ''], rows)}\n{links('model')}</div>"
     return f'{intro}\n<div class="row halves"><figure>{charts.layout(training)}</figure>{model}</div>'
 
 

@@ -17,8 +17,8 @@ from .result import Provenance
 PACKAGES = ("mtnlg-eval", "mtnlg-model", "mtnlg-parallel", "lm-eval", "torch", "datasets", "tokenizers")
 
 
-def provenance(layout: str | None, seconds: float) -> Provenance:
-    """Provenance of what this process has just scored in so many seconds."""
+def provenance(layout: str | None, seconds: float, rows_revision: str | None = None) -> Provenance:
+    """Provenance of what this process has just scored in so many seconds, with rows of this commit of the hub."""
     program = Path(sys.argv[0]).name
     return Provenance(
         command=shlex.join((program, *sys.argv[1:])) if program == "mtnlg-eval" else "mtnlg_eval.evaluate",
@@ -27,6 +27,7 @@ def provenance(layout: str | None, seconds: float) -> Provenance:
         layout=layout or "one process",
         packages=_versions(),
         seconds=round(seconds, 3),
+        rows_revision=rows_revision,
     )
 
 

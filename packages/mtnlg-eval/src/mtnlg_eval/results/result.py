@@ -83,7 +83,10 @@ class Metric(Record):
 
 
 class Provenance(Record):
-    """Where a result comes from; the only part that may change when the same command runs again."""
+    """Where a result comes from; the only part that may change when the same command runs again.
+
+    ``rows_revision`` is the commit of the hub's data set.
+    """
 
     command: str
     date: str
@@ -91,6 +94,7 @@ class Provenance(Record):
     layout: str
     packages: dict[str, str]
     seconds: float
+    rows_revision: str | None = None
 
 
 class Result(Record):

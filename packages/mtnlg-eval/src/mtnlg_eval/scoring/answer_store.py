@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import sqlite3
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ KEYS_PER_QUERY = 500
 LOCK_SECONDS = 600.0
 """Wait for another command that writes into the same store."""
 
-ARITHMETIC = b"3"
+ARITHMETIC = b"4"
 """Version of the numerics, part of every key: increment it when the last bits of an answer change."""
 
 
@@ -34,8 +35,9 @@ class AnswerStore:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._lock = threading.Lock()  # one connection serves the thread that scores and the one that builds prompts
         with self._as_os_error():
-            self._connection = sqlite3.connect(path or ":memory:", timeout=LOCK_SECONDS)
+            self._connection = sqlite3.connect(path or ":memory:", timeout=LOCK_SECONDS, check_same_thread=False)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT NOT NULL)")
 
@@ -51,14 +53,14 @@ class AnswerStore:
             chunk = keys[start : start + KEYS_PER_QUERY]
             marks = ",".join("?" * len(chunk))
             query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608  (question marks)
-            with self._as_os_error():
+            with self._lock, self._as_os_error():
                 answers |= {key: json.loads(answer) for key, answer in self._connection.execute(query, chunk)}
         return answers
 
     def save(self, answers: Iterable[tuple[bytes, Any]]) -> None:
         """Write these answers in one transaction."""
         rows = [(key, json.dumps(answer, ensure_ascii=False)) for key, answer in answers]
-        with self._as_os_error(), self._connection:
+        with self._lock, self._as_os_error(), self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
 
     @contextmanager

@@ -1,17 +1,15 @@
 """lm-eval's language model interface over an MT-NLG decoder.
 
-Requests are tokenized (lm-eval's own split between context and continuation), answered from the store if possible, and
-otherwise packed into batches (packing.py) for an `Engine`: the one place that runs the network, in this process or
-sharded. Logits exist only at scored positions, a few hundred at a time, never [S, V].
+Requests are tokenized (prompt_encoder.py, with lm-eval's own split between context and continuation), answered from the
+store if possible, and otherwise queued (rolling_queue.py) for an `Engine`: the one place that runs the network, in this
+process or sharded. Logits exist only at scored positions, a few hundred at a time, never [S, V].
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import lru_cache, partial
-from itertools import islice
-from math import fsum
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lm_eval.api.model import TemplateLM
@@ -23,8 +21,11 @@ from mtnlg_model.generation.generate import decode_until_stop
 from mtnlg_model.tokenizer import Tokenizer
 
 from .answer_store import AnswerStore
+from .fixed_order import TILE, fixed_order
 from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch, requested_tokens
-from .packing import Request, pack_rows, plan_batches
+from .packing import Request
+from .prompt_encoder import PromptEncoder
+from .rolling_queue import RollingQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,35 +38,37 @@ if TYPE_CHECKING:
     from mtnlg_model.decoder import Decoder
 
     from .generation import SampleRequest
-    from .packing import Batch, Row
-
-    Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
+    from .packing import Batch
+    from .rolling_queue import Engine, Score
 
 TOKENS_PER_BATCH = 8192
-POSITIONS_PER_CHUNK = 512
 ROWS_PER_THREAD = 32
 """Matrix products get a multiple of this many rows per thread: products of few rows are summed in another order."""
 
 
-class Engine(Protocol):
-    """Runs the network on batch after batch; may run several at a time."""
-
-    def score(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield for each batch log P(target) in fp32 and whether the target is the argmax, [N] each, on the CPU."""
-
-    def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
-        """Yield for each batch the new tokens of its prompts."""
-
-
 class LocalEngine:
-    """`Engine` with the whole decoder in this process, one batch after the other."""
+    """`Engine` with the whole decoder in this process. On a GPU the next batch is packed while one is computed."""
+
+    batch_share = 1
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
         self.decoder, self.tokenizer = decoder, tokenizer
+        self.device = decoder.embedding.token.weight.device
+        self.capacity, self.row_multiple = 2 if self.device.type == "cuda" else 1, row_multiple(self.device)
+        self._in_flight: deque[tuple[Tensor, Tensor]] = deque()
 
-    def score(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Score packed batches."""
-        return map(self._score_batch, batches)
+    def submit(self, batch: Batch) -> None:
+        """Score a packed batch; its scores may come later."""
+        with fixed_order(self.device):
+            self._in_flight.append(self._score_batch(batch))
+
+    def collect(self) -> tuple[Tensor, Tensor]:
+        """Scores of the oldest batch."""
+        logp_N, greedy_N = self._in_flight.popleft()
+        return logp_N.cpu(), greedy_N.cpu()
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts."""
@@ -73,21 +76,26 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _score_batch(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        batch = batch.to(self.decoder.embedding.token.weight.device)
+        batch = batch.to(self.device)
         plan = batch.attention_plan()
         attend = plan.attend(self.decoder.config.layers)
         x_NH = self.decoder.hidden(batch.tokens[None], plan.position_ids[None], attend)[:, 0]
-        chunks = zip(*(torch.split(x, POSITIONS_PER_CHUNK) for x in (x_NH, batch.targets)), strict=True)
+        chunks = zip(*(torch.split(x, TILE) for x in (x_NH, batch.targets)), strict=True)
         logps, greedy = zip(*(self._score_positions(*chunk) for chunk in chunks), strict=True)
-        return torch.cat(logps).cpu(), torch.cat(greedy).cpu()
+        return torch.cat(logps), torch.cat(greedy)
 
     def _score_positions(self, x_NH: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        logits_NV = fp32_logits(x_NH, self.decoder.embedding.token.weight)
+        logits_NV = fp32_logits(x_NH, self.decoder.head_weight)
         # The same order of operations as the sharded model's, for equal scores to the last bit.
         logit_N = logits_NV.gather(1, target_N[:, None])[:, 0]
         max_N, argmax_N = logits_NV.max(1)
         sum_N = logits_NV.sub_(max_N[:, None]).exp_().sum(1)
         return logit_N - max_N - sum_N.log(), argmax_N == target_N
+
+
+def row_multiple(device: torch.device) -> int:
+    """Rows of products, and scored positions, come in multiples of this, so that their number changes no sum."""
+    return TILE if device.type == "cuda" else ROWS_PER_THREAD * torch.get_num_threads()
 
 
 class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
@@ -108,7 +116,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         self.on_scored: Callable[[int], None] = lambda _: None
         self.batch_tokens = TOKENS_PER_BATCH
         self._tokenizer = tokenizer
-        self._encode = lru_cache(maxsize=64)(lambda text: tuple(tokenizer.encode(text)))
+        self._prompts = PromptEncoder(tokenizer)
 
     @classmethod
     def open(cls, checkpoint: Checkpoint, store: Path | None = None, sharded: Engine | None = None) -> DecoderLM:
@@ -133,13 +141,21 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
         """Tokenize a text; special tokens are never added."""
         del add_special_tokens
-        return list(self._encode(string))
+        return list(self._prompts.encode(string))
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
+        """lm-eval's split of a request's tokens, with every piece of text encoded once."""
+        return self._prompts.encode_pair(context, continuation)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Score]:
         """Score continuations; lm-eval's progress bar stays off, ``on_scored`` reports instead."""
         del disable_tqdm
-        scores: list[Score] = super().loglikelihood(requests, disable_tqdm=True)
-        return scores
+        return self.score(self.requests_of(requests))
+
+    def requests_of(self, instances: Sequence[Instance]) -> list[Request]:
+        """lm-eval's requests for log-likelihoods in tokens, split by lm-eval, not yet scored."""
+        requests: list[Request] = super().loglikelihood(instances, disable_tqdm=True)
+        return requests
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Log P of whole texts of any length; each token is predicted once, with as much context as fits."""
@@ -190,15 +206,18 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
             yield list(texts[key])
 
     def _sample_batch(self, request: SampleRequest) -> PromptBatch:
-        context = tuple(self._encode(request.prompt)) or (self.eot_token_id,)
+        context = self._prompts.encode(request.prompt) or (self.eot_token_id,)
         options = Options(request.stop, request.max_tokens, request.sampling)
         return PromptBatch((context,) * request.samples, options)
 
     def _decode(self, tokens: Sequence[int], until: Sequence[str]) -> str:
         return decode_until_stop(self._tokenizer, tokens, until)
 
-    def _loglikelihood_tokens(self, requests: Iterable[tuple[Any, list[int], list[int]]], **_: object) -> list[Score]:
-        return self.score([self._truncate(context, answer) for _, context, answer in requests])
+    def _loglikelihood_tokens(
+        self, requests: Iterable[tuple[Any, Sequence[int], Sequence[int]]], **_: object
+    ) -> list[Request]:
+        """Where lm-eval's tokenization ends, for `requests_of`."""
+        return [self._truncate(context, answer) for _, context, answer in requests]
 
     def _truncate(self, context: Sequence[int], answer: Sequence[int]) -> Request:
         """Build a request, dropping the beginning of a context that is too long for the model."""
@@ -207,31 +226,13 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return Request(tuple(context[-(self.max_length + 1 - len(answer)) :]), tuple(answer))
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
-        """Score requests, equal ones once, storing each batch before the next begins.
+        """Score requests, equal ones once, storing each batch as it comes.
 
         A score does not depend on the other requests, on what is stored or on ``batch_tokens`` (docs/decisions/0085).
         """
-        counts = Counter(requests)
-        keys = {request: self.store.key("score", *request) for request in counts}
-        stored = self.store.lookup(list(keys.values()))
-        scores = {request: (stored[key][0], bool(stored[key][1])) for request, key in keys.items() if key in stored}
-        self.on_scored(sum(counts[request] for request in scores))
-        missing = (request for request in counts if request not in scores)
-        batches = plan_batches(missing, self.max_length, self.batch_tokens)
-        multiple = ROWS_PER_THREAD * torch.get_num_threads()
-        for rows, result in zip(batches, self.engine.score(pack_rows(rows, multiple) for rows in batches), strict=True):
-            new = _scores_of_rows(rows, *result)
-            self.store.save((keys[request], score) for request, score in new.items())
-            scores |= new
-            self.on_scored(sum(counts[request] for request in new))
-        return [scores[request] for request in requests]
+        with self.queue() as queue:
+            return queue.submit(requests, self.on_scored).result()
 
-
-def _scores_of_rows(rows: Sequence[Row], logp_N: Tensor, greedy_N: Tensor) -> dict[Request, Score]:
-    """Sum token scores, ordered as `pack_rows` orders scored positions, into one score per request."""
-    logp, greedy = iter(logp_N.tolist()), iter(greedy_N.tolist())
-    requests = [request for row in rows for request in row.requests]
-    return {
-        request: (fsum(islice(logp, len(request.answer))), all(list(islice(greedy, len(request.answer)))))
-        for request in requests
-    }
+    def queue(self) -> RollingQueue:
+        """A queue of requests to this model."""
+        return RollingQueue(self.engine, self.store, self.max_length, self.batch_tokens)

@@ -1,5 +1,9 @@
 """Runs tasks at several numbers of shots through ``lm_eval.evaluate`` and keeps each result as it comes.
 
+Every task at every number of shots and with every seed is a cell. The prompts of a cell go into one queue for all
+(rolling_queue.py) while they are built, the next cell's while the network runs; when a cell's scores are there,
+lm-eval computes its metrics.
+
     OUT/scores.sqlite     every answer (answer_store.py): the same command resumes from here
     OUT/results/…         a file per result, added to those of earlier commands (results/folder.py)
 
@@ -10,6 +14,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from math import exp, sqrt
 from pathlib import Path
@@ -17,6 +23,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from lm_eval import evaluator
+from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 
@@ -35,14 +42,22 @@ from mtnlg_model.console import Failure, UsageFailure, progress, say
 from .open_model import checkpoint_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lm_eval.api.instance import Instance
 
     from mtnlg_eval.tasks.paper_task import PaperTask
+    from mtnlg_eval.tasks.recorded_task import Record
     from mtnlg_eval.tasks.shots import ShotChoice
     from mtnlg_model.checkpoint.reader import Checkpoint
     from mtnlg_model.console import Advance
 
     from .decoder_lm import DecoderLM
+    from .rolling_queue import RollingQueue, Score, Submission
+
+DOCUMENTS_PER_SUBMISSION = 128
+CELLS_AHEAD = 3
+"""Cells whose prompts may wait for their scores: they hold a task's prompts in memory."""
 
 FEW_SHOTS = {task.name: task.few for task in TASKS}
 """K of each task's few-shot prompts."""
@@ -66,6 +81,65 @@ def load_task(name: str, data: Path | None, style: str = PAPER) -> PaperTask | S
 def read_hub_texts(task: str) -> Iterator[tuple[str, str]]:
     """Row id and text of everything in a task's scored rows on the hub."""
     return load_hub_texts(task_manager(None).task_index[task].cfg)
+
+
+@dataclass
+class _Cell:
+    """A task's requests at one number of shots with one seed: built, and in the queue."""
+
+    name: str
+    shots: str
+    seed: int
+    started: float
+    record: Record
+    submissions: list[Submission] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether every score is there."""
+        return all(submission.done for submission in self.submissions)
+
+
+class _Feeder:
+    """Hands the requests of a cell to the queue, some documents at a time, while they are built."""
+
+    def __init__(self, lm: DecoderLM, queue: RollingQueue, on_scored: Callable[[int], None]) -> None:
+        self._lm, self._queue, self._on_scored = lm, queue, on_scored
+        self._documents = 0
+        self._instances: list[Instance] = []
+        self.submissions: list[Submission] = []
+
+    def add(self, instances: Sequence[Instance]) -> None:
+        """Take a document's requests."""
+        self._instances += instances
+        self._documents += 1
+        if self._documents % DOCUMENTS_PER_SUBMISSION == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Submit what has been taken."""
+        self.submissions.append(self._queue.submit(self._lm.requests_of(self._instances), self._on_scored))
+        self._instances = []
+
+
+class _AnsweredLM(LM):  # type: ignore[misc]  # lm-eval carries no types
+    """Gives scores that are known, to the requests in the order in which they were built."""
+
+    def __init__(self, record: Record, scores: Sequence[Score]) -> None:
+        super().__init__()
+        self._scores = {id(each): score for each, score in zip(record.instances, scores, strict=True)}
+
+    def loglikelihood(self, requests: Sequence[Instance]) -> list[Score]:
+        """The score of each request."""
+        return [self._scores[id(request)] for request in requests]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
+        """Of no task here."""
+        raise NotImplementedError
+
+    def generate_until(self, requests: Sequence[Instance]) -> list[str]:
+        """Of no task here."""
+        raise NotImplementedError
 
 
 class Evaluation:
@@ -123,18 +197,23 @@ class Evaluation:
             self._say_what_was_read(name, task)
         repeats = sum(len(self._draws(name, shots)) for name in self.tasks for shots in self.shots) / len(self.tasks)
         total = round(sum(task.count_requests() for task in self.tasks.values()) * repeats)
-        with progress("scoring", total, "requests") as advance:
-            for name, task in self.tasks.items():
-                task.lm = lm
+        self._lm, self._checkpoint, self._folder, self._layout = lm, checkpoint, folder, layout
+        with progress("scoring", total, "requests") as advance, lm.queue() as queue:
+            waiting: deque[_Cell] = deque()
+            for name in self.tasks:
                 folder.clear_gap(name)
-                try:
-                    for shots in self.shots:
-                        for seed in self._draws(name, shots):
-                            self._score(lm, checkpoint, folder, (name, shots, seed), layout, advance)
-                except Failure as failure:
-                    self.not_run.append({"task": name, "why": str(failure)})
-                    folder.add_gap(name, str(failure), str(identity["checkpoint"]))
-                    say(f"{name}: not run: {failure}")
+                for cell in [(name, shots, seed) for shots in self.shots for seed in self._draws(name, shots)]:
+                    try:
+                        waiting.append(self._build(queue, cell, advance))
+                    except Failure as failure:
+                        self.not_run.append({"task": name, "why": str(failure)})
+                        folder.add_gap(name, str(failure), str(identity["checkpoint"]))
+                        say(f"{name}: not run: {failure}")
+                        break
+                    while waiting and (waiting[0].done or len(waiting) > CELLS_AHEAD):
+                        self._finish(waiting.popleft())
+            while waiting:
+                self._finish(waiting.popleft())
         folder.collect()
         seconds = round(time.monotonic() - started, 3)
         scores = {
@@ -168,43 +247,38 @@ class Evaluation:
         if rows.pool == rows.split and any(self._count(name, shots) for shots in self.shots):
             say(f"{name}: no {'' if rows.variant is None else rows.variant + ' '}rows but the scored ones give shots")
 
-    def _score(  # noqa: PLR0917
-        self,
-        lm: DecoderLM,
-        checkpoint: Checkpoint,
-        folder: ResultFolder,
-        what: tuple[str, str, int],
-        layout: str | None,
-        advance: Advance,
-    ) -> None:
-        """Score one task at one number of shots with one seed, and add the result to the folder."""
+    def _build(self, queue: RollingQueue, what: tuple[str, str, int], advance: Advance) -> _Cell:
+        """Build a cell's prompts and put its requests into the queue."""
         (name, shots, seed), started = what, time.monotonic()
-        task = self.tasks[name]
-        lm.on_scored = partial(advance, note=f"{name} {shots}")
+        task, feeder = self.tasks[name], _Feeder(self._lm, queue, partial(advance, note=f"{name} {shots}"))
+        task.lm, task.on_built = self._lm, feeder.add
         task.set_shots(self._count(name, shots), self.choice, seed)
+        task.build_all_requests()
+        feeder.flush()
+        return _Cell(name, shots, seed, started, task.record, feeder.submissions)
+
+    def _finish(self, cell: _Cell) -> None:
+        """Wait for a cell's scores, and add its result to the folder."""
+        name, task = cell.name, self.tasks[cell.name]
+        scores = [score for submission in cell.submissions for score in submission.result()]
+        task.set_shots(self._count(name, cell.shots), self.choice, cell.seed)
+        task.resume(cell.record)
         # Without bootstrap iterations lm-eval gives no standard errors: see _metrics.
-        evaluated = evaluator.evaluate(lm, {"tasks": {name: task}}, bootstrap_iters=0)
+        answered = _AnsweredLM(cell.record, scores)
+        evaluated = evaluator.evaluate(answered, {"tasks": {name: task}}, bootstrap_iters=0)
         samples = [_sample(task, n, sample) for n, sample in enumerate(evaluated["samples"][name])]
-        result = self._result(lm, checkpoint, what, samples, evaluated)
-        result = result.model_copy(update={"provenance": provenance(layout, time.monotonic() - started)})
+        result = self._result(cell, samples, evaluated)
         lines = (json.dumps(sample, ensure_ascii=False, default=handle_non_serializable) for sample in samples)
-        kept = folder.add(result, lines)
-        self.scores.setdefault(name, {}).setdefault(shots, []).append(kept)
+        kept = self._folder.add(result, lines)
+        self.scores.setdefault(name, {}).setdefault(cell.shots, []).append(kept)
         if cut := [sample["doc"]["id"] for sample in samples if sample["truncated"]]:
             say(
-                f"{name} {shots}: {len(cut)} prompts are longer than the context of {lm.max_length} tokens and lose "
-                f"their beginning, the first {cut[0]}"
+                f"{name} {cell.shots}: {len(cut)} prompts are longer than the context of {self._lm.max_length} tokens "
+                f"and lose their beginning, the first {cut[0]}"
             )
 
-    def _result(
-        self,
-        lm: DecoderLM,
-        checkpoint: Checkpoint,
-        what: tuple[str, str, int],
-        samples: Sequence[dict[str, Any]],
-        evaluated: dict[str, Any],
-    ) -> Result:
-        name, asked, seed = what
+    def _result(self, cell: _Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
+        lm, checkpoint, name, asked, seed = self._lm, self._checkpoint, cell.name, cell.shots, cell.seed
         rows, count = self.tasks[name].rows, self._count(name, asked)
         shown = [fit.shots for fit in self.tasks[name].prompt_fits]
         requests = [text for sample in samples for pair in sample["arguments"].values() for text in pair.values()]
@@ -250,7 +324,7 @@ class Evaluation:
             metrics=metrics,
             correct="".join(str(int(sample["acc"])) for sample in in_order),
             lm_eval=json.loads(json.dumps(lm_eval, default=handle_non_serializable)),
-            provenance=provenance(None, 0.0),
+            provenance=provenance(self._layout, time.monotonic() - cell.started, rows.revision),
         )
 
 

@@ -8,6 +8,7 @@ lm-eval splits the arguments at commas, so the parts of a layout arrive as argum
 from __future__ import annotations
 
 import atexit
+import hashlib
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
 
+from mtnlg_eval.tasks.chat_template import CONFIG, DEFAULT, FILE, read_chat_templates
 from mtnlg_model.console import Failure, UsageFailure, say
 
 from .decoder_lm import TOKENS_PER_BATCH, DecoderLM
@@ -30,6 +32,8 @@ from .open_model import open_checkpoint, open_lm
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mtnlg_eval.tasks.chat_template import ChatTemplate
+
 MODEL = "mtnlg"
 DEGREES = ("tp", "pp", "dp")
 LM_EVALS_OWN = ("trust_remote_code",)
@@ -37,7 +41,33 @@ LM_EVALS_OWN = ("trust_remote_code",)
 
 
 class CheckpointLM(DecoderLM):
-    """Opens checkpoints for lm-eval's registry."""
+    """Opens checkpoints for lm-eval's registry, and renders chats with the template beside the tokenizer."""
+
+    template_folders: tuple[Path, ...] = ()
+    _chat: ChatTemplate | None = None
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Choose the template that ``--apply_chat_template`` names, and return its text; ``Failure`` without one."""
+        return self._choose(chat_template if isinstance(chat_template, str) else DEFAULT).text
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The prompt of a chat."""
+        return (self._chat or self._choose(DEFAULT)).render(chat_history, answer=add_generation_prompt)
+
+    def _choose(self, name: str) -> ChatTemplate:
+        templates = read_chat_templates(self.template_folders)
+        if not templates:
+            where = f"put {FILE} or {CONFIG} into {self.template_folders[-1]}"
+            raise Failure(f"--apply_chat_template: the checkpoint has no chat template; {where}")
+        if name not in templates:
+            raise UsageFailure(f"--apply_chat_template: no template {name}; there are {', '.join(templates)}")
+        self._chat = templates[name]
+        return self._chat
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name for lm-eval's cache of prompts, which depend on the template."""
+        return hashlib.sha256((self._chat or self._choose(DEFAULT)).text.encode()).hexdigest()
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> DecoderLM:
@@ -63,15 +93,17 @@ class CheckpointLM(DecoderLM):
             raise UsageFailure(f"--model_args: batch_tokens={batch_tokens}: needs a number of tokens")
         if (additional_config or {}).get("device") == "cpu" and torch.cuda.is_available():
             raise UsageFailure("--device cpu: the model runs on the GPU; hide it with CUDA_VISIBLE_DEVICES=")
+        path = Path(str(checkpoint))
         out = Path(str(store)) if store is not None else Path(mkdtemp(prefix="mtnlg-eval-"))
         if store is None:
             say(f"answers and logs go to {out}; with --model_args store=DIR the same command resumes")
         with ExitStack() as stack:
-            lm = stack.enter_context(open_lm(open_checkpoint(Path(str(checkpoint)), out), out, layout))
+            opened = open_checkpoint(path, out)
+            lm = stack.enter_context(open_lm(opened, out, layout, cls))
             atexit.register(stack.pop_all().close)
-        if lm is None:  # a rank of torchrun other than 0 has served until the end
+        if not isinstance(lm, CheckpointLM):  # a rank of torchrun other than 0 has served until the end
             sys.exit(0)
-        lm.batch_tokens = batch_tokens
+        lm.batch_tokens, lm.template_folders = batch_tokens, (opened.directory, path)
         return lm
 
 
@@ -88,8 +120,6 @@ def run_lm_eval(words: Sequence[str]) -> None:
     """Run ``lm-eval run`` with these words and our model."""
     if named := [word for word in words if word.partition("=")[0] in {"--model", "-M"}]:
         raise UsageFailure(f"{named[0]}: the model is a checkpoint: --model_args checkpoint=DIR")
-    if "--apply_chat_template" in words:
-        raise UsageFailure("--apply_chat_template: a checkpoint has no chat template; leave it out")
     if MODEL not in model_registry:
         model_registry.register(MODEL, target=CheckpointLM)
     evaluator.get_git_commit_hash = _commit

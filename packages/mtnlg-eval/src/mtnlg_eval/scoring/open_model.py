@@ -1,4 +1,4 @@
-"""Opens what the command line names (a checkpoint, the newest in a folder, a GPT-2 folder) as lm-eval's model."""
+"""Opens what a command names (a checkpoint, the newest in a folder, a Hugging Face folder) as lm-eval's model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
-from mtnlg_model.convert.huggingface import import_gpt2, read_config
+from mtnlg_model.convert.config_json import read_config
+from mtnlg_model.convert.huggingface import import_huggingface
 from mtnlg_model.files import FILE_MODE
 
 from .decoder_lm import DecoderLM
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_lm(checkpoint: Checkpoint, out: Path, layout: str | None) -> Iterator[DecoderLM | None]:
+def open_lm(
+    checkpoint: Checkpoint, out: Path, layout: str | None, kind: type[DecoderLM] = DecoderLM
+) -> Iterator[DecoderLM | None]:
     """Open a checkpoint's model, sharded if there is a ``layout``, with its answers in ``out/scores.sqlite``.
 
     Yields None on torchrun's ranks other than 0: such a rank has served until the end and has nothing left to do.
@@ -40,7 +43,7 @@ def open_lm(checkpoint: Checkpoint, out: Path, layout: str | None) -> Iterator[D
             if coordinator is None:
                 yield None
                 return
-        lm = DecoderLM.open(checkpoint, out / "scores.sqlite", coordinator)
+        lm = kind.open(checkpoint, out / "scores.sqlite", coordinator)
         stack.callback(lm.store.close)
         yield lm
 
@@ -52,9 +55,9 @@ def checkpoint_identity(checkpoint: Checkpoint) -> dict[str, str | int]:
 
 
 def open_checkpoint(folder: Path, out: Path) -> Checkpoint:
-    """Open a checkpoint, the newest checkpoint in a folder, or a Hugging Face GPT-2 folder; else ``Failure``.
+    """Open a checkpoint, the newest checkpoint in a folder, or a Hugging Face folder; else ``Failure``.
 
-    A GPT-2 folder is imported under ``out``, once for as long as its files do not change.
+    A Hugging Face folder is imported under ``out``, once for as long as its files do not change.
     """
     if not folder.is_dir():
         raise Failure(f"{folder}: no such folder")
@@ -80,5 +83,5 @@ def _import_huggingface(folder: Path, out: Path) -> Path:
         if checkpoint.exists():
             return checkpoint
         with progress(f"import {folder.name}", config.tensor_count, "tensors") as advance:
-            import_gpt2(folder, checkpoint, advance)
+            import_huggingface(folder, checkpoint, advance)
     return checkpoint

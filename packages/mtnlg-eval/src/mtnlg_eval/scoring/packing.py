@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ import torch
 from .packed_attention import AttentionPlan, Span
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
@@ -62,7 +64,7 @@ class Row:
     prefix: Tokens
     branches: tuple[Branch, ...]
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Tokens read by the model."""
         return len(self.prefix) + sum(branch.length for branch in self.branches)
@@ -96,26 +98,25 @@ class Batch:
         return AttentionPlan.build(self.spans, len(self.tokens), self.scored)
 
 
-def plan_batches(requests: Iterable[Request], max_length: int, budget: int) -> list[list[Row]]:
-    """Plan batches of rows that answer these requests, longest rows first; no row exceeds ``max_length`` tokens.
+def plan_rows(requests: Iterable[Request], max_length: int) -> list[Row]:
+    """Plan rows of at most ``max_length`` tokens that answer these requests, longest rows first.
 
-    A batch reads at most ``budget`` tokens or is a single row. Every request must fit by itself: len(context) +
-    len(answer) - 1 <= max_length.
+    Every request must fit by itself: len(context) + len(answer) - 1 <= max_length.
     """
     answers_by_context: defaultdict[Tokens, set[Tokens]] = defaultdict(set)
     for context, answer in requests:
         answers_by_context[context].add(answer)
     rows = [row for group in _group_by_prefix(answers_by_context, max_length) for row in _rows(group, max_length)]
-    rows.sort(key=lambda row: (-row.length, row.prefix, row.branches))
-    batches: list[list[Row]] = []
-    room = 0
-    for row in rows:
-        if row.length > room:
-            batches.append([])
-            room = budget
-        batches[-1].append(row)
-        room -= row.length
-    return batches
+    return sorted(rows, key=lambda row: (-row.length, row.prefix, row.branches))
+
+
+def take_batch(rows: deque[Row], budget: int) -> list[Row]:
+    """Take the first rows of at most ``budget`` tokens in all, or a single row; [] if there are none."""
+    batch: list[Row] = []
+    while rows and (not batch or rows[0].length <= budget):
+        batch.append(rows.popleft())
+        budget -= batch[-1].length
+    return batch
 
 
 def _group_by_prefix(

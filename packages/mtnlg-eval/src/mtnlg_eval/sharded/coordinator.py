@@ -1,22 +1,25 @@
 """The sharded model: `Coordinator` on rank 0, `Worker` on every other rank.
 
-`Coordinator` is an `Engine` (scoring/decoder_lm.py): its methods broadcast a command, then do rank 0's own part of the
-work with the code that every worker runs.
+`Coordinator` is an `Engine` (scoring/rolling_queue.py): its methods send commands, then do rank 0's own part of the
+work with the code that every worker runs. Batches to score go to the replica with the fewest tokens in flight, and come
+back when they come: no rank waits for another batch than the next of its own replica.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import distributed
 
+from mtnlg_eval.scoring.decoder_lm import row_multiple
 from mtnlg_model.console import Failure
 
 from . import messages
 from .messages import Command
-from .replica import Replica
+from .replica import Replica, StepCommand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,8 +32,11 @@ if TYPE_CHECKING:
     from mtnlg_model.tokenizer import Tokenizer
     from mtnlg_parallel.inference import DecoderShard
 
-BATCHES_PER_STAGE = 4
-"""Batches in flight for each pipeline stage of a replica."""
+BATCHES_PER_STAGE = 2
+"""Batches in flight for each pipeline stage of a replica: one that it computes, one that waits for it."""
+
+PIPELINE_SHARE = 2
+"""A pipeline's first stage ends, and its last begins, as many times a batch's time away as there are other stages."""
 
 
 class Worker:
@@ -46,31 +52,15 @@ class Worker:
             command, numbers = messages.receive_command(self.shard.device)
             match command:
                 case Command.SCORE:
-                    self._score(messages.decode_batches(numbers))
+                    if self.replica.leads:
+                        self.replica.lead_scoring()
+                    else:
+                        self.replica.follow()
+                    self.shard.wait_for_sends()
                 case Command.GENERATE:
                     self._generate(messages.decode_prompts(numbers))
                 case Command.STOP:
                     return
-
-    def _score(self, batches: list[Batch]) -> Tensor:
-        """Score this replica's batches; on rank 0 returns log P(target) and greedy flags of all batches, [2, N]."""
-        shard = self.shard
-        scores_2N = torch.zeros(2, sum(len(batch.scored) for batch in batches), device=shard.device)
-        start = 0
-        for number, batch in enumerate(batches):
-            end = start + len(batch.scored)
-            if number % shard.layout.dp == shard.place.dp:
-                local = batch.to(shard.device)
-                plan = local.attention_plan()
-                x_N1H = shard.forward(local.tokens[None], plan.position_ids[None], plan.attend(self.config.layers))
-                if x_N1H is not None:
-                    logp_N, greedy_N = shard.score(x_N1H[:, 0], local.targets)
-                    if shard.place.tp == 0:
-                        scores_2N[0, start:end], scores_2N[1, start:end] = logp_N, greedy_N
-            start = end
-        shard.wait_for_sends()
-        distributed.reduce(scores_2N, dst=0)  # each column comes from one rank and is zero on all others
-        return scores_2N
 
     def _generate(self, batches: Sequence[PromptBatch]) -> Tensor:
         """Generate this replica's batches; on rank 0 returns new tokens of all prompts, [N, largest ``max_tokens``].
@@ -89,8 +79,28 @@ class Worker:
         return tokens_NT
 
 
+class _InFlight(NamedTuple):
+    """A batch in a replica: its tokens, its scores [2, N], and the work that brings them unless they are here."""
+
+    dp: int
+    tokens: int
+    scores: Tensor
+    work: distributed.Work | None
+
+
 class Coordinator(Worker):
     """The whole model as rank 0 sees it."""
+
+    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer) -> None:
+        super().__init__(shard, tokenizer)
+        layout = shard.layout
+        self.row_multiple = row_multiple(shard.device)
+        self.capacity = layout.dp * BATCHES_PER_STAGE * layout.pp
+        self.batch_share = 1 if layout.pp == 1 else PIPELINE_SHARE
+        self._in_flight: deque[_InFlight] = deque()
+        self._tokens_by_replica = [0] * layout.dp
+        self._sends: list[tuple[distributed.Work, Tensor]] = []
+        self._series = False
 
     @property
     def embedding(self) -> torch.nn.Module:
@@ -99,15 +109,56 @@ class Coordinator(Worker):
             raise RuntimeError("rank 0 is not on the first stage")
         return self.shard.embedding
 
-    def score(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Score packed batches, several in flight per stage."""
-        layout, remaining = self.shard.layout, iter(batches)
-        in_flight = layout.dp * (1 if layout.pp == 1 else BATCHES_PER_STAGE * layout.pp)
-        while wave := list(islice(remaining, in_flight)):
-            messages.broadcast_command(Command.SCORE, messages.encode_batches(wave), self.shard.device)
-            scores_2N = self._score(wave).cpu()
-            for part_2N in torch.split(scores_2N, [len(batch.scored) for batch in wave], dim=1):
-                yield part_2N[0], part_2N[1] > 0
+    def submit(self, batch: Batch) -> None:
+        """Send a packed batch to the least loaded replica, rank 0's own being the last to choose."""
+        if not self._series:
+            messages.broadcast_command(Command.SCORE, [], self.shard.device)
+            self._series = True
+        load = self._tokens_by_replica
+        dp = min(reversed(range(len(load))), key=load.__getitem__)
+        load[dp] += len(batch.tokens)
+        scores_2N = self._give(dp, StepCommand.SCORE, batch)
+        work = None
+        if scores_2N is None:
+            scores_2N = torch.empty(2, len(batch.scored), device=self.shard.device)
+            layout = self.shard.layout
+            work = distributed.irecv(scores_2N, layout.rank(0, layout.pp - 1, dp))
+        self._in_flight.append(_InFlight(dp, len(batch.tokens), scores_2N, work))
+
+    def _give(self, dp: int, command: StepCommand, batch: Batch | None = None) -> Tensor | None:
+        """Give a command to a replica; its scores, if rank 0 computes them itself."""
+        numbers = [] if batch is None else messages.encode_batch(batch)
+        if dp == self.shard.place.dp:
+            self.replica.send_command(command, numbers)
+            return None if batch is None else self.replica.score(batch)
+        leader = self.shard.layout.rank(0, 0, dp)
+        self._sends = [send for send in self._sends if not send[0].is_completed()]
+        for part in ([command, len(numbers)], numbers):
+            if part:
+                tensor = torch.tensor(part, device=self.shard.device)
+                work = distributed.isend(tensor, leader)
+                self._sends += [] if work is None else [(work, tensor)]  # alive until it has been sent
+        return None
+
+    def collect(self) -> tuple[Tensor, Tensor]:
+        """Scores of the oldest batch in flight."""
+        dp, tokens, scores_2N, work = self._in_flight.popleft()
+        if work is not None:
+            work.wait()
+        self._tokens_by_replica[dp] -= tokens
+        logp_N, greedy_N = scores_2N.cpu()
+        return logp_N, greedy_N > 0
+
+    def finish(self) -> None:
+        """Let every rank wait for the next command."""
+        if self._series:
+            for dp in range(self.shard.layout.dp):
+                self._give(dp, StepCommand.END)
+            for work, _ in self._sends:
+                work.wait()
+            self.replica.wait_for_sends()
+            self.shard.wait_for_sends()
+            self._series = False
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts, one in flight per stage."""

@@ -1,4 +1,4 @@
-"""Commands from rank 0 to the other ranks: one broadcast of command and length, one of integers.
+"""Commands from rank 0 to all ranks: one broadcast of command and length, one of integers.
 
 Everything is integers (tokens, indices, the bytes of JSON), so nothing is ever pickled.
 """
@@ -50,23 +50,17 @@ def receive_command(device: torch.device) -> tuple[Command, Iterator[int]]:
     return Command(command), iter(body.tolist())
 
 
-def encode_batches(batches: Sequence[Batch]) -> list[int]:
-    """Encode scoring batches as integers."""
-    numbers = [len(batches)]
-    for batch in batches:
-        numbers += [len(batch.tokens), len(batch.spans), len(batch.scored)]
-        numbers += [number for span in batch.spans for number in span]
-        for tensor in (batch.tokens, batch.scored, batch.targets):
-            numbers += tensor.tolist()
+def encode_batch(batch: Batch) -> list[int]:
+    """Encode a scoring batch as integers."""
+    numbers = [len(batch.tokens), len(batch.spans), len(batch.scored)]
+    numbers += [number for span in batch.spans for number in span]
+    for tensor in (batch.tokens, batch.scored, batch.targets):
+        numbers += tensor.tolist()
     return numbers
 
 
-def decode_batches(numbers: Iterator[int]) -> list[Batch]:
-    """Decode what `encode_batches` encoded."""
-    return [_decode_batch(numbers) for _ in range(next(numbers))]
-
-
-def _decode_batch(numbers: Iterator[int]) -> Batch:
+def decode_batch(numbers: Iterator[int]) -> Batch:
+    """Decode what `encode_batch` encoded."""
     s, span_count, n = (next(numbers) for _ in range(3))
     spans = tuple(Span(*islice(numbers, 3)) for _ in range(span_count))
     tokens, scored, targets = (take_tensor(numbers, size) for size in (s, n, n))

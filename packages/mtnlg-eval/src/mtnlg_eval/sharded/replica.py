@@ -1,12 +1,15 @@
-"""Generation within one data-parallel replica: its first rank, the leader, runs the loop, the others follow its steps.
+"""The work of one data-parallel replica: its first rank, the leader, gives the commands, the others follow them.
 
 Commands travel with the activations: the leader broadcasts them within its own stage, and each rank passes them on to
-the next stage, without waiting, ahead of the activations they belong to. So a stage that still computes a step of one
-batch holds up nobody: while the leader's thread of one batch waits for the last stage, the threads of others go on.
+the next stage, without waiting, ahead of the activations they belong to. So a stage that still computes one batch holds
+up nobody: the stages before it go on with the next.
 
+    SCORE    a packed batch; its log-likelihoods go from the last stage to rank 0
     STEP     one decoding step of a batch; x of the last position [1, B, H] returns to the leader
     LOGITS   product with the token table, sliced over the leader's stage
-    END      no more steps
+    END      no more batches or steps
+
+Rank 0 sends SCORE and END to the leaders. Generation is each leader's own: a thread for every batch in flight.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import distributed
 
+from mtnlg_eval.scoring.fixed_order import fixed_order
 from mtnlg_eval.scoring.generation import generate_batch
+from mtnlg_eval.scoring.rolling_queue import set_up_thread
 from mtnlg_model.generation.cache import Cache
 
-from .messages import take_tensor
+from .messages import decode_batch, take_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_eval.scoring.generation import PromptBatch
+    from mtnlg_eval.scoring.packing import Batch
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
@@ -42,10 +48,11 @@ class StepCommand(IntEnum):
     END = 0
     STEP = 1
     LOGITS = 2
+    SCORE = 3
 
 
 class Replica:
-    """One rank's part of its replica's generation."""
+    """One rank's part of its replica's work."""
 
     def __init__(self, shard: DecoderShard, tokenizer: Tokenizer) -> None:
         self.shard, self.tokenizer = shard, tokenizer
@@ -63,11 +70,10 @@ class Replica:
         """New tokens of these batches, one in flight per pipeline stage; [] on every rank but the leader."""
         self._caches.clear()
         if not self.leads:
-            self._follow()
-            self.wait_for_sends()
+            self.follow()
             return []
-        settings = (torch.get_num_threads(), self.shard.device)
-        with ThreadPoolExecutor(self.shard.layout.pp, "generation", _set_up_thread, settings) as pool:
+        settings = (torch.get_num_threads(), self.shard.device.index)
+        with ThreadPoolExecutor(self.shard.layout.pp, "generation", set_up_thread, settings) as pool:
             new = list(pool.map(self.lead, range(len(batches)), batches))
         self.send_command(StepCommand.END, [])
         self.wait_for_sends()
@@ -77,17 +83,56 @@ class Replica:
         """Generate the new tokens of one batch, in a thread of the leader."""
         return generate_batch(cast("Decoder", RemoteDecoder(self, number)), self.tokenizer, batch)
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Execute the leader's commands until END."""
         while True:
             command, numbers, mask = self._receive_command()
             match command:
+                case StepCommand.SCORE:
+                    self.score(decode_batch(numbers))
                 case StepCommand.STEP:
                     self.step(numbers, mask)
                 case StepCommand.LOGITS:
                     self.logits(torch.empty(next(numbers), self.config.hidden, dtype=self.shard.dtype))
                 case StepCommand.END:
+                    self.wait_for_sends()
                     return
+
+    def lead_scoring(self) -> None:
+        """Pass rank 0's commands on and do the leader's part of them, until END; on the leader of another replica."""
+        command = StepCommand.SCORE
+        while command != StepCommand.END:
+            head = torch.empty(2, dtype=torch.int64, device=self.shard.device)
+            distributed.recv(head, 0)
+            command, length = StepCommand(int(head[0])), int(head[1])
+            body = torch.empty(length, dtype=torch.int64, device=self.shard.device)
+            if length:
+                distributed.recv(body, 0)
+            numbers = body.tolist()
+            self.send_command(command, numbers)
+            if command == StepCommand.SCORE:
+                self.score(decode_batch(iter(numbers)))
+        self.wait_for_sends()
+
+    def score(self, batch: Batch) -> Tensor | None:
+        """Score a batch as far as it is this rank's work; where it ends, log P(target) and greedy flags, [2, N].
+
+        That rank sends them to rank 0, unless it is rank 0.
+        """
+        shard = self.shard
+        batch = batch.to(shard.device)
+        plan = batch.attention_plan()
+        with fixed_order(shard.device):
+            x_N1H = shard.forward(batch.tokens[None], plan.position_ids[None], plan.attend(self.config.layers))
+            if x_N1H is None:
+                return None
+            logp_N, greedy_N = shard.score(x_N1H[:, 0], batch.targets)
+        if shard.place.tp:
+            return None
+        scores_2N = torch.stack((logp_N, greedy_N.to(logp_N.dtype)))
+        if distributed.get_rank():
+            self._send(scores_2N, 0)
+        return scores_2N
 
     def send_command(self, command: StepCommand, numbers: Sequence[int], mask: Tensor | None = None) -> None:
         """Send a command to the ranks of this stage and, through them, to the other stages; called by the leader."""
@@ -127,7 +172,7 @@ class Replica:
             self._sends.append((work, tensor))  # keep the tensor alive until it has been sent
 
     def wait_for_sends(self) -> None:
-        """Wait until every send has completed, as soon as the next stage has received it."""
+        """Wait until every send has completed, as soon as it has been received."""
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
@@ -165,13 +210,6 @@ class Replica:
         """Start to receive the last stage's result of a step with B rows: the work to wait for, and its buffer."""
         x_1BH = torch.empty(1, b, self.config.hidden, dtype=self.shard.dtype, device=self.shard.device)
         return distributed.irecv(x_1BH, self._last), x_1BH
-
-
-def _set_up_thread(threads: int, device: torch.device) -> None:
-    """Give a new thread its process' number of cores and device; torch does not inherit them."""
-    torch.set_num_threads(threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
 
 
 def _encode(command: StepCommand, numbers: Sequence[int], mask: Tensor | None, device: torch.device) -> list[Tensor]:

@@ -16,15 +16,17 @@ Building a task reads its rows. Set ``lm``, the model with the tokenizer and con
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lm_eval.api.task import ConfigurableTask
+from lm_eval.utils import env
 
 from mtnlg_model.console import Failure
 
+from .recorded_task import PromptFit, RecordedTask
 from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit, sample_rows
 from .sources import load_hub_task, read_task
 
@@ -32,11 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lm_eval.api.instance import Instance
-    from lm_eval.api.model import TemplateLM
 
     from .rows import Document
     from .shots import ShotChoice
     from .sources import TaskRows
+
+env.from_string = lru_cache(maxsize=256)(env.from_string)  # lm-eval compiles a template anew for every document
 
 SEED = 1234
 """Seed of the shots, the same as the training run's (paper.md 2)."""
@@ -56,15 +59,7 @@ class DocumentList(list["Document"]):
         return self[0]
 
 
-@dataclass
-class PromptFit:
-    """Shots in a document's prompt, and whether the prompt is too long even without shots."""
-
-    shots: int
-    truncated: bool
-
-
-class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no types
+class PaperTask(RecordedTask):
     """A task with the paper's shots and scores. The YAML's ``metadata`` may hold:
 
     ``with_shots``, the prompt from one shot on; ``unconditional``, the context of the ratio's denominator;
@@ -72,14 +67,10 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     ``style`` and ``rows_from``, the folder of the rows (absent: the hub).
     """
 
-    lm: TemplateLM
-
     def __init__(self, config: dict[str, Any]) -> None:
         config.pop("class", None)
         config = _apply_style(config)
-        self.prompt_fits: list[PromptFit] = []
         self._rendered: dict[tuple[int, str], Any] = {}
-        self._choice_tokens: dict[str, list[int]] = {}
         self._shot_choice, self._seed = ANY_SHOT, SEED
         super().__init__(config=config)
         self._zero_shot_prompt = self.config.doc_to_text
@@ -122,15 +113,11 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
             return len(self._scored)
         return sum(map(len, map(self.doc_to_choice, self._scored))) * (2 if self.unconditional else 1)
 
-    def build_all_requests(self, **options: Any) -> None:  # noqa: ANN401  (lm-eval's signature)
-        """Render every prompt and record its ``PromptFit``."""
-        self.prompt_fits, self._choice_tokens = [], {}
-        super().build_all_requests(**options)
-
     def fewshot_context(self, doc: Document, num_fewshot: int, **options: Any) -> str | list[str]:  # noqa: ANN401
         """lm-eval's context with as many drawn shots as fit into the model's context with the longest continuation."""
         render = super().fewshot_context
-        continuation = max(self._continuation_tokens(self.construct_requests(doc, render(doc, 0, **options))))
+        contexts: dict[int, str | list[str]] = {0: render(doc, 0, **options)}
+        continuation = max(self._continuation_tokens(self.requests_of(doc, contexts[0])))
         room = self.lm.max_length + 1 - continuation  # the last token is predicted, never read
         if room < 1:
             raise Failure(
@@ -139,19 +126,19 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         self.sampler.drawn = self._pool.draw(doc, num_fewshot, f"{self._seed}/{self.config.task}", self._shot_choice)
 
         def prompt_tokens(shots: int) -> int:
-            context = render(doc, shots, **options)
+            if shots not in contexts:
+                contexts[shots] = render(doc, shots, **options)
+            context = contexts[shots]
             texts = context if isinstance(context, list) else [context]
             return max(len(self.lm.tok_encode(text)) for text in texts)
 
         shots = max_shots_that_fit(len(self.sampler.drawn), prompt_tokens, room)
         self.prompt_fits.append(PromptFit(shots, truncated=not shots and prompt_tokens(0) > room))
-        context: str | list[str] = render(doc, shots, **options)
-        return context
+        return contexts[shots] if shots in contexts else render(doc, shots, **options)
 
-    def construct_requests(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance]:  # noqa: ANN401
+    def requests_of(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance]:  # noqa: ANN401
         """lm-eval's requests; for the ratio also one per choice with the unconditional context."""
-        built = super().construct_requests(doc, ctx, **options)
-        requests: list[Instance] = built if isinstance(built, list) else [built]
+        requests = super().requests_of(doc, ctx, **options)
         if self.unconditional:
             requests += [
                 replace(
@@ -163,7 +150,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
                 )
                 for n, request in enumerate(requests)
             ]
-        self._choice_tokens[doc["id"]] = self._continuation_tokens(requests)
+        self.record.choice_tokens[doc["id"]] = self._continuation_tokens(requests)
         return requests
 
     def scores(self, doc: Document, results: Sequence[tuple[float, bool]]) -> list[float]:
@@ -173,7 +160,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
             conditional, unconditional = np.split(logps, 2)
             logps = conditional - unconditional
         elif self.OUTPUT_TYPE != "loglikelihood" and self.config.metadata.get("score") != "sum":
-            logps /= np.array(self._choice_tokens[doc["id"]])
+            logps /= np.array(self.record.choice_tokens[doc["id"]])
         return list(logps.tolist())
 
     def process_results(self, doc: Document, results: Sequence[tuple[float, bool]]) -> dict[str, float]:

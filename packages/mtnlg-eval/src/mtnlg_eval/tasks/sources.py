@@ -15,7 +15,8 @@ the same variant. Hub data sets and splits are named in tasks/*.yaml.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ class TaskRows:
     """Documents to score and documents to draw shots from.
 
     ``split`` and ``pool`` name their splits: equal where the shots come from the scored rows. ``left_out`` lists
-    malformed rows of the pool, ``other_files`` what belongs to another set.
+    malformed rows of the pool, ``other_files`` what belongs to another set, ``revision`` is
+    the hub's commit.
     """
 
     scored: list[Document]
@@ -55,6 +57,7 @@ class TaskRows:
     variant: str | None = None
     left_out: list[str] = field(default_factory=list)
     other_files: list[str] = field(default_factory=list)
+    revision: str | None = None
 
 
 def read_task(data: Path, task: str, *, verbatim: bool = False, pools: Sequence[str] = SPLITS) -> TaskRows:
@@ -161,12 +164,26 @@ def load_hub_task(config: Config, *, verbatim: bool = False, pools: Sequence[str
     wanted = {} if pool == scored or (pools is not None and _plain(pool) not in pools) else {_plain(pool): pool}
     candidates = {name: _hub_rows(config, splits, split) for name, split in wanted.items()}
     rows = {_plain(scored): _hub_rows(config, splits, scored)}
-    return build_task_rows(config["task"], rows, candidates, f"{config['dataset_path']} {scored}", verbatim=verbatim)
+    source = f"{config['dataset_path']} {scored}"
+    task_rows = build_task_rows(config["task"], rows, candidates, source, verbatim=verbatim)
+    return replace(task_rows, revision=_revision(splits[scored]))
 
 
 def load_hub_texts(config: Config) -> Iterator[tuple[str, str]]:
     """Like ``read_texts``, for the scored rows on the hub."""
     return unique_texts(config["task"], _hub_rows(config, _load_dataset(config), _hub_split(config)))
+
+
+def _revision(split: Any) -> str | None:  # noqa: ANN401  (of the library)
+    """Commit of the hub that a split's files were fetched from: `datasets` names it in their addresses.
+
+    lm-eval names none for these data sets, so the newest is fetched.
+    """
+    addresses = getattr(getattr(split, "info", None), "download_checksums", None) or ()
+    commits = {
+        match[1] for address in addresses if (match := re.match(r"hf://datasets/[^@]+@([0-9a-f]{40})/", address))
+    }
+    return commits.pop() if len(commits) == 1 else None
 
 
 def _plain(split: str) -> str:

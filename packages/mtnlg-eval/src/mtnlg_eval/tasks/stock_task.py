@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import lm_eval.tasks
 from datasets import Dataset
 from lm_eval.api.samplers import ContextSampler
-from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from .paper_task import SEED, PromptFit
+from .paper_task import SEED
+from .recorded_task import PromptFit, RecordedTask
 from .shots import ANY_SHOT, max_shots_that_fit, sample_rows
 from .sources import load_hub_task, read_task
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lm_eval.api.instance import Instance
-    from lm_eval.api.model import TemplateLM
 
     from .rows import Document
     from .shots import ShotChoice
@@ -89,10 +88,8 @@ class RecordedShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no
         return self.drawn
 
 
-class StockTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no types
+class StockTask(RecordedTask):
     """A task of lm-eval's own over these rows, with `PaperTask`'s methods for the harness."""
-
-    lm: TemplateLM
 
     def __init__(self, task: str, rows: TaskRows) -> None:
         self.rows = rows
@@ -104,8 +101,7 @@ class StockTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         self._build(config)
 
     def _build(self, config: dict[str, Any]) -> None:
-        self.prompt_fits: list[PromptFit] = []
-        super().__init__(config=config)
+        super().__init__(config)
         self.sampler = RecordedShots(list(self.fewshot_docs()), rnd=SEED)
         self._all_documents = self._scored = super().eval_docs
 
@@ -137,17 +133,12 @@ class StockTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         choices = self.config.doc_to_choice is not None
         return sum(len(self.doc_to_choice(doc)) if choices else 1 for doc in self.eval_docs)
 
-    def build_all_requests(self, **options: Any) -> None:  # noqa: ANN401  (lm-eval's signature)
-        """Render every prompt and record its ``PromptFit``."""
-        self.prompt_fits = []
-        super().build_all_requests(**options)
-
-    def construct_requests(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance] | Instance:  # noqa: ANN401
-        """lm-eval's requests."""
-        built: list[Instance] | Instance = super().construct_requests(doc, ctx, **options)
-        pairs = [request.args for request in (built if isinstance(built, list) else [built])]
+    def requests_of(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance]:  # noqa: ANN401
+        """lm-eval's requests, the fit of their prompt recorded."""
+        requests = super().requests_of(doc, ctx, **options)
+        pairs = [request.args for request in requests]
         self.prompt_fits.append(self._fit(max(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))))
-        return built
+        return requests
 
     def _fit(self, pair: tuple[str, str]) -> PromptFit:
         """Shots that are whole in the longest prompt of a document, and whether it loses its beginning."""

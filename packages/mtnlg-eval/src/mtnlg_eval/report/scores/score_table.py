@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from mtnlg_eval.report.attachments.browser import linked
+from mtnlg_eval.report.attachments.tables import links
 from mtnlg_eval.report.markup import DASH, NARROW, count, decimal, escape, missing_part, row, short, table
 from mtnlg_eval.results.compare import common_tasks, macro
 from mtnlg_eval.table import differences_by_task
@@ -42,7 +44,7 @@ def section(run: Run) -> str:
         name: {n: cell.differs for n, cell in own.items() if n in SHOTS} for name, own in cells.items() if own
     }
     differs = differences_by_task(shown)
-    bodies = "\n".join(_task(task, cells[task.name], differs.pop(task.name, [])) for task in TASKS)
+    bodies = "\n".join(_task(task, evaluation, cells[task.name], differs.pop(task.name, [])) for task in TASKS)
     return "\n".join(
         (
             _caveat(run, evaluation),
@@ -51,7 +53,8 @@ def section(run: Run) -> str:
                 for head, lines in differs.items()
                 for words in lines
             ),
-            f'<div class="scroll"><table class="wide">{head}\n{bodies}\n</table></div>',
+            f'<div class="scroll"><table class="wide stack">{head}\n{bodies}\n</table></div>',
+            links("scores", "results"),
             _footnotes(evaluation),
             _own_tasks(evaluation),
             comparison(evaluation),
@@ -68,7 +71,12 @@ def _own_tasks(evaluation: Evaluation) -> str:
     for name, cell in ((task, cell) for task in tasks for cell in evaluation.main.by_shots(task).values()):
         value, low, high = (100 * number for number in cell.estimate)
         shown = f"{cell.shown:.1f} of {cell.first.shots.count}"
-        texts = [f"{value:.1f}", f"{low:.1f}{DASH}{high:.1f}", shown, count(cell.first.rows.count)]
+        texts = [
+            linked(f"{value:.1f}", evaluation, [cell], "wrong"),
+            f"{low:.1f}{DASH}{high:.1f}",
+            shown,
+            count(cell.first.rows.count),
+        ]
         rows.append(row([escape(name), *texts, escape("; ".join(cell.differs))]))
     head = ["task", "acc, %", "95 %", "shots shown", "rows", "differs"]
     return f"<h3>Other tasks</h3>\n{table(head, rows)}" if rows else ""
@@ -118,13 +126,13 @@ def _legend() -> str:
     )
 
 
-def _task(task: Task, cells: dict[str, Cell], differs: list[str]) -> str:
+def _task(task: Task, evaluation: Evaluation, cells: dict[str, Cell], differs: list[str]) -> str:
     metric = "acc" if cells else "not scored"
     name = (
         f'<th scope="rowgroup" rowspan="{len(SHOTS)}"><strong>{escape(task.title)}</strong><br><span class="quiet">'
         f"{metric}</span></th>"
     )
-    rows = "</tr>\n<tr>".join(_cells(task, shots, cells.get(shots)) for shots in SHOTS)
+    rows = "</tr>\n<tr>".join(_cells(task, shots, evaluation, cells.get(shots)) for shots in SHOTS)
     return f'<tbody class="task">\n<tr>{name}{rows}</tr>\n{_notes(cells, differs)}</tbody>'
 
 
@@ -144,17 +152,21 @@ def _notes(cells: dict[str, Cell], differs: list[str]) -> str:
     return f'<tr class="notes"><td colspan="{3 + len(COLUMNS)}"><div>{text}</div></td></tr>\n' if lines else ""
 
 
-def _cells(task: Task, shots: Shots, cell: Cell | None) -> str:
+def _cells(task: Task, shots: Shots, evaluation: Evaluation, cell: Cell | None) -> str:
     label = f"few ({task.few})" if shots == "few" else shots
     models: tuple[Model, ...] = ("MT-NLG", "GPT-3" if "GPT-3" in task.figures else "GPT-2", "Gopher")
     value = bounds = shown = rows = DASH
     if cell is not None:
         mean, low, high = (100 * number for number in cell.estimate)
-        value, bounds = f"{mean:.1f}", f"{low:.1f}{DASH}{high:.1f}"
+        value, bounds = linked(f"{mean:.1f}", evaluation, [cell], "wrong"), f"{low:.1f}{DASH}{high:.1f}"
         shown, rows = f"{cell.shown:.1f}".removesuffix(".0"), count(cell.first.rows.count)
     texts = (value, bounds, *(_published(task, model, shots) for model in models), shown, rows)
-    classes = ("n own", "n quiet", "n", "n", "n", "n quiet", "n quiet")
-    cells = "".join(f'<td class="{kind}">{text}</td>' for kind, text in zip(classes, texts, strict=True))
+    classes = ("n own", "n quiet bounds", "n", "n", "n", "n quiet", "n quiet")
+    names = (*COLUMNS[:3], models[1], *COLUMNS[4:])
+    cells = "".join(
+        f'<td class="{kind}" data-name="{name}">{text}</td>'
+        for kind, name, text in zip(classes, names, texts, strict=True)
+    )
     return f'<td class="shots">{label}</td>{cells}<td class="mark">{_mark(task, shots, cell)}</td>'
 
 
@@ -168,16 +180,21 @@ def _published(task: Task, model: Model, shots: Shots) -> str:
 def _mark(task: Task, shots: Shots, cell: Cell | None) -> str:
     """A bar from 0 to 100 % with the score and its interval, MT-NLG's figure and chance."""
     mtnlg = task.figures["MT-NLG"].at(shots)
-    marks = ['<path d="M0 7h400" stroke="var(--rule)"/>']
+    marks, told = ['<path d="M0 7h400" stroke="var(--rule)"/><path d="M0 0h400v14h-400z" fill="transparent"/>'], []
     if task.chance is not None:
+        told.append(f"chance {task.chance:.0f}")
         marks.append(f'<path d="M{4 * task.chance:.1f} 1v12" stroke="var(--muted)" stroke-dasharray="2 2"/>')
     if mtnlg is not None:
+        told.append(f"MT-NLG {mtnlg:.1f}")
         marks.append(f'<path d="M{4 * mtnlg:.1f} 1v12" stroke="var(--second)" stroke-width="2"/>')
     if cell is not None:
         value, low, high = (400 * number for number in cell.estimate)
+        told.append(f"this run {value / 4:.1f} ({low / 4:.1f}{DASH}{high / 4:.1f})")
         marks.append(f'<path d="M{low:.1f} 7H{high:.1f}" stroke="var(--accent)" stroke-width="1.6"/>')
         marks.append(f'<circle cx="{value:.1f}" cy="7" r="3.4" fill="var(--accent)"/>')
-    return f'<svg viewBox="0 0 400 14" preserveAspectRatio="xMinYMid meet" aria-hidden="true">{"".join(marks)}</svg>'
+    title = f"<title>{', '.join(reversed(told))}</title>"
+    opening = '<svg viewBox="0 0 400 14" preserveAspectRatio="xMinYMid meet" aria-hidden="true">'
+    return f"{opening}{title}{''.join(marks)}</svg>"
 
 
 def _footnotes(evaluation: Evaluation) -> str:

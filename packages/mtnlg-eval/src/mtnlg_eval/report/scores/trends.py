@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mtnlg_eval.report.markup import figure, short
-from mtnlg_eval.report.svg import ACCENT, INK, MUTED, SECOND, canvas, styled, to_svg
+from mtnlg_eval.report.markup import DASH, figure, short
+from mtnlg_eval.report.svg import ACCENT, INK, MUTED, SECOND, Tip, canvas, styled, to_svg
 from mtnlg_eval.tasks.published import SHOTS, TASKS
 
 if TYPE_CHECKING:
@@ -44,30 +44,41 @@ def _panels(caption: str, pictures: Sequence[str], note: str) -> str:
 def by_shots(run: Run, task: Task) -> str:
     """Accuracy with its interval at every number of shots scored, beside MT-NLG's (a diamond) and chance."""
     figure, axes = _panel(task)
+    tips: list[Tip] = []
     cells = run.by_shots(task.name)
     for x, (asked, cell) in enumerate(cells.items()):
         _interval(axes, x, cell, ACCENT)
         axes.plot(x, 100 * cell.value, "o", color=ACCENT, markersize=4)
+        tips.append(_tip(axes, x, cell, f"{asked}-shot, {cell.shown:.1f} shown"))
         if asked in SHOTS and (mtnlg := task.figures["MT-NLG"].at(asked)) is not None:
             axes.plot(x, mtnlg, "D", color=SECOND, markersize=3)
+            tips.append(Tip(axes, x, mtnlg, f"MT-NLG, {asked}-shot: {mtnlg:.1f}"))
     axes.set_xticks(range(len(cells)), [f"{cell.shown:.1f}".removesuffix(".0") for cell in cells.values()])
     axes.set_xlim(-0.5, len(cells) - 0.5)
-    return to_svg(figure, f"by-shots-{task.name}", f"{task.title}: accuracy against the examples shown in the prompt")
+    about = f"{task.title}: accuracy against the examples shown in the prompt"
+    return to_svg(figure, f"by-shots-{task.name}", about, tips)
 
 
 @styled()
 def by_tokens(history: Sequence[Run], task: Task) -> str:
     """Accuracy with its interval over the training tokens of each scored checkpoint at 0, 1 and few shots."""
     figure, axes = _panel(task)
+    tips: list[Tip] = []
     for shots, (color, style) in LINES.items():
         points = [(run.model.tokens, run.cells[task.name, shots]) for run in history if (task.name, shots) in run.cells]
         for tokens, cell in points:
             _interval(axes, tokens, cell, color)
+            tips.append(_tip(axes, tokens, cell, f"{cell.first.model.name}, {short(tokens)} tokens, {shots}-shot"))
         values = [100 * cell.value for _, cell in points]
         axes.plot([x for x, _ in points], values, style, color=color, marker="o", markersize=3, clip_on=False)
     axes.set_xlim(0, max(run.model.tokens for run in history) or 1)
     axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")
-    return to_svg(figure, f"by-tokens-{task.name}", f"{task.title}: accuracy against training tokens")
+    return to_svg(figure, f"by-tokens-{task.name}", f"{task.title}: accuracy against training tokens", tips)
+
+
+def _tip(axes: Axes, x: float, cell: Cell, what: str) -> Tip:
+    value, low, high = (100 * number for number in cell.estimate)
+    return Tip(axes, x, value, f"{what}: {value:.1f} ({low:.1f}{DASH}{high:.1f})")
 
 
 def _interval(axes: Axes, x: float, cell: Cell, color: str) -> None:

@@ -1,0 +1,151 @@
+"""Chat templates beside a tokenizer, rendered as transformers renders them.
+
+    chat_template.jinja, chat_templates/NAME.jinja      templates of their own files
+    tokenizer_config.json                               "chat_template" and the special tokens that templates name
+
+A template is a program of a stranger: it runs in Jinja's immutable sandbox and sees messages and special tokens alone.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mtnlg_model.console import Failure
+from mtnlg_model.files import read_small
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+FILE, FOLDER, CONFIG = "chat_template.jinja", "chat_templates", "tokenizer_config.json"
+DEFAULT = "default"
+END = "THE-LAST-MESSAGE-GOES-ON-HERE "
+"""Marks where to cut a rendered chat whose last message the model shall continue; its space tells a trimmed message."""
+
+
+class ChatTemplate:
+    """One template with the special tokens of its tokenizer; ``place`` is where it was read."""
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str], place: Path) -> None:
+        self.text, self.place, self._special_tokens = text, place, special_tokens
+        try:
+            self._template = _environment().from_string(text)
+        except TemplateError as error:
+            raise Failure(f"{place}: not a Jinja template: {error}") from None
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, answer: bool = True) -> str:
+        """The prompt of a chat: up to where an answer begins, or without ``answer`` to the end of the last message.
+
+        A template that refuses a system message gets the chat without it, as in lm-eval. ``Failure`` if it cannot be
+        rendered.
+        """
+        try:
+            try:
+                return self._render(messages, answer)
+            except TemplateError:
+                return self._render([message for message in messages if message["role"] != "system"], answer)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise Failure(f"{self.place}: the chat template cannot render a prompt: {error}") from None
+
+    def _render(self, messages: Sequence[Mapping[str, str]], answer: bool) -> str:
+        chat = [dict(message) for message in messages]
+        if not answer:
+            chat[-1]["content"] += END
+        text = self._template.render(messages=chat, add_generation_prompt=answer, **self._special_tokens)
+        if answer:
+            return text
+        kept, mark, rest = text.rpartition(END.strip())
+        if not mark:
+            raise ValueError("it leaves out the last message")
+        return kept if rest.startswith(" ") else kept.rstrip()
+
+
+def read_chat_templates(folders: Iterable[Path]) -> dict[str, ChatTemplate]:
+    """The templates, by name, of the first folder that has any; ``Failure`` if a file is malformed."""
+    for folder in folders:
+        config = _read_config(folder / CONFIG)
+        texts = _templates_in(config.get("chat_template"), folder / CONFIG)
+        places = dict.fromkeys(texts, folder / CONFIG)
+        files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
+        if (folder / FILE).is_file():
+            files[DEFAULT] = folder / FILE
+        for name, path in files.items():
+            texts[name], places[name] = _text(path), path
+        tokens = {key: _token(value) for key, value in config.items() if key.endswith("_token") and _token(value)}
+        if texts:
+            return {name: ChatTemplate(text, tokens, places[name]) for name, text in texts.items()}
+    return {}
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise Failure(f"{path}: {error}") from None
+    if not isinstance(config, dict):
+        raise Failure(f"{path}: not a JSON object")
+    return config
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_small(path).decode()
+    except UnicodeDecodeError as error:
+        raise Failure(f"{path}: not UTF-8: {error}") from None
+
+
+def _templates_in(value: object, place: Path) -> dict[str, str]:
+    """The templates of a config: one text, a list of named ones, or none."""
+    if isinstance(value, list):
+        value = {str(each.get("name")): each.get("template") for each in value if isinstance(each, dict)}
+    named = value if isinstance(value, dict) else {} if value is None else {DEFAULT: value}
+    if not all(isinstance(text, str) for text in named.values()):
+        raise Failure(f"{place}: chat_template is neither a text nor a list of names and templates")
+    return dict(named)
+
+
+def _token(value: object) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""
+
+
+class _Generation(Extension):
+    """``{% generation %}``, which marks an answer for training and changes nothing in a prompt."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What templates expect: trimmed blocks, loop controls, JSON without HTML's escapes, a way to refuse a chat."""
+    extensions = [_Generation, "jinja2.ext.loopcontrols"]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    return environment
+
+
+def _to_json(value: object, **options: Any) -> str:  # noqa: ANN401  (of json.dumps)
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

@@ -1,0 +1,248 @@
+"""The page's browser of answers: the data of report/samples, what it lists in a browser, and the tables beside it."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from html import unescape
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mtnlg_eval import write_report
+from mtnlg_eval.report.attachments import samples
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def data_of(file: Path) -> dict[str, Any]:
+    (text,) = re.findall(r'^mtnlgAnswers\("[^"]+", "([^"]+)"\);\n$', file.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(text)))
+    return content
+
+
+def sample(pairs: list[tuple[str, str]], scores: list[float], **parts: Any) -> samples.Sample:  # noqa: ANN401
+    return samples.Sample.model_validate(
+        {
+            "doc": {"id": "7", "digest": "d"},
+            "arguments": {str(n): {"arg_0": context, "arg_1": text} for n, (context, text) in enumerate(pairs)},
+            "filtered_resps": [[-10.0 - n, False] for n in range(len(pairs))],
+            "scores": scores,
+            "acc": 0.0,
+            "shots": 0,
+            "truncated": False,
+        }
+        | parts
+    )
+
+
+def unpacked(one: samples.Sample) -> tuple[str, list[list[Any]], dict[str, Any]]:
+    """Prompt, choices with texts for numbers, and the row's other parts by name."""
+    texts = samples.Texts()
+    *others, prompt, choices = samples._row(one, texts, Counter())
+    words = list(texts.numbers)
+    names = ("key", "id", "right", "answer", "chosen", "shots", "cut")
+    return (
+        "\n\n".join(words[n] for n in prompt),
+        [[words[lead], words[text], *figures] for lead, text, *figures in choices],
+        dict(zip(names, others, strict=True)),
+    )
+
+
+def test_choices_of_one_prompt() -> None:
+    one = sample([("A.\n\nB.\nAnswer:", " no"), ("A.\n\nB.\nAnswer:", " yes")], [-1.0, -2.0], target=1, shots=1)
+    prompt, choices, row = unpacked(one)
+    assert prompt == "A.\n\nB.\nAnswer:"
+    assert choices == [["", " no", -1.0, -10.0, None], ["", " yes", -2.0, -11.0, None]]
+    assert (row["answer"], row["chosen"], row["right"], row["shots"]) == (1, 0, 0, 1)
+
+
+def test_contexts_that_differ_begin_the_choices_at_a_whole_word() -> None:
+    one = sample([("Shot.\n\nIt fell: the jar", " broke."), ("Shot.\n\nIt fell: the jam", " broke.")], [-2.0, -1.0])
+    prompt, choices, _ = unpacked(one)
+    assert prompt == "Shot.\n\nIt fell: the "
+    assert [choice[:2] for choice in choices] == [["jar", " broke."], ["jam", " broke."]]
+
+
+def test_what_a_choice_has_without_the_prompt_stands_beside_it() -> None:
+    pairs = [("Q", " a"), ("Q", " b"), ("Answer:", " a"), ("Answer:", " b")]
+    _, choices, _ = unpacked(sample(pairs, [2.0, 1.0]))
+    assert choices == [["", " a", 2.0, -10.0, -12.0], ["", " b", 1.0, -11.0, -13.0]]
+    mutual = [("Q", " a"), ("Q", " b"), ("", " a"), ("", " b")]
+    _, choices, _ = unpacked(sample(mutual, [-1.0, -2.0, -3.0, -4.0]))
+    assert [choice[4] for choice in choices] == [-12.0, -13.0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "answer"),
+    [
+        ({"acc": 1.0}, 0),
+        ({"target": 2}, 2),
+        ({"target": " c"}, 2),
+        ({"target": " same", "doc": {"id": "7", "digest": "d", "label": 1}}, 1),
+        ({"target": "elsewhere"}, samples.UNKNOWN),
+    ],
+)
+def test_the_right_choice_is_known_or_said_to_be_unknown(parts: dict[str, Any], answer: int) -> None:
+    one = sample([("Q", " a"), ("Q", " b"), ("Q", " c")], [-1.0, -2.0, -3.0], **parts)
+    assert unpacked(one)[2]["answer"] == answer
+
+
+def test_a_text_that_prompts_share_is_kept_once_and_copies_of_a_row_have_keys(tmp_path: Path) -> None:
+    line = sample([("Shot.\n\nQ", " a"), ("Shot.\n\nQ", " b")], [-1.0, -2.0]).model_dump_json()
+    (tmp_path / "n.jsonl").write_text(f"{line}\n{line}\n")
+    samples.write_samples(tmp_path, {"n": tmp_path / "n.jsonl"})
+    data = data_of(tmp_path / "report/samples/n.js")
+    assert sorted(data["texts"]) == ["", " a", " b", "Q", "Shot."]
+    assert [row[0] for row in data["rows"]] == ["d", "d#2"]
+
+
+def test_rows_beyond_the_bound_are_counted_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MAX_CHARACTERS", 200)
+    rows = [sample([(f"{n:0100}", " a")], [-1.0]).model_dump_json() for n in range(5)]
+    (tmp_path / "n.jsonl").write_text("\n".join(rows) + "\n")
+    samples.write_samples(tmp_path, {"n": tmp_path / "n.jsonl"})
+    data = data_of(tmp_path / "report/samples/n.js")
+    assert (data["total"], len(data["rows"])) == (5, 2)
+
+
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "n.jsonl").write_text('{"doc": 1}\n')
+    with pytest.raises(Failure, match=r"n\.jsonl:1: doc"):
+        samples.write_samples(tmp_path, {"n": tmp_path / "n.jsonl"})
+
+
+def test_a_result_whose_name_could_lead_elsewhere_has_no_answers(tmp_path: Path) -> None:
+    for name in ("plain.jsonl", "x y.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "in").mkdir()
+    found = samples.sample_files(tmp_path / "in" / "..", ["../plain", "plain", "x y", ".hidden", "missing"])
+    assert list(found) == ["plain"]
+
+
+@pytest.fixture(scope="module")
+def compared(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two checkpoints on two tasks; the second is right on another half of BoolQ's rows."""
+    run: Path = made.make_run(tmp_path_factory.mktemp("runs") / "run", "wic")
+    for step, correct in ((160, "1100" * 30), (80, "1010" * 30)):
+        digest = made.DIGEST if step == 160 else "80"
+        result = made.result("boolq", "0", 0, correct, step=step, tokens=step, digest=digest)
+        made.write_results(run, [result], f"The cook saw boy {step}.")
+    write_report(run, show=False)
+    return run
+
+
+def browse(run: Path, place: str) -> tuple[list[list[str]], str]:
+    """The verdicts and snippet of each row listed, and the whole section, after the page's script has run."""
+    with tempfile.TemporaryDirectory() as profile:
+        words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        words += ["--virtual-time-budget=3000", "--dump-dom", (run / "report.html").as_uri() + place]
+        dom = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    section = dom.partition('<section id="answers">')[2].partition("</section>")[0]
+    listed = section.partition('<div id="answers-rows">')[2].partition('<div id="answers-turn"')[0]
+    rows = re.findall(r"<summary>(.*?)</summary>", listed, re.DOTALL)
+    return [list(map(unescape, re.findall(r"<span[^>]*>([^<]*)</span>", row))) for row in rows], section
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize(
+    ("place", "verdicts", "count"),
+    [
+        ("#task=boolq&with=&show=wrong", {("wrong",)}, "60 of 120 rows: 1 to 50"),
+        ("#task=boolq", {("right", "wrong"), ("wrong", "right")}, "60 of 120 rows: 1 to 50"),
+        ("#task=boolq&show=lost&find=ROW+77", {("right", "wrong")}, "1 of 120 rows"),
+    ],
+)
+def test_the_browser_lists_the_rows_that_are_asked_for(
+    compared: Path, place: str, verdicts: set[tuple[str, ...]], count: str
+) -> None:
+    rows, section = browse(compared, place)
+    assert {tuple(row[:-1]) for row in rows} == verdicts
+    assert f">{count}</p>" in section
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_link_to_a_row_opens_it_with_its_prompt_and_the_score_of_each_choice(compared: Path) -> None:
+    rows, section = browse(compared, "#task=boolq&row=77")
+    assert len(rows) == 50
+    prompts = [re.sub(r"<[^>]*>", "", text) for text in re.findall(r"<pre[^>]*>(.*?)</pre>", section, re.DOTALL)]
+    assert prompts == [f"The cook saw boy {n}. Row 77.\nAnswer:" for n in (160, 80)]
+    cells = [re.sub(r"<[^>]*>", "|", cell) for cell in re.findall(r'<td class="said".*?</tr>', section)]
+    figures = {True: "\N{MINUS SIGN}1.500", False: "\N{MINUS SIGN}2.250"}
+    right = [True, False]  # row 77 of each checkpoint
+    assert [figures[is_right] in cells[2 * n] for n, is_right in enumerate(right)] == [True, True]
+    assert all("right answer" in cells[n] and "|yes" in cells[n] for n in (0, 2))
+    assert ["chosen" in cell for cell in cells] == [True, False, False, True]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_page_without_its_folder_says_so(compared: Path, tmp_path: Path) -> None:
+    shutil.copy(compared / "report.html", tmp_path)
+    _, section = browse(tmp_path, "#task=boolq")
+    assert re.search(r"report/samples/boolq_0-[\w-]+\.js is not beside this page: move both together", section)
+
+
+def test_the_index_offers_comparisons_over_the_same_rows_alone(compared: Path) -> None:
+    content = (compared / "report.html").read_text(encoding="utf-8")
+    (text,) = re.findall(r'<script type="application/json" id="answers-index">(.*?)</script>', content)
+    index = json.loads(text)
+    boolq = [entry for entry in index if entry["task"] == "boolq"]
+    assert [entry["label"] for entry in boolq] == [
+        "step-160, 0 shots: 50.0 % of 120 rows",
+        "step-80, 0 shots: 50.0 % of 120 rows",
+    ]
+    assert {entry["rows"] for entry in boolq} == {"boolq120"}
+    assert all((compared / f"report/samples/{entry['name']}.js").is_file() for entry in index)
+    href = f'href="#task=boolq&amp;of={boolq[0]["name"]}&amp;with={boolq[1]["name"]}&amp;show=differ"'
+    assert href in content, "the difference in the table leads to its rows"
+
+
+def test_every_table_is_beside_the_page_with_its_numbers_in_full(made: ModuleType, compared: Path) -> None:
+    folder = compared / "report"
+    names = {"stages", "dropped", "blend", "model", "results", "scores", "comparison"}
+    assert {path.stem for path in folder.glob("*.json")} == {path.stem for path in folder.glob("*.csv")} == names
+    for name in names:
+        rows = json.loads((folder / f"{name}.json").read_bytes())
+        with (folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+        assert len(lines) == len(rows) > 0
+        for row, line in zip(rows, lines, strict=True):
+            texts = {key: "; ".join(value) if isinstance(value, list) else value for key, value in row.items()}
+            assert {key: "" if value is None else str(value) for key, value in texts.items()}.items() <= line.items()
+    kept = {row["stage"]: row["documents_out"] for row in json.loads((folder / "stages.json").read_bytes())[::4]}
+    assert kept == {stage["name"]: stage["documents_out"] for stage in made.stages()}
+    score = json.loads((folder / "scores.json").read_bytes())[0]
+    assert (score["task"], score["percent"], score["MT-NLG"]) == ("boolq", 50.0, 78.20)
+
+
+def test_a_text_that_a_spreadsheet_would_run_is_a_text(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make_run(tmp_path / "run", "wic")
+    made.change(run / "data/tokens/blend.json", sources=[made.blend()["sources"][0] | {"name": "=HYPERLINK(1)"}])
+    write_report(run, show=False)
+    assert "\n'=HYPERLINK(1)," in (run / "report/blend.csv").read_text(encoding="utf-8")
+
+
+def test_pictures_say_their_figures_under_the_pointer(made: ModuleType, compared: Path) -> None:
+    content = (compared / "report.html").read_text(encoding="utf-8")
+    titles = re.findall(r"<circle cx=\"[\d.]+\" cy=\"[\d.]+\" r=\"7\"><title>([^<]*)</title>", content)
+    for words in (
+        f"step 160, validation loss: {made.metrics()[-1]['validation_loss']:.3f}",
+        "rank 7: tensor 1, stage 1, replica 1",
+        "0-shot, 0.0 shown: 50.0 (41.2\N{EN DASH}58.8)",
+        "MT-NLG, 0-shot: 78.2",
+        "step-80, 80 tokens, 0-shot: 50.0 (41.2\N{EN DASH}58.8)",
+    ):
+        assert words in titles
+    assert "<title>this run 50.0 (41.2\N{EN DASH}58.8), MT-NLG 78.2, chance 50</title>" in content

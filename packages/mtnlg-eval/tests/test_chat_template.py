@@ -1,0 +1,110 @@
+"""Chat templates: prompts equal to those of lm-eval's hf backend, and one line for what cannot be rendered."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from mtnlg_eval.tasks.chat_template import read_chat_templates
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message.role == "system" and loop.length > 3 %}
+        {{- raise_exception("no system message before examples") }}
+    {%- endif %}
+    {%- if loop.index > 9 %}{% break %}{% endif %}
+    {% set told = "told" %}
+{{ bos_token }}<{{ message.role }}> {{ message.content | trim }}
+{% generation %}
+{{ {"<é>": loop.index0} | tojson }}{{ eos_token }}
+{% endgeneration %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+<assistant>{% endif %}
+"""
+TOKENS = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|endoftext|>"}}
+CHATS: list[list[dict[str, str]]] = [
+    [{"role": "user", "content": " Who?\n"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "The cook."},
+        {"role": "user", "content": "<|endoftext|> & {{ bos_token }}"},
+    ],
+]
+
+
+def write(folder: Path, template: object, tokens: dict[str, Any] = TOKENS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, **tokens}))
+    return folder
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_chat_becomes_the_prompt_of_transformers(
+    tokenizer: Path, tmp_path: Path, chat: list[dict[str, str]], answer: bool
+) -> None:
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer),
+        chat_template=TEMPLATE,
+        bos_token=TOKENS["bos_token"],
+        eos_token="<|endoftext|>",  # noqa: S106
+    )
+    template = read_chat_templates([tmp_path / "none", write(tmp_path / "one", TEMPLATE)])["default"]
+    goes_on = chat if answer else [*chat, {"role": "assistant", "content": "It is \n"}]
+    asked = [each for each in goes_on if each["role"] != "system"] if len(goes_on) > 3 else goes_on
+    expected = theirs.apply_chat_template(
+        asked, tokenize=False, add_generation_prompt=answer, continue_final_message=not answer
+    )
+    assert template.render(goes_on, answer=answer) == expected
+
+
+def test_files_of_their_own_come_before_the_config_and_are_named(tmp_path: Path) -> None:
+    write(tmp_path, [{"name": "default", "template": "old"}, {"name": "tools", "template": "tools"}])
+    (tmp_path / "chat_template.jinja").write_text("new {{ eos_token }}")
+    (tmp_path / "chat_templates").mkdir()
+    (tmp_path / "chat_templates" / "rag.jinja").write_text("rag")
+    templates = read_chat_templates([tmp_path])
+    assert {name: template.render([]) for name, template in templates.items()} == {
+        "default": "new <|endoftext|>",
+        "tools": "tools",
+        "rag": "rag",
+    }
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", "not a Jinja template"),
+        (7, "chat_template is neither a text nor a list of names and templates"),
+        ("{{ raise_exception('only users') }}", "the chat template cannot render a prompt: only users"),
+        ("{{ messages.append(1) }}", "cannot render a prompt: access to attribute 'append'"),
+        ("{{ ''.__class__.__mro__ }}", "cannot render a prompt: access to attribute '__class__'"),
+        ("{{ messages[0].content + 1 }}", "cannot render a prompt"),
+    ],
+)
+def test_a_template_that_cannot_be_rendered_is_one_line(tmp_path: Path, template: object, message: str) -> None:
+    with pytest.raises(Failure, match=message) as raised:
+        read_chat_templates([write(tmp_path, template)])["default"].render(CHATS[0])
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(Failure, match=r"tokenizer_config\.json: Expecting property name"):
+        read_chat_templates([tmp_path])
+
+
+def test_a_template_that_drops_the_message_to_continue_is_refused(tmp_path: Path) -> None:
+    template = read_chat_templates([write(tmp_path, "nothing")])["default"]
+    with pytest.raises(Failure, match="it leaves out the last message"):
+        template.render(CHATS[0], answer=False)
