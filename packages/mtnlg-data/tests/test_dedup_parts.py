@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from mtnlg_data.dedup import representatives, verify
 from mtnlg_data.dedup.bands import NO_KEY, BandUnit, SignatureRun, link_bands, read_links, run_file_bytes, write_run
 from mtnlg_data.dedup.candidates import keys_of_rows, shingle_sets
 from mtnlg_data.dedup.clusters import GROUP_BYTES, group_ends
@@ -36,6 +37,7 @@ from mtnlg_data.dedup.verify import (
     _intersection_size_numpy,
     buckets,
     draw_pivots,
+    gather_candidates,
     intersection_size,
     jaccard,
     verify_buckets,
@@ -44,6 +46,7 @@ from mtnlg_data.dedup.verify import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -236,12 +239,10 @@ def test_every_pair_of_a_bucket_of_twelve_is_joined_or_below_the_threshold_or_be
 def test_a_pair_that_just_reaches_the_threshold_is_a_duplicate(candidates: int) -> None:
     """In a bucket of two, and in a larger one whose third candidate is like neither."""
     sets_ = [np.arange(4, dtype=np.uint64), np.arange(5, dtype=np.uint64), np.arange(90, 99, dtype=np.uint64)]
-    names = pa.array([""] * candidates)
-    group = Candidates(
-        np.arange(candidates), names, names, names, np.ones((candidates, 1), np.uint64), store_sets(sets_[:candidates])
-    )
+    places, sets = np.arange(candidates), store_sets(sets_[:candidates])
+    group = Candidates(places, places, pa.table({}), np.ones((candidates, 1), np.uint64), sets)
     for threshold, pairs in ((0.8, [[0, 1]]), (np.nextafter(0.8, 1), [])):
-        assert np.sort(verify_pairs(group, threshold, 11, 1)).tolist() == pairs
+        assert np.sort(np.concatenate(list(verify_pairs(group, threshold, 11, 1)))).tolist() == pairs
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 11])
@@ -300,11 +301,52 @@ def test_components_of_graphs_with_deep_trees_are_scipys() -> None:
 def test_the_best_source_stays_and_among_equals_the_lowest_hash_whatever_the_order() -> None:
     ids, sources = ["a", "b", "c", "d", "e"], ["web", "books", "books", "unknown", "web"]
     component = np.array([0, 0, 0, 1, 1])
-    kept = choose_representatives(ids, sources, component, ["books", "web"])
+    kept = choose_representatives(pa.array(ids), pa.array(sources), component, ["books", "web"])
     assert sources[kept[0]] == "books"
     assert ids[kept[1]] == "e"
-    back = choose_representatives(ids[::-1], sources[::-1], component[::-1], ["books", "web"])
+    back = choose_representatives(pa.array(ids[::-1]), pa.array(sources[::-1]), component[::-1], ["books", "web"])
     assert [ids[k] for k in kept] == [ids[::-1][k] for k in back]
     many = [f"web/{number}" for number in range(20)]
-    (lowest,) = choose_representatives(many, ["web"] * 20, np.zeros(20, np.int64), ["web"])
+    (lowest,) = choose_representatives(pa.array(many), pa.array(["web"] * 20), np.zeros(20, np.int64), ["web"])
     assert many[lowest] == min(many, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
+
+
+def test_of_keys_with_one_hash_the_lowest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(representatives, "_key_hash", lambda key: key.startswith("b"))
+    keys, component = pa.array(["b1", "c", "a2", "a1", "b0", "b2"]), np.array([1, 0, 0, 0, 1, 1])
+    kept = choose_representatives(keys, pa.array(["web"] * 6), component, [])
+    assert keys.take(pa.array(kept)).to_pylist() == ["a1", "b0"]
+
+
+def write_candidates(folder: Path, files: list[list[list[int]]]) -> list[tuple[Path, list[int]]]:
+    """Files of candidates with these sets, and the batches of each."""
+    written, place = [], 0
+    for number, sets in enumerate(files):
+        places = list(range(place, place := place + len(sets)))
+        names = [f"d{each}" for each in places]
+        columns = {
+            "place": pa.array(places, pa.int64()),
+            "number": pa.array(places, pa.int64()),
+            **dict.fromkeys(("id", "key", "source"), pa.array(names)),
+            "keys": pa.array([[each] for each in places], pa.list_(pa.uint64(), 1)),
+            "shingles": pa.array(sets, pa.large_list(pa.uint64())),
+        }
+        path = folder / f"{number}.arrow"
+        with pa.ipc.new_file(str(path), pa.table(columns).schema) as writer:
+            writer.write_batch(pa.record_batch(columns))
+        written.append((path, [0]))
+    return written
+
+
+@pytest.mark.parametrize("collide", [False, True])
+def test_equal_sets_are_in_memory_once_and_unequal_ones_of_one_hash_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collide: bool
+) -> None:
+    if collide:
+        monkeypatch.setattr(verify, "_hash_sets", lambda _, offsets: np.zeros(len(offsets) - 1, np.uint64))
+    files = [[[1, 2, 3], [4, 5, 6], [1, 2, 3]], [[1, 2, 3], [7, 8], [4, 5, 6], [1, 2, 3]] * 50]
+    sets = gather_candidates(write_candidates(tmp_path, files), tmp_path).sets
+    read = [sets.values[begin:end].tolist() for begin, end in zip(sets.starts, sets.ends, strict=True)]
+    assert read == [each for file in files for each in file]
+    if not collide:
+        assert len(sets.values) == 3 + 3 + 2

@@ -184,8 +184,3 @@ def test_files_of_one_source_that_would_give_equal_ids_are_refused(tmp_path: Pat
     assert f"{tmp_path / 'b' / 'f.jsonl'}: {tmp_path / 'a' / 'f.jsonl'} of source own has the same name" in str(
         result.exception
     )
-
-
-def test_an_address_is_refused_as_such(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["extract", "s3://bucket/file.jsonl", "--out", str(tmp_path / "out")])
-    assert "s3://bucket/file.jsonl: only paths of this machine" in str(result.exception)

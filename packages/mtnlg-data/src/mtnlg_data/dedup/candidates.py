@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .bands import SignatureRun
     from .minhash import ShingleKind
 
-NAMES = ("id", "key", "source")
+NAMES = ["id", "key", "source"]
 TABLE_BYTES = 1 << 27  # of shingle sets in memory at once
 
 

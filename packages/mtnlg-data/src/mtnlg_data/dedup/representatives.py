@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.engine import Unit
@@ -75,19 +76,21 @@ def deduplicate_group(unit: GroupUnit) -> Summary:
     batches = [(unit.files[file], numbers) for file, numbers in batches_by_file.items()]
     candidates = gather_candidates(batches, unit.output.parent)
     parent = new_forest(len(candidates.documents))
-    unite(parent, verify_pairs(candidates, unit.threshold, unit.rounds, unit.seed))
+    for pairs in verify_pairs(candidates, unit.threshold, unit.rounds, unit.seed):
+        unite(parent, pairs)
     places, component = components(parent)
-    names = (candidates.ids, candidates.document_keys, candidates.sources)
-    ids, keys, sources = (column.take(pa.array(places)) for column in names)
-    kept = choose_representatives(keys.to_pylist(), sources.to_pylist(), component, unit.priority)
+    rows = candidates.rows[places]
+    _, keys, sources = candidates.names.take(pa.array(rows)).columns
+    kept = choose_representatives(keys, sources, component, unit.priority)
+    del keys, sources
     removed = np.flatnonzero(kept[component] != np.arange(len(places)))
     twins = kept[component[removed]]
     pairs = np.stack([places[removed], places[twins]], axis=1)
     columns = [
-        *(column.take(pa.array(removed)) for column in (ids, keys, sources)),
+        *candidates.names.take(pa.array(rows[removed])).columns,
         pa.repeat(REASON, len(removed)),
         pa.array(jaccard(pairs, candidates.sets), pa.float32()),
-        *(column.take(pa.array(twins)) for column in (ids, keys, sources)),
+        *candidates.names.take(pa.array(rows[twins])).columns,
         component[removed],
         *(column for side in pairs.T for column in _shards_and_rows(unit.shards, candidates.documents[side])),
     ]
@@ -97,19 +100,29 @@ def deduplicate_group(unit: GroupUnit) -> Summary:
 
 
 def choose_representatives(
-    keys: Sequence[str], sources: Sequence[str], component: NDArray[np.int64], priority: Sequence[str]
+    keys: pa.ChunkedArray, sources: pa.ChunkedArray, component: NDArray[np.int64], priority: Sequence[str]
 ) -> NDArray[np.int64]:
-    """Index of the document that each component keeps; sources outside ``priority`` share the last rank."""
-    rank = {source: place for place, source in enumerate(priority)}
-    best: dict[int, tuple[tuple[int, bytes, str], int]] = {}
-    for index, (key, source, number) in enumerate(zip(keys, sources, component.tolist(), strict=True)):
-        entry = ((rank.get(source, len(rank)), _key_hash(key), key), index)
-        best[number] = min(best.get(number, entry), entry)
-    return np.array([best[number][1] for number in range(len(best))], np.int64)
+    """Index of the document that each component keeps; sources outside ``priority`` share the last rank.
+
+    Components are numbered from 0. Of keys with one hash the lowest stays.
+    """
+    ranks = pc.fill_null(pc.index_in(sources, pa.array(priority, pa.string())), len(priority)).to_numpy()
+    hashes = np.fromiter((_key_hash(key.as_py()) for key in keys), np.uint64, len(keys))
+    order = np.lexsort((hashes, ranks, component))
+    begins = np.searchsorted(component[order], np.arange(component.max(initial=-1) + 1))
+    kept = order[begins]
+    following = order[np.minimum(begins + 1, len(order) - 1)]
+    alike = (component[following] == component[kept]) & (ranks[following] == ranks[kept])
+    for number in np.flatnonzero(alike & (hashes[following] == hashes[kept]) & (following != kept)).tolist():
+        first = kept[number]
+        same = (component == number) & (ranks == ranks[first]) & (hashes == hashes[first])
+        kept[number] = min(np.flatnonzero(same).tolist(), key=lambda index: keys[index].as_py())
+    return kept
 
 
-def _key_hash(key: str) -> bytes:
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def _key_hash(key: str) -> int:
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def _shards_and_rows(shards: Sequence[Shard], documents: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:

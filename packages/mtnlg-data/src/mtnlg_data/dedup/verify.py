@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
-from mtnlg_data.words import fmix64, jit, jit_or_python
+from mtnlg_data.words import fmix64, fmix64_scalar, jit, jit_or_python
 
+from .candidates import NAMES
 from .clusters import GROUP_BYTES
 
 if TYPE_CHECKING:
@@ -36,44 +38,39 @@ class ShingleSets(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The candidates of one group, by place."""
+    """The candidates of one group; those of one place are row ``rows[place]`` of names and band keys."""
 
-    documents: NDArray[np.int64]
-    ids: pa.Array
-    document_keys: pa.Array
-    sources: pa.Array
+    rows: NDArray[np.int64]
+    documents: NDArray[np.int64]  # by place
+    names: pa.Table  # id, key and source
     keys: NDArray[np.uint64]  # [candidates, bands]
-    sets: ShingleSets
+    sets: ShingleSets  # by place
 
 
 def gather_candidates(files: Sequence[tuple[Path, Sequence[int]]], scratch: Path) -> Candidates:
     """Read a group's candidates from these record batches of these files; ``scratch`` is a folder to spill sets to.
 
-    Opens one of possibly thousands of files at a time; the sets stay in file order and are copied only once.
+    Opens one of possibly thousands of files at a time. The sets stay in file order, and equal ones are there once: a
+    page that was crawled a million times takes the memory of its names alone.
     """
     tables: list[pa.RecordBatch] = []
     counts: list[NDArray[np.int64]] = []
+    hashes: list[NDArray[np.uint64]] = []
     for batch in _read_batches(files):
         in_memory = batch.drop_columns(["shingles"]).take(pa.array(np.arange(batch.num_rows)))  # not the mapped file
         tables.append(in_memory)
-        counts.append(np.diff(batch["shingles"].offsets.to_numpy()))
+        offsets, values = _sets_of(batch)
+        counts.append(np.diff(offsets))
+        hashes.append(_hash_sets(values, offsets))
     table = pa.Table.from_batches(tables)
     del tables
-    order = np.argsort(table["place"].to_numpy())
-    table = table.take(pa.array(order)).combine_chunks()
+    rows = np.argsort(table["place"].to_numpy())
+    documents, names = table["number"].to_numpy()[rows], table.select(NAMES)
+    keys = np.concatenate([chunk.flatten().to_numpy() for chunk in table["keys"].chunks]).reshape(len(rows), -1)
+    del table
     sizes = np.concatenate(counts)
-    starts = np.cumsum(sizes) - sizes
-    values = _allocate(int(sizes.sum()), scratch)
-    begin = 0
-    for batch in _read_batches(files):
-        shingles = batch["shingles"].flatten().to_numpy()
-        values[begin : begin + len(shingles)] = shingles
-        begin += len(shingles)
-    columns = (table[column].chunk(0) for column in ("number", "id", "key", "source", "keys"))
-    documents, ids, document_keys, sources, keys = columns
-    sets = ShingleSets(values, starts[order], (starts + sizes)[order])
-    band_keys = keys.flatten().to_numpy().reshape(len(table), -1)
-    return Candidates(documents.to_numpy(), ids, document_keys, sources, band_keys, sets)
+    starts, values = _store_once(files, sizes, np.concatenate(hashes), scratch)
+    return Candidates(rows, documents, names, keys, ShingleSets(values, starts[rows], (starts + sizes)[rows]))
 
 
 def _read_batches(files: Sequence[tuple[Path, Sequence[int]]]) -> Iterator[pa.RecordBatch]:
@@ -81,6 +78,52 @@ def _read_batches(files: Sequence[tuple[Path, Sequence[int]]]) -> Iterator[pa.Re
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
             for batch in batches:
                 yield reader.get_batch(batch)
+
+
+def _sets_of(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    sets = batch["shingles"]
+    return sets.offsets.to_numpy() - sets.offsets[0].as_py(), sets.flatten().to_numpy()
+
+
+@jit_or_python
+def _hash_sets(values: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
+    hashes = np.zeros(len(offsets) - 1, np.uint64)
+    for row in range(len(offsets) - 1):
+        total = np.uint64(0)
+        for place in range(offsets[row], offsets[row + 1]):
+            total = total ^ fmix64_scalar(values[place])
+        hashes[row] = total
+    return hashes
+
+
+def _store_once(
+    files: Sequence[tuple[Path, Sequence[int]]], sizes: NDArray[np.int64], hashes: NDArray[np.uint64], scratch: Path
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Where each set starts, and the values of all: of sets with one size and hash the first, where they are equal."""
+    order = np.lexsort((sizes, hashes))
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = (np.diff(hashes[order]) != 0) | (np.diff(sizes[order]) != 0)
+    twins = np.empty_like(order)
+    twins[order] = order[begins][np.cumsum(begins) - 1]
+    is_first = twins == np.arange(len(twins))
+    own = np.where(is_first, sizes, 0)
+    starts = np.cumsum(own) - own
+    values = _allocate(int(own.sum()), scratch)
+    unequal: list[NDArray[np.uint64]] = []
+    end, row = len(values), 0
+    for batch in _read_batches(files):
+        offsets, shingles = _sets_of(batch)
+        for begin, stop in pairwise(offsets.tolist()):
+            twin, own_set = starts[twins[row]], shingles[begin:stop]
+            if is_first[row]:
+                values[twin : twin + stop - begin] = own_set
+            elif np.array_equal(values[twin : twin + stop - begin], own_set):
+                starts[row] = twin
+            else:
+                starts[row], end = end, end + stop - begin
+                unequal.append(own_set.copy())
+            row += 1
+    return starts, np.concatenate([values, *unequal]) if unequal else values
 
 
 def _allocate(size: int, scratch: Path) -> NDArray[np.uint64]:
@@ -92,19 +135,19 @@ def _allocate(size: int, scratch: Path) -> NDArray[np.uint64]:
         return np.memmap(file, np.uint64, "w+", shape=(size,))
 
 
-def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> NDArray[np.int64]:
-    """Verified pairs [pairs, 2]: (pivot, duplicate), as places in the group."""
+def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Yield verified pairs [pairs, 2], a band at a time: (pivot, duplicate), as places in the group."""
     pairs_of_two: list[NDArray[np.int64]] = []
-    pairs: list[NDArray[np.int64]] = []
     for band in range(candidates.keys.shape[1]):
-        members, sizes = buckets(candidates.keys[:, band])
+        keys = candidates.keys[candidates.rows, band]
+        members, sizes = buckets(keys)
         pairs_of_two.append(members[np.repeat(sizes == 2, sizes)].reshape(-1, 2))
         large = members[np.repeat(sizes > 2, sizes)]
         bounds = np.concatenate([[0], np.cumsum(sizes[sizes > 2])])
-        draws = draw_pivots(candidates.keys[large[bounds[:-1]], band], band, rounds, seed)
-        pairs.append(verify_buckets(large, bounds, draws, candidates.sets, threshold))
+        draws = draw_pivots(keys[large[bounds[:-1]]], band, rounds, seed)
+        yield verify_buckets(large, bounds, draws, candidates.sets, threshold)
     once = np.unique(np.concatenate(pairs_of_two), axis=0)  # one pair often shares the keys of many bands
-    return np.concatenate([once[jaccard(once, candidates.sets) >= threshold], *pairs])
+    yield once[jaccard(once, candidates.sets) >= threshold]
 
 
 def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
