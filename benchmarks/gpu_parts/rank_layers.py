@@ -146,7 +146,7 @@ class Row(nn.Module):
 
 def add_in_fp32(x: Tensor, weight: Tensor) -> Tensor:
     """Training's product: x Wᵀ, with the weight's gradient added in fp32 where it has a `GradientSink`."""
-    return products.column(x, weight, ALONE)
+    return products.row(x, weight, ALONE)
 
 
 def replace_products(layer: DecoderLayer, rank: Rank, product: Product, sequence_parallel: bool) -> DecoderLayer:

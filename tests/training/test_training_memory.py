@@ -16,10 +16,10 @@ RECIPE: dict[str, Any] = {"ramp": None, "validation_every": 0, "samples": 8 * 10
 LAYOUT = (1, 2, 2)
 
 
-def nodes(folder: Path) -> Path:
-    """``folder`` with the memory of two nodes in it."""
-    for node in ("0", "1"):
-        (folder / node).mkdir(parents=True)
+def nodes(folder: Path, count: int = 2) -> Path:
+    """``folder`` with the memory of so many nodes in it."""
+    for node in range(count):
+        (folder / str(node)).mkdir(parents=True)
     return folder
 
 
@@ -49,6 +49,16 @@ def died(run_ranks: RunRanks, data: Path, tmp_path_factory: pytest.TempPathFacto
     assert complete_in(memory, 6) == [f"{node} rank-{rank}.copy.json" for node in (0, 1) for rank in range(4)]
     shutil.copytree(out, out.with_suffix(".saved"))
     return out
+
+
+def test_three_nodes_copy_in_a_circle(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+    """One pipeline stage each: the middle one has no share of the token table, and one process group less."""
+    memory = nodes(tmp_path / "memory", 3)
+    recipe = recipe_of((1, 3, 1), {"layers": 3}, **RECIPE)
+    request = {"data": data, "outs": [tmp_path / "out"], "memory": memory, "per_node": 1, "die": 8}
+    assert set(run_ranks("run_until_death", [recipe], **request, fails=True)) == {"died"}
+    held = [f"{(rank + step) % 3} rank-{rank}.copy.json" for rank in range(3) for step in range(2)]
+    assert complete_in(memory, 6) == sorted(held)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from mtnlg_parallel.engine.sharded_optimizer import Deferral, ParameterGradient
 from mtnlg_parallel.model import products
@@ -90,3 +92,18 @@ def test_adding_a_gradient_moves_eight_bytes_a_parameter() -> None:
     given_twice = 2 * total.nbytes  # as the operand and as ``out``; and it is the result
     assert traffic.bytes == total.nbytes + given_twice
     assert given_twice / weight.numel() == 8
+
+
+def test_recomputation_leaves_out_a_layers_last_product() -> None:
+    up, down = (torch.nn.Parameter(torch.randn(*shape)) for shape in ((OUTPUTS, INPUTS), (INPUTS, OUTPUTS)))
+    x, _ = micro_batch(0, torch.float32)
+    inputs = [x.requires_grad_(), up, down]
+
+    def layer(x: Tensor) -> Tensor:
+        return x + products.row(products.column(x, up, ALONE).tanh(), down, ALONE)
+
+    with FlopCounterMode(display=False) as counter:
+        y: Tensor = checkpoint(layer, x, use_reentrant=False)
+        gradients = torch.autograd.grad(y.sum(), inputs)
+    assert counter.get_total_flops() == 7 * 2 * x.numel() * OUTPUTS, "2 forward, 1 again, 4 backward"
+    assert all(map(torch.equal, gradients, torch.autograd.grad(layer(x).sum(), inputs)))

@@ -29,6 +29,7 @@ def build_engine(recipe: Recipe, device: torch.device, ops: ParallelOps = EAGER)
     from .pipeline_engine import PipelineEngine  # noqa: PLC0415
 
     engine: Engine = (DeepSpeedEngine if recipe.train.schedule == "1f1b" else PipelineEngine)(recipe, device, ops)
+    slicing.level_group_counts(device)
     slicing.set_timeouts(collective_timeout(recipe.guard))
     # A full garbage collection would stop this rank for 0.14 s at a time of its own, and the others wait; now 0.3 ms.
     gc.collect()

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from .contract import MOMENTS, Fragment, Outcome
 from .process import suppress_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.pipeline import Pipeline
@@ -44,7 +45,7 @@ class DeepSpeedEngine:
             # Else DeepSpeed compiles C++ for half a minute, for inference collectives that we never call.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
             deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
-            with torch.no_grad():  # it broadcasts tied weights, which autograd would record
+            with _own_groups_alone(), torch.no_grad():  # it broadcasts tied weights, which autograd would record
                 module = Pipeline(recipe, device, ops)
             self._adamw = build_optimizer(module, recipe.train, fused=device.type == "cuda")
             self._engine, *_ = deepspeed.initialize(
@@ -124,6 +125,31 @@ class DeepSpeedEngine:
         distributed.all_reduce(loss_and_norm)
         loss, grad_norm = loss_and_norm.tolist()
         return loss, grad_norm
+
+
+@contextmanager
+def _own_groups_alone() -> Iterator[None]:
+    """Within it DeepSpeed makes the groups that this rank is in, each with that group's other ranks alone.
+
+    By itself every rank makes every group of the grid: 697 in a job of 2,240 ranks, of which it is in 6.
+    """
+    import deepspeed.comm  # noqa: PLC0415  (as above)
+
+    together, rank, world = deepspeed.comm.new_group, distributed.get_rank(), distributed.get_world_size()
+
+    def new_group(ranks: Iterable[int]) -> Any:  # noqa: ANN401  (a group, or torch's mark of one that is another's)
+        members = [*ranks]
+        if len(members) == world:
+            return together(members)
+        if rank not in members:
+            return distributed.GroupMember.NON_GROUP_MEMBER
+        return distributed.new_group(members, use_local_synchronization=True)
+
+    vars(deepspeed.comm)["new_group"] = new_group
+    try:
+        yield
+    finally:
+        vars(deepspeed.comm)["new_group"] = together
 
 
 class Verdict:

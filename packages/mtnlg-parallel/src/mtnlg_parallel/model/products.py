@@ -41,7 +41,9 @@ def column(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
 
 def row(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
     """[S, …, I], this rank's columns → [S, …, O]; under sequence parallelism this rank's part, [S/tp, …, O]."""
-    y: Tensor = _Row.apply(x, weight_OI, slicing)  # type: ignore[no-untyped-call]
+    kept: list[Any] = []
+    x = _Keep.apply(x, weight_OI, kept)  # type: ignore[no-untyped-call]
+    y: Tensor = _Row.apply(x, weight_OI, slicing, kept)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -75,20 +77,40 @@ class _Column(Function):
         return _wait(*dx), dw, None
 
 
+class _Keep(Function):
+    """Keeps for backward what a row product needs, before that runs.
+
+    A function's tensors are kept when it has run. Recomputation ends when all are there that backward asks for: so it
+    leaves out a layer's last product, and its sum over the ranks, where nothing behind it needs the result.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
+        ctx.save_for_backward(x, weight)
+        kept.append(ctx)
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  (as above)
+        del ctx
+        return dx, None, None
+
+
 class _Row(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:  # noqa: ANN401  (as above)
-        ctx.save_for_backward(x, weight)
-        ctx.slicing = slicing
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
+        ctx.slicing, ctx.kept = slicing, kept
         return _wait(*_sum(x @ weight.t(), slicing))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401  (as above)
-        x, weight = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401  (as above)
+        (kept,) = ctx.kept
+        x, weight = kept.saved_tensors
         dy = _wait(*_gather(dy, ctx.slicing))
         dx = dy @ weight
-        return dx, _weight_gradient(weight, dy, x) if ctx.needs_input_grad[1] else None, None
+        return dx, _weight_gradient(weight, dy, x) if ctx.needs_input_grad[1] else None, None, None
 
 
 def _weight_gradient(weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:

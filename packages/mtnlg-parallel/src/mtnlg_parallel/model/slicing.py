@@ -59,6 +59,19 @@ def set_timeouts(timeout: timedelta) -> None:
         distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001  (and no public way to change this)
 
 
+def level_group_counts(device: torch.device) -> None:
+    """Bring every rank into as many process groups, by groups of its own; collective over all ranks.
+
+    torch names a group that its own ranks make alone by how many groups each of them is in: if they differ they wait
+    for each other until the timeout. In DeepSpeed's engine only the outer stages have a group for the token table.
+    """
+    names = distributed_c10d._world.pg_names  # noqa: SLF001  (as above)
+    most = torch.tensor(len(names), device=device)
+    distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+    for _ in range(int(most) - len(names)):
+        distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
+
+
 @dataclass(frozen=True)
 class Slicing:
     """A rank's tensor-parallel group, and whether it also slices activations along the sequence.
