@@ -101,6 +101,13 @@ def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Pa
     assert not re.search(r"<script|href|src=", page)
 
 
+def test_a_timeline_of_many_passes_is_one_path_a_colour(tmp_path: Path) -> None:
+    plan("dense-1.3b", "--layout", "tp=2,pp=4,dp=1", "--batch", "600", "--timeline", tmp_path / "step.html")
+    page = (tmp_path / "step.html").read_text()
+    assert (page.count("<path"), page.count("<rect")) == (2, 1)
+    assert page.count("z") >= 2 * 4 * 600
+
+
 def test_a_cluster_of_ones_own_is_planned_on(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     mine = load_cluster("dgx-a100")

@@ -20,7 +20,7 @@ from .run import run_error
 from .search import search
 from .simulation import Event, simulate
 from .step import predict
-from .timeline import pipeline_svg
+from .timeline import LEGEND, pipeline_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ BEST: Final = 10
 SCALES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 WIDTH, HEIGHT, BAR = 720, 220, 20
 STYLE: Final = (
-    "body{font:14px sans-serif;margin:2em;max-width:60em}svg{background:#f6f6f6}td,th{padding:2px 10px;"
+    "body{font:14px sans-serif;margin:2em;max-width:60em}svg{background:#f6f6f6;max-width:100%}td,th{padding:2px 10px;"
     "text-align:right}td:first-child,th:first-child{text-align:left}h2{margin-top:1.6em}"
 )
 CAPABILITIES: Final = {
@@ -69,7 +69,7 @@ def write_page(path: Path, run: Run, cluster: Cluster, programs: Sequence[Softwa
     parts = planned["step_seconds_by"]
     sections = [
         ("Where the time goes", _bars([(name.replace("_", " "), seconds) for name, seconds in parts.items()], "s")),
-        ("The pipeline of a step", pipeline_svg(run, prediction, events)),
+        ("The pipeline of a step", f"{pipeline_svg(run, prediction, events)}<p>{LEGEND}</p>"),
         ("Memory by stage", _memory_bars(run, software, cluster)),
         ("Step time over nodes", _scaling(run, cluster, software)),
         ("Best layouts", _best(run, cluster, programs)),

@@ -23,7 +23,11 @@ COLOURS: Final = {"forward": "#2b6cb0", "backward": "#d9822b", "weights": "#2f85
 MICROSECONDS: Final = 1e6
 LANE: Final = 18
 WIDE: Final = 1600
-MOST_NAMED: Final = 4000  # more passes than this get no tooltips
+MOST_NAMED: Final = 4000  # more passes than this get no tooltips, and are one path a colour
+LEGEND: Final = (
+    "One lane a stage, the first on top: forward blue, backward orange, weight gradients apart green, "
+    "gradient reduction and optimizer grey, waiting empty."
+)
 
 
 def write_timeline(path: Path, run: Run, prediction: Prediction) -> None:
@@ -67,12 +71,17 @@ def pipeline_svg(run: Run, prediction: Prediction, events: list[Event]) -> str:
     """The simulated pipeline as an SVG: a lane a stage, the first on top, and what follows the schedule."""
     scale = WIDE / prediction.seconds
     boxes = []
+    paths: dict[str, list[str]] = {colour: [] for colour in COLOURS.values()}
     for event in events:
         colour = COLOURS[event.kind]
-        title = f"<title>{_name(event)}: {event.end - event.begin:.4f} s</title>" if len(events) < MOST_NAMED else ""
-        x, width = event.begin * scale, max((event.end - event.begin) * scale, 0.05)
-        shape = f'x="{x:.2f}" y="{event.stage * LANE}" width="{width:.2f}" height="{LANE - 2}"'
-        boxes.append(f'<rect {shape} fill="{colour}">{title}</rect>')
+        x, y, width = event.begin * scale, event.stage * LANE, max((event.end - event.begin) * scale, 0.05)
+        if len(events) < MOST_NAMED:
+            title = f"<title>{_name(event)}: {event.end - event.begin:.4f} s</title>"
+            shape = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{LANE - 2}"'
+            boxes.append(f'<rect {shape} fill="{colour}">{title}</rect>')
+        else:
+            paths[colour].append(f"M{x:.2f} {y}h{width:.2f}v{LANE - 2}h-{width:.2f}z")
+    boxes += [f'<path fill="{colour}" d="{"".join(parts)}"/>' for colour, parts in paths.items() if parts]
     end = max(event.end for event in events)
     rest = f'x="{end * scale:.2f}" y="0" width="{(prediction.seconds - end) * scale:.2f}"'
     boxes.append(f'<rect {rest} height="{run.layout.pp * LANE}" fill="#999"><title>after the schedule</title></rect>')
@@ -87,8 +96,7 @@ def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>{escape(str(run))}</title>
 <style>body{{font:14px sans-serif;margin:2em}}svg{{background:#f4f4f4}}</style></head><body>
 <h1>A step of {prediction.seconds:.3f} s</h1>
-<p>{escape(str(run))}; {run.micro_batches} micro-batches. One lane a stage, the first on top: forward blue, backward
-orange, weight gradients apart green, gradient reduction and optimizer grey, waiting empty.</p><p>{escape(parts)}</p>
+<p>{escape(str(run))}; {run.micro_batches} micro-batches. {LEGEND}</p><p>{escape(parts)}</p>
 {pipeline_svg(run, prediction, events)}
 </body></html>
 """
