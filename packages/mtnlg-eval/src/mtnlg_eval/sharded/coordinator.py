@@ -99,7 +99,7 @@ class Coordinator(Worker):
         self.batch_share = 1 if layout.pp == 1 else PIPELINE_SHARE
         self._in_flight: deque[_InFlight] = deque()
         self._tokens_by_replica = [0] * layout.dp
-        self._sends: list[tuple[distributed.Work, Tensor]] = []
+        self._sends: deque[tuple[distributed.Work, Tensor]] = deque()
         self._series = False
 
     @property
@@ -132,12 +132,14 @@ class Coordinator(Worker):
             self.replica.send_command(command, numbers)
             return None if batch is None else self.replica.score(batch)
         leader = self.shard.layout.rank(0, 0, dp)
-        self._sends = [send for send in self._sends if not send[0].is_completed()]
+        while len(self._sends) > 2 * self.capacity:  # no more batches are in flight: the oldest has been received
+            self._sends.popleft()[0].wait()
         for part in ([command, len(numbers)], numbers):
             if part:
                 tensor = torch.tensor(part, device=self.shard.device)
                 work = distributed.isend(tensor, leader)
-                self._sends += [] if work is None else [(work, tensor)]  # alive until it has been sent
+                if work is not None:
+                    self._sends.append((work, tensor))  # alive until it has been sent
         return None
 
     def collect(self) -> tuple[Tensor, Tensor]:
@@ -156,6 +158,7 @@ class Coordinator(Worker):
                 self._give(dp, StepCommand.END)
             for work, _ in self._sends:
                 work.wait()
+            self._sends.clear()
             self.replica.wait_for_sends()
             self.shard.wait_for_sends()
             self._series = False
