@@ -1,0 +1,79 @@
+"""Exchange by key range: sorted files of many writers → one reader a range, with linearly many opens.
+
+A stage that sorts a corpus has F files, each sorted by a 64-bit key, and R ranges of these keys, and both grow with the
+corpus. Opening every file for every range would be F x R opens. Here no unit opens more than ``FAN_OUT`` files: first
+groups of files are merged, level by level, each level after the first within a ``FAN_OUT``-th of the keys of the one
+before, so that all units are of one size:
+
+    level 0   the files as they were written, of all keys
+    level l   a file for each group of ``FAN_OUT`` files of level l - 1, and each block of keys
+    range     read from the files of its block at the last level, ``FAN_OUT`` or fewer
+
+Up to ``FAN_OUT`` files need no merging. Beyond it each level opens every file once, and rewrites every byte once: one
+level is enough for 16,384 files, two for two million. The files of a level and of a range are named by numbers, so a
+unit carries the same few bytes however large the corpus is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FAN_OUT = 128  # a power of two
+KEYS = 1 << 64
+
+
+class SortedFile(NamedTuple):
+    """A file of the exchange; at level 0 ``group`` is its number, and ``block`` 0."""
+
+    level: int
+    group: int
+    block: int
+
+    @property
+    def stem(self) -> str:
+        """Its name, without suffix."""
+        return f"{self.level}-{self.group:07d}-{self.block:07d}"
+
+
+class KeyRange(NamedTuple):
+    """The keys from ``first`` to ``last``, inclusive, and the files that hold them."""
+
+    first: int
+    last: int
+    files: tuple[SortedFile, ...]
+
+
+class Exchange:
+    """Who reads what, for this many files at level 0 and at least this many ranges (their next power of two)."""
+
+    def __init__(self, files: int, ranges: int) -> None:
+        self.ranges = 1 << max(0, ranges - 1).bit_length()
+        self._levels = [(files, 1)]  # groups and blocks of each
+        while self._levels[-1][0] > FAN_OUT:
+            groups, blocks = self._levels[-1]
+            refined = 1 if len(self._levels) == 1 else min(self.ranges, blocks * FAN_OUT)
+            self._levels.append((-(-groups // FAN_OUT), refined))
+
+    def merges(self) -> Iterator[list[tuple[SortedFile, KeyRange]]]:
+        """Level by level: each file that is to be merged, and the keys and files that it is merged from."""
+        for level, (groups, blocks) in enumerate(self._levels[1:], 1):
+            yield [
+                (SortedFile(level, group, block), self._read(level - 1, blocks, block, group))
+                for group in range(groups)
+                for block in range(blocks)
+            ]
+
+    def range(self, number: int) -> KeyRange:
+        """The keys of a range, from 0 to ``ranges`` - 1, and the files of the last level that hold them."""
+        return self._read(len(self._levels) - 1, self.ranges, number, 0)
+
+    def _read(self, level: int, parts: int, part: int, group: int) -> KeyRange:
+        """Part ``part`` of ``parts`` of all keys, from the files of a level that make one group."""
+        groups, blocks = self._levels[level]
+        block = part * blocks // parts
+        members = range(group * FAN_OUT, min((group + 1) * FAN_OUT, groups))
+        files = tuple(SortedFile(level, member, block) for member in members)
+        return KeyRange(part * KEYS // parts, (part + 1) * KEYS // parts - 1, files)
