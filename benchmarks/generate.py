@@ -4,8 +4,8 @@
 
 Models of 100 million to 190 million random weights in fp32, some with fewer layers than the preset; prompts of 64
 tokens, 64 new ones; a batch of eight, and one row with column-major weights, as ``mtnlg-model generate`` has them.
-Every round runs both, in alternating order, and both return the same tokens; the ratio is the median over rounds. The
-time includes the prompt's forward pass.
+Every round runs both, in alternating order, and both return the same tokens; the ratio is the median over rounds. Times
+are CPU time of one thread, so that other work on the machine costs neither side, and include the prompt's forward pass.
 """
 
 # /// script
@@ -16,7 +16,6 @@ time includes the prompt's forward pass.
 from __future__ import annotations
 
 import statistics
-import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,7 +76,7 @@ def measure(batch: int, rounds: int, decoder: Decoder, other: PreTrainedModel) -
         return new
 
     same_tokens = ours() == theirs()
-    seconds = time_rounds({"mtnlg_model": ours, "transformers": theirs}, rounds, time.perf_counter)
+    seconds = time_rounds({"mtnlg_model": ours, "transformers": theirs}, rounds)
     return {
         "batch": batch,
         **exact_ratio(ratios(seconds["transformers"], seconds["mtnlg_model"])),
@@ -92,6 +91,7 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="which to measure")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     about = conditions("mtnlg-model", "torch", "transformers")
     results = []
     for name in options.models:

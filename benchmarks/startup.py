@@ -69,7 +69,7 @@ cpu = process.init_distributed(layout, device="cpu")
 def megatron():
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=8, pipeline_model_parallel_size=35)
 print(json.dumps({
-    "tensor_parallel_group": measured(lambda: slicing.Slicing.of_this_rank(layout, False)),
+    "tensor_parallel_group": measured(lambda: slicing.Slicing.of_this_rank(layout, recipe.model, False)),
     "tensor_parallel_group_by_megatron_core": measured(megatron),
     "deepspeed": measured(lambda: build_engine(recipe, cpu)),
     "pipeline_engine": measured(lambda: build_engine(split, cpu)),

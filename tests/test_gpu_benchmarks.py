@@ -71,11 +71,11 @@ def test_every_kernel_is_checked_and_then_timed_against_other_implementations(ro
 def test_a_rank_runs_exactly_the_products_that_the_formula_counts(rows: Rows, case: str) -> None:
     """96 or 72 B s l h² (1 + s / 6h) / 8 and recomputed attention, of products that PyTorch counted."""
     row = rows["rank", case]
-    assert set(row["sides"]) == {"kernels", "kernels, added after", "eager", "torch.compile"}
+    assert set(row["sides"]) == {"kernels", "kernels, 8 bits", "kernels, added after", "eager", "torch.compile"}
     run = {side: figures["products run"] for side, figures in row["sides"].items()}
     # With our kernels nothing behind a layer's last product needs it, so recomputation leaves it out.
     share = 0.92 if case == "full recomputation" else 1.0
-    assert run["kernels"] == run["kernels, added after"] == share * row["formula"]["hardware"]
+    assert run["kernels"] == run["kernels, 8 bits"] == run["kernels, added after"] == share * row["formula"]["hardware"]
     # Eager attention recomputes up to what backward needs: not its last product.
     assert 0.99 < run["eager"] / row["formula"]["hardware"] <= 1.0
     assert any(kind.startswith("ours: BiasGelu") for kind in row["sides"]["kernels"]["where"])

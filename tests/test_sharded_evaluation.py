@@ -34,7 +34,7 @@ NATS = 5e-5
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -45,14 +45,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     )
     made.add_special_tokens(["<|endoftext|>"])
-    folder = tmp_path_factory.mktemp("model")
-    made.save(str(folder / "tokenizer.json"))
-    decoder = Decoder(ModelConfig(layers=3, hidden=32, heads=4, sequence=192, vocabulary=512), seed=1)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def save_random(folder: Path, tokenizer: Path, **model: object) -> Path:
+    """A checkpoint of random weights, large enough that its scores differ."""
+    config = ModelConfig.model_validate({"hidden": 32, "heads": 4, "sequence": 192, "vocabulary": 512, **model})
+    decoder = Decoder(config, seed=1)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.mul_(1.5)
     progress = Progress(step=1, samples=8, tokens=768, loss=6.0, stream="none", layout=Layout())
-    return save(decoder, folder, 1, progress, folder / "tokenizer.json")
+    return save(decoder, folder, 1, progress, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random(tmp_path_factory.mktemp("model"), tokenizer, layers=3)
 
 
 def command(*words: object, script: str = "from mtnlg_eval import cli; cli.main()") -> subprocess.Popen[str]:
@@ -151,6 +162,44 @@ def test_texts_are_those_of_one_process_and_replicas_share_the_work(checkpoint: 
     close = generated(checkpoint, tmp_path / "close", "tp=2,pp=2,dp=1")
     assert close["texts"][::2] == whole[::2]  # greedy
     assert close["led"] == 128 / 16
+
+
+PARTS: dict[str, object] = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
+LLAMA = {**PARTS, "layers": 2, "ffn": 48, "kv_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
+QWEN2 = {**LLAMA, "qkv_bias": True, "kv_heads": 1, "tied": False, "vocabulary": 640, "vocabulary_padding": 128}
+FAMILIES: dict[str, dict[str, object]] = {"llama": LLAMA, "qwen2-of-one-kv-head-and-padded": QWEN2}
+SCORED = """
+import json, sys
+from pathlib import Path
+from lm_eval.api.instance import Instance
+from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm
+texts = ["The mind is a vessel", "of water", " that is", " filled", " by a word", "\\n\\nQuestion: why"]
+pairs = [(context, text) for context in texts for text in texts]
+requests = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)]
+kinds = [{"until": ["a"], "max_gen_toks": 6}, {"do_sample": True, "temperature": 9.0, "max_gen_toks": 6}]
+prompts = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds[n % 2]), n) for n in range(8)]
+out, *checkpoints = map(Path, sys.argv[1:])
+for checkpoint in checkpoints:
+    answers = []
+    for layout in (None, "tp=2,pp=1,dp=1"):
+        store = out / checkpoint.parent.name / str(layout)
+        with open_lm(open_checkpoint(checkpoint, Path("nowhere")), store, layout) as lm:
+            answers.append({"scores": lm.loglikelihood(requests), "texts": lm.generate_until(prompts)})
+    print(json.dumps(answers))
+"""
+
+
+def test_other_families_score_and_generate_over_ranks_as_in_one_process(tokenizer: Path, tmp_path: Path) -> None:
+    checkpoints = [save_random(tmp_path / name, tokenizer, **model) for name, model in FAMILIES.items()]
+    process = command(tmp_path / "out", *checkpoints, script=SCORED)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    for line in stdout.splitlines()[-len(FAMILIES) :]:
+        whole, sharded = json.loads(line)
+        assert len({logp for logp, _ in whole["scores"]}) == 36
+        for ours, expected in zip(sharded["scores"], whole["scores"], strict=True):
+            assert ours == [pytest.approx(expected[0], abs=NATS), expected[1]]
+        assert sharded["texts"][::2] == whole["texts"][::2]  # greedy
 
 
 def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: Path, tmp_path: Path) -> None:

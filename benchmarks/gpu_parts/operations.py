@@ -74,6 +74,7 @@ class SingleRank(NamedTuple):
     rank: int = 0
     degree: int = 1
     sequence_parallel: bool = False
+    eight_bit: bool = False
 
 
 class Operation(NamedTuple):

@@ -6,12 +6,12 @@ Hidden 20480, 16 of 128 heads, sequence 2048, micro-batch 1, bf16, forward and b
     full            every layer recomputed, as the paper's run
 
 Weight gradients are added up in fp32, as in training: inside the product (`products.add_product`), or after it from
-gradients in bf16. The decoder's own layers run with our kernels, in plain PyTorch, and that under torch.compile, on the
-same weights in the same rounds. Three counts of FLOPs: the model's, 72 B s l h² (1 + s / 6h) / 8; the hardware's, with
-96 instead of 72 (Narayanan et al. 2021, equation 3, layers alone), or 72 plus 4 s² h a layer where only attention is
-recomputed; and those of the matrix products that PyTorch ran. The last, over the time, is reported as a share of the
-matmul rate, the best of several products measured in the same run. Goals: 0.75 of it, and 1.15 x torch.compile. Then
-the profiler shows where the rest goes.
+gradients in bf16. Products of 8-bit factors (`eight_bit`) stand beside. The decoder's own layers run with our kernels,
+in plain PyTorch, and that under torch.compile, on the same weights in the same rounds. Three counts of FLOPs: the
+model's, 72 B s l h² (1 + s / 6h) / 8; the hardware's, with 96 instead of 72 (Narayanan et al. 2021, equation 3, layers
+alone), or 72 plus 4 s² h a layer where only attention is recomputed; and those of the matrix products that PyTorch ran.
+The last, over the time, is reported as a share of the matmul rate, the best of several products measured in the same
+run. Goals: 0.75 of it, and 1.15 x torch.compile. Then the profiler shows where the rest goes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ from mtnlg_model.functional import EAGER, Ops
 from mtnlg_parallel.model import products
 
 from .clock import DEVICE, DTYPE, GPU, Clock, Sampler, begin, compile_fresh, kernels, release
-from .rank_layers import TP, Rank, add_in_fp32, make_layers, make_rank, replace_products
+from .rank_layers import TP, Rank, add_in_fp32, make_layers, make_rank, multiply_in_8_bits, replace_products
 from .step_profile import time_by_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mtnlg_parallel.model.eight_bit import Factor
+
+    from .rank_layers import Product
 
 LAYERS = 3
 TINY = ModelConfig(layers=1, hidden=32, heads=8, sequence=8, vocabulary=64)
@@ -50,10 +54,10 @@ class Case(NamedTuple):
 
 
 class Side(NamedTuple):
-    """An implementation, and whether it adds weight gradients up inside the product or after it."""
+    """An implementation, and where it adds weight gradients up: inside the product of these factors, or after it."""
 
     ops: Ops
-    added: Literal["within", "after"] = "after"
+    added: Literal["within", "within, 8 bits", "after"] = "after"
     compiled: bool = False
 
 
@@ -63,7 +67,7 @@ class Total:
     def __init__(self, weight: Tensor) -> None:
         self.total_OI = torch.zeros_like(weight, dtype=torch.float32)
 
-    def product(self, dy_NO: Tensor, x_NI: Tensor) -> None:
+    def product(self, dy_NO: Tensor | Factor, x_NI: Tensor | Factor) -> None:
         """Add dyᵀ x."""
         products.add_product(self.total_OI, dy_NO, x_NI, first=False)
 
@@ -83,13 +87,13 @@ def make_step(rank: Rank, case: Case, side: Side) -> Callable[[], None]:
         # As in training. A compiler decides itself which activations to keep.
         ops = replace(ops, attention=partial(recompute, ops.attention))
     split = case.recompute == "selective"
-    product = add_in_fp32 if side.added == "within" else F.linear
-    layers: list[Any] = [replace_products(layer, rank, product, split) for layer in make_layers(rank, ops)]
+    multiply: dict[str, Product] = {"within": add_in_fp32, "within, 8 bits": multiply_in_8_bits, "after": F.linear}
+    layers: list[Any] = [replace_products(layer, rank, multiply[side.added], split) for layer in make_layers(rank, ops)]
     if side.compiled:
         layers = [compile_fresh(layer) for layer in layers]
     x_SBH = rank.x_SBH.detach()[: case.rows].requires_grad_()
     upstream_SBH = rank.upstream_SBH[: case.rows]
-    within = [weight for weight in rank.parameters if weight.ndim == 2 and side.added == "within"]
+    within = [weight for weight in rank.parameters if weight.ndim == 2 and side.added != "after"]
     sinks = {weight: Total(weight) for weight in within}
     after = [weight for weight in rank.parameters if weight not in sinks]
     totals = [torch.zeros_like(weight, dtype=torch.float32) for weight in after]
@@ -125,6 +129,7 @@ def measure(rank: Rank, case: Case, ops: Ops, clock: Clock) -> dict[str, Any]:
     """Time all sides of a case, with power and clock meanwhile."""
     sides = {
         "kernels": Side(ops, "within"),
+        "kernels, 8 bits": Side(ops, "within, 8 bits"),
         "kernels, added after": Side(ops),
         "eager": Side(EAGER),
         "torch.compile": Side(EAGER, compiled=True),

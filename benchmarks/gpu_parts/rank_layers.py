@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TP = 8
 ALONE: Any = SingleRank()
+EIGHT_BIT: Any = SingleRank(eight_bit=True)
 
 
 class Rank(NamedTuple):
@@ -147,6 +148,11 @@ class Row(nn.Module):
 def add_in_fp32(x: Tensor, weight: Tensor) -> Tensor:
     """Training's product: x Wᵀ, with the weight's gradient added in fp32 where it has a `GradientSink`."""
     return products.row(x, weight, ALONE)
+
+
+def multiply_in_8_bits(x: Tensor, weight: Tensor) -> Tensor:
+    """The same with factors of 8 bits."""
+    return products.row(x, weight, EIGHT_BIT)
 
 
 def replace_products(layer: DecoderLayer, rank: Rank, product: Product, sequence_parallel: bool) -> DecoderLayer:

@@ -40,6 +40,7 @@ from mtnlg_model.settings import validate  # noqa: E402
 from mtnlg_parallel.engine import deepspeed_engine, pipeline_engine, process, sharded_optimizer, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
+from mtnlg_parallel.inference import DecoderShard  # noqa: E402
 from mtnlg_parallel.launch import health  # noqa: E402
 from mtnlg_parallel.model import head, slicing, tensor_parallel  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
@@ -92,6 +93,21 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
                 "sums": {part.name: float(part.parameter.double().sum()) for part in local if part.parameter.ndim == 1},
             }
         )
+    return results
+
+
+def scores(request: dict[str, Any], _rank: int) -> list[Any]:
+    """Log P of a batch's next tokens, and whether they are greedy, by each checkpoint; on the last stage alone."""
+    layout = validate(request["recipes"][0], Recipe, "request").layout
+    device = process.init_distributed(layout)
+    tokens_BS, results = torch.tensor(request["tokens"]), []
+    for path in request["checkpoints"]:
+        shard = DecoderShard(Checkpoint.open(Path(path)), layout, device, torch.float32)
+        x_SBH = shard.forward(tokens_BS, None)
+        if x_SBH is not None:
+            scored = shard.score(x_SBH[:-1].flatten(0, 1), tokens_BS[:, 1:].t().flatten())
+            results.append([tensor.tolist() for tensor in scored])
+        shard.wait_for_sends()
     return results
 
 
@@ -354,7 +370,7 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden, attention and hidden dropout in turn, as a layer does; return the three masks."""
     recipe = validate(request["recipes"][0], Recipe, "request")
     process.init_distributed(recipe.layout)
-    slicing = Slicing.of_this_rank(recipe.layout, sequence_parallel=False)
+    slicing = Slicing.of_this_rank(recipe.layout, recipe.model, sequence_parallel=False)
     attention = tensor_parallel.parallel_ops(slicing, "none", head.EAGER).attention
     torch.manual_seed(5)
     ones = torch.ones(1, 2, 16, 8)
@@ -370,7 +386,7 @@ def head_losses(request: dict[str, Any], rank: int) -> list[list[Any]]:
     """The head's loss for each x, with the gradients of this rank's part of x and of its rows of the weight."""
     recipe = validate(request["recipes"][0], Recipe, "request")
     process.init_distributed(recipe.layout)
-    slicing = Slicing.of_this_rank(recipe.layout, recipe.train.sequence_parallel)
+    slicing = Slicing.of_this_rank(recipe.layout, recipe.model, recipe.train.sequence_parallel)
     weight_VH, targets_BS = torch.tensor(request["weight"]), torch.tensor(request["targets"])
     results = []
     for x_SBH in torch.tensor(request["xs"]):
@@ -385,6 +401,7 @@ def head_losses(request: dict[str, Any], rank: int) -> list[list[Any]]:
 
 SCENARIOS = {
     "train": train,
+    "scores": scores,
     "attention_masks": attention_masks,
     "state_bytes": state_bytes,
     "head_losses": head_losses,

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import pytest
 
+from mtnlg_eval.cli import _parse_revisions
+from mtnlg_eval.evaluation import check_revisions
 from mtnlg_eval.results.provenance import provenance
-from mtnlg_eval.scoring.harness import read_hub_texts, task_manager
+from mtnlg_eval.scoring.harness import Evaluation, read_hub_texts, task_manager
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import read_task
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +108,43 @@ def test_the_commit_that_rows_were_fetched_from_is_recorded(
     assert task_manager(None).load(["boolq"])["tasks"]["boolq"].rows.revision == commit
     assert provenance(None, 1.0, commit).rows_revision == commit
     assert hub
+
+
+@pytest.mark.parametrize("style", ["paper", "lm_eval"])
+def test_rows_are_fetched_at_the_revision_that_is_asked_for(
+    style: str, hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_dataset, asked = datasets.load_dataset, list[object]()
+
+    def recorded(path: str, name: str | None = None, **options: object) -> object:
+        asked.append(options.get("revision"))
+        return load_dataset(path, name, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", recorded)
+    for revisions in ({"boolq": "3de24cf8022e"}, None):
+        Evaluation(["boolq"], ["0"], None, style=style, revisions=revisions)
+    assert asked == ["3de24cf8022e", None]
+    assert hub
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("boolq",), "--revision boolq: needs TASK=COMMIT, once a task"),
+        (("boolq=a", "boolq=b"), "--revision boolq=b: needs TASK=COMMIT, once a task"),
+    ],
+)
+def test_a_revision_that_is_none_is_refused(words: tuple[str, ...], line: str) -> None:
+    with pytest.raises(UsageFailure, match=line):
+        _parse_revisions(words)
+
+
+def test_a_revision_of_rows_that_are_not_of_the_hub_is_refused(tmp_path: Path) -> None:
+    check_revisions({"boolq": "a"}, ["boolq", "hans"], None)
+    for revisions, data, line in (
+        ({"hans": "a"}, None, "--revision hans=a: no task with a data set of the hub; choose from boolq$"),
+        ({"wic": "a"}, None, "--revision wic=a: no task with a data set of the hub"),
+        ({"boolq": "a"}, tmp_path, "--revision boolq=a: --data gives the rows; leave one of the two out"),
+    ):
+        with pytest.raises(UsageFailure, match=line):
+            check_revisions(revisions, ["boolq", "hans"], data)

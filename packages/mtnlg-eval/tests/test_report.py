@@ -185,5 +185,7 @@ def test_console_shows_the_table_unless_show_is_false(run: Path, capsys: pytest.
     assert all(task.title in output for task in TASKS)
     assert "84.83" in output
     assert max(len(line) for line in output.splitlines()) <= 80
+    assert "\\u" not in output  # an escaped character, as a narrow space would be
+    assert re.search(r"\d s in total", output)
     write_report(run, show=False)
     assert capsys.readouterr().out == ""

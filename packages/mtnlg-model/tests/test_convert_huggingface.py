@@ -174,7 +174,12 @@ def test_folders_that_cannot_be_imported_are_named(checkpoint: Checkpoint, tmp_p
     with pytest.raises(Failure, match="passwd: no such weights"):
         import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
     (tmp_path / "ours" / "tokenizer.json").unlink()
-    with pytest.raises(Failure, match=r"ours: no tokenizer\.json; save"):
+    with pytest.raises(Failure, match=r"ours: no tokenizer\.json; AutoTokenizer\.from_pretrained"):
+        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
+    for name in ("merges.txt", "vocab.json"):
+        (tmp_path / "ours" / name).touch()
+    line = r"no tokenizer\.json, only a slow tokenizer's vocab\.json and merges\.txt; AutoTokenizer"
+    with pytest.raises(Failure, match=line):
         import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
 
 

@@ -101,6 +101,22 @@ def test_a_mean_far_from_zero_does_not_cancel_the_variance() -> None:
     assert (norm.layer_norm(x_H, weight_H, shift_H, EPS) - exact_H).abs().max() < 1e-3
 
 
+def test_a_second_derivative_is_refused_not_left_out() -> None:
+    x, row, y = torch.randn(3, 16).requires_grad_(), torch.randn(16), torch.randn(3, 16)
+    q_BNSD = x.view(1, 1, 3, 16)
+    outputs = [
+        gelu.bias_gelu(x, row),
+        norm.layer_norm(x, row, row, EPS),
+        dropout.bias_dropout_add(x, row, y, 0.0, True),
+        *norm.bias_dropout_add_norm(x, row, y, 0.0, True, row, row, EPS),
+        softmax.core_attention(q_BNSD, q_BNSD, q_BNSD, 0.4, 0.0),
+    ]
+    for out in outputs:
+        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True, retain_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            first.sum().backward()  # type: ignore[no-untyped-call]
+
+
 def add_norm(operation: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     """``operation`` of the tensors alone, without dropout."""
 

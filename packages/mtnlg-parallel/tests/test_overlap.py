@@ -49,7 +49,7 @@ def weight_noted(events: Events) -> torch.nn.Parameter:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_the_sum_of_dx_is_in_flight_beside_the_product_for_the_weights(sequence_parallel: bool, events: Events) -> None:
-    slicing: Any = SimpleNamespace(degree=2, sequence_parallel=sequence_parallel, group=None)
+    slicing: Any = SimpleNamespace(degree=2, sequence_parallel=sequence_parallel, eight_bit=False, group=None)
     y = products.column(torch.randn(2, 1, 4, requires_grad=True), weight_noted(events), slicing)
     events.clear()
     y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ from mtnlg_parallel.layout import (
     Axis,
     Layout,
     balanced_cuts,
-    decoder_error,
     layout_error,
     parse_layout,
     stages,
@@ -109,18 +108,22 @@ def test_an_impossible_layout_is_refused_with_the_valid_choices(layout: Layout, 
 
 def test_a_vocabulary_that_was_not_padded_is_refused() -> None:
     config = ModelConfig(layers=2, hidden=64, heads=4, sequence=32, vocabulary=50257)
-    assert layout_error(Layout(tp=2), config) == "layout.tp = 2 does not divide model.vocabulary = 50257; use 1"
-
-
-def test_kv_heads_that_cannot_be_cut_and_padding_are_refused() -> None:
-    shared = PRESETS["qwen2.5-0.5b"]
-    assert layout_error(Layout(tp=2), shared) is None
-    assert layout_error(Layout(tp=14), shared) == "layout.tp = 14 does not divide model.kv_heads = 2; use 1 or 2"
-    padded = PRESETS["tiny"].model_copy(update={"vocabulary_padding": 3})
-    assert decoder_error(shared) is None
-    assert decoder_error(padded) == (
-        "model.vocabulary_padding = 3: the head over ranks knows no padding; import without --vocabulary-multiple"
+    assert layout_error(Layout(tp=2), config) == (
+        "layout.tp = 2 does not divide model.vocabulary = 50257; use 1, or pad it: mtnlg-model import "
+        "--vocabulary-multiple, or model.vocabulary_padding"
     )
+    padded = config.model_copy(update={"vocabulary": 50304, "vocabulary_padding": 47})
+    assert layout_error(Layout(tp=2), padded) is None
+
+
+def test_kv_heads_that_can_be_neither_cut_nor_shared_are_refused() -> None:
+    sizes = {"layers": 2, "hidden": 96, "heads": 6, "kv_heads": 2, "sequence": 32, "vocabulary": 510}
+    config = ModelConfig.model_validate(sizes)
+    assert layout_error(Layout(tp=2), config) is None
+    assert layout_error(Layout(tp=3), config) == "layout.tp = 3 does not divide model.kv_heads = 2; use 1 or 2"
+    assert layout_error(Layout(tp=6), config) == "layout.tp = 6 does not divide model.kv_heads = 2; use 1 or 2"
+    assert layout_error(Layout(tp=6), config.model_copy(update={"head_size": 12})) is None
+    assert layout_error(Layout(tp=2), config.model_copy(update={"kv_heads": 1})) is None
 
 
 def test_every_sliced_parameter_is_one_of_the_decoders() -> None:

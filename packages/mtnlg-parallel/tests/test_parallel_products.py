@@ -17,7 +17,7 @@ from mtnlg_parallel.model import products
 
 ROWS, INPUTS, OUTPUTS = 6, 48, 40
 Product = Callable[[Tensor, Tensor, Any], Tensor]
-ALONE: Any = SimpleNamespace(degree=1, sequence_parallel=False)
+ALONE: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=False)
 
 
 class WeightTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -247,7 +247,6 @@ def test_a_page_shows_the_step_its_layouts_and_switches_and_needs_nothing(tmp_pa
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--set", "model.vocabulary_padding=8"), "padding"),
         (("--software", "megatron-lm", "--zero", "3"), "megatron-lm has not got FSDP; use --software megatron-core"),
         (("--software", "llm-foundry", "--cp", "2"), "llm-foundry has not got context parallelism"),
         (("--software", "megatron-lm", "--precision", "fp8"), "megatron-lm has not got FP8"),
@@ -282,3 +281,16 @@ def test_a_cluster_may_be_like_another_but_for_what_it_names(tmp_path: Path) -> 
     path.write_text('name = "mine"\nlike = "dgx-h1000"\n', encoding="utf-8")
     with pytest.raises(Failure, match="like = 'dgx-h1000': unknown"):
         load_cluster(str(path))
+
+
+def test_a_recipe_in_eight_bits_is_planned_as_it_would_be_trained() -> None:
+    recipe = ROOT / "recipes" / "mt-nlg-530b-2022"
+    if not recipe.exists():
+        pytest.skip("the recipes are not here")
+    steps = {
+        precision: json.loads(plan(recipe, "--cluster", "dgx-h100", "--set", f"train.precision={precision}", "--json"))[
+            "step_seconds"
+        ]
+        for precision in ("bf16", "fp8")
+    }
+    assert 0.5 * steps["bf16"] < steps["fp8"] < 0.9 * steps["bf16"]

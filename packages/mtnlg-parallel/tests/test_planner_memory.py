@@ -1,6 +1,7 @@
 """Predicted memory: against the literature's figures per GPU, and what fits and what does not."""
 
-from itertools import accumulate
+from itertools import accumulate, product
+from math import inf
 
 import pytest
 
@@ -11,7 +12,7 @@ from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.memory import Memory, fullest_stage, layer_bytes, memory, memory_error
 from mtnlg_parallel.planner.programs import ENGINES, load_software
-from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.planner.run import RECOMPUTE, Run, run_error
 from mtnlg_parallel.planner.search import search
 
 GIB = 1 << 30
@@ -136,12 +137,48 @@ def test_a_search_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
     assert [one.run for one in everything.best[:3]] == [one.run for one in found.best]
 
 
+@pytest.mark.parametrize(("model", "batch"), [(shape(6, 4096, 32), 12), (shape(4, 12288, 96), 6)], ids=["free", "full"])
+def test_a_search_finds_the_best_of_all_that_can_be_priced_within_two_percent(model: ModelConfig, batch: int) -> None:
+    """All: every layout of up to four GPUs, micro-batch, recomputation, number of chunks and switch of the engines."""
+    template, degrees = Run(model, Layout(), batch), range(1, 5)
+    programs = [load_software(name) for name in ENGINES]
+    best = inf
+    for tp, pp, dp, micro_batch, chunks, recompute in product(
+        degrees, degrees, degrees, range(1, batch + 1), (1, 2, 3), RECOMPUTE
+    ):
+        if tp * pp * dp > 4 or batch % (dp * micro_batch):
+            continue
+        for slices_sequence, splits_backward, offloads in product((False, True), repeat=3):
+            run = template._replace(
+                layout=Layout(tp=tp, pp=pp, dp=dp),
+                micro_batch=micro_batch,
+                recompute=recompute,
+                interleave=chunks,
+                sequence_parallel=slices_sequence and tp > 1,
+                splits_backward=splits_backward,
+                offload_activations=offloads and (chunks > 1 or splits_backward),
+            )
+            program = programs[run.schedule != "1f1b"]
+            if not run_error(run, program, 4) and not memory_error(memory(run, program), SELENE):
+                best = min(best, step.predict(run, SELENE, program).seconds)
+    assert search(template, SELENE, programs, 4).best[0].prediction.seconds <= 1.02 * best < inf
+
+
 def test_four_percent_of_the_memory_stay_free() -> None:
     run = RUNS["22B"]
     total = max(stage.total for stage in held(run))
     for share, fits in ((0.97, False), (0.95, True)):
         gpu = SELENE.gpu.model_copy(update={"memory_bytes": total / share})
         assert (memory_error(held(run), SELENE.model_copy(update={"gpu": gpu})) is None) == fits
+
+
+def test_a_rank_holds_a_head_of_keys_and_values_whole() -> None:
+    one, two, four = (
+        layer_bytes(Run(shape(4, 4096, 32).model_copy(update={"kv_heads": n}), Layout(tp=2), 1).shape, LM, "none")
+        for n in (1, 2, 4)
+    )
+    assert one == two
+    assert four - two == 4 * 128 * 2048
 
 
 def test_fsdp_holds_shards_and_a_layer() -> None:

@@ -291,3 +291,17 @@ def test_a_thin_product_takes_the_time_of_its_bytes() -> None:
     moved = 2 * (16 * 8192 + 8192**2 + 16 * 8192)
     bandwidth = DGX.gpu.memory_bandwidth * DGX.measured.memory
     assert gemm_seconds(DGX, 16, 8192, 8192) == pytest.approx(moved / bandwidth, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "exchanged"), [(ENGINES[0], True), (ENGINES[1], True), ("megatron-core", False)])
+def test_ranks_that_share_a_head_of_keys_and_values_exchange_its_features(name: str, exchanged: bool) -> None:
+    """With two such heads on eight ranks four share each: q, k and v of 18 heads a token are gathered, and reduced."""
+    software = load_software(name)
+    shared, own = (
+        layer_cost.layer(Run(SMALL.model_copy(update={"kv_heads": n}), Layout(tp=8), 8).shape, SELENE, software)
+        for n in (2, 8)
+    )
+    gathered = network.ring(SELENE, 4, 1).gather(2 * 2048 * (16 + 2) * 128) if exchanged else 0.0
+    for phase in ("forward", "backward"):
+        more = getattr(shared, phase).collectives - getattr(own, phase).collectives
+        assert more == pytest.approx(gathered, rel=0.1, abs=1e-5)  # smaller products hide a little less

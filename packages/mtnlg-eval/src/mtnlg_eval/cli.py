@@ -16,7 +16,7 @@ from .table import print_rows, print_scores
 from .tasks.examples import rows_help
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
 # Commands import what is slow to import when they run: --help shall be fast.
 
@@ -53,6 +53,10 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         str, typer.Option(metavar="0,1,few", help="Examples in the prompt; few is GPT-3's K.")
     ] = "0,1,few",
     data: DataOption = None,
+    revision: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK=COMMIT", help="Commit of a task's rows on the hub; once a task. Default: newest."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only a random sample of N rows.")] = None,
     layout: LayoutOption = None,
     batch_tokens: Annotated[
@@ -82,7 +86,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     If a task cannot run, the others go on and the exit status is 1.
     """
     names = None if tasks is None else _parse_tasks(tasks)
-    counts, draws = _parse_shots(shots), _parse_seeds(seeds)
+    counts, draws, revisions = _parse_shots(shots), _parse_seeds(seeds), _parse_revisions(revision or ())
     check_data(data)
     silence_lm_eval()
 
@@ -104,6 +108,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
             shot_labels=shot_labels,
             seeds=draws,
             task_files=task_file or (),
+            revisions=revisions,
         )
         if not summary:  # a rank of torchrun other than 0
             continue
@@ -301,6 +306,16 @@ def _parse_seeds(text: str) -> list[int]:
     seeds = [int(seed) for seed in _split(text)]
     check_seeds(seeds)
     return seeds
+
+
+def _parse_revisions(texts: Sequence[str]) -> dict[str, str]:
+    revisions: dict[str, str] = {}
+    for text in texts:
+        task, _, revision = text.partition("=")
+        if not revision or task in revisions:
+            raise UsageFailure(f"--revision {text}: needs TASK=COMMIT, once a task, such as boolq=3de24cf8022e")
+        revisions[task] = revision
+    return revisions
 
 
 def _list_steps(folder: Path) -> list[Path]:

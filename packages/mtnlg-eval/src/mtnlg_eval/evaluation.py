@@ -14,7 +14,7 @@ from mtnlg_eval.tasks.published import TASKS
 from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import Literal
 
@@ -36,11 +36,12 @@ def evaluate(
     shot_labels: Literal["drawn", "interleaved", "negative"] = "drawn",
     seeds: Sequence[int] = (1234,),
     task_files: Sequence[Path] = (),
+    revisions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Score a checkpoint on ``tasks`` at each number of ``shots`` and return the scores.
 
     ``tasks`` are names of the paper's, all nine by default; ``task_files`` are lm-eval YAMLs of one's own, which come
-    alone unless ``tasks`` names others.
+    alone unless ``tasks`` names others. ``revisions`` are commits, branches or tags of tasks' data sets on the hub.
     ``checkpoint`` is a checkpoint, a folder of them (the newest counts) or a Hugging Face folder; rows come from
     ``data`` or the hub; ``layout`` (tp=2,pp=2,dp=1) shards the model; other options are those of ``mtnlg-eval run``.
     Adds a file per result and its samples to ``out``, and makes ``out/results.json`` of all results there; none is
@@ -55,6 +56,7 @@ def evaluate(
     check_shots(shots)
     check_seeds(seeds)
     check_data(data)
+    check_revisions(revisions or {}, tasks, data)
     if (shot_source, shot_labels) != ("any", "drawn") and list(tasks) != ["hans"]:
         raise UsageFailure("--shot-source and --shot-labels are modes of the HANS study; use them with --tasks hans")
 
@@ -65,7 +67,9 @@ def evaluate(
     opened = open_checkpoint(checkpoint, out)
     choice = ShotChoice(shot_source, shot_labels)
     # Rows are read and checked before the model is loaded.
-    evaluation = Evaluation(tasks, shots, data, limit, choice=choice, style=style, seeds=seeds, files=task_files)
+    evaluation = Evaluation(
+        tasks, shots, data, limit, choice=choice, style=style, seeds=seeds, files=task_files, revisions=revisions
+    )
     with open_lm(opened, out, layout) as lm:
         if lm is None:
             return {}
@@ -98,6 +102,18 @@ def check_data(data: Path | None) -> None:
     """Raise ``Failure`` for a folder of rows that does not exist."""
     if data is not None and not data.is_dir():
         raise Failure(f"{data}: no such folder")
+
+
+def check_revisions(revisions: Mapping[str, str], tasks: Sequence[str], data: Path | None) -> None:
+    """Raise ``UsageFailure`` unless these are tasks to score whose rows come from a data set of the hub."""
+    for task, revision in revisions.items():
+        if task not in tasks or task == "hans":
+            choices = ", ".join(name for name in tasks if name != "hans")
+            raise UsageFailure(
+                f"--revision {task}={revision}: no task with a data set of the hub; choose from {choices}"
+            )
+        if data:
+            raise UsageFailure(f"--revision {task}={revision}: --data gives the rows; leave one of the two out")
 
 
 def silence_lm_eval() -> None:

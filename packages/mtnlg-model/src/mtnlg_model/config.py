@@ -336,6 +336,7 @@ PRESETS: Final[dict[str, ModelConfig]] = {
     "qwen3-32b": _llama(64, 5120, 64, 8, 25600, _QWEN, _QWEN3),
     "tiny": ModelConfig(layers=2, hidden=64, heads=4, sequence=128, vocabulary=512, dropout=0.0, attention_dropout=0.0),
 }
+"""Published models by name."""
 
 
 def preset(name: str) -> ModelConfig:

@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
         The rows of ``qkv`` are, for one kv head after the other, its heads of q, then k, then v, as in Megatron-LM.
         """
-        qkv_SBF = functional.add_bias(self.qkv(x_SBH), self.qkv.bias)
+        qkv_SBF = self.project(x_SBH)
         qkv_SBGND = qkv_SBF.view(*qkv_SBF.shape[:2], -1, self.sharing + 2, self.head_size)
         q_SBGND, k_SBG1D, v_SBG1D = torch.split(qkv_SBGND, [self.sharing, 1, 1], dim=3)
         if self.q_norm is not None and self.k_norm is not None:
@@ -139,6 +139,10 @@ class Attention(nn.Module):
             x_BNSD = attend(self.ops.attention, q_BNSD, k_BGSD, v_BGSD, scale, rate)
         out: Tensor = self.out(x_BNSD.permute(2, 0, 1, 3).flatten(2))
         return out
+
+    def project(self, x_SBH: Tensor) -> Tensor:
+        """x_SBH -> the rows of ``qkv``, with their biases."""
+        return functional.add_bias(self.qkv(x_SBH), self.qkv.bias)
 
 
 class MLP(nn.Module):

@@ -185,6 +185,7 @@ class Ops:
 
 
 EAGER = Ops()
+"""Every operation by PyTorch."""
 
 
 class Attend(Protocol):

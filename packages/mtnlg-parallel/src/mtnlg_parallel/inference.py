@@ -20,10 +20,11 @@ from mtnlg_model import rotary
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.functional import fp32_logits
 from mtnlg_parallel import rendezvous
+from mtnlg_parallel.model.head import real_rows
 from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_device, set_timeouts
 from mtnlg_parallel.model.stage_modules import Embedding, Head, Layer, Norm
 
-from .layout import SLICED_AXES, decoder_error, layout_error, stages
+from .layout import SLICED_AXES, layout_error, stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,11 +55,11 @@ class DecoderShard:
     def __init__(self, checkpoint: Checkpoint, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
         """Build the modules and read their weights. Raises ``UsageFailure`` if ``layout`` does not fit the decoder."""
         config = self.config = checkpoint.config
-        if error := decoder_error(config) or layout_error(layout, config):
+        if error := layout_error(layout, config):
             raise UsageFailure(error)
         rank = distributed.get_rank()
         self.layout, self.place, self.device, self.dtype = layout, layout.coordinates(rank), device, dtype
-        self.slicing = Slicing.of_this_rank(layout, sequence_parallel=False)
+        self.slicing = Slicing.of_this_rank(layout, config, sequence_parallel=False)
         set_timeouts(TIMEOUT)
         stage = stages(config, layout, "none")[self.place.pp]
         is_first, is_last = self.place.pp == 0, self.place.pp == layout.pp - 1
@@ -137,7 +138,7 @@ class DecoderShard:
         first = self.slicing.rank * width
         column_N = targets_N - first
         is_local_N = (column_N >= 0) & (column_N < width)
-        target_N = logits_NW.gather(1, column_N.clamp(0, width - 1)[:, None])[:, 0] * is_local_N
+        target_N = logits_NW.gather(1, column_N.clamp(0, width - 1)[:, None])[:, 0].masked_fill(~is_local_N, 0)
         local_max_N, argmax_N = logits_NW.max(1)
         max_N = self._all_reduce(local_max_N.clone(), distributed.ReduceOp.MAX)
         sum_N = self._all_reduce((logits_NW - max_N[:, None]).exp().sum(1), distributed.ReduceOp.SUM)
@@ -148,12 +149,14 @@ class DecoderShard:
         return target_N - max_N - sum_N.log(), greedy_N == targets_N
 
     def local_logits(self, x_NH: Tensor) -> Tensor:
-        """[N, H] → this rank's slice of the logits, [N, W] in fp32; only on the first and the last stage."""
-        if self.head is not None:
-            return fp32_logits(x_NH, self.head.weight)
-        if self.embedding is None:
+        """[N, H] → this rank's slice of the logits, [N, W] in fp32, padding's -Inf; on the first and last stage."""
+        module = self.head or self.embedding
+        if module is None:
             raise RuntimeError(f"stage {self.place.pp} of {self.layout.pp} has no token table")
-        return fp32_logits(x_NH, self.embedding.token.weight)
+        weight_WH = module.weight if isinstance(module, Head) else module.token.weight
+        logits_NW = fp32_logits(x_NH, weight_WH)
+        logits_NW[:, real_rows(self.slicing, len(weight_WH), self.config.vocabulary_padding) :] = -torch.inf
+        return logits_NW
 
     def _all_reduce(self, x_N: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:
         distributed.all_reduce(x_N, operation, group=self.slicing.group)

@@ -55,6 +55,12 @@ SLICED_AXES: Final[dict[str, int]] = {
 NORMS_OF_HEADS: Final = ("attention.q_norm.weight", "attention.k_norm.weight")
 """Replicated parameters of which each tensor-parallel rank sees its own heads only: their gradients are summed."""
 
+WAYS_OUT: Final = {
+    "sequence": ", or train.sequence_parallel = false",
+    "vocabulary": ", or pad it: mtnlg-model import --vocabulary-multiple, or model.vocabulary_padding",
+}
+"""What helps, beside another tp, where it does not divide this size."""
+
 CHUNK_MULTIPLE: Final = 128
 """The head's chunks are a multiple of this many tokens, a tile of matrix products."""
 
@@ -121,27 +127,29 @@ def parse_layout(text: str) -> dict[str, int]:
 def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = False) -> str | None:
     """Why ``layout`` does not fit this decoder, with the valid degrees; None if it does.
 
-    tp must also divide the hidden size, but where it matters heads divide that.
+    tp must also divide the hidden size, but where it matters heads divide that. A head of keys and values is cut off
+    with its heads of queries, or shared by as many ranks as tp has for each.
     """
-    keys = ("heads", "kv_heads", "ffn", "vocabulary", *(("sequence",) if sequence_parallel else ()))
+    keys = ("heads", "ffn", "vocabulary", *(("sequence",) if sequence_parallel else ()))
     sizes: dict[str, int] = {key: getattr(config, key) for key in keys}
-    for key, size in sizes.items():
-        if size % layout.tp:
-            valid = [str(n) for n in range(1, config.heads + 1) if all(value % n == 0 for value in sizes.values())]
-            choices = f"{', '.join(valid[:-1])} or {valid[-1]}" if len(valid) > 1 else valid[0]
-            way_out = ", or train.sequence_parallel = false" if key == "sequence" else ""
-            return f"layout.tp = {layout.tp} does not divide model.{key} = {size}; use {choices}{way_out}"
+
+    def misfit(tp: int) -> str | None:
+        if key := next((key for key, size in sizes.items() if size % tp), None):
+            return key
+        return "kv_heads" if config.kv_heads % tp and (tp % config.kv_heads or _qkv_rows(config) % tp) else None
+
+    if key := misfit(layout.tp):
+        valid = [str(n) for n in range(1, config.heads + 1) if not misfit(n)]
+        choices = f"{', '.join(valid[:-1])} or {valid[-1]}" if len(valid) > 1 else valid[0]
+        way_out = WAYS_OUT.get(key, "")
+        return f"layout.tp = {layout.tp} does not divide model.{key} = {getattr(config, key)}; use {choices}{way_out}"
     if layout.pp > config.layers:
         return f"layout.pp = {layout.pp} stages for model.layers = {config.layers}; use 1 to {config.layers}"
     return None
 
 
-def decoder_error(config: ModelConfig) -> str | None:
-    """Why this decoder cannot be cut over ranks; None if it can be."""
-    if config.vocabulary_padding:
-        padding = f"model.vocabulary_padding = {config.vocabulary_padding}"
-        return f"{padding}: the head over ranks knows no padding; import without --vocabulary-multiple"
-    return None
+def _qkv_rows(config: ModelConfig) -> int:
+    return (config.heads + 2 * config.kv_heads) * config.head_size
 
 
 def schedule_error(layout: Layout, config: ModelConfig, schedule: Schedule, chunks: int) -> str | None:
@@ -155,6 +163,24 @@ def schedule_error(layout: Layout, config: ModelConfig, schedule: Schedule, chun
     if layout.pp * chunks > config.layers:
         most = config.layers // layout.pp
         return f"layout.pp = {layout.pp} x train.chunks = {chunks} for model.layers = {config.layers}; use 1 to {most}"
+    return None
+
+
+EIGHT_BIT_MULTIPLE: Final = 16
+"""Divides the sizes of 8-bit matrices that the tensor cores multiply."""
+
+
+def eight_bit_error(layout: Layout, config: ModelConfig, micro_batch: int) -> str | None:
+    """Why the layers' slices cannot be multiplied in 8 bits; None if they can."""
+    heads = {"heads": config.heads, "kv_heads": config.kv_heads}
+    widths = {f"{name} x head_size": max(1, count // layout.tp) * config.head_size for name, count in heads.items()}
+    sizes = {"hidden": config.hidden, **widths, "ffn": config.ffn // layout.tp}
+    sizes["sequence x train.micro_batch"] = config.sequence * micro_batch
+    for name, size in sizes.items():
+        if size % EIGHT_BIT_MULTIPLE:
+            of_rank = f"of a rank, by layout.tp = {layout.tp}, " if name in {*widths, "ffn"} else ""
+            must = f"must be a multiple of {EIGHT_BIT_MULTIPLE}"
+            return f'train.precision = "fp8": model.{name} {of_rank}is {size} and {must}; use "bf16"'
     return None
 
 

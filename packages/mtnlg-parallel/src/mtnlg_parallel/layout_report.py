@@ -137,7 +137,7 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
 
     place, meta = layout.coordinates(rank), torch.device("meta")
     parts: dict[str, int] = {}
-    with fake_process_group(place.tp, layout.tp, train.sequence_parallel) as slicing:
+    with fake_process_group(place.tp, layout.tp, recipe.model, train.sequence_parallel) as slicing:
         for part in (part for stage in _cut(recipe)[place.pp :: layout.pp] for part in stage.parts):
             module: torch.nn.Module
             if part == "embedding":
@@ -154,7 +154,7 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
             parts[part] = sum(parameter.numel() for parameter in module.parameters())
     parameters = sum(parts.values())
     is_deepspeed = train.schedule == "1f1b"
-    state = {kind: parameters * size for kind, size in RANK_BYTES[train.precision, is_deepspeed].items()}
+    state = {kind: parameters * size for kind, size in RANK_BYTES[train.storage, is_deepspeed].items()}
     shared = {kind: ceil(parameters / layout.dp) * size for kind, size in ZERO_BYTES.items()}
     if train.precision == "fp32" and not is_deepspeed:
         del shared["master weights"]

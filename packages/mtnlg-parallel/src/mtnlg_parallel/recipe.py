@@ -32,7 +32,7 @@ from mtnlg_parallel.training.schedule import (
     parse_length,
 )
 
-from .layout import Layout, Recompute, Schedule, decoder_error, layout_error, schedule_error
+from .layout import Layout, Recompute, Schedule, eight_bit_error, layout_error, schedule_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,9 @@ class Train(Settings):
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.1, description="of matrices, not of biases and norms")
     clip: Positive = Field(1.0, description="largest norm of the gradients")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(1234, description="of initial weights and dropout")
-    precision: Literal["fp32", "bf16"] = Field("bf16", description="of weights and activations")
+    precision: Literal["fp32", "bf16", "fp8"] = Field(
+        "bf16", description="of weights and activations; fp8: bf16, and the layers' products of 8-bit factors"
+    )
     recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
     schedule: Schedule = Field("1f1b", description="order of a pipeline rank's work")
     chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank; more than 1: interleaved")
@@ -85,6 +87,11 @@ class Train(Settings):
     def _make_absolute(cls, initial: str) -> str:
         """Ranks and restarts may have another working folder."""
         return str(Path(initial).absolute()) if initial else ""
+
+    @property
+    def storage(self) -> Literal["fp32", "bf16"]:
+        """Type of the weights and activations in memory."""
+        return "fp32" if self.precision == "fp32" else "bf16"
 
     @property
     def learning_rate(self) -> LearningRate:
@@ -149,7 +156,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _check_layout(self) -> Self:
-        if reason := decoder_error(self.model) or layout_error(self.layout, self.model, self.train.sequence_parallel):
+        if reason := layout_error(self.layout, self.model, self.train.sequence_parallel):
             raise ValueError(reason)
         train, dp = self.train, self.layout.dp
         if reason := schedule_error(self.layout, self.model, train.schedule, train.chunks):
@@ -157,6 +164,8 @@ class Recipe(Settings):
         if train.offload_activations and train.schedule == "1f1b":
             way_out = 'use train.schedule = "interleaved" or "zero-bubble"'
             raise ValueError(f'train.offload_activations: the engine of "1f1b" keeps them on the device; {way_out}')
+        if train.precision == "fp8" and (reason := eight_bit_error(self.layout, self.model, train.micro_batch)):
+            raise ValueError(reason)
         multiple = dp * train.micro_batch
         product = f"layout.dp = {dp} x train.micro_batch = {train.micro_batch}"
         for key, value in (("batch", train.batch), ("validation_samples", train.validation_samples)):

@@ -14,7 +14,7 @@ from rich.text import Text
 from mtnlg_eval.results.compare import compared
 from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME
 
-from .markup import DASH, count, decimal, duration, short
+from .markup import DASH, NARROW, count, decimal, duration, short
 from .run_files import epochs_read
 from .studies import chapters_shown, other_checkpoints_notice
 
@@ -127,9 +127,9 @@ def _score(task: str, asked: str, cell: Cell) -> dict[str, Any]:
 
 def console_summary(run: Run) -> Iterator[RenderableType]:
     """What the command prints: a line per part, the table of scores, and the studies."""
-    yield Text(f"{run.name}: {duration(total_seconds(run))} in total", style="bold")
-    yield Text(_data_line(run))
-    yield Text(_training_lines(run))
+    lines = (f"{run.name}: {duration(total_seconds(run))} in total", _data_line(run), _training_lines(run))
+    for line, style in zip(lines, ("bold", "", ""), strict=True):
+        yield Text(line.replace(NARROW, " "), style=style)  # on a terminal a narrow space is not printable
     if run.evaluation is None:
         yield Text("evaluation: not run yet")
     else:

@@ -42,7 +42,7 @@ from mtnlg_model.console import Failure, UsageFailure, progress, say
 from .open_model import checkpoint_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lm_eval.api.instance import Instance
 
@@ -63,17 +63,18 @@ FEW_SHOTS = {task.name: task.few for task in TASKS}
 """K of each task's few-shot prompts."""
 
 
-def task_manager(data: Path | None, style: str = PAPER) -> TaskManager:
+def task_manager(data: Path | None, style: str = PAPER, revision: str | None = None) -> TaskManager:
     """lm-eval's manager of our nine tasks alone: indexing its own takes longer than a small evaluation."""
-    metadata = {"style": style} | ({"rows_from": str(data)} if data else {})
+    given = {"rows_from": str(data) if data else None, "revision": revision}
+    metadata = {"style": style} | {key: value for key, value in given.items() if value}
     return TaskManager(include_path=Path(__file__).parents[1] / "tasks", include_defaults=False, metadata=metadata)
 
 
-def load_task(name: str, data: Path | None, style: str = PAPER) -> PaperTask | StockTask:
+def load_task(name: str, data: Path | None, style: str = PAPER, revision: str | None = None) -> PaperTask | StockTask:
     """A task with its rows, from the folder ``data`` or the hub, with the prompts and scores of ``style``."""
-    manager = task_manager(data, style)
+    manager = task_manager(data, style, revision)
     if style == LM_EVAL and name in STOCK:
-        return StockTask(name, read_stock_rows(name, data, manager.task_index[name].cfg))
+        return StockTask(name, read_stock_rows(name, data, manager.task_index[name].cfg, revision))
     task: PaperTask = manager.load([name])["tasks"][name]
     return task
 
@@ -160,6 +161,7 @@ class Evaluation:
         style: str = PAPER,
         seeds: Sequence[int] = (SEED,),
         files: Sequence[Path] = (),
+        revisions: Mapping[str, str] | None = None,
     ) -> None:
         """Read the rows of every task: from the folder ``data`` or the hub, and as the YAML ``files`` say.
 
@@ -179,7 +181,7 @@ class Evaluation:
             own.take(limit)
         for name in names:
             try:
-                self.tasks[name] = load_task(name, data, style)
+                self.tasks[name] = load_task(name, data, style, (revisions or {}).get(name))
                 self.tasks[name].take(limit)
             except Failure as failure:
                 self.not_run.append({"task": name, "why": str(failure)})

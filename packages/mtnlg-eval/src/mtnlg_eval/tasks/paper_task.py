@@ -64,7 +64,7 @@ class PaperTask(RecordedTask):
 
     ``with_shots``, the prompt from one shot on; ``unconditional``, the context of the ratio's denominator;
     ``score: sum`` instead of per token; ``styles``, overrides of these keys and of the config by style. The loader adds
-    ``style`` and ``rows_from``, the folder of the rows (absent: the hub).
+    ``style`` and ``rows_from``, the folder of the rows (absent: the hub), or ``revision``, the hub's (absent: newest).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:

@@ -153,6 +153,7 @@ TASKS: tuple[Task, ...] = (
         footnotes=frozenset({("GPT-3", "0")}),
     ),
 )
+"""The paper's nine tasks, in the order of its tables."""
 
 TASKS_BY_NAME = {task.name: task for task in TASKS}
 

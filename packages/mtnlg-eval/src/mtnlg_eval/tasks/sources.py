@@ -175,10 +175,7 @@ def load_hub_texts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _revision(split: Any) -> str | None:  # noqa: ANN401  (of the library)
-    """Commit of the hub that a split's files were fetched from: `datasets` names it in their addresses.
-
-    lm-eval names none for these data sets, so the newest is fetched.
-    """
+    """Commit of the hub that a split's files were fetched from: `datasets` names it in their addresses."""
     addresses = getattr(getattr(split, "info", None), "download_checksums", None) or ()
     commits = {
         match[1] for address in addresses if (match := re.match(r"hf://datasets/[^@]+@([0-9a-f]{40})/", address))
@@ -197,8 +194,11 @@ def _hub_split(config: Config) -> str:
 
 def _load_dataset(config: Config) -> Mapping[str, Any]:
     path, name = config["dataset_path"], config.get("dataset_name")
+    options = dict(config.get("dataset_kwargs") or {})
+    if revision := (config.get("metadata") or {}).get("revision"):
+        options["revision"] = revision
     try:
-        splits: Mapping[str, Any] = datasets.load_dataset(path, name, **config.get("dataset_kwargs") or {})
+        splits: Mapping[str, Any] = datasets.load_dataset(path, name, **options)
     except Exception as error:  # noqa: BLE001  (the hub's client raises the errors of many libraries)
         reason = str(error).splitlines()[0]
         raise Failure(f"the rows cannot be fetched: {reason}; pass a folder with --data DIR") from None

@@ -59,12 +59,12 @@ def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
     return config
 
 
-def read_stock_rows(task: str, data: Path | None, hub: Mapping[str, Any]) -> TaskRows:
+def read_stock_rows(task: str, data: Path | None, hub: Mapping[str, Any], revision: str | None = None) -> TaskRows:
     """Rows with every byte, from a folder or the hub's data set ``hub``; shots from splits that stock lm-eval knows."""
 
     def read(pools: Sequence[str]) -> TaskRows:
         if data is None:
-            return load_hub_task(hub, verbatim=True, pools=pools)
+            return load_hub_task({**hub, "metadata": {"revision": revision}}, verbatim=True, pools=pools)
         return read_task(data, task, verbatim=True, pools=pools)
 
     rows = read(_pools(stock_config(task)))

@@ -41,6 +41,8 @@ IGNORED_SUFFIXES: Final = (
     ".inv_freq",
 )
 """Causal masks and angles of rotary positions in older folders, which follow from config.json."""
+SLOW_TOKENIZERS: Final = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
+"""Files of tokenizers that transformers reads in Python, without the `tokenizers` library."""
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 << 30
 INDEX_BYTES = 1 << 26
@@ -110,7 +112,10 @@ def import_huggingface(
     """
     family, config = read_family(folder, vocabulary_multiple, sequence)
     if not (folder / TOKENIZER).is_file():
-        raise Failure(f"{folder}: no {TOKENIZER}; save the tokenizer as a fast one")
+        slow = [name for name in SLOW_TOKENIZERS if (folder / name).is_file()]
+        instead = f", only a slow tokenizer's {' and '.join(slow)}" if slow else ""
+        way_out = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes it"
+        raise Failure(f"{folder}: no {TOKENIZER}{instead}; {way_out}")
     files = _files_by_tensor(folder)
     require_file_size(config, {file.path for file in files.values()})
     if config.tensor_count > 4 * (len(files) + 16):  # no list of names as long as someone claims; one that lacks few is

@@ -193,7 +193,7 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
     if train.sequence_parallel:
         # By default each rank sends 1/tp of its activations, as if they were replicated; here each has its own part.
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
-    if train.precision == "bf16":
+    if train.storage == "bf16":
         config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
         config["communication_data_type"] = "fp32"
     return config

@@ -58,20 +58,22 @@ class PipelineEngine:
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         self.before_update: Callable[[], None] = lambda: None
-        layout, train, self.device = recipe.layout, recipe.train, device
+        layout, config, train, self.device = recipe.layout, recipe.model, recipe.train, device
         self._layout, self._chunks, self.splits_backward = layout, train.chunks, train.schedule == "zero-bubble"
         self._place = place = layout.coordinates(distributed.get_rank())
-        self._slicing = slicing = Slicing.of_this_rank(layout, train.sequence_parallel)
+        self._slicing = slicing = Slicing.of_this_rank(
+            layout, config, train.sequence_parallel, train.precision == "fp8"
+        )
         self._dp_group = _group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
         ring = [layout.rank(place.tp, pp, place.dp) for pp in range(layout.pp)]
         self.links = Links(ring, train.chunks)
         ends = [ring[0], ring[-1]] if place.pp in {0, layout.pp - 1} else [distributed.get_rank()]
         tied = _group(ends) if layout.pp > 1 else None
         virtual = Layout(tp=layout.tp, pp=layout.pp * train.chunks, dp=layout.dp)
-        cut = stages(recipe.model, virtual, train.recompute)[place.pp :: layout.pp]
-        self._dtype = DTYPES[train.precision]
+        cut = stages(config, virtual, train.recompute)[place.pp :: layout.pp]
+        self._dtype = DTYPES[train.storage]
         self.parts = [
-            StageModules(stage, recipe.model, slicing, train.recompute, device, ops).to(self._dtype) for stage in cut
+            StageModules(stage, config, slicing, train.recompute, device, ops).to(self._dtype) for stage in cut
         ]
         kinds = (
             (self._kind(chunk, local, tied), local)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
     from mtnlg_model.checkpoint.manifest import SlotName
+    from mtnlg_parallel.model.eight_bit import Factor
     from mtnlg_parallel.model.stage_modules import LocalParameter
     from mtnlg_parallel.recipe import Train
 
@@ -138,14 +139,14 @@ class ParameterGradient:
         self._total, self._arrived, self._deferral = total, arrived, deferral
         self.is_empty = True
 
-    def product(self, dy_NO: Tensor, x_NI: Tensor) -> None:
+    def product(self, dy_NO: Tensor | Factor, x_NI: Tensor | Factor) -> None:
         """Add dyᵀ x, or put it off."""
         if self._deferral.products is None:
             self._add_product(dy_NO, x_NI)
         else:
             self._deferral.products.append(lambda: self._add_product(dy_NO, x_NI))
 
-    def _add_product(self, dy_NO: Tensor, x_NI: Tensor) -> None:
+    def _add_product(self, dy_NO: Tensor | Factor, x_NI: Tensor | Factor) -> None:
         products.add_product(self._total, dy_NO, x_NI, first=self.is_empty)
         self._has_arrived()
 

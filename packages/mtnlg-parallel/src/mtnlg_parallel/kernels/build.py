@@ -199,6 +199,6 @@ def _identity(target: str, recipe: Recipe | None) -> dict[str, object]:
         "tp": recipe.layout.tp,
         "sequence_parallel": recipe.train.sequence_parallel,
         "micro_batch": recipe.train.micro_batch,
-        "precision": recipe.train.precision,
+        "precision": recipe.train.storage,
     }
     return {"target": target, "triton": triton.__version__, "sources": digest, "recipe": settings}

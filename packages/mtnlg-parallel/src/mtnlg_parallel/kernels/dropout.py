@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .dropout_mask import Dropout, draw, kept
 from .tiles import SLAB, TILE, Matrix, launch, slab, step_of, store_sums, tile
@@ -32,6 +33,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         return out_H
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         out_grad_H = gradients[0].contiguous()
         dropout, size = ctx.dropout, Matrix.of(out_grad_H)

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .tiles import SLAB, TILE, Matrix, launch, slab, step_of, store_sums, tile
 
@@ -39,6 +40,7 @@ class _BiasGelu(torch.autograd.Function):
         return out_F
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (as above)
         x_F, bias_F = ctx.saved_tensors
         x_grad_F, size = torch.empty_like(x_F), Matrix.of(x_F)

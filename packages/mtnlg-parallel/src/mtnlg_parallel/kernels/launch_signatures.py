@@ -65,9 +65,9 @@ def _backward(*outputs: Tensor) -> None:
 
 def launch_recipe(recipe: Recipe) -> None:
     """Launch what the ranks of a recipe compute in training and validation: layer, final norm and the head's loss."""
-    config, train, dtype = recipe.model, recipe.train, DTYPES[recipe.train.precision]
+    config, train, dtype = recipe.model, recipe.train, DTYPES[recipe.train.storage]
     ops = best_ops(META)
-    with fake_process_group(0, recipe.layout.tp, train.sequence_parallel) as slicing:
+    with fake_process_group(0, recipe.layout.tp, config, train.sequence_parallel) as slicing:
         layer = Layer(config, 0, slicing, train.recompute, META, ops).to(dtype)
         norm = Norm(config, slicing, META, ops).to(dtype)
         head = Head(config, slicing, META).to(dtype)

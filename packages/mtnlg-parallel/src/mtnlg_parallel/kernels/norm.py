@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .dropout_mask import NO_DROPOUT, Dropout, draw, kept, kept_of_row
 from .tiles import SLAB, Matrix, launch, slab, step_of, store_sums
@@ -59,6 +60,7 @@ class _LayerNorm(torch.autograd.Function):
         return out_H
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         x_H, weight_H, moments_2R = ctx.saved_tensors
         computed = _gradients(x_H, weight_H, moments_2R, gradients[0], None, NO_DROPOUT)
@@ -89,6 +91,7 @@ class _AddNorm(torch.autograd.Function):
         return total_H, out_H
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         total_H, weight_H, moments_2R = ctx.saved_tensors
         total_grad_H, out_grad_H = gradients
@@ -170,14 +173,14 @@ def _norm_forward(
         else:
             value = tl.load(total_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
         delta = tl.where(there, value - mean_l, 0.0)
-        mean_l += delta / (left // COLUMNS + 1)
+        mean_l += delta * (1.0 / (left // COLUMNS + 1))  # one division a block, not one an element
         square_l += tl.where(there, delta * (value - mean_l), 0.0)
     count_l = (columns - lane + COLUMNS - 1) // COLUMNS
     mean = tl.sum(mean_l * count_l, 0) / columns
     apart_l = tl.where(count_l > 0, mean_l - mean, 0.0)
-    deviation = tl.sqrt(tl.sum(square_l + count_l * apart_l * apart_l, 0) / columns + eps)
+    inverse = 1.0 / tl.sqrt(tl.sum(square_l + count_l * apart_l * apart_l, 0) / columns + eps)
     tl.store(moments_at + row, mean)
-    tl.store(moments_at + rows + row, 1.0 / deviation)
+    tl.store(moments_at + rows + row, inverse)
     if ADDS:
         tl.debug_barrier()  # a thread may read what another has written
     for left in range(0, columns, COLUMNS):
@@ -186,7 +189,7 @@ def _norm_forward(
         value = tl.load(total_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
         weight = tl.load(weight_at + column, mask=there, other=0.0).to(tl.float32)
         shift = tl.load(shift_at + column, mask=there, other=0.0).to(tl.float32)
-        out = (value - mean) / deviation * weight + shift
+        out = (value - mean) * inverse * weight + shift
         tl.store(out_at + row * columns + column, out.to(out_at.dtype.element_ty), mask=there)
 
 

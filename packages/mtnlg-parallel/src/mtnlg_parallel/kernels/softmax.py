@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mtnlg_model import functional
 
@@ -78,6 +79,7 @@ class _Attention(torch.autograd.Function):
         return torch.matmul(_dropped(p_BNST, dropout), v_BNTD)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         q_BNSD, k_BNTD, v_BNTD, p_BNST = ctx.saved_tensors
         dropout, out_grad_BNSD = ctx.dropout, gradients[0]

@@ -112,7 +112,7 @@ def find_failures(findings: Sequence[Finding], recipe: Recipe, out: Path) -> dic
             failures[rank] = UnfitNode(f"{place}: {finding.device} computes wrong products; leave that node out")
         elif finding.folder:
             failures[rank] = IoFailure(f"{place}: {out}: {finding.folder}")
-    needed, free = CHECKPOINT_BYTES[recipe.train.precision] * recipe.model.parameters, findings[0].free
+    needed, free = CHECKPOINT_BYTES[recipe.train.storage] * recipe.model.parameters, findings[0].free
     if not failures and 0 <= free < needed:
         sizes = f"{free / 1e9:,.3g} GB are free and a checkpoint takes {needed / 1e9:,.3g} GB"
         failures[0] = IoFailure(f"{out}: {sizes}; make room, or use another --out")

@@ -76,10 +76,18 @@ class ParallelOps(functional.Ops):
 EAGER = ParallelOps()
 
 
-def mean_loss(x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor, slicing: Slicing, ops: ParallelOps) -> Tensor:
+def real_rows(slicing: Slicing, width: int, padding: int) -> int:
+    """How many of this rank's ``width`` rows of the vocabulary, its first, are not among the last ``padding``."""
+    return min(max((slicing.degree - slicing.rank) * width - padding, 0), width)
+
+
+def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of them, and how)
+    x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor, slicing: Slicing, ops: ParallelOps, padding: int = 0
+) -> Tensor:
     """Mean cross entropy in nats, in fp32, of x_SBH after the final norm, with this rank's rows of the token table.
 
-    Under sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. All tensor-parallel ranks return the same loss,
+    The last ``padding`` rows of the whole table are no tokens: their logits are -Inf, and their gradients 0. Under
+    sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. All tensor-parallel ranks return the same loss,
     and the gradient of x is summed over them. dW accumulates over chunks in the weight's dtype: in bf16 each chunk
     after the first rounds it once more, by 1 part in 2**9; MT-NLG has two chunks.
     """
@@ -87,9 +95,9 @@ def mean_loss(x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor, slicing: Sli
         x_SBH = sequence_parallel.gather(x_SBH, slicing.group)
     x_NH, targets_N = x_SBH.flatten(0, 1), targets_BS.t().flatten()
     if torch.is_grad_enabled():
-        loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, targets_N, slicing, ops)  # type: ignore[no-untyped-call]
+        loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, targets_N, slicing, ops, padding)  # type: ignore[no-untyped-call]
         return loss
-    return _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops).compute()
+    return _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding).compute()
 
 
 class _MeanLoss(torch.autograd.Function):
@@ -101,9 +109,10 @@ class _MeanLoss(torch.autograd.Function):
         targets_N: Tensor,
         slicing: Slicing,
         ops: ParallelOps,
+        padding: int,
     ) -> Tensor:
         dx_NH, dw_VH = torch.empty_like(x_NH), torch.empty_like(weight_VH)
-        loss = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops).compute((dx_NH, dw_VH))
+        loss = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding).compute((dx_NH, dw_VH))
         ctx.save_for_backward(dx_NH, dw_VH)
         return loss
 
@@ -111,7 +120,7 @@ class _MeanLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         dx_NH, dw_VH = ctx.saved_tensors
-        return dx_NH.mul_(upstream), dw_VH.mul_(upstream), None, None, None
+        return dx_NH.mul_(upstream), dw_VH.mul_(upstream), None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -123,17 +132,20 @@ class _ChunkedLoss:
     targets: Tensor
     slicing: Slicing
     ops: ParallelOps
+    padding: int
 
     def compute(self, gradients: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The mean loss; fills ``gradients``, if given, with that of x, summed over the slices, and of the weight."""
         (tokens, hidden), width = self.x.shape, self.weight.shape[0]
         rows, first = head_chunk(tokens, hidden, width), self.slicing.rank * width
+        real = real_rows(self.slicing, width, self.padding)
         buffer_NV = self.x.new_empty(min(rows, tokens), width)
         losses, reductions = [], []
         for start in range(0, tokens, rows):
             chunk = slice(start, start + rows)
             x_NH, targets_N = self.x[chunk], self.targets[chunk]
             logits_NV = torch.mm(x_NH, self.weight.t(), out=buffer_NV[: len(x_NH)])
+            logits_NV[:, real:] = -torch.inf
             logsumexp_N, target_N = self._combine_slices(self.ops.statistics(logits_NV, targets_N, first))
             losses.append(logsumexp_N - target_N)
             if gradients:

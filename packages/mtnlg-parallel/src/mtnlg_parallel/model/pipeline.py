@@ -39,8 +39,8 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
     """The modules of this rank's stage, as DeepSpeed's pipeline engine runs them."""
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
-        config, layout, recompute = recipe.model, recipe.layout, recipe.train.recompute
-        self.slicing = slicing = Slicing.of_this_rank(layout, recipe.train.sequence_parallel)
+        config, layout, train, recompute = recipe.model, recipe.layout, recipe.train, recipe.train.recompute
+        self.slicing = slicing = Slicing.of_this_rank(layout, config, train.sequence_parallel, train.precision == "fp8")
         self.model_config, self.stages = config, stages(config, layout, recompute)
         tied = {"tied_weight_attr": "token.weight"}
         head = LayerSpec(Head, config, slicing, device)
@@ -53,7 +53,9 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
         super().__init__(
             specs,
             topology=PipeModelDataParallelTopology(num_pp=layout.pp, num_dp=layout.dp, num_mp=layout.tp),
-            loss_fn=lambda inputs, targets_BS: mean_loss(inputs[0], inputs[1], targets_BS, slicing, ops),
+            loss_fn=lambda inputs, targets_BS: mean_loss(
+                inputs[0], inputs[1], targets_BS, slicing, ops, config.vocabulary_padding
+            ),
             activation_checkpoint_interval=int(recompute == "full"),
             activation_checkpoint_func=tensor_parallel.checkpoint_activations,
             checkpointable_layers=[Layer.__name__],

@@ -9,6 +9,8 @@ gathers beside the one for dx, sums of dx beside the one for dW.
 
 dW goes to the weight's `GradientSink` where an engine has set one, and else to autograd. A sink can add it in fp32
 inside the product (`add_product`), and do so later: all that it needs is dy and x.
+
+Where the slicing says ``eight_bit`` all three products are of 8-bit factors (`eight_bit`); what crosses ranks is not.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from torch import Tensor, distributed
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from . import eight_bit
+from .eight_bit import BACKWARD, FORWARD, Factor, rounded
+
 if TYPE_CHECKING:
     from torch.distributed import Work
 
@@ -29,8 +34,8 @@ if TYPE_CHECKING:
 class GradientSink(Protocol):
     """Takes a weight's gradient in place of autograd; the attribute ``gradient_sink`` of a parameter."""
 
-    def product(self, dy_NO: Tensor, x_NI: Tensor) -> None:
-        """Add dyᵀ x, now or later."""
+    def product(self, dy_NO: Tensor | Factor, x_NI: Tensor | Factor) -> None:
+        """Add dyᵀ x, now or later; both factors are of one kind."""
 
 
 def column(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
@@ -48,10 +53,13 @@ def row(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
 
 
 @torch.no_grad()
-def add_product(total_OI: Tensor, dy_NO: Tensor, x_NI: Tensor, *, first: bool) -> None:
+def add_product(total_OI: Tensor, dy_NO: Tensor | Factor, x_NI: Tensor | Factor, *, first: bool) -> None:
     """Add dyᵀ x to the fp32 ``total``, or with ``first`` overwrite it. Nothing is rounded to the factors' dtype."""
-    factors = dy_NO.t(), x_NI
-    beta = int(not first)
+    if not (isinstance(dy_NO, Tensor) and isinstance(x_NI, Tensor)):
+        dw_OI = _weight_product(dy_NO, x_NI, total_OI.dtype)
+        total_OI.copy_(dw_OI) if first else total_OI.add_(dw_OI)
+        return
+    factors, beta = (dy_NO.t(), x_NI), int(not first)
     if x_NI.dtype == total_OI.dtype:
         torch.addmm(total_OI, *factors, beta=beta, out=total_OI)
     elif total_OI.is_cuda:
@@ -65,15 +73,16 @@ class _Column(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:  # noqa: ANN401  (autograd's context)
         ctx.save_for_backward(x, weight)
         ctx.slicing = slicing
-        return _wait(*_gather(x, slicing)) @ weight.t()
+        return _forward(_wait(*_gather(x, slicing)), weight, slicing)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401  (as above)
         x, weight = ctx.saved_tensors
         gathered = _gather(x, ctx.slicing)
-        dx = _sum(dy @ weight, ctx.slicing)
-        dw = _weight_gradient(weight, dy, _wait(*gathered)) if ctx.needs_input_grad[1] else None
+        dy_NO = _factor(dy, BACKWARD, ctx.slicing)
+        dx = _sum(_backward(dy, dy_NO, weight), ctx.slicing)
+        dw = _weight_gradient(weight, dy_NO, _wait(*gathered), ctx.slicing) if ctx.needs_input_grad[1] else None
         return _wait(*dx), dw, None
 
 
@@ -101,7 +110,7 @@ class _Row(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
         ctx.slicing, ctx.kept = slicing, kept
-        return _wait(*_sum(x @ weight.t(), slicing))
+        return _wait(*_sum(_forward(x, weight, slicing), slicing))
 
     @staticmethod
     @once_differentiable
@@ -109,17 +118,46 @@ class _Row(Function):
         (kept,) = ctx.kept
         x, weight = kept.saved_tensors
         dy = _wait(*_gather(dy, ctx.slicing))
-        dx = dy @ weight
-        return dx, _weight_gradient(weight, dy, x) if ctx.needs_input_grad[1] else None, None, None
+        dy_NO = _factor(dy, BACKWARD, ctx.slicing)
+        dx = _backward(dy, dy_NO, weight)
+        return dx, _weight_gradient(weight, dy_NO, x, ctx.slicing) if ctx.needs_input_grad[1] else None, None, None
 
 
-def _weight_gradient(weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-    dy_NO, x_NI = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+def _factor(x: Tensor, dtype: torch.dtype, slicing: Slicing) -> Tensor | Factor:
+    """[..., K] as a matrix, in 8 bits where the slicing says so."""
+    x_NK = x.reshape(-1, x.shape[-1])
+    return rounded(x_NK, dtype) if slicing.eight_bit else x_NK
+
+
+def _forward(x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:
+    """X Wᵀ."""
+    x_NI = _factor(x, FORWARD, slicing)
+    if not isinstance(x_NI, Factor):
+        return x @ weight.t()
+    return eight_bit.product(x_NI, rounded(weight, FORWARD), x.dtype).view(*x.shape[:-1], -1)
+
+
+def _backward(dy: Tensor, dy_NO: Tensor | Factor, weight: Tensor) -> Tensor:
+    """Dy W."""
+    if not isinstance(dy_NO, Factor):
+        return dy @ weight
+    return eight_bit.product(dy_NO, rounded(weight, FORWARD).t(), dy.dtype).view(*dy.shape[:-1], -1)
+
+
+def _weight_gradient(weight: Tensor, dy_NO: Tensor | Factor, x: Tensor, slicing: Slicing) -> Tensor | None:
+    x_NI = _factor(x, FORWARD, slicing)
     sink: GradientSink | None = vars(weight).get("gradient_sink")
     if sink is None:
-        return dy_NO.t() @ x_NI
+        return _weight_product(dy_NO, x_NI, weight.dtype)
     sink.product(dy_NO, x_NI)
     return None
+
+
+def _weight_product(dy_NO: Tensor | Factor, x_NI: Tensor | Factor, dtype: torch.dtype) -> Tensor:
+    """Dyᵀ x."""
+    if isinstance(dy_NO, Tensor) and isinstance(x_NI, Tensor):
+        return dy_NO.t() @ x_NI
+    return eight_bit.product(dy_NO.t(), x_NI.t(), dtype)  # type: ignore[arg-type]  # both are of one kind
 
 
 def _gather(local: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+    from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.layout import Layout
 
 Box = tuple[slice, ...]
@@ -74,22 +75,27 @@ def level_group_counts(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Slicing:
-    """A rank's tensor-parallel group, and whether it also slices activations along the sequence.
+    """A rank's tensor-parallel group, whether it also slices activations along the sequence, and how it multiplies.
 
     megatron-core's layers take the group as an argument, so ``parallel_state.initialize_model_parallel``, which makes
-    thousands of groups, is never called.
+    thousands of groups, is never called. ``kv_group`` has the ranks that share a head of keys and values
+    (`shared_heads`).
     """
 
     group: Any  # a torch.distributed.ProcessGroup
     sequence_parallel: bool = False
+    eight_bit: bool = False  # the layers' sliced products (`eight_bit`)
+    kv_group: Any = None  # None where each rank has heads of its own
 
     @classmethod
-    def of_this_rank(cls, layout: Layout, sequence_parallel: bool) -> Slicing:
+    def of_this_rank(
+        cls, layout: Layout, config: ModelConfig, sequence_parallel: bool, eight_bit: bool = False
+    ) -> Slicing:
         """Slicing of this process; makes its tensor-parallel group, together with that group's other ranks alone."""
         place = layout.coordinates(distributed.get_rank())
         ranks = [layout.rank(tp, place.pp, place.dp) for tp in range(layout.tp)]
         group = distributed.new_group(ranks, use_local_synchronization=True)
-        return cls(group, sequence_parallel and layout.tp > 1)
+        return cls(group, sequence_parallel and layout.tp > 1, eight_bit, _kv_group(ranks, place.tp, config))
 
     @property
     def rank(self) -> int:
@@ -126,8 +132,17 @@ class Slicing:
         return torch.arange(self.rank * width, (self.rank + 1) * width, device=tokens_BS.device)[None]
 
 
+def _kv_group(ranks: list[int], place: int, config: ModelConfig) -> Any:  # noqa: ANN401  (a ProcessGroup)
+    """The group of the ranks that share a head of keys and values with the one at this ``place``; None if none does."""
+    sharing = len(ranks) // config.kv_heads
+    if sharing < 2:
+        return None
+    first = place // sharing * sharing
+    return distributed.new_group(ranks[first : first + sharing], use_local_synchronization=True)
+
+
 @contextmanager
-def fake_process_group(rank: int, degree: int, sequence_parallel: bool) -> Iterator[Slicing]:
+def fake_process_group(rank: int, degree: int, config: ModelConfig, sequence_parallel: bool) -> Iterator[Slicing]:
     """Slicing of any rank of a job that is not running, to build and run modules on the meta device.
 
     Collectives return at once and move nothing.
@@ -137,6 +152,7 @@ def fake_process_group(rank: int, degree: int, sequence_parallel: bool) -> Itera
 
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=degree)
     try:
-        yield Slicing(distributed.group.WORLD, sequence_parallel and degree > 1)
+        kv_group = _kv_group(list(range(degree)), rank, config)
+        yield Slicing(distributed.group.WORLD, sequence_parallel and degree > 1, kv_group=kv_group)
     finally:
         distributed.destroy_process_group()

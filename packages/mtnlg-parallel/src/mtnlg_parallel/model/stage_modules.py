@@ -16,6 +16,7 @@ from mtnlg_parallel.layout import NORMS_OF_HEADS, SLICED_AXES
 
 from . import tensor_parallel
 from .head import EAGER, mean_loss
+from .shared_heads import SharedHeads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,7 +67,10 @@ class Layer(decoder.DecoderLayer):
         ops: ParallelOps = EAGER,
     ) -> None:
         with torch.device("meta"):
-            super().__init__(config, number, tensor_parallel.parallel_ops(slicing, recompute, ops))
+            local_ops = tensor_parallel.parallel_ops(slicing, recompute, ops)
+            super().__init__(config, number, local_ops)
+            if slicing.kv_group:
+                self.attention = SharedHeads(config, number, local_ops, slicing)
         tensor_parallel.parallelize_module(self, slicing, device)
 
 
@@ -140,7 +144,7 @@ class StageModules(nn.Module):
     def loss(self, x_SBH: Tensor, targets_BS: Tensor) -> Tensor:
         """Mean cross entropy of the last stage's `forward`, in nats."""
         table = self.head.weight if self.head else self.get_parameter("embedding.token.weight")
-        return mean_loss(x_SBH, table, targets_BS, self.slicing, self._ops)
+        return mean_loss(x_SBH, table, targets_BS, self.slicing, self._ops, self.config.vocabulary_padding)
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of the stage, in model order."""

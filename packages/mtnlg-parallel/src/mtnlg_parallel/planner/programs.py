@@ -83,6 +83,7 @@ _OURS: Final = Software(
     balanced_stages=True,
     slices_sequence=True,
     skips_last_product=True,
+    multiplies_fp8=True,
 )
 _PIPELINE_ENGINE: Final = {
     "fused_accumulation": True,

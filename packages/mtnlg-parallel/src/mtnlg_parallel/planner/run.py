@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (a field of a NamedTuple)
-from mtnlg_parallel.layout import Layout, Recompute, Schedule, decoder_error, layout_error, schedule_error
+from mtnlg_parallel.layout import Layout, Recompute, Schedule, layout_error, schedule_error
 
 from .programs import ENGINES, load_software
 
@@ -187,7 +187,7 @@ def train_software(run: Run, fused_kernels: bool = True) -> Software:
 def run_error(run: Run, software: Software, gpus: int | None = None, node: int = 8) -> str | None:
     """Why this run is impossible, with the nearest possible one; None if possible. `memory` checks memory."""
     layout = run.layout
-    if reason := _decoder_error(run, software):
+    if reason := _decoder_error(run):
         return reason
     if run.batch % (layout.dp * run.micro_batch):
         multiple = layout.dp * run.micro_batch
@@ -201,15 +201,11 @@ def run_error(run: Run, software: Software, gpus: int | None = None, node: int =
     return _schedule_error(run, software)
 
 
-def _decoder_error(run: Run, software: Software) -> str | None:
-    """Why this decoder cannot be cut so, or by this program at all; None if it can."""
+def _decoder_error(run: Run) -> str | None:
+    """Why this decoder cannot be cut so; None if it can."""
     layout, model = run.layout, run.model
-    if software.name in ENGINES and (reason := decoder_error(model)):
-        return f"{reason}, or plan it with --software megatron-core"
     if reason := layout_error(layout, model, run.sequence_parallel and layout.tp > 1):
         return reason
-    if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
-        return f"layout.tp = {layout.tp} does not divide model.kv_heads = {model.kv_heads}, nor they it"
     return f"cp {run.cp} does not divide model.sequence = {model.sequence}" if model.sequence % run.cp else None
 
 

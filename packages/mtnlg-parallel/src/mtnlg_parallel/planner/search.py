@@ -117,7 +117,7 @@ def candidates(template: Run, cluster: Cluster, software: Software, gpus: int) -
             if layout_error(layout, model):
                 yield template._replace(layout=layout)
                 continue
-            for micro_batch in (b for b in _powers_of_two(MOST_MICRO_BATCH) if batch % (dp * b) == 0):
+            for micro_batch in (b for b in range(1, MOST_MICRO_BATCH + 1) if batch % (dp * b) == 0):
                 schedules = _schedules(model, pp, batch // (dp * micro_batch), software)
                 slicings = (False, True) if tp > 1 and software.slices_sequence else (False,)
                 for (interleave, splits), recompute, sliced in product(schedules, RECOMPUTE, slicings):
@@ -140,10 +140,6 @@ def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int
 def _replicas(most: int, batch: int) -> int:
     """The largest data parallel degree that divides the batch."""
     return next(dp for dp in range(most, 0, -1) if batch % dp == 0)
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [1 << n for n in range(most.bit_length()) if 1 << n <= most]
 
 
 def _schedules(model: ModelConfig, pp: int, micro_batches: int, software: Software) -> list[tuple[int, bool]]:

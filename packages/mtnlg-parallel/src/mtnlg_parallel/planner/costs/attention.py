@@ -88,6 +88,6 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
     if shape.cp == 1:
         return cost
     ring = network.ring(cluster, shape.cp, shape.tp)
-    keys_and_values = 2 * shape.width * shape.micro_batch * s * model.kv_heads * d / shape.tp
+    keys_and_values = 2 * shape.width * shape.micro_batch * s * max(model.kv_heads / shape.tp, 1) * d
     sent = (2 if backward else 1) * ring.gather(keys_and_values)
     return cost.plus(Cost(collectives=exposed(sent, seconds, RING_SHARE), launches=3 * shape.cp))

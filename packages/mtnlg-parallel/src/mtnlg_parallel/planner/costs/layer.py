@@ -18,6 +18,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_parallel.layout import head_chunk
+from mtnlg_parallel.planner.programs import ENGINES
 
 from . import network
 from .attention import attention
@@ -109,7 +110,8 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
         collectives = collectives._replace(
             collectives=exposed(collectives.collectives, products, _hidden_share(software))
         )
-    return Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
+    cost = Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
+    return cost.plus(_exchange(shape, cluster, software))
 
 
 def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
@@ -124,7 +126,21 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * parameters
     memory = _traffic_seconds(shape, cluster, kernels, 1) + memory_seconds(cluster, added, 0)
     collectives = _exposed_collectives(shape, cluster, software, inputs)
-    return Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
+    cost = Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
+    return cost.plus(_exchange(shape, cluster, software))
+
+
+def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
+    """What ranks that share a head of keys and values tell each other (`mtnlg_parallel.model.shared_heads`).
+
+    Other programs give each of them all of its weights.
+    """
+    sharing = shape.tp // shape.model.kv_heads
+    if sharing < 2 or software.name not in ENGINES:
+        return NO_COST
+    features = (shape.model.heads // shape.model.kv_heads + 2) * shape.model.head_size
+    seconds = network.ring(cluster, sharing, 1).gather(shape.width * shape.tokens * features)
+    return Cost(collectives=seconds, launches=2)
 
 
 def _traffic_seconds(shape: Shape, cluster: Cluster, kernels: Kernels, phase: int) -> float:

@@ -1,0 +1,61 @@
+"""How the quickstart learns in bf16 and in 8-bit products, beside fp32: the same weights, samples and steps.
+
+On a CPU 8-bit factors are multiplied in fp32, where their products are exact: its losses are those of a GPU within the
+rounding of sums, its seconds say nothing. Needs the tokens of a quickstart (``nox -s quickstart``).
+
+    python benchmarks/precision.py --data runs/quickstart/data [--steps 508]
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from record import conditions, option_parser, write_result
+
+WINDOW = 20  # steps of which the mean loss is compared: single steps are of other samples each
+
+
+def train(precision: str, data: Path, steps: int, out: Path) -> list[dict[str, Any]]:
+    """Train in one process, ``dropout`` and all else as the quickstart; returns its steps."""
+    changes = [f'train.precision="{precision}"', f'train.samples="{steps} steps"', "train.checkpoint_every=0"]
+    changes += ['train.schedule="zero-bubble"']
+    words = [word for change in changes for word in ("--set", change)]
+    command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", "recipes/quickstart", "--layout", "tp=1,pp=1,dp=1"]
+    subprocess.run([*command, "--data", str(data), "--out", str(out), *words], check=True, stdout=subprocess.DEVNULL)
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def window_means(steps: list[dict[str, Any]]) -> list[float]:
+    """Mean losses of consecutive windows."""
+    losses = [step["loss"] for step in steps if "loss" in step]
+    return [sum(losses[first : first + WINDOW]) / WINDOW for first in range(0, len(losses) - WINDOW + 1, WINDOW)]
+
+
+def main() -> None:
+    """Train in three precisions and write what the losses are."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--data", type=Path, default=Path("runs/quickstart/data"))
+    parser.add_argument("--steps", type=int, default=508)
+    options = parser.parse_args()
+    about = conditions("torch", "mtnlg-parallel")
+    with TemporaryDirectory() as folder:
+        means = {
+            precision: window_means(train(precision, options.data, options.steps, Path(folder, precision)))
+            for precision in ("fp32", "bf16", "fp8")
+        }
+    difference = {
+        name: max(abs(ours / bf16 - 1) for ours, bf16 in zip(means[name], means["bf16"], strict=True))
+        for name in ("fp32", "fp8")
+    }
+    final = {name: losses[-1] for name, losses in means.items()}
+    result = {"steps": options.steps, "window": WINDOW, "final_loss": final, "largest_difference_from_bf16": difference}
+    write_result(about | result | {"mean_losses": means}, options.out)
+
+
+if __name__ == "__main__":
+    main()

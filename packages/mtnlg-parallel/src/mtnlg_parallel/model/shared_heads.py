@@ -1,0 +1,72 @@
+"""Attention where tensor parallelism has more ranks than there are heads of keys and values.
+
+Then R = tp / kv_heads ranks share each such head. The rows of qkv are cut evenly, as all sliced tensors are: of a
+shared head's rows (its heads of q, then k, then v) a rank has 1 / R, whatever they are. Activations are exchanged:
+
+    local [S, B, F / R]  →  gathered [S, B, F]  →  own heads of q, and all of k and v, [S, B, F / R + 2 D (R - 1) / R]
+
+and backward sums over the sharing ranks what each of them found for k and v: an all-gather and a reduce-scatter of
+F = (heads / kv_heads + 2) D features a token. So no weight, gradient or moment exists twice, and checkpoints, ZeRO and
+norms know nothing of it (docs/decisions/0125).
+
+S sequence, B micro-batch, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from mtnlg_model import decoder
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from mtnlg_model.config import ModelConfig
+
+    from .head import ParallelOps
+    from .slicing import Slicing
+
+
+class SharedHeads(decoder.Attention):
+    """`decoder.Attention` of a rank that shares its head of keys and values with others."""
+
+    def __init__(self, config: ModelConfig, number: int, ops: ParallelOps, slicing: Slicing) -> None:
+        super().__init__(config, number, ops)
+        self.sharing = config.heads // slicing.degree
+        self._group = slicing.kv_group
+
+    def project(self, x_SBH: Tensor) -> Tensor:
+        """x_SBH -> this rank's heads of q, and the k and v that they share with those of other ranks."""
+        qkv_SBF: Tensor = _Exchange.apply(super().project(x_SBH), self._group, self.sharing * self.head_size)  # type: ignore[no-untyped-call]
+        return qkv_SBF
+
+
+class _Exchange(Function):
+    @staticmethod
+    def forward(ctx: Any, part_SBF: Tensor, group: ProcessGroup, width: int) -> Tensor:  # noqa: ANN401  (autograd's context)
+        """``width`` features are a rank's own heads of q; the ranks' come one after the other, then k and v."""
+        ctx.group, ctx.width = group, width
+        gathered_RSBF = part_SBF.new_empty(group.size(), *part_SBF.shape)
+        distributed.all_gather_into_tensor(gathered_RSBF.flatten(0, 1), part_SBF.contiguous(), group=group)
+        all_SBF = gathered_RSBF.movedim(0, 2).flatten(2)
+        first = group.rank() * width
+        return torch.cat((all_SBF[..., first : first + width], all_SBF[..., group.size() * width :]), dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_SBF: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  (as above)
+        group, width = ctx.group, ctx.width
+        ranks, (s, b, features) = group.size(), dy_SBF.shape
+        first, queries = group.rank() * width, ranks * width
+        all_SBF = dy_SBF.new_zeros(s, b, queries + features - width)
+        all_SBF[..., first : first + width] = dy_SBF[..., :width]
+        all_SBF[..., queries:] = dy_SBF[..., width:]
+        parts_RSBF = all_SBF.view(s, b, ranks, -1).movedim(2, 0).contiguous()
+        dx_SBF = torch.empty_like(parts_RSBF[0])
+        distributed.reduce_scatter_tensor(dx_SBF, parts_RSBF.flatten(0, 1), group=group)
+        return dx_SBF, None, None

@@ -1,0 +1,96 @@
+"""Products of 8-bit factors: their rounding, their transposes, and the gradients of a product that is made of them."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtnlg_model.config import preset
+from mtnlg_parallel.layout import Layout, eight_bit_error
+from mtnlg_parallel.model import eight_bit, products
+from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD, rounded
+
+#: Half the distance between two 8-bit numbers, relative to the larger: of E4M3 and of E5M2.
+ROUNDING = {FORWARD: 2**-4, BACKWARD: 2**-3}
+ONE_RANK: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=True)
+
+
+def noise(*shape: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("dtype", [FORWARD, BACKWARD], ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 1e-4, 1.0, 1e30])
+def test_a_matrix_of_any_magnitude_is_rounded_to_the_formats_precision(dtype: torch.dtype, scale: float) -> None:
+    x = noise(16, 64, scale=scale)
+    values, factor = rounded(x, dtype)
+    error = (values.double() * factor.double() - x.double()).abs()
+    smallest = torch.finfo(dtype).smallest_normal * factor.double()
+    assert values.dtype == dtype
+    assert bool((error <= ROUNDING[dtype] * torch.maximum(x.double().abs(), smallest)).all())
+    assert values.double().abs().max() == torch.finfo(dtype).max
+
+
+def test_zeros_stay_zeros_and_what_is_not_finite_is_seen() -> None:
+    assert not rounded(torch.zeros(16, 16), FORWARD).values.float().any()
+    for bad in (float("nan"), float("inf")):
+        broken = noise(16, 16)
+        broken[3, 4] = bad
+        factor = rounded(broken, BACKWARD)
+        assert not bool(torch.isfinite(eight_bit.product(factor, factor, torch.float32)).all())
+
+
+def test_a_product_is_that_of_the_rounded_factors_as_torch_has_it() -> None:
+    a, b = rounded(noise(32, 64), BACKWARD), rounded(noise(48, 64, scale=7.0), FORWARD)
+    by_torch = torch._scaled_mm(a.values, b.values.t(), scale_a=a.scale, scale_b=b.scale, out_dtype=torch.float32)
+    torch.testing.assert_close(eight_bit.product(a, b, torch.float32), by_torch, rtol=1e-5, atol=1e-4)
+    assert a.t().values.is_contiguous()
+    torch.testing.assert_close(a.t().values.float(), a.values.float().t())
+
+
+@pytest.mark.parametrize("product", [products.column, products.row])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_layers_product_and_its_gradients_are_those_of_fp32_within_the_rounding(product: Any, sinks: bool) -> None:  # noqa: ANN401  (a function)
+    """Errors of elements are independent and evenly spread up to half a step: norms differ by its root mean square."""
+    x, dy = noise(4, 8, 64).requires_grad_(), noise(4, 8, 48)
+    weight = noise(48, 64, scale=0.02).requires_grad_()
+    total = torch.full((48, 64), float("nan"))
+
+    def add(dy_NO: Any, x_NI: Any) -> None:  # noqa: ANN401  (factors)
+        assert (dy_NO.values.dtype, x_NI.values.dtype) == (BACKWARD, FORWARD)
+        products.add_product(total, dy_NO, x_NI, first=True)
+        products.add_product(total, dy_NO, x_NI, first=False)
+
+    if sinks:
+        vars(weight)["gradient_sink"] = SimpleNamespace(product=add)
+    y = product(x, weight, ONE_RANK)
+    y.backward(dy)
+    exact = (
+        x.detach() @ weight.detach().t(),
+        dy @ weight.detach(),
+        dy.reshape(-1, 48).t() @ x.detach().reshape(-1, 64),
+    )
+    dw = total / 2 if sinks else weight.grad
+    assert x.grad is not None
+    assert dw is not None
+    for ours, theirs, kinds in zip(
+        (y.detach(), x.grad, dw), exact, (2 * [FORWARD], *2 * [[FORWARD, BACKWARD]]), strict=True
+    ):
+        bound = math.hypot(*(ROUNDING[kind] for kind in kinds)) / math.sqrt(3)
+        assert bound / 2 < float((ours - theirs).norm() / theirs.norm()) < bound
+
+
+def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
+    config = preset("mt-nlg-530b")
+    assert eight_bit_error(Layout(tp=8, pp=35, dp=8), config, 1) is None
+    small = config.model_copy(update={"sequence": 2040})
+    assert eight_bit_error(Layout(), small, 1) == (
+        'train.precision = "fp8": model.sequence x train.micro_batch is 2040 and must be a multiple of 16; use "bf16"'
+    )
+    narrow = config.model_copy(update={"ffn": 264})
+    assert "model.ffn of a rank, by layout.tp = 8, is 33" in str(eight_bit_error(Layout(tp=8), narrow, 1))
