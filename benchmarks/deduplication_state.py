@@ -39,12 +39,18 @@ if TYPE_CHECKING:
 WORDS, SHARD_DOCUMENTS, COPIED = 60, 100_000, 0.15
 STEPS = {
     "write_signatures": "signatures",
+    "write_contents": "copies",
+    "find_copies": "copies",
+    "write_band_runs": "bands",
     "link_bands": "bands",
-    "cluster_documents": "clusters",
+    "write_stars": "clusters",
+    "write_forest": "clusters",
     "collect_candidates": "candidates",
     "deduplicate_group": "verify",
-    "write_ledger": "ledger",
-    "write_removal_mask": "ledger",
+    "write_removals": "ledger",
+    "write_names": "ledger",
+    "write_ledger_part": "ledger",
+    "write_ledger": "join",
     "write_survivors": "write",
 }
 
@@ -52,17 +58,17 @@ STEPS = {
 class MeasuringEngine:
     """An engine that runs each step in a new process and records its peak memory and the size of its files."""
 
-    task = (0, 1)
-
     def __init__(self) -> None:
         self.memory: dict[str, int] = {}
         self.disk: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
+        self._step = ""
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
         """Run all units in one new process, then yield them with their summaries."""
         work = list(units)
-        step = STEPS[function.args[0].__name__]  # type: ignore[attr-defined]  # a partial of the engine
+        name = function.args[0].__name__  # type: ignore[attr-defined]  # a partial of the engine
+        step = self._step = STEPS.get(name, self._step)  # merges belong to the step before
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             started = time.perf_counter()
             summaries = pool.submit(_run_all, function, work).result()
@@ -107,7 +113,9 @@ def measure(documents: int, scratch: Path) -> dict[str, Any]:
     shards = write_corpus(scratch / "in", documents)
     engine = MeasuringEngine()
     summary = deduplicate_documents(shards, scratch / "out", settings, ["web"], engine)
-    manifest = json.loads(manifest_path(scratch / "out" / "state" / "clusters").read_text(encoding="utf-8"))
+    manifest = json.loads(
+        manifest_path(scratch / "out" / "state" / "forest" / "0-0000000-0000000.arrow").read_text(encoding="utf-8")
+    )
     share: float = manifest["summary"]["candidates"] / documents
     characters = round(summary["characters_in"] / documents)
     steps = {

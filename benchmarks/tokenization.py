@@ -11,7 +11,7 @@ and run on one thread; ours return arrays, ``tokenizers`` lists of ids. ``tokeni
 the first megabytes of the texts: it is slow, and its rate does not fall on more. Ratios are of megabytes a second.
 First, the ids of those texts, and of 20,000 strings of random Unicode, are compared one by one. gigatoken caches words:
 *cold* opens a new encoder in every round and counts its loading, as the tokenize stage does for every unit of 64 MB;
-*warm* has seen the texts before. *stage* is a whole unit of the stage with gigatoken, from Parquet to sorted Arrow,
+*warm* has seen the texts before. *stage* is a whole unit of the stage with gigatoken, from Parquet to a sorted file,
 against ``encode_batch`` alone.
 """
 
@@ -39,7 +39,7 @@ from tokenizers import Tokenizer
 from mtnlg_data.document import UnitOutput, batch_documents, number_shards, text_bytes, write_documents
 from mtnlg_data.schema import Document
 from mtnlg_data.tokens.encoder import Encoder, batch_slices, open_encoder
-from mtnlg_data.tokens.stage import EncodeUnit, encode_groups
+from mtnlg_data.tokens.encoding import EncodeUnit, encode_groups
 from mtnlg_data.tokens.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def sides(path: Path, texts: list[str], part: list[str], shard: Path) -> dict[st
     (numbered,) = number_shards([shard])
     groups = tuple(range(len(text_bytes(shard))))
     eod = tokenizer.get_vocab_size() - 1
-    unit = EncodeUnit(numbered, groups, UnitOutput(path, ""), eod, SEED, "gigatoken", shard.with_suffix(".arrow"))
+    unit = EncodeUnit(numbered, groups, UnitOutput(path, ""), eod, SEED, "gigatoken", shard.with_suffix(".encoded"))
     return {
         "tokenizers encode_batch": lambda: [
             each.ids for each in tokenizer.encode_batch(part, add_special_tokens=False)

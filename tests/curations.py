@@ -98,10 +98,10 @@ def write_run(folder: Path) -> Path:
     return recipe
 
 
-def run(recipe: Path, out: Path, engine: Engine | None = None, shard: tuple[int, int] | None = None) -> Summary:
+def run(recipe: Path, out: Path, engine: Engine | None = None) -> Summary:
     """Curate, by default in this process."""
     with closing(Local(1)) as local:
-        return curate(load_recipe(recipe), out, engine or local, shard)
+        return curate(load_recipe(recipe), out, engine or local)
 
 
 def undisturbed(folder: Path) -> Undisturbed:

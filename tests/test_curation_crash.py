@@ -86,6 +86,60 @@ def test_killed_with_its_workers_at_any_moment_a_run_by_others_ends_with_the_sam
     assert curations.left_by(tmp_path / "data") == undisturbed.left
 
 
+def descendants(pid: int) -> dict[int, str]:
+    """Processes that a process has started, they too, and their command lines."""
+    found: dict[int, str] = {}
+    waiting = [pid]
+    while waiting:
+        with suppress(OSError):
+            for children in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+                for child in map(int, children.read_text().split()):
+                    waiting.append(child)
+                    found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def on_ray(
+    words: list[str], environment: dict[str, str], rng: random.Random, victim: Callable[[int], list[int]]
+) -> int:
+    """Start the command on Ray, kill one of its processes at a random moment, and return its exit status."""
+    with subprocess.Popen([*words, "--engine", "ray"], stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stderr is not None
+        for _ in range(rng.randint(1, 3)):  # stages
+            process.stderr.readline()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=rng.uniform(0, 0.4))
+        for pid in rng.sample(victims := victim(process.pid), min(1, len(victims))):
+            os.kill(pid, signal.SIGKILL)
+        process.stderr.read()
+    return process.returncode
+
+
+def ray_process(name: str) -> Callable[[int], list[int]]:
+    """Finds the processes of a name that a run has started for its own Ray."""
+    return lambda driver: [pid for pid, line in descendants(driver).items() if name in line]
+
+
+def test_killed_with_rays_head_its_driver_a_worker_and_a_machine_a_run_ends_with_the_same_bytes(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    ray_machines = curations.beside_the_package("ray_machines").ray_machines
+    rng = random.Random()  # other moments in every test run
+    words = command(undisturbed.recipe, tmp_path / "data")
+    quick = os.environ | {"RAY_gcs_rpc_server_reconnect_timeout_s": "2"}  # until the driver gives its head up
+    assert on_ray(words, quick, rng, ray_process("/gcs_server ")) == 1
+    assert on_ray(words, quick, rng, lambda driver: [driver]) == -signal.SIGKILL
+    with ray_machines(3, dict(os.environ)) as machines:
+
+        def disturb(_: int) -> list[int]:
+            machines.tell("lose")
+            machines.tell("join 1")
+            return ray_process("ray::")(machines.pid)
+
+        assert on_ray([*words, "--ray", machines.address], machines.environment, rng, disturb) == 0
+    assert curations.left_by(tmp_path / "data") == undisturbed.left
+
+
 def test_ctrl_c_is_one_line_and_status_130_and_the_same_command_goes_on(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

@@ -57,6 +57,31 @@ def hang(unit: Echo) -> dict[str, str]:
     return {}
 
 
+@dataclass(frozen=True)
+class Large(Echo):
+    """Asks for memory."""
+
+    memory = 3 << 20
+
+
+def tell_resources(unit: Echo) -> dict[str, object]:
+    import ray  # only the workers of Ray need it
+
+    resources = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+    return {"resources": resources, **echo(unit)}
+
+
+def wait_for_go(unit: Echo) -> dict[str, str]:
+    """Says that it has begun, and by its machine's name where, and waits for a file ``go``."""
+    import ray
+
+    begun = unit.output.parent / "begun" / unit.output.name
+    begun.write_text(ray.get_runtime_context().get_node_id())
+    while not (unit.output.parent / "go").exists():
+        time.sleep(0.01)
+    return {"machine": begun.read_text(), **echo(unit)}
+
+
 def units_in(folder: Path, words: str) -> list[Echo]:
     return [Echo(folder / f"{number}", word) for number, word in enumerate(words)]
 

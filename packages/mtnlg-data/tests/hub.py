@@ -24,6 +24,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
+        self.revision = "main"
         self.wrong: list[bytes] = []  # sent in place of the next files, unlike what the entries say
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -53,15 +54,17 @@ class Handler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         query = parse_qs(asked.query)
-        if asked.path.startswith(f"{REPOSITORY}/tree/main"):
-            below = unquote(asked.path).removeprefix(f"{REPOSITORY}/tree/main").strip("/")
+        revision = self.server.revision
+        resolved = f"/datasets/me/rows/resolve/{revision}/"
+        if asked.path.startswith(f"{REPOSITORY}/tree/{revision}"):
+            below = unquote(asked.path).removeprefix(f"{REPOSITORY}/tree/{revision}").strip("/")
             self.send(json.dumps(self.server.tree(below, recursive=query["recursive"] == ["true"])).encode())
         elif asked.path.startswith(f"{REPOSITORY}/paths-info/"):
             paths = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
             self.send(json.dumps([self.server.entry(path) for path in paths if path in self.server.files]).encode())
-        elif asked.path in {REPOSITORY, f"{REPOSITORY}/revision/main"}:
+        elif asked.path in {REPOSITORY, f"{REPOSITORY}/revision/{revision}"}:
             self.send(json.dumps({"id": "me/rows", "sha": "1" * 40, "private": False, "tags": []}).encode())
-        elif (content := self.server.files.get(asked.path.removeprefix("/datasets/me/rows/resolve/main/"))) is not None:
+        elif (content := self.server.files.get(asked.path.removeprefix(resolved))) is not None:
             content = self.server.wrong.pop() if self.server.wrong else content
             begin, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             part = content[begin : end + 1]

@@ -6,23 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Claims, JobArray, Local, checksum, lock_folder, manifest_path, run_units
-from mtnlg_data.engine.units import run_unit
+from mtnlg_data.engine import Local, checksum, lock_folder, manifest_path, run_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
-
-    from mtnlg_data.engine import Unit
 
 
 def ran(folder: Path) -> list[str]:
@@ -87,38 +82,6 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     assert "bootstrapping" not in ended.stderr
 
 
-class Others(Claims):
-    """Other tasks: one has claimed unit 1 and completes it later, one has claimed unit 2 and dies."""
-
-    def __init__(self, echo: Callable[[Any], Any], others: Unit) -> None:
-        self._looks: Counter[str] = Counter()
-        self._complete = partial(run_unit, echo, others)
-        self.taken: list[str] = []
-
-    def take(self, path: Path) -> bool:
-        self._looks[path.name] += 1
-        if path.name == "1" and self._looks["1"] == 2:
-            self._complete()
-        is_free = path.name not in "12" or self._looks[path.name] > 2
-        self.taken += [path.name] if is_free else []
-        return is_free
-
-    def release(self, path: Path) -> None:
-        pass
-
-
-def test_a_task_runs_its_own_units_first_waits_for_claimed_ones_and_takes_over_those_of_a_dead_task(
-    tmp_path: Path, units: ModuleType
-) -> None:
-    work = units.units_in(tmp_path, "abcd")
-    claims = Others(units.echo, work[1])
-    engine = JobArray(Local(1), (3, 4), claims)
-    summaries = run_units(engine, units.echo, work, "echo")
-    assert [summary["word"] for summary in summaries] == ["a", "b", "c", "d"]
-    assert claims.taken == ["3", "0", "2"]
-    assert ran(tmp_path) == ["a", "b", "c", "d"], "each once"
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, units: ModuleType, workers: int) -> None:
     with closing(Local(workers)) as engine, pytest.raises(OSError, match=r"No space left on device: .*/0'$"):
@@ -159,7 +122,7 @@ def test_only_partial_files_of_our_own_are_removed(tmp_path: Path) -> None:
     for name in (*ours, *others):
         (tmp_path / name).touch()
     others += ["outside/.c.json.ffffffff.tmp", "sub/.folder.ffffffff.tmp"]
-    with lock_folder(tmp_path, "key", shared=False):
+    with lock_folder(tmp_path):
         assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".*.tmp")) == sorted(others)
 
 
@@ -170,7 +133,7 @@ def test_a_lock_file_that_is_a_link_is_refused_and_its_target_left_alone(tmp_pat
     (tmp_path / "out/.lock").symlink_to(target)
     with (
         pytest.raises(Failure, match=r"\.lock: not a regular file, or a link; remove it"),
-        lock_folder(tmp_path / "out", "k", shared=False),
+        lock_folder(tmp_path / "out"),
     ):
         pass
     assert target.read_text() == "precious"
@@ -179,7 +142,7 @@ def test_a_lock_file_that_is_a_link_is_refused_and_its_target_left_alone(tmp_pat
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
 def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / ".lock")
-    with pytest.raises(Failure, match=r"\.lock: not a regular file"), lock_folder(tmp_path, "k", shared=False):
+    with pytest.raises(Failure, match=r"\.lock: not a regular file"), lock_folder(tmp_path):
         pass
 
 

@@ -258,7 +258,11 @@ def test_a_document_of_more_than_ten_pieces_goes_as_a_whole(tmp_path: Path, matc
     assert summary["sources"]["web"]["dropped"] == ({} if kept else {"split": 1})
 
 
-def test_ngrams_that_ten_documents_hold_are_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fan_out", [2, 128])
+def test_ngrams_that_ten_documents_hold_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fan_out: int
+) -> None:
+    monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", fan_out)
     documents = [f"{around(THIRTEEN)} {number}" for number in range(10)]
     summary, left = run(tmp_path, documents, [("boolq", THIRTEEN)], PAPER, shards=3)
     assert [row["text"] for row in left] == documents
@@ -286,7 +290,12 @@ def test_the_ledger_names_the_cut_its_place_and_every_task_row(tmp_path: Path) -
     documents = [around(THIRTEEN), "nothing here", THIRTEEN, around(f"{other}. {'Dddd eeee.' * 60} {THIRTEEN}")]
     texts = [("boolq", THIRTEEN), ("wic", THIRTEEN.upper()), ("wic", other)]
     summary, left = run(tmp_path, documents, texts, PAPER)
-    ledger = pq.read_table(tmp_path / "out" / "cuts.parquet").to_pylist()
+    ledger = [
+        cut
+        for path in sorted((tmp_path / "out" / "cuts").glob("*"))
+        if path.suffix == ".parquet"
+        for cut in pq.read_table(path).to_pylist()
+    ]
     assert [(row["document"], row["task"], row["task_id"], row["fate"]) for row in ledger] == [
         ("d0", "boolq", "0", "cut"),
         ("d0", "wic", "1", "cut"),
@@ -311,7 +320,7 @@ def test_the_ledger_names_the_cut_its_place_and_every_task_row(tmp_path: Path) -
 
 def test_a_common_ngram_is_in_no_ledger(tmp_path: Path) -> None:
     run(tmp_path, [f"{around(THIRTEEN)} {number}" for number in range(10)], [("boolq", THIRTEEN)], PAPER)
-    assert pq.read_table(tmp_path / "out" / "cuts.parquet").num_rows == 0
+    assert [pq.read_table(path).num_rows for path in (tmp_path / "out" / "cuts").glob("*.parquet")] == [0, 0]
 
 
 # --- what older tools get wrong --------------------------------------------------------------------------------------
@@ -388,8 +397,9 @@ def test_neither_the_order_of_units_nor_of_shards_nor_of_portions_moves_a_byte(
     run(tmp_path, documents, [("wic", THIRTEEN), ("boolq", THIRTEEN)], PAPER, shards=4)
     shards = sorted(tmp_path.glob("*.parquet"), reverse=True)
     monkeypatch.setattr("mtnlg_data.words.BATCH_CHARACTERS", 900)
+    monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", 2)
     decontaminate_documents(shards, tmp_path / "two", PAPER, tmp_path / "texts.jsonl", Backwards(1))
-    for name in ("cuts.parquet", *(shard.name for shard in shards)):
+    for name in (name for shard in shards for name in (shard.name, f"cuts/{shard.name}")):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 

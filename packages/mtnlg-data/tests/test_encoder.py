@@ -18,8 +18,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Metaspace, Whitespace
 
 from mtnlg_data.console import Failure
+from mtnlg_data.document import Shard, UnitOutput
 from mtnlg_data.tokens import encoder as encoder_module
 from mtnlg_data.tokens.encoder import batch_slices, open_encoder
+from mtnlg_data.tokens.encoding import EncodeUnit
 from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, read_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.tokens.encoder import Encoder, Library
 
-LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken")
+LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken", "auto")
 TEXTS = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
 NEW_LETTERS = ["\U0003275f's", "a\U00032d59't b", "\u10d0\u1c90's", "\u088f\u088f x"]
 AWKWARD = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20, "it's 'S  don'T\r\n\n  x", "\u00a0\u2003 a\u2028b"]
@@ -212,6 +214,56 @@ def test_ids_that_differ_from_those_of_tokenizers_end_the_unit(path: Path, monke
     monkeypatch.setattr(wrong.encode, "_encode", shifted)  # type: ignore[attr-defined]
     with pytest.raises(Failure, match="gigatoken gives other ids than tokenizers"):
         wrong(TEXTS)
+
+
+class Fake:
+    """gigatoken, whose ids are ``shift`` more than those of ``tokenizers``; None where it supports no tokenizer."""
+
+    shift: int | None = 0
+    opened = 0
+
+    def __init__(self, path: Path) -> None:
+        type(self).opened += 1
+        if self.shift is None:
+            raise Failure("gigatoken does not support this tokenizer")
+        self._encode = open_encoder(path, "tokenizers")
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Any, Any]:
+        ids, sizes = self._encode(texts)
+        if self.shift:
+            raise Failure("gigatoken gives other ids than tokenizers")
+        return ids, sizes
+
+
+@pytest.mark.parametrize("shift", [0, 1, None])
+def test_gigatoken_encodes_unasked_where_its_ids_are_those_of_tokenizers(
+    path: Path, monkeypatch: pytest.MonkeyPatch, shift: int | None
+) -> None:
+    monkeypatch.setattr(encoder_module, "_Gigatoken", Fake)
+    monkeypatch.setattr(Fake, "shift", shift)
+    monkeypatch.setattr(Fake, "opened", 0)
+    expected = open_encoder(path, "tokenizers")(TEXTS)[0].tolist()
+    assert Fake.opened == 0
+    encode = open_encoder(path, TokenizeSettings(vocabulary=300).library)
+    assert Fake.opened == 1
+    for _ in range(2):
+        assert encode(TEXTS)[0].tolist() == expected
+    assert isinstance(encode.encode._encode, Fake) == (shift == 0)  # type: ignore[attr-defined]
+    if shift is None:
+        with pytest.raises(Failure, match="does not support"):
+            open_encoder(path, "gigatoken")
+
+
+def test_without_gigatoken_tokenizers_encodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_module, "find_spec", lambda _: None)
+    TokenizeSettings(vocabulary=300).check()
+    assert open_encoder(path, "auto")(TEXTS)[0].tolist() == open_encoder(path, "tokenizers")(TEXTS)[0].tolist()
+
+
+def test_the_library_is_in_no_key(tmp_path: Path) -> None:
+    shard = Shard(tmp_path / "web-00000.parquet", 0, 1, "sum")
+    units = {EncodeUnit(shard, (0,), UnitOutput(tmp_path, "key"), 1, 2, each, tmp_path).key for each in LIBRARIES}
+    assert len(units) == 1
 
 
 def tokenizer_json(**parts: Any) -> str:  # noqa: ANN401  (JSON)

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from mtnlg_data import exchange
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.exact import runs
+from mtnlg_data.exact import runs, sorted_columns
 from mtnlg_data.exact.scan import _orders
 from mtnlg_data.exact.settings import ExactSettings, Kind, TokenUnit
 from mtnlg_data.exact.stage import remove_repeats
@@ -93,7 +94,7 @@ TEXTS = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n", "
 
 
 @settings(max_examples=15)
-@given(data=st.data(), texts=st.lists(TEXTS, min_size=1, max_size=12), shards=st.integers(1, 3))
+@given(data=st.data(), texts=st.lists(TEXTS, min_size=1, max_size=12), shards=st.integers(1, 5))
 def test_what_stays_is_what_brute_force_leaves_however_shards_are_cut(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, texts: list[str], shards: int
 ) -> None:
@@ -107,6 +108,8 @@ def test_what_stays_is_what_brute_force_leaves_however_shards_are_cut(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "KEYS_PER_RANGE", 16)  # so that there are several
+        patch.setattr(sorted_columns, "ROWS_PER_BATCH", 5)
+        patch.setattr(exchange, "FAN_OUT", 2)
         patch.setattr(os, "fsync", lambda _: None)
         left, _ = run(tmp_path_factory.mktemp("exact"), documents, options, shards)
     for name, text in expected(documents, options).items():
@@ -198,15 +201,15 @@ def test_what_one_shard_holds_a_thousand_times_is_compared_once(tmp_path: Path) 
     left, summary = run(tmp_path, documents, ExactSettings(kinds=("lines",)), shards=1)
     assert sum(text.count(prose(0)) for text in left.values()) == 1
     assert summary["exact"]["rules"][0]["count"] == 2000
-    manifest = json.loads(next((tmp_path / "out" / "state").glob("*.lines.json")).read_text())
-    assert manifest["summary"] == {"heads": 1000, "tails": 2000}
+    manifest = json.loads(next((tmp_path / "out" / "state").glob("lines/*.columns.json")).read_text())
+    assert manifest["summary"] | {"files": []} == {"heads": 1000, "tails": 2000, "files": []}
 
 
 def test_windows_are_kept_only_where_their_anchors_recur(tmp_path: Path) -> None:
     """Of texts that share nothing no window is written; of a shared passage those around it at most."""
     documents = [Document(f"{n}", "web", f"{prose(2 * n, 500)} {prose(99)} {prose(2 * n + 1, 500)}") for n in range(4)]
     run(tmp_path, documents, ExactSettings(kinds=("substrings",)), shards=2)
-    manifests = [json.loads(path.read_text()) for path in (tmp_path / "out" / "state").glob("*.windows.json")]
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "out" / "state").glob("windows/*.columns.json")]
     windows = sum(manifest["summary"]["heads"] + manifest["summary"]["tails"] for manifest in manifests)
     assert 4 * 11 <= windows <= 4 * (60 + 50)
 

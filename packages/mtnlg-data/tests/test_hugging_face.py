@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import struct
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -24,11 +26,12 @@ from mtnlg_data.transfer.url_files import _digests, fetch_files, list_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from hub import Hub
 
     from conftest import Run
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 ROWS: dict[str, list[Any]] = {
     "text": [f"Row {number} tells of what it had become. " * 4 for number in range(30)],
@@ -195,6 +198,16 @@ def test_rows_on_the_hub_are_read_as_files_here_are(tmp_path: Path, hub: Hub) ->
     assert not hub.wrong
     status, line = command("extract", "hf://datasets/me/none", "--out", tmp_path / "none", "--workers", 1)
     assert (status, line) == (1, "hf://datasets/me/none: no such file, folder or bucket")
+
+
+def test_rows_of_the_hub_are_read_at_the_revision_of_their_url(tmp_path: Path, hub: Hub) -> None:
+    hub.files["0.jsonl"] = b'{"text": "one"}\n'
+    hub.revision = "3de24cf8022e94f4ee4b9d55a6f539891524d646"
+    files = list_files(f"hf://datasets/me/rows@{hub.revision}")
+    fetch_files(files, tmp_path)
+    assert [path.read_bytes() for path in tmp_path.rglob("0.jsonl")] == [hub.files["0.jsonl"]]
+    with pytest.raises(Failure, match="hf://datasets/me/rows@main: no such"):
+        list_files("hf://datasets/me/rows@main")
 
 
 def test_a_file_that_changes_on_the_hub_is_not_read_as_the_one_that_was_listed(tmp_path: Path, hub: Hub) -> None:

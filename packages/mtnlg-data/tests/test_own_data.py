@@ -29,9 +29,9 @@ from mtnlg_data import (
     extract_documents,
     filter_documents,
     read_documents,
-    standalone,
     tokenize_documents,
 )
+from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP
@@ -133,7 +133,7 @@ def test_the_id_and_all_other_fields_of_a_json_record_reach_the_end(tmp_path: Pa
     shards = [tmp_path / "unique" / shards[0].name]
     few = DecontaminateSettings(n=5, minimum=5, window=0, shortest=50)
     decontaminate_documents(shards, tmp_path / "pure", few, texts, engine)
-    cuts = pq.read_table(tmp_path / "pure" / "cuts.parquet").to_pylist()
+    cuts = pq.read_table(tmp_path / "pure" / "cuts" / shards[0].name).to_pylist()
     assert {(cut["document"], cut["key"]) for cut in cuts} == {("again", "own/d.jsonl/5")}
     left = rows(tmp_path / "pure" / shards[0].name)
     whole = [row for row in left if "#" not in row["key"]]

@@ -107,8 +107,6 @@ def test_a_recipe_without_filtered_sources_has_no_quality_stage(tmp_path: Path, 
 class NoWork:
     """An engine that must not be asked for anything."""
 
-    task = (0, 1)
-
     def imap(self, function: object, units: object) -> Iterator[Any]:
         raise AssertionError(f"{function} was to run over {units}")
 
@@ -128,7 +126,7 @@ def test_a_changed_setting_moves_the_stages_behind_it_and_no_other(finished: Run
     assert moved == {"05-decontaminate", "06-tokenize", "tokens"}
 
 
-VICTIMS = ["01-extract/crawl-00001.parquet", "03-clean/books-00000.parquet", "tokens/crawl.bin", "tokens/crawl.idx"]
+VICTIMS = ["01-extract/crawl-00000.parquet", "03-clean/books-00000.parquet", "tokens/crawl.bin", "tokens/crawl.idx"]
 
 
 def flip(path: Path) -> None:
@@ -157,7 +155,7 @@ def test_what_a_disk_loses_of_a_finished_stage_is_named_by_its_reader_and_made_a
     damage: Callable[[Path], None],
 ) -> None:
     shutil.copytree(finished.out, tmp_path / "data")
-    victim = tmp_path / "data" / "04-deduplicate" / "crawl-00001.parquet"
+    victim = tmp_path / "data" / "04-deduplicate" / "crawl-00000.parquet"
     times = victim.stat()
     whole = victim.read_bytes()
     damage(victim)
@@ -181,7 +179,7 @@ def test_large_files_fill_several_shards_and_a_shorter_file_takes_the_further_on
     assert len(shards()) > 6
     assert many["stages"][0]["documents_out"] == finished.summary["stages"][0]["documents_out"]
     fewer = run(finished.recipe, tmp_path / "data")
-    assert shards() == ["crawl-00000.parquet", "crawl-00001.parquet"]
+    assert shards() == ["crawl-00000.parquet"]
     assert fewer["tokens"] == finished.summary["tokens"]
 
 

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup.plan import deduplication_state_bytes
+from mtnlg_data.document import batch_documents, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.exact.plan import exact_state_bytes
+from mtnlg_data.exact.settings import ExactSettings
+from mtnlg_data.exact.stage import remove_repeats
+from mtnlg_data.exchange import KeyRange, SortedFile
 from mtnlg_data.planning.corpus_size import estimate_corpus
-from mtnlg_data.planning.plan import MEASURED, RATES, plan
+from mtnlg_data.planning.plan import BATCHES_HELD, MEASURED, RATES, plan
+from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, Step, schedule
 from mtnlg_data.recipe import load_recipe
+from mtnlg_data.schema import Document
+from mtnlg_data.tokens import encoding
+from mtnlg_data.tokens.stage import tokenize_documents
+from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
+
+    from mtnlg_data.engine import Summary, U
 
 ROOT = Path(__file__).parents[3]
 WHOLE = ROOT / "recipes" / "mt-nlg-530b"
@@ -57,7 +75,12 @@ def test_memory_grows_with_the_workers_and_not_with_the_corpus(tmp_path: Path) -
     small, large = planned(tmp_path, 10**7), planned(tmp_path, 10**8)
     for name in ("extract", "clean", "decontaminate", "tokenize"):
         assert stage(large, name)["memory"] <= 1.2 * stage(small, name)["memory"]
-        assert stage(large, name)["disk"] == pytest.approx(10 * stage(small, name)["disk"], rel=1e-3)
+        merged = 2 if name == "tokenize" else 1  # of more files, tokens are written once more on their way
+        assert (
+            9.99 * stage(small, name)["disk"]
+            <= stage(large, name)["disk"]
+            <= 10.01 * merged * stage(small, name)["disk"]
+        )
         more = planned(tmp_path, 10**7, workers=4)
         assert stage(more, name)["memory"] > 1.5 * stage(small, name)["memory"]
 
@@ -115,6 +138,108 @@ def test_filter_and_exact_are_planned_where_they_are_asked_for(tmp_path: Path) -
     assert large["disk"] == pytest.approx(10 * small["disk"], rel=1e-3)
     characters = stage(planned(tmp_path, 10**7, kinds, "exact.substring_unit='character'"), "exact")
     assert characters["disk"] > 2 * small["disk"]
+
+
+# --- the schedule ----------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_that_of_the_first_free_worker() -> None:
+    """Units of 1 s take 0.5, 1.118, 0.736 and 1.354 s: of two workers one has the second and fourth."""
+    even = schedule([Step("a", "b", 4, 1.0)], 2)
+    assert even.wall == pytest.approx(1.118 + 1.354, abs=2e-3)
+    assert even.busy == pytest.approx(0.5 + 1.118 + 0.736 + 1.354, abs=2e-3)
+    alone = schedule([Step("a", "b", 4, 1.0), Step("a", "one", 1, 5.0), Step("a", "driver", 1, 3.0, driver=True)], 2)
+    assert alone.wall == pytest.approx(even.wall + 8)
+    assert alone.idle["a: one"] == 5.0
+    assert alone.idle["a: driver"] == 6.0
+    assert alone.efficiency(2) == pytest.approx((even.busy + 5) / 2 / alone.wall)
+
+
+def test_the_papers_corpus_keeps_64_workers_at_work(tmp_path: Path) -> None:
+    shares = {workers: planned(tmp_path, PAPER, workers=workers)["schedule"] for workers in (1, 8, 64)}
+    assert shares[1]["efficiency"] > 0.999
+    assert shares[1]["hours"] > shares[8]["hours"] * 7.5 > shares[64]["hours"] * 50
+    assert shares[64]["efficiency"] >= 0.85
+    assert next(iter(shares[64]["idle"])) == "quality: train"
+
+
+def test_the_costs_are_those_of_the_measurement_that_is_named() -> None:
+    path = ROOT / MEASURED_COSTS
+    if not path.exists():
+        pytest.skip(f"{MEASURED_COSTS} is in the repository, not in the package")
+    steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+    measured = {name: step["seconds_a_million"] for name, step in steps.items()}
+    measured["dedup"] = sum(seconds for name, seconds in measured.items() if name.startswith("dedup."))
+    assert {name: round(measured[name], 5) for name in COSTS} == COSTS
+
+
+class Sizes(Local):
+    """Sums the bytes of what each room's units write, before anything of it goes."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.bytes: Counter[str] = Counter()
+
+    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
+        for unit, summary in super().imap(function, units):
+            paths = [unit.output, *(unit.output.parent / name for name in summary.get("files", ()))]
+            self.bytes[type(unit).__name__] += sum(path.stat().st_size for path in paths)
+            yield unit, summary
+
+
+@pytest.mark.parametrize(("documents", "fan_out"), [(300, 128), (600, 4)])
+def test_tokens_and_repeats_take_the_disk_that_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: int, fan_out: int
+) -> None:
+    draw = Random(documents)
+    lines = ["\n".join(" ".join("".join(draw.choices("abcdefghij", k=4)) for _ in range(40)) for _ in range(5))
+             for _ in range(documents)]  # fmt: skip
+    shard = tmp_path / "web-00000.parquet"
+    monkeypatch.setattr("mtnlg_data.document.ROWS_PER_GROUP", 50)
+    write_documents(shard, batch_documents([Document(f"{n}", "web", text) for n, text in enumerate(lines)]))
+    characters = sum(map(len, lines)) // documents
+    monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", fan_out)
+    for module in ("tokens.stage", "planning.schedule"):
+        monkeypatch.setattr(f"mtnlg_data.{module}.TEXT_BYTES_PER_UNIT", 50 * characters)
+    engine = Sizes()
+    settings = TokenizeSettings(vocabulary=257)
+    tokenized = tokenize_documents({"web": [shard]}, tmp_path / "tokens", settings, {"web": 1.0}, engine)
+    tokens = tokenized["tokens"]["web"]["tokens"]
+    for module in ("plan", "schedule"):
+        ratio = documents * characters / (tokens - documents)
+        monkeypatch.setattr(f"mtnlg_data.planning.{module}.CHARACTERS_PER_TOKEN", ratio)
+    (tmp_path / "data.toml").write_text(
+        'tokenize.vocabulary = 257\n[sources.web]\nkind = "jsonl"\npaths = ["*"]\nweight = 1.0\n'
+    )
+    figures = stage(plan(load_recipe(tmp_path), documents, characters, 1), "tokenize")
+    written = sum(engine.bytes[name] for name in ("EncodeUnit", "MergeUnit", "StoreUnit"))
+    assert (engine.bytes["MergeUnit"] > 0) == (fan_out == 4)
+    assert figures["disk"] == pytest.approx(written, rel=0.2)
+
+    for number, kinds in enumerate((("lines",), ("substrings",))):
+        engine, repeats = Sizes(), ExactSettings(kinds=kinds)
+        remove_repeats([shard], tmp_path / str(number), repeats, ("web",), engine)
+        state = exact_state_bytes(documents, characters, 10**9, repeats, repeated_share=0.0)
+        assert state.disk == pytest.approx(engine.bytes["RunUnit"] + engine.bytes["RangeUnit"], rel=0.2)
+
+
+@pytest.mark.parametrize("documents", [3200, 6400])
+def test_a_range_of_tokens_takes_the_memory_that_is_planned_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: int
+) -> None:
+    monkeypatch.setattr(encoding, "TOKENS_PER_BATCH", 400_000)
+    keys = np.sort(np.random.default_rng(0).integers(0, 1 << 64, documents, np.uint64))
+    sizes = np.full(documents, 500)
+    batch = encoding.Encoded(keys, np.ones(sizes.sum(), np.uint16), sizes)
+    file = SortedFile(0, 0, 0)
+    encoding.write_encoded(encoding.encoded_path(tmp_path, file), [batch])
+    del batch
+    tracemalloc.start()
+    for _ in encoding.read_sorted(tmp_path, KeyRange(0, (1 << 64) - 1, (file,)), np.dtype(np.uint16)):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert pytest.approx(peak, rel=0.2) == BATCHES_HELD * 2 * 400_000
 
 
 def test_without_a_number_the_documents_of_the_files_are_counted(

@@ -1,11 +1,13 @@
-"""Ray: a cluster is joined by its address alone, and one that is started here is for this user alone."""
+"""Ray: who may join a cluster, what its machines are given to do, and that some may join and die meanwhile."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ from mtnlg_data.engine import open_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ray_machines import Machines
 
 #: A Ray without authentication, as somebody else may run it on this machine, until its stdin ends.
 CLUSTER = """
@@ -112,3 +116,99 @@ def test_what_is_no_address_of_a_cluster_is_refused(monkeypatch: pytest.MonkeyPa
 def test_an_address_without_the_ray_engine_is_refused() -> None:
     with pytest.raises(UsageFailure, match="--ray host:6379: goes with --engine ray"):
         open_engine("local", 1, "host:6379")
+
+
+@pytest.fixture(scope="module")
+def machines(_modules_beside: None) -> Iterator[Machines]:
+    with importlib.import_module("ray_machines").ray_machines(2, NO_RAY) as cluster:
+        yield cluster
+
+
+#: Runs units on a cluster, each kind in a folder of its own, and prints what came of it.
+OUTCOMES = """
+import json, sys
+from pathlib import Path
+import echo_units as units
+from mtnlg_data.engine import open_engine, ray_cluster, run_units
+folder = Path(sys.argv[1])
+outcomes = {}
+def outcome(name, function, work):
+    try:
+        outcomes[name] = run_units(engine, function, work, "echo")
+    except Exception as error:
+        outcomes[name] = f"{type(error).__name__}: {error}"
+def work(name, words):
+    (folder / name).mkdir()
+    return units.units_in(folder / name, words)
+with open_engine("ray", 1, sys.argv[2]) as engine:
+    small, large = work("resources", "ab")
+    outcome("resources", units.tell_resources, [small, units.Large(large.output, "b")])
+    outcome("full", units.fill_the_disk, work("full", "a"))
+    outcome("panic", units.panic, work("panic", "a"))
+    outcome("dies", units.die_at_b, work("dies", "abc"))
+    run_units(engine, units.echo, units.units_in(folder / "dies", "abc"), "echo")
+    ray_cluster.code_digest = lambda module: "of another version"
+    outcome("version", units.echo, work("version", "a"))
+print(json.dumps(outcomes), flush=True)
+"""
+
+
+def test_a_unit_gets_a_core_and_its_memory_and_what_fails_or_kills_its_workers_is_one_line(
+    machines: Machines, tmp_path: Path
+) -> None:
+    with answer(OUTCOMES, str(tmp_path), machines.address, environment=machines.environment) as outcomes:
+        small, large = (summary["resources"] for summary in outcomes["resources"])
+    assert (small["CPU"], small.get("memory", 0)) == (1, 0)
+    assert (large["CPU"], large["memory"]) == (1, 3 << 20)
+    assert outcomes["full"] == f"OSError: [Errno 28] No space left on device: '{tmp_path}/full/0'"
+    assert outcomes["panic"] == f"Failure: {tmp_path}/panic/0: a library gave up on it: a"
+    assert outcomes["dies"].startswith(f"Failure: {tmp_path}/dies/1: its worker died again and again: ")
+    assert "\n" not in outcomes["dies"]
+    assert (tmp_path / "dies/1").read_text() == "b", "the same engine goes on"
+    assert "has another mtnlg-data, or library of its results, than where the run began" in outcomes["version"]
+    assert not list((tmp_path / "version").iterdir())
+
+
+#: Runs units that wait for a file ``go`` on a cluster, and prints their summaries.
+WAITING = """
+import json, sys
+from pathlib import Path
+from echo_units import units_in, wait_for_go
+from mtnlg_data.engine import open_engine, run_units
+with open_engine("ray", None, sys.argv[2]) as engine:
+    print(json.dumps({}), flush=True)
+    print(json.dumps(run_units(engine, wait_for_go, units_in(Path(sys.argv[1]), sys.argv[3]), "echo")), flush=True)
+"""
+
+
+def test_a_machine_that_joins_is_given_units_and_those_of_one_that_dies_run_again(
+    machines: Machines, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+
+    def until_begun(units: int) -> set[str]:
+        """The machines that so many units have begun on."""
+        deadline = time.monotonic() + 120
+        while len(list(begun.iterdir())) < units:
+            assert driver.poll() is None
+            assert time.monotonic() < deadline, f"no {units} units at a time"
+            time.sleep(0.01)
+        return {path.read_text() for path in begun.iterdir()}
+
+    command = [sys.executable, "-c", WAITING, str(tmp_path), machines.address, "abcdefgh"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=machines.environment, text=True) as driver:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        try:
+            first = until_begun(2)
+            machines.tell("join 3")
+            joined = until_begun(5) - first  # of four that were submitted for two CPUs, and more
+            machines.tell("lose")
+        finally:
+            (tmp_path / "go").touch()
+        assert len(first) == 2
+        assert len(joined) == 1
+        summaries = json.loads(driver.stdout.readline())
+    assert [summary["word"] for summary in summaries] == [*"abcdefgh"]
+    assert {summary["machine"] for summary in summaries} <= first, "where the last machine had begun one"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data import standalone
+from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup.stage import DeduplicateSettings

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from mtnlg_data import standalone
 from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.cli import app
+from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings

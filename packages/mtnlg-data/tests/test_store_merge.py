@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.tokens import merge as merge_module
-from mtnlg_data.tokens.merge import concatenate, merge
+from mtnlg_data.tokens.merge import merge
 from mtnlg_data.tokens.store import TokenStore, bin_path, crc_path, idx_path, writing_store
 
 if TYPE_CHECKING:
@@ -47,10 +46,8 @@ def test_merge_interleaves_every_document_by_its_relative_position(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge_module, "DOCUMENTS_PER_BATCH", batch)
         merged = merge(prefixes, folder / "merged")
-        joined = concatenate(prefixes, folder / "joined", 1000)
     placed = [((j + 0.5) / len(own), document) for own in stores for j, document in enumerate(own)]
     assert contents(merged) == [document for _, document in sorted(placed, key=lambda pair: pair[0])]
-    assert contents(joined) == list(itertools.chain(*stores))
 
 
 def test_every_stretch_of_a_merged_store_has_a_proportional_share_of_each(tmp_path: Path) -> None:

@@ -23,21 +23,25 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from mtnlg_data import document
+from mtnlg_data import document, exchange
 from mtnlg_data.console import Failure
 from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
 from mtnlg_data.stream import open_stream
-from mtnlg_data.tokens import gpt2, stage
+from mtnlg_data.tokens import encoding, gpt2, placed_store, stage
+from mtnlg_data.tokens import store as store_module
 from mtnlg_data.tokens.blend import held_out, read_blend
+from mtnlg_data.tokens.placed_store import PlacedStore, allocate_store
 from mtnlg_data.tokens.stage import tokenize_documents, unigram_entropy
-from mtnlg_data.tokens.store import TokenStore
+from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_data.tokens.tokenizer import (
     EOD,
     TokenizeSettings,
     document_key,
-    sample_texts,
+    draw_sample,
+    read_samples,
+    sample_units,
     tokenizer_files,
     train_tokenizer,
 )
@@ -99,6 +103,12 @@ def test_a_store_holds_the_ids_of_its_documents_with_end_tokens_in_the_order_of_
         store = TokenStore(tmp_path / "out" / source.prefix)
         expected = [[*plain(tmp_path / "out" / "tokenizer.json", own[n]), blend.eod] for n in order]
         assert [store[n].tolist() for n in range(len(store))] == expected
+        with writing_store(tmp_path / source.name, blend.vocabulary) as writer:
+            for ids in expected:
+                writer.add(np.array(ids))
+        for suffix in ("bin", "idx", "crc"):
+            one_by_one = (tmp_path / f"{source.name}.{suffix}").read_bytes()
+            assert (tmp_path / "out" / f"{source.name}.{suffix}").read_bytes() == one_by_one
         assert (source.documents, source.tokens, source.sha256) == (len(own), store.tokens, store.checksum())
         assert account["tokens"][source.name] == {
             "documents": len(own),
@@ -165,48 +175,139 @@ def test_workers_and_the_order_and_number_of_shards_change_no_byte_of_a_store(tm
         assert a[name] == b[name] == c[name], name
 
 
-def test_row_groups_and_parts_change_no_byte_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenize(tmp_path, tmp_path / "whole")
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything small: row groups, units, ranges, batches, and the number of files that a unit may open."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 7)
     monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1000)
     monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 300)
-    monkeypatch.setattr(stage, "TOKENS_PER_COUNT", 300)
+    monkeypatch.setattr(encoding, "TOKENS_PER_BATCH", 100)
+    monkeypatch.setattr(placed_store, "READ_BYTES", 4096)
+    monkeypatch.setattr(exchange, "FAN_OUT", 2)
+
+
+STORE_FILES = ("web.bin", "web.idx", "web.crc", "code.bin", "code.idx", "code.crc", "tokenizer.json", "blend.json")
+
+
+def test_row_groups_ranges_and_merges_change_no_byte_of_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tokenize(tmp_path, tmp_path / "whole")
+    in_pieces(monkeypatch)
     (tmp_path / "pieces").mkdir()
-    parts: list[stage.PartUnit] = []
-    write_part = stage.write_part
-
-    def write_noted(unit: stage.PartUnit) -> object:
-        parts.append(unit)
-        return write_part(unit)
-
-    monkeypatch.setattr(stage, "write_part", write_noted)
+    merged: list[encoding.MergeUnit] = []
+    ranges: list[placed_store.RangeUnit] = []
+    note(monkeypatch, "merge_encoded", merged)
+    note(monkeypatch, "write_range", ranges)
     account = tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out")
-    encoded = list((tmp_path / "pieces" / "out" / "state" / "web").glob("*.arrow"))
-    assert len(encoded) > 3  # of three shards
-    assert len(parts) > 3
-    for name in ("web.bin", "web.idx", "web.crc", "code.bin", "tokenizer.json", "blend.json"):
+    assert len({unit.output.name[0] for unit in merged}) >= 2  # levels
+    assert len(ranges) > 8
+    assert max(len(keys.files) for keys in [unit.keys for unit in merged] + [unit.keys for unit in ranges]) == 2
+    for name in STORE_FILES:
         assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
-    assert account["unigram_entropy_nats"] == tokenize(tmp_path, tmp_path / "whole")["unigram_entropy_nats"]
+    assert account["unigram_entropy_nats"] == whole["unigram_entropy_nats"]
+
+
+def note(monkeypatch: pytest.MonkeyPatch, function: str, units: list[Any]) -> None:
+    """Note the units that a function of the stage is called with."""
+    original = getattr(stage, function)
+
+    def noted(unit: Any) -> object:  # noqa: ANN401
+        units.append(unit)
+        return original(unit)
+
+    monkeypatch.setattr(stage, function, noted)
+
+
+def test_a_store_checked_in_spans_has_the_checksums_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bytewise = TokenizeSettings(vocabulary=260, validation=0.1)
+    whole = tokenize(tmp_path, tmp_path / "whole", bytewise)
+    monkeypatch.setattr(store_module, "SPAN_BYTES", 4096)
+    account = tokenize(tmp_path, tmp_path / "spans", bytewise)
+    for name in STORE_FILES[:-1]:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "spans" / name).read_bytes(), name
+    assert (tmp_path / "spans" / "web.bin").stat().st_size > 4096
+    assert account["unigram_entropy_nats"] == whole["unigram_entropy_nats"]
+    for source in read_blend(tmp_path / "spans").sources:
+        assert source.sha256 == TokenStore(tmp_path / "spans" / source.name).checksum()
+    assert tokenize(tmp_path, tmp_path / "spans", bytewise) == account  # the manifest's digests are those of the files
+    damaged = (tmp_path / "spans" / "web.bin").read_bytes()
+    (tmp_path / "spans" / "web.bin").write_bytes(damaged[:5000] + b"??" + damaged[5002:])
+    assert tokenize(tmp_path, tmp_path / "spans", bytewise) == account
+    assert (tmp_path / "spans" / "web.bin").read_bytes() == damaged
+
+
+def cut_off(patch: pytest.MonkeyPatch, writes: int) -> None:
+    """End the process, as far as the disk can tell, in the middle of a write to a store, after so many."""
+    left = iter(range(writes, -1, -1))
+    write_at = placed_store._write_at
+
+    def half(handle: int, place: int, array: Any) -> None:  # noqa: ANN401
+        if next(left, -1) == 0:
+            write_at(handle, place, array[: len(array) // 2])
+            raise KeyboardInterrupt
+        write_at(handle, place, array)
+
+    patch.setattr(placed_store, "_write_at", half)
+
+
+@pytest.mark.parametrize("writes", [0, 30])
+def test_a_store_whose_writing_was_cut_off_is_finished_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    tokenize(tmp_path, tmp_path / "whole")
+    in_pieces(monkeypatch)
+    monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 4000)
+    (tmp_path / "pieces").mkdir()
+    given_settings = TRAIN.model_copy(update={"vocabulary": None, "tokenizer": str(tmp_path / "whole")})
+    # the shuffle by another seed has other documents in the same places of a store of the same size
+    for seed, when in ((TRAIN.seed, writes), (99, writes // 2)):
+        settings = given_settings.model_copy(update={"seed": seed})
+        with pytest.MonkeyPatch.context() as patch:
+            cut_off(patch, when)
+            with pytest.raises(KeyboardInterrupt):
+                tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out", settings)
+    tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out", given_settings)
+    monkeypatch.undo()
+    for name in STORE_FILES[:-1]:
+        assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
+    assert not (tmp_path / "pieces" / "out" / "state" / "stores").exists()
+
+
+def test_ranges_of_a_lost_or_another_store_are_written_again(tmp_path: Path) -> None:
+    placed = PlacedStore(tmp_path / "stores" / "a", 3, 9, 400)
+    allocate_store(placed)
+    work = tmp_path / "stores" / "range-0000000"
+    work.write_text("{}")
+    allocate_store(placed)
+    assert work.exists()
+    for changed in (placed._replace(prefix=tmp_path / "stores" / "b"), placed, placed._replace(tokens=10)):
+        work.write_text("{}")
+        allocate_store(changed)
+        assert not work.exists()
+        assert {path: path.stat().st_size for path in work.parent.iterdir()} == changed.sizes()
 
 
 def test_no_second_copy_of_a_store_in_its_own_format_is_left(tmp_path: Path) -> None:
     tokenize(tmp_path, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").rglob("*.bin")) == ["code.bin", "web.bin"]
-    assert not list((tmp_path / "out" / "state").rglob("part-*"))
+    assert not (tmp_path / "out" / "state" / "stores").exists()
 
 
 def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = tokenize(tmp_path, out)
     before = contents(out)
-    times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in {".bin", ".idx", ".arrow"}}
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in {".bin", ".idx", ".encoded"}}
     assert tokenize(tmp_path, out) == first
     assert {path: path.stat().st_mtime_ns for path in times} == times
     for name in ("web.idx", "web.bin", "tokenizer.json", "code.idx", "code.crc"):
         (out / name).unlink()
         assert tokenize(tmp_path, out) == first
         assert contents(out) == before, name
-    for name in ("code.idx", "code.crc", "state/web/0.arrow"):
+    for name in ("code.idx", "code.crc", "state/encoded/web/0-0000000-0000000.encoded"):
         kept = (out / name).read_bytes()
         (out / name).write_bytes(kept[:-1] + b"?")
         assert tokenize(tmp_path, out) == first
@@ -387,7 +488,12 @@ def test_a_bounded_sample_takes_from_each_source_in_proportion_to_its_weight(tmp
 
     def counts(seed: int, sample_bytes: int) -> Counter[str]:
         weights = {"a": 0.6, "b": 0.3, "few": 0.1}
-        return Counter(text[:1] for text in sample_texts(paths, weights, seed, sample_bytes))
+        settings = TokenizeSettings(vocabulary=300, seed=seed, sample_bytes=sample_bytes)
+        sizes = {shard.path: sum(text_bytes(shard.path)) for own in paths.values() for shard in own}
+        units = sample_units(paths, sizes, weights, settings, tmp_path)
+        for unit in units:
+            draw_sample(unit)
+        return Counter(text[:1] for text in read_samples(unit.output for unit in units))
 
     everything = counts(1, 10**9)
     assert everything == {"a": 4000, "b": 4000, "f": 20}

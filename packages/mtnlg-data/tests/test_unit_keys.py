@@ -72,8 +72,6 @@ NOTHING: list[Edit] = [
 class NoWork:
     """An engine that must not be asked for anything."""
 
-    task = (0, 1)
-
     def imap(self, function: object, units: object) -> Iterator[Any]:
         raise AssertionError(f"{function} was to run over {units}")
 
@@ -149,7 +147,7 @@ def test_every_unit_depends_on_the_code_of_its_own_module(
 def test_an_extra_counts_where_a_setting_chooses_it(tmp_path: Path, changed: Callable[..., None]) -> None:
     def keys() -> list[str]:
         chosen = [ExtractSettings(method=method) for method in ("justext", "resiliparse")]
-        return [ExtractUnit((), (0, 0), settings, tmp_path / "x").key for settings in chosen]
+        return [ExtractUnit((), (), (), settings, tmp_path / "x").key for settings in chosen]
 
     before = keys()
     changed(resiliparse="99")
@@ -158,9 +156,9 @@ def test_an_extra_counts_where_a_setting_chooses_it(tmp_path: Path, changed: Cal
 
 def test_code_counts_over_imports_of_imports_and_in_functions(changed: Callable[..., None]) -> None:
     changed()
-    before = {name: code_digest(f"mtnlg_data.{name}") for name in ("dedup.ledger", "clean.stage")}
+    before = {name: code_digest(f"mtnlg_data.{name}") for name in ("dedup.representatives", "clean.stage")}
     changed(("mtnlg_data.dedup.union_find", "UNLINKED = -1", "UNLINKED = -2"))
-    assert code_digest("mtnlg_data.dedup.ledger") != before["dedup.ledger"]
+    assert code_digest("mtnlg_data.dedup.representatives") != before["dedup.representatives"]
     assert code_digest("mtnlg_data.clean.stage") == before["clean.stage"]
     changed(("mtnlg_data.clean.stage", '"""Clean one shard."""', '"""Clean."""\n    from mtnlg_data import words'))
     inside = code_digest("mtnlg_data.clean.stage")

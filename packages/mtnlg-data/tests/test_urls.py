@@ -456,11 +456,7 @@ def test_files_of_settings_may_be_urls(store: Store, tmp_path: Path, finished: R
     assert len(TokenStore(tmp_path / "tokens" / "documents")) == 1
 
 
-def test_tasks_of_a_job_array_are_told_to_share_a_folder(finished: Run) -> None:
-    with pytest.raises(UsageFailure, match="tasks share a folder"):
-        CliRunner().invoke(
-            app, ["run", str(finished.recipe), "--out", "s3://b/x", "--shard", "0/2"], catch_exceptions=False
-        )
+def test_a_folder_to_work_in_goes_with_a_url() -> None:
     with pytest.raises(UsageFailure, match=r"--work w: goes with an --out that is a URL"):
         Place.of(Path("out"), Path("w"))
 

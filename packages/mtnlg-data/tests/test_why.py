@@ -15,13 +15,13 @@ from mtnlg_data import tally
 from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.cli import app
 from mtnlg_data.commands.stage_inputs import find_inputs
+from mtnlg_data.commands.standalone import clean
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DocumentFile
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.why import explain
-from mtnlg_data.standalone import clean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,10 +71,9 @@ def test_a_duplicate_is_told_with_its_twin_and_a_kept_document_with_every_stage(
 def test_a_document_cut_apart_is_told_with_its_pieces_and_cuts_by_its_own_name_and_by_that_of_a_piece(
     finished: Any,  # noqa: ANN401
 ) -> None:
-    cuts = pq.read_table(finished.out / "05-decontaminate" / "cuts.parquet").to_pylist()
-    pieces = [
-        path for path in sorted((finished.out / "05-decontaminate").glob("*.parquet")) if path.name != "cuts.parquet"
-    ]
+    ledgers = sorted((finished.out / "05-decontaminate" / "cuts").glob("*.parquet"))
+    cuts = [cut for path in ledgers for cut in pq.read_table(path).to_pylist()]
+    pieces = sorted((finished.out / "05-decontaminate").glob("*.parquet"))
     names = [name for path in pieces for name in pq.read_table(path, columns=["key"])["key"].to_pylist()]
     name = next(name for name in names if name.endswith("#1")).removesuffix("#1")
     (document,) = explain(finished.out, name)
@@ -176,12 +175,13 @@ def test_behind_the_first_stage_only_shards_that_hold_the_document_are_opened(
         rows = [{"id": name, "text": corpus.text(ord(name))} for name in names]
         corpus.write_jsonl(tmp_path / "in" / f"{part}.jsonl", rows)
     with closing(Local(1)) as engine:
-        clean(find_inputs([str(tmp_path / "in")]), tmp_path / "out", CleanSettings(), engine, rules=["short"])
+        inputs = find_inputs([f"{name}={tmp_path / 'in' / f'{part}.jsonl'}" for part, name in enumerate(("az", "by"))])
+        clean(inputs, tmp_path / "out", CleanSettings(), engine, rules=["short"])
     reads = request.getfixturevalue("reads")
     assert fates(tmp_path / "out", "b") == {"extract": "kept", "clean": "kept"}
     opened = {(folder, shard) for folder, shard, _ in reads}
-    both = {("documents", f"documents-0000{part}.parquet") for part in range(2)}
-    assert opened == both | {("out", "documents-00001.parquet")}
+    both = {("documents", f"{name}-00000.parquet") for name in ("az", "by")}
+    assert opened == both | {("out", "by-00000.parquet")}
 
 
 def test_a_unit_holds_a_row_group_of_drops_and_leaves_no_file_without_any(

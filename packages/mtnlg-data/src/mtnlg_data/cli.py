@@ -6,7 +6,7 @@ Libraries are imported inside the commands, so that ``--help`` does not wait for
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args
 
 import typer
 
@@ -72,18 +72,26 @@ def run_recipe(
     ray: OnRay = None,
     workers: Workers = None,
     folder: RecipeInput = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Run as task I (from 0) of N that share the folder.")
-    ] = None,
     keep: WhatStays = "all",
     overrides: RecipeOverrides = None,
     allow_failures: AllowFailures = False,
     as_json: AsJson = False,
+    launcher: Annotated[
+        Literal["local", "slurm"], typer.Option(help="Run here, or submit a Slurm job that runs it on its own Ray.")
+    ] = "local",
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Option for sbatch, such as --sbatch=--nodes=16.")
+    ] = None,
+    interface: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Network interface of the Slurm job's Ray, such as ib0.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the Slurm job's script, and submit nothing.")
+    ] = False,
 ) -> None:
     """Run every stage of a recipe: from raw sources to the tokens that training reads.
 
     The same command resumes an interrupted run, with any number of workers, and ends with the same bytes.
-    In a Slurm job array: [bold]--shard $SLURM_ARRAY_TASK_ID/16[/bold].
     """
     from .engine import open_engine  # noqa: PLC0415
     from .pipeline import curate  # noqa: PLC0415
@@ -91,29 +99,32 @@ def run_recipe(
     from .report import write_report  # noqa: PLC0415
     from .transfer.publish import Place  # noqa: PLC0415
 
-    task = None if shard is None else _parse_shard(shard)
-    if task is not None and url_of(out) is not None:
-        raise UsageFailure(
-            f"--shard {shard}: tasks share a folder, not {url_of(out)}; give them one as --out, and when all have "
-            "ended run the command with the URL, that folder as --work and without --shard"
-        )
     resolved = load_recipe(recipe, overrides or [], folder)
+    if launcher == "slurm":
+        from .engine.slurm import job_script, submit  # noqa: PLC0415
+
+        if engine != "ray" or ray is not None:
+            raise UsageFailure("--launcher slurm: goes with --engine ray, and without --ray: the job starts its own")
+        options = {"out": out, "work": work, "engine": engine, "workers": workers, "input": folder, "keep": keep}
+        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        words += [f"--set={override}" for override in overrides or []]
+        words += ["--allow-failures"] * allow_failures + ["--json"] * as_json
+        script = job_script(["run", str(recipe), *words], sbatch or [], interface)
+        if dry_run:
+            typer.echo(script, nl=False)
+        else:
+            say(f"{out}: submitted as job {submit(script)}; the same command resumes it")
+        return
+    if sbatch or interface or dry_run:
+        raise UsageFailure("--sbatch, --interface and --dry-run go with --launcher slurm")
     place = Place.of(out, work)
     with open_engine(engine, workers, ray) as opened:
-        summary = curate(resolved, place.folder, opened, task, keep)
+        summary = curate(resolved, place.folder, opened, keep)
     write_report(place.folder)
     place.publish()
     if as_json:
         print_json(summary)
     check_failures(summary, allow=allow_failures)
-
-
-def _parse_shard(shard: str) -> tuple[int, int]:
-    """(I, N) of ``I/N``. Raises ``UsageFailure`` unless 0 <= I < N."""
-    task, _, tasks = shard.partition("/")
-    if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
-        raise UsageFailure(f"--shard {shard}: expected I/N with I from 0 to N - 1, such as 0/16")
-    return int(task), int(tasks)
 
 
 @app.command()
@@ -203,7 +214,7 @@ def extract(
     ] = None,
 ) -> StageRun:
     """Extract documents from records: charset, language, and the text of a web page without its boilerplate."""
-    from . import standalone  # noqa: PLC0415
+    from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     file_options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
@@ -226,7 +237,7 @@ def score(
 
     [bold]--model FILE[/bold] takes a trained classifier instead, such as the classifier.npy of another run.
     """
-    from . import standalone  # noqa: PLC0415
+    from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     files, good = (
@@ -248,7 +259,7 @@ def clean(
     ] = "unicode,language,javascript,short",
 ) -> StageRun:
     """Repair Unicode and white space; drop other languages, JavaScript stubs and short documents."""
-    from . import standalone  # noqa: PLC0415
+    from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     files, chosen = find_inputs(inputs, field=field), standalone.parse_rules(rules)
@@ -271,7 +282,7 @@ def filter(  # noqa: A001  (the command's name)
     ],
 ) -> StageRun:
     """Drop and edit documents by the rules of Gopher, C4 and FineWeb, by URL lists, and replace personal data."""
-    from . import standalone  # noqa: PLC0415
+    from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     files, chosen = find_inputs(inputs, field=field), standalone.parse_filters(rules)
@@ -283,7 +294,7 @@ def dedup(
     settings: DeduplicateSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text"
 ) -> StageRun:
     """Keep one of near duplicates, of the source named first; OUT/dropped/duplicates.parquet lists the others."""
-    from . import standalone  # noqa: PLC0415
+    from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     files = find_inputs(inputs, field=field)
@@ -293,7 +304,7 @@ def dedup(
 @stage_command(app, "mtnlg_data.exact.settings:ExactSettings")
 def exact(settings: ExactSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text") -> StageRun:
     """Keep one copy of what [bold]--kinds[/bold] names: equal documents, equal lines, passages that occur twice."""
-    from . import standalone  # noqa: PLC0415
+    from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     files = find_inputs(inputs, field=field)
@@ -312,7 +323,7 @@ def decontaminate(
     texts: Annotated[Path, typer.Option(help="Texts of the evaluation tasks, written by mtnlg-eval texts.")],
 ) -> StageRun:
     """Cut the n-grams of the evaluation tasks, and the text around them, out of the documents."""
-    from . import standalone  # noqa: PLC0415
+    from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     files = find_inputs(inputs, field=field)
@@ -334,7 +345,7 @@ def tokenize(
 
     [bold]--vocabulary 50257[/bold] trains a tokenizer, [bold]--tokenizer[/bold] reads one.
     """
-    from . import standalone  # noqa: PLC0415
+    from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
     files, weights = find_inputs(inputs, field=field), standalone.parse_weights(weight or [])
@@ -347,3 +358,7 @@ add_result_commands(app)
 def main() -> NoReturn:
     """Run the command line."""
     run(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,17 +22,9 @@ from mtnlg_data.quality.stage import filter_documents
 from mtnlg_data.tokens.stage import tokenize_documents
 from mtnlg_data.tokens.tokenizer import tokenizer_files
 
-from .console import UsageFailure, say
+from .console import say
 from .document import DamagedShard, shard_source
-from .engine import (
-    JobArray,
-    StageFolder,
-    code_digest,
-    key_of,
-    library_version,
-    lock_folder,
-    manifest_path,
-)
+from .engine import StageFolder, library_version, lock_folder, manifest_path
 from .engine.stage_runner import RemovedInputs, StageRunner
 from .files import sha256, write_json, write_text
 from .settings import dump
@@ -69,33 +61,20 @@ FOLDERS = {
 }
 
 
-def curate(
-    recipe: Recipe, out: Path, engine: Engine, task: tuple[int, int] | None = None, keep: Keep = "all"
-) -> Summary:
+def curate(recipe: Recipe, out: Path, engine: Engine, keep: Keep = "all") -> Summary:
     """Run every stage of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
 
-    ``task`` is (i, n) for task i of n that run the same recipe into one shared folder; each returns the whole summary.
     With ``keep`` "last" only the last shards and the tokens stay of the text. Raises ``Failure`` before any work if an
     input is missing, or another run is at work in ``out``.
     """
-    if keep == "last" and task is not None:
-        raise UsageFailure(
-            "--keep last removes what other tasks of --shard may still read; "
-            "run it once without --shard when all tasks have ended"
-        )
     files, texts = recipe.files(), recipe.texts_file()
     recipe.resolved_extract.check_model()
     recipe.resolved_clean.check_model()
     recipe.resolved_quality.check()
     ListFiles.of(recipe.resolved_filter)
     recipe.resolved_tokenize.check()
-    resolved = dump(recipe)
-    inputs = [(asdict(file), file.stats) for file in files]
-    key = key_of(code_digest(__name__), resolved, inputs, texts and sha256(texts))
-    with lock_folder(out, key, shared=task is not None) as claims:
-        if task is not None:
-            engine = JobArray(engine, task, claims)
-        write_text(out / "recipe.toml", resolved)
+    with lock_folder(out):
+        write_text(out / "recipe.toml", dump(recipe))
         remade: set[Path] = set()
         while True:
             try:

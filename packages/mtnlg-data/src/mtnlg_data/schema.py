@@ -136,6 +136,12 @@ def has_own_columns(documents: pa.Schema) -> bool:
     return TEXT_COLUMN in (documents.metadata or {})
 
 
+def has_equal_columns(one: pa.Schema, other: pa.Schema) -> bool:
+    """Whether documents of both schemas can stand in one shard: what else their files note of themselves may differ."""
+    texts = [(schema.metadata or {}).get(TEXT_COLUMN) for schema in (one, other)]
+    return bool(one.equals(other)) and texts[0] == texts[1]
+
+
 def _text_column(schema: pa.Schema) -> dict[str, Any]:
     return dict(json.loads(schema.metadata[TEXT_COLUMN]))
 

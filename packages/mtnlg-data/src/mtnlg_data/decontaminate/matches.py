@@ -2,7 +2,8 @@
 
 write_ngrams      the n-grams of the task texts
 scan_shard        every match in a shard, as numbers; later steps decide from these and read no text
-count_documents   documents per n-gram over all shards; n-grams in ``common`` documents or more are not cut
+count_documents   documents per n-gram over all shards, by sums of sums
+choose_rare       n-grams in ``common`` documents or more are not cut
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mtnlg_data import exchange
 from mtnlg_data.document import UnitOutput, read_documents
-from mtnlg_data.engine import Unit
+from mtnlg_data.engine import Unit, key_of
 from mtnlg_data.files import atomic_open, atomic_path
 from mtnlg_data.words import SOUTHEAST_ASIAN, character_kinds, code_points, text_batches
 
 from .ngrams import NgramSet, read_task_texts, task_ngrams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from mtnlg_data.document import Shard
-    from mtnlg_data.engine import Summary
+    from mtnlg_data.engine import StageFolder, Summary
 
 #: . ! ? as in the paper, and the marks of other scripts: Chinese and Japanese, Arabic and Urdu, Hindi, Armenian,
 #: Amharic, Tibetan, Khmer, Burmese.
@@ -160,29 +162,83 @@ def _ends_sentence(codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class CountUnit(Unit):
-    """Unit: the matches of all shards → bool[n-grams], True where an n-gram is rare enough to be cut."""
+    """Unit: ``FAN_OUT`` files of matches, or of counts, at most -> their sum: int64[2, n-grams found]."""
 
-    scans: tuple[ScanUnit, ...]
+    folder: Path
+    files: tuple[str, ...]
+    contents: str  # digest of their units' keys
+    ngrams: NgramUnit
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("count", self.contents)
+
+
+def count_documents(unit: CountUnit) -> Summary:
+    """Write the numbers of the n-grams found, and in how many documents each is; takes 8 bytes of memory per n-gram."""
+    documents = np.zeros(pq.read_metadata(unit.ngrams.output).num_rows, np.int64)
+    for name in unit.files:
+        for ngrams, counts in _counts(unit.folder / name):
+            documents[ngrams] += counts
+    found = np.flatnonzero(documents)
+    with atomic_open(unit.output) as file:
+        np.save(file, np.stack([found, documents[found]]))
+    return {}
+
+
+def _counts(path: Path) -> Iterator[NDArray[np.int64]]:
+    """Different n-grams, and documents of each: as a unit has written them, or of each batch of matches."""
+    if path.suffix == ".npy":
+        yield np.load(path)
+        return
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=["ngram", "is_first"]):
+            ngrams = batch["ngram"].to_numpy()[batch["is_first"].to_numpy(zero_copy_only=False)]
+            yield np.stack(np.unique(ngrams, return_counts=True))
+
+
+def run_counts(scans: Sequence[ScanUnit], stage: StageFolder) -> UnitOutput:
+    """Count the documents of each n-gram over all shards, ``FAN_OUT`` files a unit, in as many levels as it takes."""
+    units: Sequence[ScanUnit | CountUnit] = scans
+    level = 0
+    while level == 0 or len(units) > 1:
+        groups = [units[first : first + exchange.FAN_OUT] for first in range(0, len(units), exchange.FAN_OUT)]
+        counts = [
+            CountUnit(
+                stage.state,
+                tuple(unit.output.name for unit in group),
+                key_of([unit.key for unit in group]),
+                scans[0].ngrams,
+                stage.state / f"counts-{level}-{number:05d}.npy",
+            )
+            for number, group in enumerate(groups)
+        ]
+        stage.run(count_documents, counts, "decontaminate: count")
+        units, level = counts, level + 1
+    return UnitOutput.of(units[0])
+
+
+@dataclass(frozen=True)
+class RareUnit(Unit):
+    """Unit: the counts of all shards -> bool[n-grams], True where an n-gram is rare enough to be cut."""
+
+    counts: UnitOutput
     ngrams: NgramUnit
     common: int
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        return ("count", self.ngrams.key, [unit.key for unit in self.scans], self.common)
+        return ("rare", self.ngrams.key, self.counts.key, self.common)
 
 
-def count_documents(unit: CountUnit) -> Summary:
-    """Count the documents of each n-gram and write which are cut; takes 8 bytes of memory per n-gram."""
-    documents = np.zeros(pq.read_metadata(unit.ngrams.output).num_rows, np.int64)
-    for scan in unit.scans:
-        with pq.ParquetFile(scan.output) as file:
-            for batch in file.iter_batches(columns=["ngram", "is_first"]):
-                ngrams = batch["ngram"].to_numpy()[batch["is_first"].to_numpy(zero_copy_only=False)]
-                documents += np.bincount(ngrams, minlength=len(documents))
-    is_cut = documents < unit.common
+def choose_rare(unit: RareUnit) -> Summary:
+    """Write which n-grams are cut: a byte each."""
+    ngrams, documents = np.load(unit.counts.path)
+    is_cut = np.ones(pq.read_metadata(unit.ngrams.output).num_rows, np.bool_)
+    is_cut[ngrams] = documents < unit.common
     with atomic_open(unit.output) as file:
         np.save(file, is_cut)
-    return {"found": int((documents > 0).sum()), "common": int((~is_cut).sum())}
+    return {"found": len(ngrams), "common": int((~is_cut).sum())}
 
 
 def read_matches_to_cut(path: Path, is_cut: NDArray[np.bool_]) -> Iterator[tuple[int, int, list[Match]]]:

@@ -4,7 +4,7 @@
     plan    cut the first match, ``window`` characters on each side and on to the next of . ! ?; repeat on the rest to
             the right. Drop pieces shorter than ``shortest`` characters, and documents of more than ``most_splits``
             pieces as a whole (cut_planning.py)
-    ledger  list every cut: where, which n-gram, of which row of which task
+    ledger  list every cut, a file for each shard: where, which n-gram, of which row of which task
     cut     write the documents without what is cut
 
 Offsets are into the original text, and a match ends where its last word ends.
@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.document import UnitOutput, number_shards, read_documents, read_rows, replace_columns, write_documents
-from mtnlg_data.engine import StageFolder, Unit
+from mtnlg_data.engine import CUTS, StageFolder, Unit
 from mtnlg_data.files import atomic_path, sha256
 from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, order_sources, recorded_tallies, stage_summary
 
 from .cut_planning import DecontaminateSettings, ShardCutPlans
-from .matches import NGRAM_SCHEMA, CountUnit, NgramUnit, ScanUnit, count_documents, scan_shard, write_ngrams
+from .matches import NGRAM_SCHEMA, NgramUnit, RareUnit, ScanUnit, choose_rare, run_counts, scan_shard, write_ngrams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ LEDGER_SCHEMA = pa.schema(
 def decontaminate_documents(
     shards: Sequence[Path], out: Path, settings: DecontaminateSettings, texts: Path | None, engine: Engine
 ) -> Summary:
-    """Write ``out/<shard name>`` without the tasks' n-grams, and the ledger of cuts ``out/cuts.parquet``.
+    """Write ``out/<shard name>`` without the tasks' n-grams, and the ledger of its cuts, ``out/cuts/<shard name>``.
 
     ``texts`` is the file that ``mtnlg-eval texts`` writes; without it every document passes. Returns the stage's
     summary with ``decontamination``.
@@ -70,20 +70,18 @@ def decontaminate_documents(
     state = stage.state
     checksum = None if texts is None else sha256(texts)
     ngrams = NgramUnit(texts, checksum, settings.n, settings.minimum, state / "ngrams.parquet")
-    scans = tuple(
+    scans = [
         ScanUnit(shard, ngrams, settings.window, state / f"{shard.path.stem}.matches.parquet")
         for shard in number_shards(shards)
-    )
-    count = CountUnit(scans, ngrams, settings.common, state / "cut.npy")
-    plans = [ShardCutPlans(scan, UnitOutput.of(count), settings) for scan in scans]
-    parts = [LedgerPartUnit(plan, state / f"{plan.scan.shard.path.stem}.cuts.parquet") for plan in plans]
-    ledger = LedgerUnit([UnitOutput.of(part) for part in parts], out / "cuts.parquet")
-    cuts = [CutUnit(plan, out / plan.scan.shard.path.name) for plan in plans]
+    ]
     stage.run(write_ngrams, [ngrams], "decontaminate: n-grams")
     stage.run(scan_shard, scans, "decontaminate: scan")
-    counts = stage.run(count_documents, [count], "decontaminate: count")[0]
-    part_summaries = stage.run(write_ledger_part, parts, "decontaminate: ledger")
-    stage.run(join_ledger, [ledger], "decontaminate: join")
+    rare = RareUnit(run_counts(scans, stage), ngrams, settings.common, state / "cut.npy")
+    counts = stage.run(choose_rare, [rare], "decontaminate: choose")[0]
+    plans = [ShardCutPlans(scan, UnitOutput.of(rare), settings) for scan in scans]
+    parts = [LedgerUnit(plan, out / CUTS / plan.scan.shard.path.name) for plan in plans]
+    part_summaries = stage.run(write_ledger, parts, "decontaminate: ledger")
+    cuts = [CutUnit(plan, out / plan.scan.shard.path.name) for plan in plans]
     summaries = stage.run(cut_shard, cuts, "decontaminate: cut")
     stage.finish(cut.output for cut in cuts)
     cuts_by_task: Counter[str] = Counter()
@@ -103,8 +101,8 @@ def decontaminate_documents(
 
 
 @dataclass(frozen=True)
-class LedgerPartUnit(Unit):
-    """Unit: the cut plans of one shard → its part of the ledger."""
+class LedgerUnit(Unit):
+    """Unit: the cut plans of one shard → the ledger of its cuts."""
 
     plans: ShardCutPlans
     output: Path
@@ -113,8 +111,8 @@ class LedgerPartUnit(Unit):
         return ("entries", self.plans.key)
 
 
-def write_ledger_part(unit: LedgerPartUnit) -> Summary:
-    """Write one shard's part of the ledger; the summary counts documents cut and dropped, and cuts by task."""
+def write_ledger(unit: LedgerUnit) -> Summary:
+    """Write the ledger of one shard; the summary counts documents cut and dropped, and cuts by task."""
     plans = list(unit.plans)
     shard, ngrams = unit.plans.scan.shard, unit.plans.scan.ngrams.output
     names = [
@@ -141,29 +139,6 @@ def write_ledger_part(unit: LedgerPartUnit) -> Summary:
         "documents_dropped": dropped,
         "cuts_by_task": dict(sorted(cuts_by_task.items())),
     }
-
-
-@dataclass(frozen=True)
-class LedgerUnit(Unit):
-    """Unit: all shards' parts → the ledger, in the order of the shards."""
-
-    parts: Sequence[UnitOutput]
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("cuts", [part.key for part in self.parts])
-
-
-def join_ledger(unit: LedgerUnit) -> Summary:
-    """Concatenate the parts."""
-    rows = 0
-    with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer:
-        for part in unit.parts:
-            table = pq.read_table(part.path)
-            if table.num_rows:
-                writer.write(table)
-            rows += table.num_rows
-    return {"rows": rows}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Candidates with everything that verification needs: names, band keys and exact sets of shingle hashes.
+"""Candidates with everything that verification needs: who stays before whom, band keys, exact sets of shingle hashes.
 
-A record batch holds candidates of one group, so that a group reads its own batches of every shard's file, nothing else.
+Runs are by a hash of the cluster's root, so that ranges of it, the groups, hold clusters whole and about as many bytes
+each.
 """
 
 from __future__ import annotations
@@ -14,107 +15,71 @@ import pyarrow as pa
 
 from mtnlg_data.document import read_rows
 from mtnlg_data.engine import Unit
-from mtnlg_data.files import atomic_path
-from mtnlg_data.words import text_batches
+from mtnlg_data.words import fmix64, text_batches
 
-from .clusters import read_places
-from .minhash import hash_shingles
+from .copies import source_ranks
+from .minhash import hash_shingles, read_signatures
+from .runs import Corpus, Exchanged, write_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.document import Shard, UnitOutput
+    from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
 
-    from .bands import SignatureRun
     from .minhash import ShingleKind
-
-NAMES = ["id", "key", "source"]
-TABLE_BYTES = 1 << 27  # of shingle sets in memory at once
 
 
 @dataclass(frozen=True)
 class CandidateUnit(Unit):
-    """Unit: the candidates of one shard → an Arrow file with record batches by group."""
+    """Unit: the candidates of one shard → runs by cluster."""
 
+    corpus: Corpus
+    number: int  # of the shard
     shard: Shard
-    run: SignatureRun
-    clusters: UnitOutput
-    groups: Sequence[int]  # the place where each group ends
+    signatures: Path
+    labels: Exchanged
+    copies: Exchanged  # by the document that stays
     kind: ShingleKind
     length: int
+    priority: Sequence[str]
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        return ("candidates", self.shard.first, self.clusters.key, self.kind, self.length)
+        return ("candidates", self.corpus.digest, self.number)
 
 
 def collect_candidates(unit: CandidateUnit) -> Summary:
-    """Write one shard's candidates; ``groups`` of the summary is the group of every record batch.
-
-    A shard with more than ``TABLE_BYTES`` of candidates has several batches for a group.
-    """
-    documents, places = read_places(unit.clusters.path, unit.shard.first, unit.shard.first + unit.shard.rows)
+    """Write one shard's candidates; the summary has their ``bytes``."""
+    tables = [*unit.labels.read_parts(unit.corpus, unit.shard.first, unit.shard.rows)]
+    documents = np.concatenate([np.empty(0, np.int64), *(unit.corpus.numbers(t["sort"].to_numpy()) for t in tables)])
+    roots = np.concatenate([np.empty(0, np.int64), *(table["root"].to_numpy() for table in tables)])
     rows = documents - unit.shard.first
-    keys = keys_of_rows(unit.run, rows)
-    schema = pa.schema(
-        {
-            "place": pa.int64(),
-            "number": pa.int64(),
-            **dict.fromkeys(NAMES, pa.string()),
-            "keys": pa.list_(pa.uint64(), unit.run.bands),
-            "shingles": pa.large_list(pa.uint64()),
-        }
-    )
-    groups: list[int] = []
-    first = 0
-    with atomic_path(unit.output) as partial, pa.ipc.new_file(str(partial), schema) as writer:
-        for texts in _shingle_tables(unit, rows):
-            part = slice(first, first := first + texts.num_rows)
-            band_keys = pa.FixedSizeListArray.from_arrays(pa.array(keys[part].reshape(-1)), unit.run.bands)
-            names = (texts[name] for name in NAMES)
-            columns = [places[part], documents[part], *names, band_keys, texts["shingles"]]
-            order = np.argsort(places[part])
-            table = pa.table(columns, schema).take(pa.array(order)).combine_chunks()
-            group = np.searchsorted(unit.groups, places[part][order], side="right")
-            cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
-            for begin, end in pairwise(cuts):
-                writer.write_batch(table.slice(begin, end - begin).to_batches()[0])
-                groups.append(int(group[begin]))
-    return {"groups": groups}
-
-
-def keys_of_rows(run: SignatureRun, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Band keys [rows, bands] of these rows of a shard."""
-    selected = np.empty((len(rows), run.bands), np.uint64)
-    keys_by_row = np.empty(run.rows, np.uint64)
-    for band, (keys, order) in enumerate(zip(run.keys, run.order, strict=True)):
-        keys_by_row[order] = keys
-        selected[:, band] = keys_by_row[rows]
-    return selected
-
-
-def _shingle_tables(unit: CandidateUnit, rows: NDArray[np.int64]) -> Iterator[pa.Table]:
-    """Yield names and shingle sets of these rows in order, in tables of about ``TABLE_BYTES``."""
-    tables: list[pa.Table] = []
-    size = 0
-    for _, batch in read_rows(unit.shard.path, rows, [*NAMES, "text"]):
-        first = 0
-        for texts in text_batches(batch["text"].to_pylist()):
-            values, bounds = shingle_sets(*hash_shingles(texts, unit.kind, unit.length))
-            names = {column: batch[column].slice(first, len(texts)) for column in NAMES}
-            sets = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values))
-            tables.append(pa.table({**names, "shingles": sets}))
-            first += len(texts)
-            size += values.nbytes
-            if size >= TABLE_BYTES:
-                yield pa.concat_tables(tables)
-                tables, size = [], 0
-    if tables:
-        yield pa.concat_tables(tables)
+    signatures = read_signatures(unit.signatures).take(pa.array(rows))
+    times = np.ones(unit.shard.rows, np.int64)
+    for table in unit.copies.read_documents(unit.corpus, unit.shard.first, unit.shard.rows) if len(rows) else ():
+        np.add.at(times, unit.corpus.numbers(table["sort"].to_numpy()) - unit.shard.first, 1)
+    first = size = 0
+    with write_runs(unit.output) as runs:
+        for _, batch in read_rows(unit.shard.path, rows, ["text"]) if len(rows) else ():
+            for texts in text_batches(batch["text"].to_pylist()):
+                values, bounds = shingle_sets(*hash_shingles(texts, unit.kind, unit.length))
+                part = slice(first, first := first + len(texts))
+                of_part = signatures.slice(part.start, len(texts))
+                columns = {
+                    "document": documents[part],
+                    "rank": source_ranks(of_part["source"].to_numpy(), unit.priority),
+                    "order": of_part["order"],
+                    "times": times[rows[part]],
+                    "keys": of_part["keys"],
+                    "shingles": pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values)),
+                }
+                runs.add(fmix64(roots[part].astype(np.uint64)), columns)
+                size += values.nbytes + of_part.nbytes
+    return {"candidates": len(rows), "bytes": size}
 
 
 def shingle_sets(

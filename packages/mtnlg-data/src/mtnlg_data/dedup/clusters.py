@@ -1,97 +1,154 @@
-"""Links → clusters of candidates, in groups that fit into memory.
+"""Links → clusters of candidates: connected components, in memory or by rounds over ranges of documents.
 
 Documents that are connected by shared band keys form a cluster, and a duplicate is always in the same cluster as its
-twin. So clusters are verified independently, in groups of about ``GROUP_BYTES``, one process per group.
+twin. A cluster goes by its lowest document, the root.
+
+Links are runs by document, each link under both of its ends. Up to ``FOREST_ROWS`` of them are united in one unit. More
+are contracted first, in rounds of two steps (Kiveris et al. 2014), in which a unit looks at the links of its range of
+documents, as a stream:
+
+    large star   a document links its neighbours above it to the lowest of its neighbours and itself
+    small star   a document links its neighbours below it, and itself, to the lowest of these
+
+Each step keeps what is connected. When neither changes a link, all links lead to roots.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from mtnlg_data.engine import Unit
-from mtnlg_data.files import atomic_open
+from mtnlg_data.exchange import KEYS
 
-from .bands import read_links
-from .union_find import find_roots, linked_nodes, new_forest, unite
+from .runs import Corpus, Exchanged, RunWriter, merge_runs, write_runs
+from .union_find import reduce_links
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from mtnlg_data.engine import Summary
 
-    from .bands import SignatureRun
+FOREST_ROWS = 1 << 24  # ends of links that one unit unites
+LINKS_REDUCED = 1 << 20  # links that a unit reduces to a forest together before it writes them
 
-GROUP_BYTES = 1 << 29
-CANDIDATE_OVERHEAD_BYTES = 512  # a candidate's names and numbers in memory, approximately
+Step = Literal["large", "small", "label"]
+STEPS: tuple[Step, Step] = ("large", "small")  # of a round
+
+
+class LinkWriter:
+    """Writes links under both of their ends, a forest in place of each ``LINKS_REDUCED`` of them."""
+
+    def __init__(self, runs: RunWriter, corpus: Corpus) -> None:
+        self._runs = runs
+        self._corpus = corpus
+        self._waiting: list[NDArray[np.int64]] = []
+        self._count = 0
+
+    @property
+    def rows(self) -> int:
+        """Ends of links written."""
+        return self._runs.rows
+
+    def add(self, links: NDArray[np.int64]) -> None:
+        """Add links [links, 2]."""
+        self._waiting.append(links)
+        self._count += len(links)
+        if self._count >= LINKS_REDUCED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the links added so far."""
+        if self._count:
+            links = reduce_links(np.concatenate(self._waiting))
+            both = np.concatenate([links, links[:, ::-1]])
+            self._runs.add(self._corpus.keys(both[:, 0]), {"other": both[:, 1]})
+        self._waiting, self._count = [], 0
+
+
+@contextmanager
+def write_links(output: Path, corpus: Corpus) -> Iterator[LinkWriter]:
+    """A writer of the links of this file."""
+    with write_runs(output) as runs:
+        links = LinkWriter(runs, corpus)
+        yield links
+        links.flush()
+        runs.flush()
 
 
 @dataclass(frozen=True)
-class ClusterUnit(Unit):
-    """Unit: all links → int64[2, candidates]: document numbers, ascending, and the place of each.
+class StarUnit(Unit):
+    """Unit: the links of one range of documents → the links that a step makes of them; or each document's root."""
 
-    Places number the candidates cluster by cluster, clusters by their first document.
-    """
-
-    links: Sequence[Path]
-    bands: str  # digest of what the links depend on
-    runs: Sequence[SignatureRun]
-    documents: int
+    corpus: Corpus
+    step: Step
+    number: int  # of the range
+    links: Exchanged
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        return ("clusters", self.bands, GROUP_BYTES)
+        return ("star", self.corpus.digest, self.step, self.links.folder.name, self.number, self.links.ranges)
 
 
-def cluster_documents(unit: ClusterUnit) -> Summary:
-    """Write all candidates' places; ``groups`` of the summary is the place where each group ends."""
-    parent = new_forest(unit.documents)
-    for path in unit.links:
-        for links in read_links(path):
-            unite(parent, links)
-    documents = linked_nodes(parent)
-    roots = find_roots(parent, documents)
-    del parent
-    order = np.argsort(roots, kind="stable")
-    roots = roots[order]
-    is_first = np.ones(len(roots), np.bool_)
-    is_first[1:] = roots[1:] != roots[:-1]
-    del roots
-    begins = np.flatnonzero(is_first)
-    ends = group_ends(begins, _candidate_bytes(unit.runs, documents)[order])
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    with atomic_open(unit.output) as file:
-        for column in (documents, places):
-            file.write(column.data)
-    return {"candidates": len(documents), "clusters": len(begins), "groups": ends.tolist()}
+def write_stars(unit: StarUnit) -> Summary:
+    """Write one range of a step; ``changed`` of the summary counts the links that did not lead to roots already."""
+    first, last = (bound >> unit.corpus.shift for bound in _key_bounds(unit.number, unit.links.ranges))
+    documents = np.arange(first, last + 1, dtype=np.int64)
+    lowest, is_linked = documents.copy(), np.zeros(len(documents), np.bool_)
+    for table in unit.links.read(unit.number):
+        rows = unit.corpus.numbers(table["sort"].to_numpy()) - first
+        np.minimum.at(lowest, rows, table["other"].to_numpy())
+        is_linked[rows] = True
+    if unit.step == "label":
+        with write_runs(unit.output) as runs:
+            runs.add(unit.corpus.keys(documents[is_linked]), {"root": lowest[is_linked]})
+        return {"candidates": int(is_linked.sum())}
+    changed = 0
+    with write_links(unit.output, unit.corpus) as links:
+        for table in unit.links.read(unit.number):
+            document = unit.corpus.numbers(table["sort"].to_numpy())
+            other, low = table["other"].to_numpy(), lowest[document - first]
+            moved = other > document if unit.step == "large" else (other < document) & (other != low)
+            changed += int((moved & (low != document)).sum())
+            links.add(np.stack([other[moved], low[moved]], axis=1))
+        if unit.step == "small":
+            has_lower = lowest < documents
+            links.add(np.stack([documents[has_lower], lowest[has_lower]], axis=1))
+    return {"rows": links.rows, "changed": changed}
 
 
-def group_ends(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where groups end, for clusters that begin at these places: a group ends with the cluster that fills it.
-
-    ``sizes`` is the bytes of each candidate, by place.
-    """
-    groups_before = np.concatenate([[0], np.cumsum(sizes)])[begins] // GROUP_BYTES
-    return np.append(begins[1:][groups_before[1:] != groups_before[:-1]], len(sizes))[: len(sizes)]
+def _key_bounds(number: int, ranges: int) -> tuple[int, int]:
+    return number * KEYS // ranges, (number + 1) * KEYS // ranges - 1
 
 
-def _candidate_bytes(runs: Sequence[SignatureRun], documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Upper bound of each candidate's memory in its group."""
-    sizes = np.empty(len(documents), np.int64)
-    cuts = np.searchsorted(documents, [run.first for run in runs] + [np.iinfo(np.int64).max])
-    for run, begin, end in zip(runs, cuts[:-1], cuts[1:], strict=True):
-        sizes[begin:end] = run.counts[documents[begin:end] - run.first].astype(np.int64) * 8
-    return sizes + 8 * runs[0].bands + CANDIDATE_OVERHEAD_BYTES if runs else sizes
+@dataclass(frozen=True)
+class ForestUnit(Unit):
+    """Unit: all links, where they fit into memory → each linked document's root, by document."""
+
+    corpus: Corpus
+    links: Exchanged
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("forest", self.corpus.digest, self.links.folder.name)
 
 
-def read_places(path: Path, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Candidates among documents ``first`` up to ``last``, exclusive: document numbers, ascending, and places."""
-    documents, places = np.memmap(path, np.int64, "r").reshape(2, -1)
-    part = slice(*np.searchsorted(documents, [first, last]))
-    return np.array(documents[part]), np.array(places[part])
+def write_forest(unit: ForestUnit) -> Summary:
+    """Write the roots of all linked documents."""
+    links = [np.empty((0, 2), np.int64)]
+    for number in range(unit.links.files):
+        for table in merge_runs([unit.links.path(number)], 0, KEYS - 1):
+            document, other = unit.corpus.numbers(table["sort"].to_numpy()), table["other"].to_numpy()
+            links.append(np.stack([document, other], axis=1)[other < document])
+    stars = reduce_links(np.concatenate(links))
+    roots = np.unique(stars[:, 1])
+    documents = np.concatenate([stars[:, 0], roots])
+    with write_runs(unit.output) as runs:
+        runs.add(unit.corpus.keys(documents), {"root": np.concatenate([stars[:, 1], roots])})
+    return {"candidates": len(documents)}

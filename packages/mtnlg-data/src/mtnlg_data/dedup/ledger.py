@@ -1,8 +1,8 @@
 """The ledger ``dropped/duplicates.parquet``, and the shards without what it removes.
 
-A ledger row is one removed document, its kept twin, their Jaccard similarity and their component. The rows of a
-component are consecutive, and components are numbered over all groups. The ledger becomes a mask of one byte per
-document, by which the surviving documents are written.
+A ledger row is one removed document, its kept twin, their Jaccard similarity and their component, which goes by the
+number of the document that it keeps. Rows are by component, then by document. A unit takes the removed documents of one
+shard and adds their names; another those whose twins are in one shard, and adds the names of these.
 """
 
 from __future__ import annotations
@@ -18,92 +18,173 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.document import read_documents, read_rows, write_documents
 from mtnlg_data.engine import Unit
-from mtnlg_data.files import atomic_open, atomic_path
-from mtnlg_data.tally import Tallies
+from mtnlg_data.files import atomic_path
+from mtnlg_data.tally import DROPPED_SCHEMA, Tallies
 from mtnlg_data.words import fmix64
 
-from .representatives import LEDGER_SCHEMA, REASON
+from .runs import Corpus, Exchanged, write_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from mtnlg_data.document import Shard, UnitOutput
+    from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
 
-
-BATCH_ROWS = 65_536
+REASON = "duplicate"
+NAMES = ["id", "key", "source"]
+#: ``score`` is the Jaccard similarity of the document and its kept twin, below the threshold where other documents
+#: connect the two.
+LEDGER_SCHEMA = pa.schema(
+    [
+        *DROPPED_SCHEMA,
+        pa.field("kept", pa.string(), nullable=False),
+        pa.field("kept_key", pa.string(), nullable=False),
+        pa.field("kept_source", pa.string(), nullable=False),
+        pa.field("component", pa.int64(), nullable=False),
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("kept_shard", pa.string(), nullable=False),
+        pa.field("kept_row", pa.int64(), nullable=False),
+    ]
+)
 SAMPLES = 12
 SAMPLE_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
-class LedgerUnit(Unit):
-    """Unit: the groups' parts of the ledger → one table, in the order of the groups."""
+class NamesUnit(Unit):
+    """Unit: the removed documents of one shard → runs by the document that is kept, with their names and rows."""
 
-    ledger: str  # digest of everything that the ledger depends on
-    shards: Sequence[Shard]
-    documents: Sequence[tuple[str, int]]  # per source
-    parts: Sequence[Path]
+    corpus: Corpus
+    number: int  # of the shard
+    shard: Shard
+    removals: Exchanged
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        return ("ledger", self.ledger)
+        return ("names", self.removals.digest, self.number)
+
+
+def write_names(unit: NamesUnit) -> Summary:
+    """Write one shard's removed documents; the summary counts them by source."""
+    removed: Counter[str] = Counter()
+    with write_runs(unit.output) as runs:
+        for table in unit.removals.read_documents(unit.corpus, unit.shard.first, unit.shard.rows):
+            rows = unit.corpus.numbers(table["sort"].to_numpy()) - unit.shard.first
+            names = pa.Table.from_batches([batch for _, batch in read_rows(unit.shard.path, rows, NAMES)])
+            removed.update(names["source"].to_pylist())
+            shard = pa.repeat(unit.shard.path.name, len(rows))
+            columns = {**_columns(names), "score": table["score"], "shard": shard, "row": rows}
+            runs.add(unit.corpus.keys(table["kept"].to_numpy()), columns)
+    return {"removed": dict(sorted(removed.items()))}
+
+
+def _columns(table: pa.Table) -> Mapping[str, pa.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+@dataclass(frozen=True)
+class LedgerPartUnit(Unit):
+    """Unit: the removed documents whose twins are in one shard → its part of the ledger."""
+
+    corpus: Corpus
+    number: int  # of the shard
+    shard: Shard
+    removed: Exchanged
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("ledger part", self.removed.digest, self.number)
+
+
+def write_ledger_part(unit: LedgerPartUnit) -> Summary:
+    """Write one part."""
+    with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer:
+        for table in unit.removed.read_documents(unit.corpus, unit.shard.first, unit.shard.rows):
+            component = unit.corpus.numbers(table["sort"].to_numpy())
+            kept, place = np.unique(component - unit.shard.first, return_inverse=True)
+            names = pa.Table.from_batches([batch for _, batch in read_rows(unit.shard.path, kept, NAMES)])
+            columns = {
+                **_columns(table),
+                **{f"kept_{name}": names[name].take(pa.array(place)) for name in NAMES},
+                "reason": pa.repeat(REASON, len(place)),
+                "component": component,
+                "kept_shard": pa.repeat(unit.shard.path.name, len(place)),
+                "kept_row": kept[place],
+            }
+            columns["kept"] = columns["kept_id"]
+            writer.write_table(pa.table([columns[name] for name in LEDGER_SCHEMA.names], LEDGER_SCHEMA))
+    return {}
+
+
+@dataclass(frozen=True)
+class LedgerUnit(Unit):
+    """Unit: the parts of the ledger → one table, in their order."""
+
+    digest: str  # of everything that the ledger depends on
+    parts: Path  # folder of ``count`` parts
+    count: int
+    documents: Sequence[tuple[str, int]]  # of each source
+    removed: Sequence[tuple[str, int]]
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("ledger", self.digest)
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """A part of the ledger."""
+    return folder / f"{number:07d}.parquet"
 
 
 def write_ledger(unit: LedgerUnit) -> Summary:
-    """Join the parts; the summary has cluster sizes, documents and removed per source, and sample pairs to review."""
+    """Join the parts, a row group at a time; the summary has cluster sizes, and rows of pairs to review."""
     cluster_sizes: Counter[int] = Counter()
-    removed: Counter[str] = Counter()
     samples: list[tuple[int, dict[str, Any]]] = []
-    firsts = {shard.path.name: shard.first for shard in unit.shards}
-    components = 0
+    last, size = -1, 0  # component of the last row, and how many rows it has so far
     with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer:
-        for path in unit.parts:
-            table = pq.read_table(path)
-            component = table["component"].to_numpy()
-            cluster_sizes.update((np.bincount(component) + 1).tolist())
-            for source in table["source"].value_counts().to_pylist():
-                removed[source["values"]] += source["counts"]
-            samples = sorted([*samples, *_sample_rows(table, firsts)], key=lambda sample: sample[0])[:SAMPLES]
-            index = LEDGER_SCHEMA.get_field_index("component")
-            numbered = table.set_column(index, LEDGER_SCHEMA.field(index), pa.array(component + components))
-            writer.write(numbered)
-            components += int(component.max(initial=-1)) + 1
+        for number in range(unit.count):
+            with pq.ParquetFile(part_path(unit.parts, number)) as file:
+                for group in range(file.num_row_groups):
+                    table = file.read_row_group(group)
+                    writer.write_table(table)
+                    samples = sorted([*samples, *_sample_rows(table)], key=lambda sample: sample[0])[:SAMPLES]
+                    components, counts = np.unique(table["component"].to_numpy(), return_counts=True)
+                    if components[0] == last:
+                        counts[0] += size
+                    elif size:
+                        cluster_sizes[size + 1] += 1
+                    cluster_sizes.update((counts[:-1] + 1).tolist())
+                    last, size = int(components[-1]), int(counts[-1])
+    if size:
+        cluster_sizes[size + 1] += 1
     return {
-        "components": components,
-        "cluster_sizes": {str(size): cluster_sizes[size] for size in sorted(cluster_sizes)},
+        "components": cluster_sizes.total(),
+        "cluster_sizes": {str(count): cluster_sizes[count] for count in sorted(cluster_sizes)},
         "documents": dict(unit.documents),
-        "removed": dict(sorted(removed.items())),
-        "samples": _sample_pairs(unit.shards, [row for _, row in samples]),
+        "removed": dict(unit.removed),
+        "samples": [row for _, row in samples],
     }
 
 
-def _sample_rows(table: pa.Table, firsts: dict[str, int]) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of a part with the lowest hashes of their document numbers, each with its hash."""
-    hashes = fmix64(_document_numbers(table, firsts).astype(np.uint64))
+def _sample_rows(table: pa.Table) -> list[tuple[int, dict[str, Any]]]:
+    """The rows of lowest hash, each with its hash."""
+    numbers = (table[name].to_numpy().astype(np.uint64) for name in ("component", "row"))
+    hashes = fmix64(fmix64(next(numbers)) + next(numbers))
     order = np.argsort(hashes, kind="stable")[:SAMPLES]
     return list(zip(hashes[order].tolist(), table.take(pa.array(order)).to_pylist(), strict=True))
 
 
-def _document_numbers(table: pa.Table, firsts: dict[str, int]) -> NDArray[np.int64]:
-    """Corpus-wide number of each removed document, given the first number of each shard."""
-    shard = pc.index_in(table["shard"], pa.array(firsts, pa.string())).to_numpy()
-    numbers: NDArray[np.int64] = np.array(list(firsts.values()), np.int64)[shard] + table["row"].to_numpy()
-    return numbers
-
-
-def _sample_pairs(shards: Sequence[Shard], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Both texts of these ledger rows, the least similar pair first."""
-    places = {(entry[f"{side}shard"], entry[f"{side}row"]) for entry in entries for side in ("", "kept_")}
+def sample_pairs(shards: Mapping[str, Path], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Both texts of these ledger rows, the least similar pair first; ``shards`` by file name."""
+    places = sorted({(entry[f"{side}shard"], entry[f"{side}row"]) for entry in entries for side in ("", "kept_")})
     texts: dict[tuple[str, int], str] = {}
-    for shard in shards:
-        rows = sorted(row for name, row in places if name == shard.path.name)
-        for first, batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]) if rows else ():
+    for name in {name for name, _ in places}:
+        rows = [row for shard, row in places if shard == name]
+        for first, batch in read_rows(shards[name], np.array(rows), ["text"]):
             for row, text in zip(rows[first:], batch["text"].to_pylist(), strict=False):
-                texts[shard.path.name, row] = text[:SAMPLE_CHARACTERS]
+                texts[name, row] = text[:SAMPLE_CHARACTERS]
     return [
         {
             "kept": entry["kept"],
@@ -117,39 +198,16 @@ def _sample_pairs(shards: Sequence[Shard], entries: list[dict[str, Any]]) -> lis
 
 
 @dataclass(frozen=True)
-class RemovalMaskUnit(Unit):
-    """Unit: the ledger → bool[documents], True where a document is removed."""
-
-    ledger: UnitOutput
-    shards: Sequence[Shard]
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("removed", self.ledger.key)
-
-
-def write_removal_mask(unit: RemovalMaskUnit) -> Summary:
-    """Write the mask as one .npy file."""
-    firsts = {shard.path.name: shard.first for shard in unit.shards}
-    is_removed = np.zeros(sum(shard.rows for shard in unit.shards), np.bool_)
-    with pq.ParquetFile(unit.ledger.path) as file:
-        for batch in file.iter_batches(BATCH_ROWS, columns=["shard", "row"]):
-            is_removed[_document_numbers(pa.table(batch), firsts)] = True
-    with atomic_open(unit.output) as mask:
-        np.save(mask, is_removed)
-    return {"removed": int(is_removed.sum())}
-
-
-@dataclass(frozen=True)
 class SurvivorUnit(Unit):
     """Unit: one shard → its documents that stay."""
 
+    corpus: Corpus
     shard: Shard
-    removed: UnitOutput
+    removals: Exchanged
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        return ("survivors", self.shard.checksum, self.shard.path.name, self.removed.key)
+        return ("survivors", self.shard.checksum, self.shard.path.name, self.removals.digest)
 
 
 def write_survivors(unit: SurvivorUnit) -> Summary:
@@ -160,10 +218,12 @@ def write_survivors(unit: SurvivorUnit) -> Summary:
 
 
 def _surviving_batches(unit: SurvivorUnit, tallies: Tallies) -> Iterator[pa.RecordBatch]:
-    is_removed = np.load(unit.removed.path, mmap_mode="r")[unit.shard.first :]
+    document_stays = np.ones(unit.shard.rows, np.bool_)
+    for table in unit.removals.read_documents(unit.corpus, unit.shard.first, unit.shard.rows):
+        document_stays[unit.corpus.numbers(table["sort"].to_numpy()) - unit.shard.first] = False
     first = 0
     for batch in read_documents(unit.shard.path):
-        stays = ~is_removed[first : first + batch.num_rows]
+        stays = document_stays[first : first + batch.num_rows]
         lengths = pc.utf8_length(batch["text"]).to_pylist()
         for source, length, is_kept in zip(batch["source"].to_pylist(), lengths, stays.tolist(), strict=True):
             if is_kept:

@@ -1,27 +1,34 @@
-"""Documents → MinHash signatures → one 64-bit key per band.
+"""Documents → MinHash signatures → one 64-bit key per band, and a hash of all shingles.
 
     shingle    hash of n consecutive words (or characters, white space collapsed) of the lower-cased text; of 3/5 n
                where most words are characters of scripts without spaces
     MinHash    h_p(document) = min over its shingles x of a_p fmix32(x) + b_p mod 2**32, a_p odd
     band key   hash of the ``rows`` MinHash values of one band
+    content    sum over the shingles, repeats included, of two independent mixes of their 64 bits: 128 bits
 
-This is datasketch 2's scheme "affine32", bit for bit, permutations included; x is the upper half of the shingle's 64
-bits. Only case is folded: texts that differ in Unicode composition ("é" as one code point or two) differ here, and the
-clean stage before (ftfy) composes them. A text of fewer than n words is one shingle; a text without words has none and
-is nobody's duplicate.
+Two documents of one content hash have the same shingles as often: a Jaccard similarity of 1. The odds that others share
+one by chance are 1 in 2**128 a pair, about 1 in 10**21 over all pairs of a billion documents.
+
+The signatures are datasketch 2's scheme "affine32", bit for bit, permutations included; x is the upper half of the
+shingle's 64 bits. Only case is folded: texts that differ in Unicode composition ("é" as one code point or two) differ
+here, and the clean stage before (ftfy) composes them. A text of fewer than n words is one shingle; a text without words
+has none and is nobody's duplicate.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pyarrow as pa
 from datasketch import MinHash
 
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Unit
+from mtnlg_data.files import atomic_path
 from mtnlg_data.words import (
     LETTER,
     WORD_BASE,
@@ -38,8 +45,6 @@ from mtnlg_data.words import (
     word_spans,
 )
 
-from .bands import NO_KEY, write_run
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -51,13 +56,18 @@ if TYPE_CHECKING:
 
 ShingleKind = Literal["word", "character"]
 
+MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # told apart by these bits, flipped before
 EMPTY_MINHASH = np.uint32(0xFFFFFFFF)
 BATCH_SHINGLES = 4096
 
 
 @dataclass(frozen=True)
 class SignatureUnit(Unit):
-    """Unit: one shard → its run (see ``bands``): sorted keys of each band, and the documents' shingle counts."""
+    """Unit: one shard → an Arrow file of its documents' band keys, content hashes, shingle counts and ranks to be.
+
+    A row is a document: ``keys`` of all bands, ``low`` and ``high`` of its content hash, the ``count`` of its shingles
+    with repeats, the hash of its ``source``, and the hash of its key, which decides the ``order`` within one.
+    """
 
     shard: Shard
     kind: ShingleKind
@@ -72,24 +82,50 @@ class SignatureUnit(Unit):
 
 
 def write_signatures(unit: SignatureUnit) -> Summary:
-    """Write one shard's run; the summary counts the documents of each source."""
+    """Write one shard's signatures; the summary counts the documents of each source."""
     a, b = permutations(unit.bands * unit.rows, unit.seed)
-    keys = np.empty((unit.bands, unit.shard.rows), np.uint64)
+    keys = np.empty((unit.shard.rows, unit.bands), np.uint64)
+    contents = np.empty((2, unit.shard.rows), np.uint64)
+    names = np.empty((2, unit.shard.rows), np.uint64)
     counts = np.empty(unit.shard.rows, np.uint32)
     sources: Counter[str] = Counter()
     row = 0
-    for batch in read_documents(unit.shard.path, ["source", "text"]):
-        for source in batch["source"].value_counts().to_pylist():
-            sources[source["values"]] += source["counts"]
+    for batch in read_documents(unit.shard.path, ["source", "key", "text"]):
+        batch_sources = batch["source"].to_pylist()
+        sources.update(batch_sources)
+        hash_of = {source: hash_name(source) for source in set(batch_sources)}
+        names[0, row : row + batch.num_rows] = [hash_of[source] for source in batch_sources]
+        names[1, row : row + batch.num_rows] = [hash_name(key) for key in batch["key"].to_pylist()]
         for texts in text_batches(batch["text"].to_pylist()):
             shingles, bounds = hash_shingles(texts, unit.kind, unit.length)
             signatures = minhash((shingles >> np.uint64(32)).astype(np.uint32), bounds, a, b)
             rows = slice(row, row := row + len(texts))
             counts[rows] = np.diff(bounds)
-            keys[:, rows] = band_keys(signatures, unit.bands).T
-            keys[:, rows][:, counts[rows] == 0] = NO_KEY
-    write_run(unit.output, keys, counts)
+            contents[:, rows] = content_hashes(shingles, bounds)
+            keys[rows] = band_keys(signatures, unit.bands)
+    columns = [pa.FixedSizeListArray.from_arrays(keys.reshape(-1), unit.bands), *contents, counts, *names]
+    table = pa.record_batch(
+        [pa.array(column) for column in columns], ["keys", "low", "high", "count", "source", "order"]
+    )
+    with atomic_path(unit.output) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
+        writer.write_batch(table)
     return {"documents": dict(sorted(sources.items()))}
+
+
+def read_signatures(path: Path) -> pa.RecordBatch:
+    """The rows that ``write_signatures`` wrote, in the mapped file."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+
+
+def signature_bytes(documents: int, bands: int) -> int:
+    """Bytes on disk of the signatures of this many documents."""
+    return documents * (8 * bands + 36)
+
+
+def hash_name(name: str) -> int:
+    """A 64-bit hash of a document's key or source."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -199,10 +235,30 @@ def fmix32_scalar(h: np.uint32) -> np.uint32:
     return np.uint32(h ^ (h >> np.uint32(16)))
 
 
+def _content_hashes_numpy(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
+    sums = np.zeros((2, len(shingles) + 1), np.uint64)
+    for total, mix in zip(sums, MIXES, strict=True):
+        np.cumsum(fmix64(shingles ^ mix), out=total[1:])
+    return sums[:, bounds[1:]] - sums[:, bounds[:-1]]
+
+
+@jit(fallback=_content_hashes_numpy)
+def content_hashes(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Content hashes [2, texts]."""
+    hashes = np.zeros((2, len(bounds) - 1), np.uint64)
+    for text in range(len(bounds) - 1):
+        low, high = np.uint64(0), np.uint64(0)
+        for place in range(bounds[text], bounds[text + 1]):
+            low += fmix64_scalar(shingles[place] ^ MIXES[0])
+            high += fmix64_scalar(shingles[place] ^ MIXES[1])
+        hashes[0, text], hashes[1, text] = low, high
+    return hashes
+
+
 def band_keys(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    """Keys [texts, bands], never ``NO_KEY``; two texts share one exactly where all rows of the band agree."""
+    """Keys [texts, bands]; two texts share one exactly where all rows of the band agree."""
     by_band = signatures.reshape(len(signatures), bands, -1).astype(np.uint64)
     total = np.zeros(by_band.shape[:2], np.uint64)
     for row in range(by_band.shape[2]):
         total = fmix64(total + by_band[:, :, row] + np.uint64(1))
-    return np.maximum(total, np.uint64(1))
+    return total

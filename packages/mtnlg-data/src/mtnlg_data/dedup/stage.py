@@ -1,15 +1,18 @@
 """Fuzzy deduplication across all sources (paper.md 4.3).
 
-    minhash.py          documents, one shard per unit → signatures → sorted band keys (a run per shard)
-    bands.py            runs → links between documents that share a band key
-    clusters.py         links → clusters of candidates (union_find.py), in groups that fit into memory
-    candidates.py       the candidates' names, keys and exact shingle sets, by group
-    verify.py           candidates of a group → pairs that are duplicates
+    minhash.py          documents, one shard per unit → band keys and content hashes
+    copies.py           content hashes → exact copies, of which one goes on
+    bands.py            band keys → links between documents that share one
+    clusters.py         links → clusters of candidates (union_find.py)
+    candidates.py       what verification needs of the candidates: exact shingle sets, band keys
+    verify.py           candidates of a group of clusters → pairs that are duplicates
     representatives.py  pairs → components, and the document that each keeps
+    copies.py           what is removed: near duplicates, and copies with them
     ledger.py           the ledger of removed documents, and the shards without them
 
-Each step is a set of units, so a killed run resumes. No step holds all documents; ``plan.py`` predicts the disk and
-memory of every step.
+Each step is a set of units, so a killed run resumes. Between steps rows are exchanged by key range (``runs.py``): no
+unit holds all documents, or opens a number of files that grows with them. ``plan.py`` predicts the disk and memory of
+every step.
 """
 
 from __future__ import annotations
@@ -17,24 +20,39 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from shutil import rmtree
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from pydantic import PositiveInt  # noqa: TC002  (pydantic reads the annotation)
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import UnitOutput, number_shards
+from mtnlg_data.document import number_shards
 from mtnlg_data.engine import DROPPED, StageFolder, code_digest, key_of
 from mtnlg_data.engine.units import verified_summary
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.tally import SMALL_SOURCE, loss_alarm, order_sources, stage_summary
 
-from .bands import BandUnit, SignatureRun, count_key_ranges, group_bands, link_bands
+from .bands import BandRunUnit, BandUnit, link_bands, write_band_runs
 from .candidates import CandidateUnit, collect_candidates
-from .clusters import ClusterUnit, cluster_documents
-from .ledger import LedgerUnit, RemovalMaskUnit, SurvivorUnit, write_ledger, write_removal_mask, write_survivors
+from .clusters import FOREST_ROWS, STEPS, ForestUnit, StarUnit, write_forest, write_stars
+from .copies import KEPT_BY, ContentUnit, CopyUnit, RemovalUnit, find_copies, write_contents, write_removals
+from .ledger import (
+    REASON,
+    LedgerPartUnit,
+    LedgerUnit,
+    NamesUnit,
+    SurvivorUnit,
+    part_path,
+    sample_pairs,
+    write_ledger,
+    write_ledger_part,
+    write_names,
+    write_survivors,
+)
 from .minhash import ShingleKind, SignatureUnit, write_signatures
-from .representatives import REASON, GroupUnit, deduplicate_group
+from .representatives import GroupUnit, deduplicate_group
+from .runs import Corpus, Exchanged, count_ranges, merge_files
+from .verify import GROUP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,88 +94,174 @@ def deduplicate_documents(
         raise Failure("nothing to deduplicate: no shards were given")
     numbered = number_shards(shards)
     stage = StageFolder(out, "deduplicate", engine)
-    ledger, duplicates = _find_duplicates(numbered, stage, settings, tuple(priority))
+    search = _search_candidates(numbered, stage, settings, tuple(priority))
+    ledger, removals, duplicates = _find_duplicates(search, settings)
     documents, removed = duplicates.pop("documents"), duplicates.pop("removed")
-    _check_losses(documents, removed, settings.alarm_share, ledger.path)
+    duplicates["samples"] = sample_pairs({shard.path.name: shard.path for shard in numbered}, duplicates["samples"])
+    _check_losses(documents, removed, settings.alarm_share, ledger)
     shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
     duplicates["removed_share"] = {source: round(share, 6) for source, share in shares.items()}
-    if engine.task[1] == 1:  # other tasks on the same folder may still read it
-        rmtree(out / VERIFICATION_FOLDER, ignore_errors=True)
-    mask = RemovalMaskUnit(ledger, numbered, stage.state / "removed.npy")
-    stage.run(write_removal_mask, [mask], "deduplicate: mark")
-    survivors = [SurvivorUnit(shard, UnitOutput.of(mask), out / shard.path.name) for shard in numbered]
+    rmtree(out / VERIFICATION_FOLDER, ignore_errors=True)
+    survivors = [SurvivorUnit(removals.corpus, shard, removals.rows, out / shard.path.name) for shard in numbered]
     summaries = stage.run(write_survivors, survivors, "deduplicate: write")
     stage.finish(unit.output for unit in survivors)
     summary = stage_summary("deduplicate", summaries, order_sources(summaries, priority), settings.alarm_share)
     return {**summary, "duplicates": duplicates}
 
 
-def _find_duplicates(
+class Search(NamedTuple):
+    """What is known of a corpus before pairs are verified; it is the same for any threshold."""
+
+    stage: StageFolder
+    corpus: Corpus
+    shards: list[Shard]
+    signatures: list[SignatureUnit]
+    priority: tuple[str, ...]
+    documents: tuple[tuple[str, int], ...]  # of each source
+    copies: Exchanged  # by the document that stays
+    labels: Exchanged  # root of each candidate's cluster
+
+    def merge(self, rows: Exchanged, label: str) -> Exchanged:
+        """Merge the files of these rows as far as their readers need; returns the rows."""
+        for units in rows.merges():
+            self.stage.run(merge_files, units, label)
+        return rows
+
+
+def _search_candidates(
     shards: list[Shard], stage: StageFolder, settings: DeduplicateSettings, priority: tuple[str, ...]
-) -> tuple[UnitOutput, Summary]:
-    """Run all units up to the ledger, unless it is done; returns the ledger and its summary."""
-    folder = stage.path / VERIFICATION_FOLDER
+) -> Search:
+    """Run the units up to the clusters of candidates."""
     shingle = (settings.shingle, settings.shingle_length)
-    verification = (settings.threshold, settings.rounds, settings.seed)
-    signatures = tuple(
-        SignatureUnit(s, *shingle, settings.bands, settings.rows, settings.seed, stage.state / f"{s.path.stem}.run")
+    signatures = [
+        SignatureUnit(s, *shingle, settings.bands, settings.rows, settings.seed, stage.state / f"{s.path.stem}.minhash")
         for s in shards
+    ]
+    summaries = stage.run(write_signatures, signatures, "deduplicate: signatures")
+    sources: Counter[str] = Counter()
+    for summary in summaries:
+        sources.update(summary["documents"])
+    documents = sum(shard.rows for shard in shards)
+    code = [code_digest(unit.__module__) for unit in (ContentUnit, BandUnit, StarUnit)]
+    digest = key_of([(unit.shard.path.name, unit.key) for unit in signatures], code, priority)
+    corpus = Corpus(stage.state, documents, digest)
+    ranges = count_ranges(documents)
+    contents = corpus.exchanged("contents", len(shards), ranges)
+    copies = corpus.exchanged("copies", contents.ranges, len(shards))
+    bands = corpus.exchanged("bands", len(shards), count_ranges(documents * settings.bands))
+    links = corpus.exchanged("links", bands.ranges, ranges)
+    of_kept = copies._replace(folder=copies.folder / KEPT_BY, ranges=links.ranges)
+    search = Search(stage, corpus, shards, signatures, priority, tuple(sorted(sources.items())), of_kept, links)
+    numbered = [(n, unit.shard.first, unit.output) for n, unit in enumerate(signatures)]
+    stage.run(
+        write_contents,
+        [ContentUnit(corpus, *signed, priority, contents.path(signed[0])) for signed in numbered],
+        "deduplicate: copies",
     )
-    runs = [SignatureRun(unit.output, unit.shard.first, unit.shard.rows, settings.bands) for unit in signatures]
-    signature_digest = key_of([(unit.shard.path.name, unit.key) for unit in signatures])
-    links, clusters = _cluster_units([run for run in runs if run.rows], signature_digest, stage.state)
-    candidates = [
-        CandidateUnit(shard, run, UnitOutput.of(clusters), (), *shingle, folder / f"{shard.path.stem}.arrow")
-        for shard, run in zip(shards, runs, strict=True)
-        if run.rows
-    ]
-    verifying_code = code_digest(GroupUnit.__module__)
-    digest = key_of([unit.key for unit in candidates], signature_digest, verifying_code, verification, priority)
-    ledger = LedgerUnit(digest, shards, (), (), stage.path / DROPPED / "duplicates.parquet")
-    stage.keep([*signatures, *links, clusters, ledger])
-    if (summary := verified_summary(ledger)) is not None:
-        return UnitOutput.of(ledger), summary
-    signature_summaries = stage.run(write_signatures, signatures, "deduplicate: signatures")
-    stage.run(link_bands, links, "deduplicate: bands")
-    groups = stage.run(cluster_documents, [clusters], "deduplicate: clusters")[0]["groups"]
-    candidates = [replace(unit, groups=groups) for unit in candidates] if groups else []
-    candidate_summaries = stage.run(collect_candidates, candidates, "deduplicate: candidates")
-    files = [unit.output for unit in candidates]
-    batches_by_group = _batches_by_group([summary["groups"] for summary in candidate_summaries], len(groups))
-    parts = [
-        GroupUnit(n, files, batches, digest, *verification, priority, shards, folder / f"group-{n:06d}.parquet")
-        for n, batches in enumerate(batches_by_group)
-    ]
-    stage.run(deduplicate_group, parts, "deduplicate: verify")
-    documents: Counter[str] = Counter()
-    for summary in signature_summaries:
-        documents.update(summary["documents"])
-    ledger = replace(ledger, documents=tuple(sorted(documents.items())), parts=[part.output for part in parts])
+    search.merge(contents, "deduplicate: copies")
+    finders = [CopyUnit(corpus, n, contents, copies.path(n)) for n in range(contents.ranges)]
+    stage.run(find_copies, finders, "deduplicate: copies")
+    search.merge(copies, "deduplicate: copies")
+    search.merge(of_kept, "deduplicate: copies")
+    band_runs = [BandRunUnit(corpus, *signed, copies, bands.path(signed[0])) for signed in numbered]
+    stage.run(write_band_runs, band_runs, "deduplicate: bands")
+    search.merge(bands, "deduplicate: bands")
+    linked = stage.run(
+        link_bands,
+        [BandUnit(corpus, n, bands, links.path(n)) for n in range(bands.ranges)],
+        "deduplicate: bands",
+    )
+    return search._replace(labels=_label_clusters(search, links, sum(summary["rows"] for summary in linked)))
+
+
+def _label_clusters(search: Search, links: Exchanged, rows: int) -> Exchanged:
+    """Contract the links until they fit one unit, or lead to roots; returns the roots of all linked documents."""
+    corpus, turn, label = search.corpus, 0, "deduplicate: clusters"
+    while rows > FOREST_ROWS:
+        changed = 0
+        for step in STEPS:
+            stars = corpus.exchanged(f"{step}-{turn:02d}", links.ranges, links.ranges)
+            search.merge(links, label)
+            units = [StarUnit(corpus, step, n, links, stars.path(n)) for n in range(links.ranges)]
+            summaries = search.stage.run(write_stars, units, label)
+            rows = sum(summary["rows"] for summary in summaries)
+            changed += sum(summary["changed"] for summary in summaries)
+            links = stars
+        if not changed:
+            search.merge(links, label)
+            labels = corpus.exchanged("labels", links.ranges, links.ranges)
+            units = [StarUnit(corpus, "label", n, links, labels.path(n)) for n in range(links.ranges)]
+            search.stage.run(write_stars, units, label)
+            return labels
+        turn += 1
+    labels = corpus.exchanged("forest", 1, 1)
+    search.stage.run(write_forest, [ForestUnit(corpus, links, labels.path(0))], label)
+    return labels
+
+
+class Removals(NamedTuple):
+    """The documents to be removed, by document, each with its twin."""
+
+    corpus: Corpus
+    rows: Exchanged
+
+
+def _find_duplicates(search: Search, settings: DeduplicateSettings) -> tuple[Path, Removals, Summary]:
+    """Run the units up to the ledger, unless it is done; returns its path, what it removes, and its summary."""
+    stage, shards = search.stage, search.shards
+    verification = (settings.threshold, settings.rounds, settings.seed)
+    code = [code_digest(unit.__module__) for unit in (CandidateUnit, GroupUnit, RemovalUnit, LedgerUnit)]
+    digest = key_of(search.corpus.digest, code, verification)
+    corpus = search.corpus._replace(digest=digest)
+    removals = Removals(corpus, corpus.exchanged("removals", search.copies.ranges, len(shards)))
+    scratch = corpus._replace(folder=stage.path / VERIFICATION_FOLDER)
+    names = scratch.exchanged("names", len(shards), len(shards))
+    parts = names.folder.with_name("ledger")
+    ledger = LedgerUnit(digest, parts, len(shards), search.documents, (), stage.path / DROPPED / "duplicates.parquet")
+    near = scratch.exchanged("near", 0, search.copies.ranges)
+    removers = [RemovalUnit(corpus, n, near, search.copies, removals.rows.path(n)) for n in range(search.copies.ranges)]
+    made = [*removers, *(unit for units in removals.rows.merges() for unit in units)]
+    if (summary := verified_summary(ledger)) is not None and all(verified_summary(unit) is not None for unit in made):
+        stage.keep([ledger, *made])
+        return ledger.output, removals, summary
+    near = near._replace(files=_verify_groups(search, scratch, settings))
+    search.merge(near, "deduplicate: verify")
+    stage.run(write_removals, [replace(unit, near=near) for unit in removers], "deduplicate: ledger")
+    search.merge(removals.rows, "deduplicate: ledger")
+    named = stage.run(
+        write_names,
+        [NamesUnit(corpus, n, shard, removals.rows, names.path(n)) for n, shard in enumerate(shards)],
+        "deduplicate: ledger",
+    )
+    search.merge(names, "deduplicate: ledger")
+    writers = [LedgerPartUnit(corpus, n, shard, names, part_path(parts, n)) for n, shard in enumerate(shards)]
+    stage.run(write_ledger_part, writers, "deduplicate: ledger")
+    removed: Counter[str] = Counter()
+    for of_shard in named:
+        removed.update(of_shard["removed"])
+    ledger = replace(ledger, removed=tuple(sorted(removed.items())))
     (summary,) = stage.run(write_ledger, [ledger], "deduplicate: ledger")
-    return UnitOutput.of(ledger), summary
+    return ledger.output, removals, summary
 
 
-def _cluster_units(runs: list[SignatureRun], digest: str, state: Path) -> tuple[list[BandUnit], ClusterUnit]:
-    """The units from the runs to the clusters; ``digest`` is that of all runs."""
-    documents = sum(run.rows for run in runs)
-    parts = count_key_ranges(documents)
-    links = [
-        BandUnit(bands, part, parts, runs, digest, state / f"bands-{bands[0]:03d}-{part:05d}.links")
-        for bands in (group_bands(documents, runs[0].bands) if runs else ())
-        for part in range(parts)
+def _verify_groups(search: Search, corpus: Corpus, settings: DeduplicateSettings) -> int:
+    """Run the units from clusters to near duplicates; returns how many of them wrote some."""
+    candidates = corpus.exchanged("candidates", len(search.shards), 1)
+    found, of_shard = (search.labels, search.copies), (settings.shingle, settings.shingle_length)
+    units = [
+        CandidateUnit(search.corpus, n, unit.shard, unit.output, *found, *of_shard, search.priority, candidates.path(n))
+        for n, unit in enumerate(search.signatures)
     ]
-    linked = key_of(digest, [unit.key for unit in links])
-    return links, ClusterUnit([unit.output for unit in links], linked, runs, documents, state / "clusters")
-
-
-def _batches_by_group(files: list[list[int]], groups: int) -> list[bytes]:
-    """Record batches of each group as int32[n, 2], (file, batch in file), given the group of each file's batches."""
-    file = np.repeat(np.arange(len(files), dtype=np.int32), [len(batches) for batches in files])
-    batch = np.concatenate([np.arange(len(batches), dtype=np.int32) for batches in [*files, []]])
-    group = np.concatenate([np.array(batches, np.int32) for batches in [*files, []]])
-    order = np.argsort(group, kind="stable")
-    pairs = np.stack([file, batch], axis=1)[order]
-    return [part.tobytes() for part in np.split(pairs, np.searchsorted(group[order], np.arange(1, groups)))][:groups]
+    size = sum(summary["bytes"] for summary in search.stage.run(collect_candidates, units, "deduplicate: candidates"))
+    if not size:
+        return 0
+    candidates = corpus.exchanged("candidates", len(search.shards), -(-size // GROUP_BYTES))
+    search.merge(candidates, "deduplicate: candidates")
+    near = corpus.exchanged("near", candidates.ranges, search.copies.ranges)
+    verification = (settings.threshold, settings.rounds, settings.seed)
+    groups = [GroupUnit(corpus, n, candidates, *verification, near.path(n)) for n in range(candidates.ranges)]
+    search.stage.run(deduplicate_group, groups, "deduplicate: verify")
+    return len(groups)
 
 
 def _check_losses(documents: dict[str, int], removed: dict[str, int], alarm_share: float, ledger: Path) -> None:

@@ -1,8 +1,8 @@
 """Links → connected components, by union-find (paper.md 4.3).
 
-Used twice: over all documents, where links are shared band keys and a component is a cluster of candidates; and within
-a group of clusters, where links are verified pairs and a component is a set of duplicates. No verified pair crosses
-clusters, so the components of a group are components of the corpus.
+Used twice: over documents, where links are shared band keys and a component is a cluster of candidates (``clusters.py``
+for more than fit into memory); and within a group of clusters, where links are verified pairs and a component is a set
+of duplicates. No verified pair crosses clusters, so the components of a group are components of the corpus.
 """
 
 from __future__ import annotations
@@ -70,3 +70,13 @@ def components(parent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
     nodes = linked_nodes(parent)
     _, component = np.unique(find_roots(parent, nodes), return_inverse=True)
     return nodes, component
+
+
+def reduce_links(links: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Links [nodes - components, 2] with the components of these: from each node to the lowest of its component."""
+    nodes, ends = np.unique(links, return_inverse=True)
+    parent = new_forest(len(nodes))
+    unite(parent, ends.reshape(-1, 2))
+    roots = find_roots(parent, np.arange(len(nodes)))
+    is_root = roots == np.arange(len(nodes))
+    return np.stack([nodes[~is_root], nodes[roots[~is_root]]], axis=1)

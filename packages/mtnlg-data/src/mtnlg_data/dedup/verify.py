@@ -3,30 +3,28 @@
 A bucket, the candidates of one band key, also contains false positives. In each of at most 11 rounds a pivot is drawn
 from the rest of the bucket; every candidate that reaches the threshold with it is its duplicate and leaves the bucket
 together with it. Buckets of up to 12 candidates are thus compared in full. The draw is a hash of (seed, band, key,
-round), so it is independent of order, groups and restarts.
+round), so it is independent of order, groups and restarts. A candidate of which the corpus has many exact copies is as
+likely drawn as all of them: it is the one that most near duplicates come from.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
-from mtnlg_data.words import fmix64, fmix64_scalar, jit, jit_or_python
-
-from .candidates import NAMES
-from .clusters import GROUP_BYTES
+from mtnlg_data.words import fmix64, jit, jit_or_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-SPILL_BYTES = 2 * GROUP_BYTES  # the sets of a cluster larger than this go to disk
+    import pyarrow as pa
+
+GROUP_BYTES = 1 << 28  # of the candidates of a group, more or less
+SPILL_BYTES = 1 << 29  # the sets, and the band keys, of a group that has a larger cluster go to disk
 
 
 class ShingleSets(NamedTuple):
@@ -38,114 +36,81 @@ class ShingleSets(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The candidates of one group; those of one place are row ``rows[place]`` of names and band keys."""
+    """The candidates of one group, by cluster and document; what decides which of them stays, and what is compared."""
 
-    rows: NDArray[np.int64]
-    documents: NDArray[np.int64]  # by place
-    names: pa.Table  # id, key and source
+    documents: NDArray[np.int64]
+    ranks: NDArray[np.uint32]
+    orders: NDArray[np.uint64]
+    times: NDArray[np.int64]  # that its text stands in the corpus
     keys: NDArray[np.uint64]  # [candidates, bands]
-    sets: ShingleSets  # by place
+    sets: ShingleSets
 
 
-def gather_candidates(files: Sequence[tuple[Path, Sequence[int]]], scratch: Path) -> Candidates:
-    """Read a group's candidates from these record batches of these files; ``scratch`` is a folder to spill sets to.
-
-    Opens one of possibly thousands of files at a time. The sets stay in file order, and equal ones are there once: a
-    page that was crawled a million times takes the memory of its names alone.
-    """
-    tables: list[pa.RecordBatch] = []
-    counts: list[NDArray[np.int64]] = []
-    hashes: list[NDArray[np.uint64]] = []
-    for batch in _read_batches(files):
-        in_memory = batch.drop_columns(["shingles"]).take(pa.array(np.arange(batch.num_rows)))  # not the mapped file
-        tables.append(in_memory)
-        offsets, values = _sets_of(batch)
-        counts.append(np.diff(offsets))
-        hashes.append(_hash_sets(values, offsets))
-    table = pa.Table.from_batches(tables)
-    del tables
-    rows = np.argsort(table["place"].to_numpy())
-    documents, names = table["number"].to_numpy()[rows], table.select(NAMES)
-    keys = np.concatenate([chunk.flatten().to_numpy() for chunk in table["keys"].chunks]).reshape(len(rows), -1)
-    del table
-    sizes = np.concatenate(counts)
-    starts, values = _store_once(files, sizes, np.concatenate(hashes), scratch)
-    return Candidates(rows, documents, names, keys, ShingleSets(values, starts[rows], (starts + sizes)[rows]))
+def gather_candidates(tables: Iterable[pa.Table], scratch: Path) -> Candidates:
+    """Collect a group's candidates; ``scratch`` is a folder to spill band keys and sets to."""
+    columns: dict[str, list[NDArray[np.generic]]] = {"document": [], "rank": [], "order": [], "times": []}
+    sizes = [np.empty(0, np.int64)]
+    keys, values, bands = Column(scratch), Column(scratch), 1
+    for table in tables:
+        for name, parts in columns.items():
+            parts.append(table[name].to_numpy())
+        bands = table.schema.field("keys").type.list_size
+        for chunk in table["keys"].chunks:
+            keys.append(chunk.flatten().to_numpy())
+        for chunk in table["shingles"].chunks:
+            sizes.append(np.diff(chunk.offsets.to_numpy()))
+            values.append(chunk.flatten().to_numpy())
+    ends = np.cumsum(np.concatenate(sizes))
+    sets = ShingleSets(values.array(), ends - np.concatenate(sizes), ends)
+    documents, ranks, orders, times = (
+        np.concatenate([np.empty(0, dtype), *parts])
+        for dtype, parts in zip((np.int64, np.uint32, np.uint64, np.int64), columns.values(), strict=True)
+    )
+    return Candidates(documents, ranks, orders, times, keys.array().reshape(-1, bands), sets)
 
 
-def _read_batches(files: Sequence[tuple[Path, Sequence[int]]]) -> Iterator[pa.RecordBatch]:
-    for path, batches in files:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-            for batch in batches:
-                yield reader.get_batch(batch)
+class Column:
+    """Numbers that are appended to, in memory up to ``SPILL_BYTES``, and then in a file that is mapped."""
 
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._parts = [np.empty(0, np.uint64)]
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
 
-def _sets_of(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    sets = batch["shingles"]
-    return sets.offsets.to_numpy() - sets.offsets[0].as_py(), sets.flatten().to_numpy()
+    def append(self, numbers: NDArray[np.uint64]) -> None:
+        """Append numbers, which may be part of a mapped file."""
+        self._bytes += numbers.nbytes
+        if self._file is None and self._bytes > SPILL_BYTES:
+            self._file = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115  (the map outlives it)
+            for part in self._parts:
+                self._file.write(part.data)
+            self._parts = []
+        if self._file is None:
+            self._parts.append(numbers.copy())
+        else:
+            self._file.write(np.ascontiguousarray(numbers).data)
 
-
-@jit_or_python
-def _hash_sets(values: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
-    hashes = np.zeros(len(offsets) - 1, np.uint64)
-    for row in range(len(offsets) - 1):
-        total = np.uint64(0)
-        for place in range(offsets[row], offsets[row + 1]):
-            total = total ^ fmix64_scalar(values[place])
-        hashes[row] = total
-    return hashes
-
-
-def _store_once(
-    files: Sequence[tuple[Path, Sequence[int]]], sizes: NDArray[np.int64], hashes: NDArray[np.uint64], scratch: Path
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Where each set starts, and the values of all: of sets with one size and hash the first, where they are equal."""
-    order = np.lexsort((sizes, hashes))
-    begins = np.ones(len(order), np.bool_)
-    begins[1:] = (np.diff(hashes[order]) != 0) | (np.diff(sizes[order]) != 0)
-    twins = np.empty_like(order)
-    twins[order] = order[begins][np.cumsum(begins) - 1]
-    is_first = twins == np.arange(len(twins))
-    own = np.where(is_first, sizes, 0)
-    starts = np.cumsum(own) - own
-    values = _allocate(int(own.sum()), scratch)
-    unequal: list[NDArray[np.uint64]] = []
-    end, row = len(values), 0
-    for batch in _read_batches(files):
-        offsets, shingles = _sets_of(batch)
-        for begin, stop in pairwise(offsets.tolist()):
-            twin, own_set = starts[twins[row]], shingles[begin:stop]
-            if is_first[row]:
-                values[twin : twin + stop - begin] = own_set
-            elif np.array_equal(values[twin : twin + stop - begin], own_set):
-                starts[row] = twin
-            else:
-                starts[row], end = end, end + stop - begin
-                unequal.append(own_set.copy())
-            row += 1
-    return starts, np.concatenate([values, *unequal]) if unequal else values
-
-
-def _allocate(size: int, scratch: Path) -> NDArray[np.uint64]:
-    if 8 * size <= SPILL_BYTES:
-        return np.empty(size, np.uint64)
-    with tempfile.TemporaryFile(dir=scratch) as file:
-        if hasattr(os, "posix_fallocate"):  # raises on a full disk, where writing to the map would end in SIGBUS
-            os.posix_fallocate(file.fileno(), 0, 8 * size)
-        return np.memmap(file, np.uint64, "w+", shape=(size,))
+    def array(self) -> NDArray[np.uint64]:
+        """All numbers."""
+        if self._file is None:
+            return np.concatenate(self._parts)
+        with self._file as file:
+            file.flush()
+            return np.memmap(file, np.uint64, "r", shape=(self._bytes // 8,))
 
 
 def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield verified pairs [pairs, 2], a band at a time: (pivot, duplicate), as places in the group."""
+    """Yield verified pairs [pairs, 2], a band at a time: (pivot, duplicate), as rows of the group."""
     pairs_of_two: list[NDArray[np.int64]] = []
     for band in range(candidates.keys.shape[1]):
-        keys = candidates.keys[candidates.rows, band]
+        keys = np.ascontiguousarray(candidates.keys[:, band])
         members, sizes = buckets(keys)
         pairs_of_two.append(members[np.repeat(sizes == 2, sizes)].reshape(-1, 2))
         large = members[np.repeat(sizes > 2, sizes)]
         bounds = np.concatenate([[0], np.cumsum(sizes[sizes > 2])])
         draws = draw_pivots(keys[large[bounds[:-1]]], band, rounds, seed)
-        yield verify_buckets(large, bounds, draws, candidates.sets, threshold)
+        yield verify_buckets(large, bounds, draws, candidates.times, candidates.sets, threshold)
     once = np.unique(np.concatenate(pairs_of_two), axis=0)  # one pair often shares the keys of many bands
     yield once[jaccard(once, candidates.sets) >= threshold]
 
@@ -167,16 +132,17 @@ def draw_pivots(keys: NDArray[np.uint64], band: int, rounds: int, seed: int) -> 
 
 
 @jit_or_python
-def verify_buckets(
+def verify_buckets(  # noqa: PLR0917  (numba takes no keywords)
     members: NDArray[np.int64],
     bounds: NDArray[np.int64],
     draws: NDArray[np.int64],
+    times: NDArray[np.int64],
     sets: ShingleSets,
     threshold: float,
 ) -> NDArray[np.int64]:
     """Verified pairs [pairs, 2], (pivot, duplicate), of the buckets ``members[bounds[b]:bounds[b + 1]]``.
 
-    ``draws`` [buckets, rounds] selects the pivots.
+    ``draws`` [buckets, rounds] selects the pivots, each candidate as likely as ``times`` of them.
     """
     values, starts, ends = sets
     pairs = np.empty((len(members), 2), np.int64)
@@ -187,7 +153,11 @@ def verify_buckets(
         for turn in range(draws.shape[1]):
             if end - begin < 2:
                 break
-            drawn = begin + draws[bucket, turn] % (end - begin)
+            before = draws[bucket, turn] % times[rest[begin:end]].sum()
+            drawn = begin
+            while before >= times[rest[drawn]]:
+                before -= times[rest[drawn]]
+                drawn += 1
             end -= 1
             pivot, rest[drawn] = rest[drawn], rest[end]
             size = ends[pivot] - starts[pivot]

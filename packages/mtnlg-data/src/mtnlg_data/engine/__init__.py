@@ -1,7 +1,7 @@
-"""Engines run units of work: on this machine's processes, on a Ray cluster, or split over the tasks of a job array.
+"""Engines run units of work: in processes of this machine, or on a Ray cluster.
 
 A stage passes its units to ``run_units`` together with an engine. What a unit writes depends on its key alone, so the
-engine, the number of workers and the number of tasks may change in the middle of a run without changing a byte.
+engine and the workers may change in the middle of a run without changing a byte.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Literal
 from mtnlg_data.console import Failure, UsageFailure
 
 from .code_digest import code_digest, library_version
-from .job_array import Claims, JobArray, lock_folder
+from .folder_lock import lock_folder
 from .local import Local
-from .stage_folder import DROPPED, StageFolder, listed_shards, read_list
+from .stage_folder import CUTS, DROPPED, StageFolder, listed_shards, read_list
 from .units import Engine, Summary, U, Unit, checksum, key_of, manifest_path, run_units
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 __all__ = [
+    "CUTS",
     "DROPPED",
-    "Claims",
     "Engine",
     "EngineName",
-    "JobArray",
     "Keep",
     "Local",
     "StageFolder",

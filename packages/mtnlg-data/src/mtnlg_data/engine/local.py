@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: A worker is one core. Set before the libraries that start threads of their own are imported.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-#: Units submitted for each worker: enough that none waits for its next, few enough to leave some to other tasks.
+#: Units submitted for each worker: enough that none waits for its next.
 UNITS_PER_WORKER = 2
 #: Exit status of a worker that, while it imported the script of its parent, was to start workers of its own.
 UNGUARDED_STATUS = 75
@@ -41,8 +41,6 @@ class Local:
     The workers start with the first units and live until ``close``, so that a run pays once, not once a stage, for the
     seconds that each takes to import the libraries (``with open_engine("local", 8) as engine``).
     """
-
-    task = (0, 1)
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or available_cores()

@@ -4,8 +4,10 @@ Who can speak to a Ray cluster can run code on it, and what it answers is unpick
 an address that was given, never one that happens to run. Without an address Ray is started on this machine: on loopback
 alone, with its sockets and logs in a folder of this user's, and with a token that lies there (decision 0097).
 
-Ray carries units to workers and summaries back; documents go through the folder. A worker that dies with its machine is
-replaced and its unit run again, which is safe: a unit writes aside and renames.
+Ray carries units to workers and summaries back; documents go through the folder. What all units of a call share is in
+Ray's object store, once. Units are submitted as workers become free, two for each CPU that the cluster has now, so
+machines that join get work, and an autoscaler sees that there is some. A unit whose worker or machine dies is run again
+elsewhere, which is safe: it writes aside and renames.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ import ipaddress
 import logging
 import os
 import secrets
+import time
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.console import Failure, UsageFailure, say
 
-from .local import ONE_THREAD
+from .code_digest import code_digest
+from .local import ONE_THREAD, UNITS_PER_WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -35,17 +39,19 @@ RAY_SETTINGS = {
     "RAY_task_oom_retries": "3",  # Ray's default is to retry for ever
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # report the first error, as with any engine
 }
+WHOLE = "mtnlg_data.pipeline"  # the module that uses all stages
+SECONDS_BETWEEN_LOOKS = 5.0  # at the machines of the cluster
+RETRIES = 3  # of a unit whose worker or machine died; machines that are taken away with notice do not count
 TOKEN = secrets.token_hex(32)  # one a process, since Ray remembers the first that it reads
 
 
 class Ray:
     """An engine on the cluster at ``address``, else at RAY_ADDRESS, or else on one started here with ``workers`` CPUs.
 
-    Raises ``UsageFailure`` for the address "auto", by which Ray would join whatever cluster it finds, and ``Failure``
-    where no cluster answers.
+    On a cluster that was joined ``workers`` is the most units at a time; None takes what machines there are. Raises
+    ``UsageFailure`` for the address "auto", by which Ray would join whatever cluster it finds, and ``Failure`` where no
+    cluster answers.
     """
-
-    task = (0, 1)
 
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
         address = address or os.environ.get("RAY_ADDRESS")
@@ -64,8 +70,11 @@ class Ray:
             else:
                 self._ray = _start(Path(stack.enter_context(TemporaryDirectory())), workers, options)
             self._private = stack.pop_all()
-        self.workers = workers or int(self._ray.cluster_resources().get("CPU", 1))
-        self._run = self._ray.remote(_run_in_folder)
+        self._is_own = not address
+        self._most = workers if address else None
+        self._run = self._ray.remote(_run_on_machine)
+        self._next_look = 0.0
+        self._announced: set[int] = set()
 
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""
@@ -75,40 +84,78 @@ class Ray:
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
         """Yield units as they finish. Raises ``Failure`` where the workers of a unit keep dying."""
         waiting = iter(units)
-        folder = Path.cwd()
-        running = {self._run.remote(folder, function, unit): unit for unit in islice(waiting, self.workers)}
+        shared = self._ray.put((Path.cwd(), code_digest(WHOLE), function))
+        running: dict[Any, U] = {}
         try:
-            while running:
-                (done,), _ = self._ray.wait(list(running))
-                unit = running.pop(done)
-                summary = self._result(done, unit)
-                running.update({self._run.remote(folder, function, next_): next_ for next_ in islice(waiting, 1)})
-                yield unit, summary
+            while True:
+                free = self._most_at_a_time() - len(running)
+                running.update((self._submit(shared, unit), unit) for unit in islice(waiting, max(0, free)))
+                if not running:
+                    return
+                for reference in self._finished(list(running)):
+                    unit = running.pop(reference)
+                    yield unit, self._result(reference, unit)
         finally:
             for reference in running:
                 self._ray.cancel(reference)
+
+    def _most_at_a_time(self) -> int:
+        """How many units may be with the cluster: more than it can run now, so that no worker waits."""
+        if time.monotonic() >= self._next_look:
+            machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+            self._cpus = int(sum(machine.get("CPU", 0) for machine in machines))
+            self._largest_memory = int(max((machine.get("memory", 0) for machine in machines), default=0))
+            self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
+        return self._most or UNITS_PER_WORKER * max(1, self._cpus)
+
+    def _submit(self, shared: Any, unit: U) -> Any:  # noqa: ANN401  (ray.ObjectRef)
+        memory = unit.memory or 0
+        if memory > self._largest_memory:
+            if self._is_own:  # no other machine will come
+                memory = self._largest_memory
+            elif memory not in self._announced:
+                say(f"{unit.output}: waits for a machine with {memory / 1e9:.1f} GB; none of the cluster has that")
+                self._announced.add(memory)
+        return self._run.options(num_cpus=1, memory=memory, max_retries=RETRIES).remote(shared, unit)
+
+    def _finished(self, running: list[Any]) -> list[Any]:
+        """All that have finished, or the first to do so before it is time to look at the machines again."""
+        done, _ = self._ray.wait(running, num_returns=len(running), timeout=0)
+        return done or self._ray.wait(running, timeout=SECONDS_BETWEEN_LOOKS)[0]  # type: ignore[no-any-return]
 
     def _result(self, reference: Any, unit: U) -> Summary:  # noqa: ANN401  (ray.ObjectRef)
         errors = self._ray.exceptions
         try:
             return cast("Summary", self._ray.get(reference))
         except errors.RayTaskError as error:
-            raise error.cause from None
+            if not isinstance(error.cause, errors.RayError):
+                raise error.cause from None
+            raise Failure(f"{unit.output}: {_first_line(error.cause)}") from None
         except errors.RayError as error:
-            line = str(error).partition("\n")[0]
-            raise Failure(f"{unit.output}: its worker died again and again: {line}") from None
+            raise Failure(f"{unit.output}: its worker died again and again: {_first_line(error)}") from None
 
 
 def _join(address: str, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the module ray)
     """Join a cluster; Ray looks for its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token."""
-    import ray  # noqa: PLC0415  (see _start)
-
+    ray = _import()
     try:
         ray.init(address, **options)
     except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        line = str(error).partition("\n")[0]
+        line = _first_line(error)
         raise Failure(f"--ray {address}: {line}; is the address right, and its token where Ray looks for it?") from None
     return ray
+
+
+def _import() -> Any:  # noqa: ANN401  (the module ray)
+    """Import Ray when its settings are in the environment, where it looks for them once."""
+    import ray  # noqa: PLC0415
+
+    ray._private.worker._worker_logs_enabled = False  # noqa: SLF001  (it prints of workers that died on stdout)
+    return ray
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _start(private: Path, workers: int | None, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the module ray)
@@ -119,22 +166,25 @@ def _start(private: Path, workers: int | None, options: dict[str, Any]) -> Any: 
     os.environ.pop("RAY_AUTH_TOKEN", None)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's only switch for loopback, on Linux too
-    import ray  # noqa: PLC0415  (reads the environment when it is imported)
-
+    ray = _import()
     # A folder within the private one, since Ray opens its own to everybody.
     options |= {"object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": str(private / "ray")}
     ray.init("local", num_cpus=workers, include_dashboard=False, **options)
-    node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    node = ray.util.get_node_ip_address()
     if not ipaddress.ip_address(node).is_loopback:
         ray.shutdown()
         raise Failure(f"Ray listens on {node}, not on this machine alone: it was imported before --engine ray began")
     return ray
 
 
-def _run_in_folder(folder: Path, function: Callable[[U], Summary], unit: U) -> Summary:
+def _run_on_machine(shared: tuple[Path, str, Callable[[U], Summary]], unit: U) -> Summary:
     """Run a unit in the driver's working directory, so that its relative paths mean the same files."""
+    folder, digest, function = shared
+    machine = os.uname().nodename
+    if code_digest(WHOLE) != digest:
+        raise Failure(f"{machine}: has another mtnlg-data, or library of its results, than where the run began")
     try:
         os.chdir(folder)
     except OSError as error:
-        raise Failure(f"{folder}: {error.strerror} on {os.uname().nodename}; Ray needs a folder that all see") from None
+        raise Failure(f"{folder}: {error.strerror} on {machine}; Ray needs a folder that all see") from None
     return function(unit)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LIST, LIST_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
 STATE = "state"  # folder of what a stage keeps for its reruns, in its own
-DROPPED = "dropped"  # folder of its records of dropped documents
+DROPPED, CUTS = "dropped", "cuts"  # folders of its records of dropped documents, and of cuts in documents
 #: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
 DOCUMENT_SUFFIXES = {".parquet", ".bin", ".idx", ".crc"}
 
@@ -88,8 +88,8 @@ class StageFolder:
             say(f"{self.path}: removed {removed} files of inputs or settings that are gone")
 
     def _found(self) -> Iterator[Path]:
-        """What stands beside a manifest, or did: documents in the folder itself, dropped ones, and all in its state."""
-        for folder in (self.path, self.path / DROPPED):
+        """What stands beside a manifest, or did: documents in the folder itself, records of them, all in its state."""
+        for folder in (self.path, self.path / DROPPED, self.path / CUTS):
             outputs = (path.with_suffix("") for path in folder.glob("*.json"))
             yield from (path for path in outputs if path.suffix in DOCUMENT_SUFFIXES)
         if read_list(self.state) is None:  # else it is the folder of another stage

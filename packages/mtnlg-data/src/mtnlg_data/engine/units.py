@@ -14,7 +14,7 @@ import os
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from mtnlg_data.console import foreign_data, progress, say
 from mtnlg_data.files import read_small, sha256, write_json
@@ -37,11 +37,18 @@ class Unit(ABC):
     Subclasses are frozen dataclasses. ``output`` is written through ``files.atomic_path`` or ``files.atomic_open``.
     """
 
+    #: Bytes that a worker needs for it, where that is more than a core's share of a machine; Ray keeps them free.
+    memory: ClassVar[int | None] = None
+
     output: Path
 
     @abstractmethod
     def _key_parts(self) -> tuple[object, ...]:
         """What the output depends on, JSON-able: a name for the work, settings, keys and checksums of inputs."""
+
+    def file_digest(self, path: Path) -> str:
+        """Digest of one of the unit's files, by which its manifest tells whether it is still what was written."""
+        return sha256(path)
 
     @cached_property
     def key(self) -> str:
@@ -54,9 +61,6 @@ U = TypeVar("U", bound=Unit)
 
 class Engine(Protocol):
     """Runs a function over units, in any order and on any worker."""
-
-    #: (i, n): this is task i of n. It runs every n-th unit first, then helps with the others.
-    task: tuple[int, int]
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
         """Yield each unit with the function's result as it finishes; units are consumed as workers become free."""
@@ -71,15 +75,13 @@ def run_units(engine: Engine, function: Callable[[U], Summary], units: Sequence[
     """Run every unit that is not done; returns the summaries of all, in the order of ``units``.
 
     A function that writes more files than ``unit.output`` lists their names, from its folder, under ``files`` in its
-    summary. These files are verified together with the output, and made again with it.
+    summary. These files are verified together with the output, and made again with it. A function that knows
+    the digests of its files puts them, by name, under ``digests``.
     """
-    task, tasks = engine.task
-    own = units[task::tasks]
-    others = [unit for offset in range(1, tasks) for unit in units[(task + offset) % tasks :: tasks]]
     with ThreadPoolExecutor(VERIFY_THREADS) as threads:
-        known = [*threads.map(verified_summary, own), *threads.map(recorded_summary, others)]
-    summaries = {unit.output: done for unit, done in zip([*own, *others], known, strict=True) if done is not None}
-    to_run = [unit for unit in [*own, *others] if unit.output not in summaries]
+        known = threads.map(verified_summary, units)
+        summaries = {unit.output: done for unit, done in zip(units, known, strict=True) if done is not None}
+    to_run = [unit for unit in units if unit.output not in summaries]
     if to_run:
         with progress(label, len(to_run), "shards") as advance:
             for unit, summary in engine.imap(partial(run_unit, function), to_run):
@@ -92,10 +94,12 @@ def run_unit(function: Callable[[U], Summary], unit: U) -> Summary:
     """Run a unit on a worker, then write its manifest."""
     with foreign_data(unit.output):
         summary = function(unit)
-    files = {name: sha256(unit.output.parent / name) for name in summary.get("files", ())}
+    names, known = [*summary.get("files", ()), unit.output.name], summary.pop("digests", {})
+    files = {name: known.get(name) or unit.file_digest(unit.output.parent / name) for name in names}
+    output = files.pop(unit.output.name)
     for name, digest in files.items():
         write_json(manifest_path(unit.output.parent / name), {"key": unit.key, "sha256": digest})
-    manifest = {"key": unit.key, "sha256": sha256(unit.output), "files": files, "summary": summary}
+    manifest = {"key": unit.key, "sha256": output, "files": files, "summary": summary}
     write_json(manifest_path(unit.output), manifest)
     return summary
 
@@ -111,33 +115,22 @@ def checksum(output: Path) -> str:
     return sha256(output) if manifest is None else str(manifest["sha256"])
 
 
-def recorded_summary(unit: Unit) -> Summary | None:
-    """The summary in a unit's manifest, without verifying its files; None where there is no manifest of its key."""
-    manifest = _read_manifest(unit)
-    return None if manifest is None else dict(manifest["summary"])
-
-
 def verified_summary(unit: Unit) -> Summary | None:
     """The summary of a unit whose files are all there and match their checksums; None where it must run (again).
 
     Prints which file is damaged or missing, and removes the unit's manifest then.
     """
-    manifest = _read_manifest(unit)
-    if manifest is None:
+    manifest = read_manifest(unit.output)
+    if manifest is None or manifest["key"] != unit.key or "summary" not in manifest:
         return None
     for name, digest in {unit.output.name: manifest["sha256"], **manifest.get("files", {})}.items():
         path = unit.output.parent / name
         exists = path.exists() and manifest_path(path).exists()
-        if not exists or sha256(path) != digest:
+        if not exists or unit.file_digest(path) != digest:
             say(f"{path}: {'damaged, by its SHA-256' if exists else 'missing'}; it is made again")
             manifest_path(unit.output).unlink(missing_ok=True)
             return None
     return dict(manifest["summary"])
-
-
-def _read_manifest(unit: Unit) -> Summary | None:
-    manifest = read_manifest(unit.output)
-    return manifest if manifest is not None and manifest["key"] == unit.key and "summary" in manifest else None
 
 
 def read_manifest(output: Path) -> Summary | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .runs import ITEM_BYTES, KEYS_PER_RANGE, RANGE_BYTES_PER_KEY
+from .runs import ANCHOR_BYTES, HEAD_BYTES, KEYS_PER_RANGE, RANGE_BYTES_PER_KEY
 from .scan import ITEM_MEMORY_BYTES
 
 if TYPE_CHECKING:
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_TOKEN = {"word": 5.0, "character": 1.2}  # of English, white space included
 CHARACTERS_PER_LINE = 200
-ANCHOR_BYTES = 16  # on disk, of an anchor; there is one in a quarter of a window's tokens
 
 
 class ExactState(NamedTuple):
@@ -37,8 +36,10 @@ def exact_state_bytes(
         "substrings": repeated_share * tokens,
     }
     counts = [items[kind] for kind in settings.kinds]
-    anchors = 4 * tokens / settings.substring_length if "substrings" in settings.kinds else 0
+    half = settings.substring_length // 2
+    places = max(0.0, tokens - documents * half)  # of half-windows; a lowest one is expected twice in a window's
+    anchors = 2 * places / (settings.substring_length - half + 2) if "substrings" in settings.kinds else 0
     share = min(1.0, shard_characters / max(1, text))
     largest = max(counts, default=0.0)
     memory = max(ITEM_MEMORY_BYTES * share * largest, RANGE_BYTES_PER_KEY * min(largest, KEYS_PER_RANGE))
-    return ExactState(int(ITEM_BYTES * sum(counts) + ANCHOR_BYTES * anchors), int(memory))
+    return ExactState(int(HEAD_BYTES * sum(counts) + ANCHOR_BYTES * anchors), int(memory))

@@ -1,88 +1,89 @@
-"""What recurs over all shards, by hash: an external sort without its merge pass, as in ``dedup.bands``.
+"""What recurs over all shards, by hash: an external sort whose merges are those of ``mtnlg_data.exchange``.
 
 A run holds what one shard has of a kind. Of things with one hash the *head* comes first: that of the document which
 stays before the others in the corpus. Only heads are compared between shards, so what a corpus holds a million times
-takes no more memory than anything else:
+takes no more memory than anything else. Of a run there are two files:
 
-    uint64[heads]     hashes, ascending
-    uint64[heads]     order of the head's document; of an anchor, whether the shard has it more than once
-    uint32[heads, 3]  row of its document, first and last byte (exclusive)
-    uint32[tails, 3]  the same of all others, which are repeats whatever the other shards hold
+    <run>.columns   uint64[3, heads]: hashes, ascending; order of the head's document, or of an anchor whether the shard
+                    has it more than once; number of the shard
+    <run>.spans     uint32[heads + tails, 3]: row of the document, first and last byte (exclusive); the tails, which are
+                    repeats whatever the other shards hold, come last
 
-A unit takes one range of hashes of all runs, about ``KEYS_PER_RANGE`` of them, and writes for each shard which of its
-heads are repeats too. Of anchors it writes those that recur at all.
+A unit takes one range of hashes of all runs, about ``KEYS_PER_RANGE`` of them, and finds which heads are repeats too.
+Of anchors it finds those that recur at all. These go back to their shards by a second exchange, whose keys are numbers
+of shards:
+
+    <range>.columns   uint64[2, repeats]: key of the shard; hash, ascending for each shard
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mtnlg_data.engine import Unit
+from mtnlg_data.engine import Unit, key_of
+from mtnlg_data.exchange import KEYS, Exchange, KeyRange, SortedFile
 from mtnlg_data.files import atomic_open
 
+from .sorted_columns import columns_path, merge_levels, open_columns, read_sorted
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.document import UnitOutput
-    from mtnlg_data.engine import Summary
+    from mtnlg_data.engine import StageFolder, Summary
 
 KEYS_PER_RANGE = 1 << 22
-T = TypeVar("T", np.uint32, np.uint64)
-RANGE_BYTES_PER_KEY = 80  # memory of a unit while it sorts
-ITEM_BYTES = 28  # on disk: of a head
+RANGE_BYTES_PER_KEY = 120  # memory of a unit while it sorts
+HEAD_BYTES, TAIL_BYTES, ANCHOR_BYTES, REPEAT_BYTES = 36, 12, 24, 16  # on disk
+RUN_COLUMNS, REPEAT_COLUMNS = 3, 2
 
 
 class Run(NamedTuple):
     """A run on disk."""
 
-    path: Path
-    heads: int
-    tails: int
+    path: Path  # its columns
 
     @property
     def keys(self) -> NDArray[np.uint64]:
         """Hashes of the heads, ascending."""
-        return self._array(np.uint64, 0, self.heads)
-
-    @property
-    def orders(self) -> NDArray[np.uint64]:
-        """Order of each head."""
-        return self._array(np.uint64, 8 * self.heads, self.heads)
+        return np.asarray(open_columns(self.path, RUN_COLUMNS)[0])
 
     @property
     def spans(self) -> NDArray[np.uint32]:
         """Row, first and last byte of all: the heads, then the tails."""
-        return self._array(np.uint32, 16 * self.heads, 3 * (self.heads + self.tails)).reshape(-1, 3)
-
-    def _array(self, dtype: type[T], offset: int, size: int) -> NDArray[T]:
-        return np.memmap(self.path, dtype, "r", offset, (size,)) if size else np.empty(0, dtype)
+        return np.fromfile(self.path.with_suffix(".spans"), np.uint32).reshape(-1, 3)
 
 
-def write_run(path: Path, keys: NDArray[np.uint64], orders: NDArray[np.uint64], spans: NDArray[np.uint32]) -> Summary:
-    """Write the run of these things, one entry of ``orders`` and row of ``spans`` each; returns how many it has."""
+def write_run(
+    path: Path, number: int, keys: NDArray[np.uint64], orders: NDArray[np.uint64], spans: NDArray[np.uint32]
+) -> Summary:
+    """Write the run of these things of a shard, one entry of ``orders`` and row of ``spans`` each; counts them."""
     by_key = np.lexsort((orders, keys))
     keys = keys[by_key]
     is_head = _begins(keys)
     heads, tails = by_key[is_head], by_key[~is_head]
-    with atomic_open(path) as file:
-        for array in (keys[is_head], orders[heads], spans[heads], spans[tails]):
-            file.write(np.ascontiguousarray(array).data)
-    return {"heads": len(heads), "tails": len(tails)}
+    _write_columns(path, keys[is_head], orders[heads], np.full(len(heads), number, np.uint64))
+    with atomic_open(path.with_suffix(".spans")) as file:
+        file.write(spans[heads].tobytes() + spans[tails].tobytes())
+    return {"heads": len(heads), "tails": len(tails), "files": [path.with_suffix(".spans").name]}
 
 
-def write_anchors(path: Path, keys: NDArray[np.uint64]) -> Summary:
+def write_anchors(path: Path, number: int, keys: NDArray[np.uint64]) -> Summary:
     """Write the run of these anchors."""
     distinct, counts = np.unique(keys, return_counts=True)
-    with atomic_open(path) as file:
-        for array in (distinct, (counts > 1).astype(np.uint64)):
-            file.write(array.data)
+    _write_columns(path, distinct, (counts > 1).astype(np.uint64), np.full(len(distinct), number, np.uint64))
     return {"heads": len(distinct), "tails": 0}
+
+
+def _write_columns(path: Path, *columns: NDArray[np.uint64]) -> None:
+    with atomic_open(path) as file:
+        for column in columns:
+            file.write(np.ascontiguousarray(column).data)
 
 
 def _begins(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -94,57 +95,66 @@ def _begins(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class RangeUnit(Unit):
-    """Unit: one range of hashes of all runs → int64[runs + 1] bounds, and between them each run's repeated hashes."""
+    """Unit: one range of hashes of all runs -> the repeats, by shard."""
 
     kind: str
-    part: int  # of ``parts``
-    parts: int
-    runs: Sequence[Run]
-    digest: str  # of the keys of the units that wrote the runs
+    folder: Path  # of the runs
+    keys: KeyRange
+    contents: str  # digest of the keys of the units that wrote the runs
+    shards: int  # the ranges of the exchange back to them
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        return ("range", self.kind, self.part, self.parts, self.digest)
-
-
-def range_units(kind: str, runs: Sequence[Run], digest: str, state: Path) -> list[RangeUnit]:
-    """The units that compare these runs."""
-    parts = -(-sum(run.heads for run in runs) // KEYS_PER_RANGE) or 1
-    return [RangeUnit(kind, n, parts, runs, digest, state / f"{kind}-{n:05d}.range") for n in range(parts)]
+        return ("range", self.kind, self.keys, self.contents, self.shards)
 
 
 def write_repeats(unit: RangeUnit) -> Summary:
     """Write the repeated hashes of one range."""
-    first, last = (unit.part << 64) // unit.parts, (unit.part + 1 << 64) // unit.parts - 1
-    columns = []
-    for run in unit.runs:
-        keys = run.keys
-        begin = np.searchsorted(keys, np.uint64(first))
-        end = np.searchsorted(keys, np.uint64(last), side="right")
-        columns.append((np.array(keys[begin:end]), np.array(run.orders[begin:end])))
-    numbers = np.repeat(np.arange(len(columns), dtype=np.uint32), [len(keys) for keys, _ in columns])
-    keys, orders = (np.concatenate(column) for column in zip(*columns, strict=True))
-    del columns
-    by_key = np.lexsort((orders, keys))
-    keys = keys[by_key]
-    if unit.kind == "anchors":
-        again = ~_begins(keys)
-        repeated = again | (orders[by_key] > 0)
-        repeated[:-1] |= again[1:]
-    else:
-        repeated = ~_begins(keys)
-    keys, numbers = keys[repeated], numbers[by_key[repeated]]
-    by_run = np.argsort(numbers, kind="stable")
-    with atomic_open(unit.output) as file:
-        file.write(np.searchsorted(numbers[by_run], np.arange(len(unit.runs) + 1)).astype(np.int64).data)
-        file.write(keys[by_run].data)
+    _, batches = read_sorted(unit.folder, unit.keys, RUN_COLUMNS)
+    repeats = np.concatenate([_repeats(unit.kind, *batch) for batch in batches], axis=1)
+    numbers, keys = repeats[:, np.argsort(repeats[0], kind="stable")]
+    _write_columns(unit.output, numbers * np.uint64(KEYS // unit.shards % KEYS), keys)
     return {"repeated": len(keys)}
 
 
-def read_repeats(ranges: Iterable[UnitOutput], number: int, runs: int) -> NDArray[np.uint64]:
-    """The repeated hashes of run ``number`` of so many, ascending."""
-    parts = [np.empty(0, np.uint64)]
-    for output in ranges:
-        begin, end = np.fromfile(output.path, np.int64, 2, offset=8 * number)
-        parts.append(np.fromfile(output.path, np.uint64, end - begin, offset=8 * (runs + 1 + begin)))
-    return np.concatenate(parts)
+def _repeats(
+    kind: str, keys: NDArray[np.uint64], orders: NDArray[np.uint64], numbers: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Shards and hashes of what is repeated of these, which have all heads of their hashes."""
+    by_key = np.lexsort((orders, keys))
+    keys = keys[by_key]
+    repeated = ~_begins(keys)
+    if kind == "anchors":
+        repeated[:-1] |= repeated[1:].copy()
+        repeated |= orders[by_key] > 0
+    return np.stack([numbers[by_key[repeated]], keys[repeated]])
+
+
+class Repeats(NamedTuple):
+    """What the ranges have found of one shard."""
+
+    folder: Path
+    keys: KeyRange
+    contents: str  # digest of the keys of the units of all ranges
+
+    def read(self) -> NDArray[np.uint64]:
+        """The repeated hashes, ascending."""
+        _, batches = read_sorted(self.folder, self.keys, REPEAT_COLUMNS)
+        return np.concatenate([hashes for _, hashes in batches])
+
+
+def find_repeats(kind: str, runs: Sequence[tuple[Unit, Summary]], stage: StageFolder) -> list[Repeats]:
+    """What recurs of these runs, one of each shard in order; the runs are those of one folder."""
+    folder, back = runs[0][0].output.parent, stage.state / f"{kind}-repeats"
+    contents, heads = key_of([unit.key for unit, _ in runs]), sum(summary["heads"] for _, summary in runs)
+    there = Exchange(len(runs), -(-heads // KEYS_PER_RANGE))
+    merge_levels(stage, f"exact: merge {kind}", there, (folder, RUN_COLUMNS, contents))
+    home = Exchange(there.ranges, len(runs))
+    units = [
+        RangeUnit(kind, folder, there.range(n), contents, home.ranges, columns_path(back, SortedFile(0, n, 0)))
+        for n in range(there.ranges)
+    ]
+    stage.run(write_repeats, units, f"exact: compare {kind}")
+    contents = key_of([unit.key for unit in units])
+    merge_levels(stage, f"exact: return {kind}", home, (back, REPEAT_COLUMNS, contents))
+    return [Repeats(back, home.range(number), contents) for number in range(len(runs))]

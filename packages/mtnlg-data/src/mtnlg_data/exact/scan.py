@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.document import UnitOutput, read_documents
+from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.filters.stage import small_batches
 from mtnlg_data.filters.texts import texts_of
 
-from .runs import read_repeats, write_anchors, write_run
+from .runs import Repeats, write_anchors, write_run
 from .tokens import anchor_keys, find_documents, find_lines, find_windows, hash_strings, windows_with
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ class RunUnit(Unit):
     kind: str
     shard: Shard
     number: int  # of the shard
-    shards: int
     settings: ExactSettings
     priority: Sequence[str]
-    anchors: Sequence[UnitOutput]  # which of them recur, for windows
+    anchors: Repeats | None  # which of the shard's recur, for windows
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
@@ -58,7 +57,7 @@ class RunUnit(Unit):
             "anchors": (settings.substring_unit, settings.substring_length),
             "windows": (settings.substring_unit, settings.substring_length),
         }
-        anchors = [output.key for output in self.anchors]
+        anchors = self.anchors and self.anchors.contents
         return (self.kind, self.shard.checksum, self.shard.path.name, self.number, measures[self.kind], anchors,
                 self.priority)  # fmt: skip
 
@@ -66,14 +65,14 @@ class RunUnit(Unit):
 def scan_shard(unit: RunUnit) -> Summary:
     """Write the run of one shard; the summary has its heads and tails."""
     if unit.kind == "anchors":
-        return write_anchors(unit.output, np.concatenate([np.empty(0, np.uint64), *_anchors(unit)]))
+        return write_anchors(unit.output, unit.number, np.concatenate([np.empty(0, np.uint64), *_anchors(unit)]))
     keys, orders = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     spans = [np.empty((0, 3), np.uint32)]
     for first, batch_orders, items in _items(unit):
         keys.append(items.keys)
         orders.append(batch_orders[items.texts])
         spans.append(np.stack([first + items.texts, items.begins, items.ends], axis=1).astype(np.uint32))
-    return write_run(unit.output, np.concatenate(keys), np.concatenate(orders), np.concatenate(spans))
+    return write_run(unit.output, unit.number, np.concatenate(keys), np.concatenate(orders), np.concatenate(spans))
 
 
 def _batches(unit: RunUnit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -94,7 +93,7 @@ def _anchors(unit: RunUnit) -> Iterator[NDArray[np.uint64]]:
 def _items(unit: RunUnit) -> Iterator[tuple[int, NDArray[np.uint64], Items]]:
     """The things of each batch, with the row of its first document and the order of all."""
     settings = unit.settings
-    repeated = read_repeats(unit.anchors, unit.number, unit.shards)
+    repeated = np.empty(0, np.uint64) if unit.anchors is None else unit.anchors.read()
     for first, batch in _batches(unit, ["text", "source", "key"]):
         column = batch["text"]
         if unit.kind == "documents":

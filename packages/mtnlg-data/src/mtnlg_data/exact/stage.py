@@ -24,16 +24,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import UnitOutput, number_shards, read_documents, replace_columns, write_documents
-from mtnlg_data.engine import StageFolder, Unit, key_of
+from mtnlg_data.document import number_shards, read_documents, replace_columns, write_documents
+from mtnlg_data.engine import StageFolder, Unit
+from mtnlg_data.exchange import SortedFile
 from mtnlg_data.filters.lists import is_in
 from mtnlg_data.filters.texts import column_of, texts_of
 from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, order_sources, recorded_tallies, stage_summary
 
 from .cuts import cut_texts, merge_spans
-from .runs import Run, range_units, read_repeats, write_repeats
+from .runs import Repeats, Run, find_repeats
 from .scan import RunUnit, scan_shard
 from .settings import ExactSettings, Kind
+from .sorted_columns import columns_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,18 +71,16 @@ def remove_repeats(
     numbered = number_shards(shards)
     stage = StageFolder(out, "exact", engine)
     search = _Search(numbered, stage, settings, tuple(priority))
-    found: dict[Kind, _Repeats] = {}
+    found: dict[Kind, list[_Found]] = {}
     for kind in (kind for kind in get_args(Kind) if kind in settings.kinds):
         if kind == "substrings":
-            found[kind] = search.run("windows", search.run("anchors").ranges)
+            found[kind] = search.run("windows", [repeats for _, repeats in search.run("anchors")])
         else:
             found[kind] = search.run(kind)
     units = [
         CutUnit(
             shard,
-            number,
-            {kind: (repeats.runs[number], repeats.ranges) for kind, repeats in found.items()},
-            len(numbered),
+            {kind: by_shard[number] for kind, by_shard in found.items()},
             settings.shortest,
             out / shard.path.name,
         )
@@ -92,11 +92,11 @@ def remove_repeats(
     return {**summary, "exact": _effects(summary, summaries, settings)}
 
 
-class _Repeats(NamedTuple):
-    """The runs of a kind, and the outputs that say which of their hashes are repeats."""
+class _Found(NamedTuple):
+    """A shard's run of a kind, and which of its hashes are repeats."""
 
-    runs: list[Run]
-    ranges: tuple[UnitOutput, ...]
+    run: Run
+    repeats: Repeats
 
 
 class _Search(NamedTuple):
@@ -107,18 +107,17 @@ class _Search(NamedTuple):
     settings: ExactSettings
     priority: tuple[str, ...]
 
-    def run(self, kind: str, anchors: tuple[UnitOutput, ...] = ()) -> _Repeats:
+    def run(self, kind: str, anchors: Sequence[Repeats] = ()) -> list[_Found]:
         """Find the repeats of one kind; windows by their recurring anchors."""
-        state, options = self.stage.state, (self.settings, self.priority, anchors)
+        by_shard: Sequence[Repeats | None] = anchors or [None] * len(self.shards)
         units = [
-            RunUnit(kind, shard, number, len(self.shards), *options, state / f"{shard.path.stem}.{kind}")
+            RunUnit(kind, shard, number, self.settings, self.priority, by_shard[number],
+                    columns_path(self.stage.state / kind, SortedFile(0, number, 0)))
             for number, shard in enumerate(self.shards)
-        ]
+        ]  # fmt: skip
         summaries = self.stage.run(scan_shard, units, f"exact: {kind}")
-        runs = [Run(unit.output, done["heads"], done["tails"]) for unit, done in zip(units, summaries, strict=True)]
-        ranges = range_units(kind, runs, key_of([unit.key for unit in units]), state)
-        self.stage.run(write_repeats, ranges, f"exact: compare {kind}")
-        return _Repeats(runs, tuple(map(UnitOutput.of, ranges)))
+        repeats = find_repeats(kind, list(zip(units, summaries, strict=True)), self.stage)
+        return [_Found(Run(unit.output), own) for unit, own in zip(units, repeats, strict=True)]
 
 
 def _effects(summary: Summary, summaries: Sequence[Summary], settings: ExactSettings) -> dict[str, Any]:
@@ -151,27 +150,26 @@ class CutUnit(Unit):
     """Unit: one shard and what recurs of it → its documents without the repeats."""
 
     shard: Shard
-    number: int
-    repeats: Mapping[Kind, tuple[Run, tuple[UnitOutput, ...]]]
-    shards: int
+    found: Mapping[Kind, _Found]
     shortest: int
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        ranges = {kind: [output.key for output in ranges] for kind, (_, ranges) in self.repeats.items()}
-        return ("cut", self.shard.checksum, self.shard.path.name, self.number, self.shards, ranges, self.shortest)
+        repeats = {kind: (found.run.path.name, found.repeats.contents) for kind, found in self.found.items()}
+        return ("cut", self.shard.checksum, self.shard.path.name, repeats, self.shortest)
 
     def spans(self, kind: Kind) -> NDArray[np.int64]:
         """What repeats of this kind cover, merged."""
-        run, ranges = self.repeats[kind]
-        repeated = np.ones(run.heads + run.tails, np.bool_)
-        repeated[: run.heads] = is_in(run.keys, read_repeats(ranges, self.number, self.shards))
-        return merge_spans(run.spans[repeated])
+        run, repeats = self.found[kind]
+        spans, keys = run.spans, run.keys
+        repeated = np.ones(len(spans), np.bool_)
+        repeated[: len(keys)] = is_in(keys, repeats.read())
+        return merge_spans(spans[repeated])
 
 
 def cut_shard(unit: CutUnit) -> Summary:
     """Write one shard; the summary has its tallies, the number of cuts by rule, and sample cuts."""
-    spans = {kind: unit.spans(kind) for kind in unit.repeats}
+    spans = {kind: unit.spans(kind) for kind in unit.found}
     equal = np.zeros(unit.shard.rows, np.bool_)
     equal[spans.pop("documents", np.empty((0, 3), np.int64))[:, 0]] = True
     spans = {kind: some[~equal[some[:, 0]]] for kind, some in spans.items()}

@@ -17,7 +17,6 @@ pages of many short paragraphs. Here one sweep in each direction finds all neigh
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
@@ -45,7 +44,7 @@ STOP_LISTS = {
     "fy": "West_Frisian",
     "war": "Waray_Waray",
 }
-COPYRIGHT = re.compile("\N{COPYRIGHT SIGN}|&copy")
+COPYRIGHT_SIGN = "\N{COPYRIGHT SIGN}"
 
 
 class BoilerplateSettings(Settings):
@@ -91,21 +90,22 @@ def classify(
     stop = stop_words(language)
     if not stop:
         settings = settings.model_copy(update={"stop_low": 0.0, "stop_high": 0.0})
-    return [_classify_paragraph(paragraph, stop, settings) for paragraph in paragraphs]
-
-
-def _classify_paragraph(paragraph: Paragraph, stop: frozenset[str], settings: BoilerplateSettings) -> ParagraphClass:
-    text, link_length = paragraph.text, paragraph.link_length
-    length = len(text)
-    if link_length / length > settings.most_linked or paragraph.in_select or COPYRIGHT.search(text):
-        return "bad"
-    if length < settings.length_low:
-        return "bad" if link_length else "short"
-    words = text.lower().split()
-    density = sum(map(stop.__contains__, words)) / len(words)
-    if density >= settings.stop_high:
-        return "good" if length > settings.length_high else "neargood"
-    return "neargood" if density >= settings.stop_low else "bad"
+    low, high, most_linked = settings.length_low, settings.length_high, settings.most_linked
+    classes: list[ParagraphClass] = []
+    for text, link_length, _, in_select in paragraphs:
+        length = len(text)
+        if link_length / length > most_linked or in_select or COPYRIGHT_SIGN in text or "&copy" in text:
+            classes.append("bad")
+        elif length < low:
+            classes.append("bad" if link_length else "short")
+        else:
+            words = text.lower().split()
+            density = sum(map(stop.__contains__, words)) / len(words)
+            if density >= settings.stop_high:
+                classes.append("good" if length > high else "neargood")
+            else:
+                classes.append("neargood" if density >= settings.stop_low else "bad")
+    return classes
 
 
 def revise_classes(
@@ -116,7 +116,8 @@ def revise_classes(
     if settings.headings_first:
         for i in _headings(paragraphs, classes, settings.heading_distance):
             classes[i] = "neargood" if classes[i] == "short" else classes[i]
-    classes = _resolve_short(classes)
+    if "short" in classes:
+        classes = _resolve_short(classes)
     following = _next_class(classes, FINAL)
     for i, kind in enumerate(classes):
         if kind == "neargood":
@@ -129,6 +130,8 @@ def revise_classes(
 
 def _headings(paragraphs: Sequence[Paragraph], classes: Sequence[ParagraphClass], distance: int) -> list[int]:
     """Indices of the headings that are not good, at most ``distance`` characters before a good paragraph."""
+    if not any(paragraph.is_heading for paragraph in paragraphs):
+        return []
     starts = [0, *accumulate(len(paragraph.text) for paragraph in paragraphs)]
     next_good, headings = None, []
     for i in reversed(range(len(classes))):

@@ -36,6 +36,8 @@ HEADING = re.compile(r"\bh\d\b")
 DOCUMENT_START = re.compile(r"\s*<(?:html|!doctype)", re.IGNORECASE)
 
 PLAIN, BLOCK, BREAK, LINK, STYLESHEET, DISSOLVE, KILL = range(7)
+ROLES, HEADING_MARK, SELECT_MARK = 7, 8, 16
+WORD_CHARACTERS = 32
 
 
 class Paragraph(NamedTuple):
@@ -88,17 +90,10 @@ def _parse(html: str, target: Any) -> bool:  # noqa: ANN401  (the protocol of a 
     return False
 
 
-class _Tag(NamedTuple):
-    role: int
-    is_heading: bool
-    is_select: bool
-    is_marked: bool  # either of the two
+class _TagCache(dict[str, int]):
+    """Role and marks of tags by name, bounded, since a page may invent any number of names."""
 
-
-class _TagCache(dict[str, _Tag]):
-    """Tags by name, bounded, since a page may invent any number of names."""
-
-    def __missing__(self, name: str) -> _Tag:
+    def __missing__(self, name: str) -> int:
         if len(self) == TAG_CACHE_SIZE:
             self.clear()
         roles = (
@@ -110,13 +105,20 @@ class _TagCache(dict[str, _Tag]):
             ({"link"}, STYLESHEET),
         )
         role = next((role for names, role in roles if name in names), PLAIN)
-        is_heading, is_select = HEADING.search(name) is not None, "select" in name
-        tag = self[name] = _Tag(role, is_heading, is_select, is_heading or is_select)
-        return tag
+        self[name] = role | HEADING_MARK * (HEADING.search(name) is not None) | SELECT_MARK * ("select" in name)
+        return self[name]
 
 
 class _ParagraphBuilder:
-    """An lxml parser target that builds paragraphs from a document's events."""
+    """An lxml parser target that builds paragraphs from a document's events.
+
+    Pages have an event for every 20 bytes or so: what these methods do not do is what makes them fast.
+    """
+
+    __slots__ = (
+        *("_after_break", "_depth", "_in_link", "_in_select", "_is_heading", "_killed_depth", "_link_length"),
+        *("_open_headings", "_open_selects", "_paragraphs", "_pieces", "_tags", "_texts"),
+    )
 
     def __init__(self) -> None:
         self._paragraphs: list[Paragraph] = []
@@ -130,7 +132,7 @@ class _ParagraphBuilder:
         self._open_headings = self._open_selects = 0
         self._in_link = self._after_break = False
 
-    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:  # noqa: C901  (a call more is a tenth of it)
         """Open a tag, written in the page or implied by another."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -139,28 +141,27 @@ class _ParagraphBuilder:
             self._killed_depth += 1
             return
         tag = self._tags[name]
-        role = tag.role
-        if role == STYLESHEET and "stylesheet" in attributes.get("rel", "").lower():
-            role = KILL
-        if role == KILL:
-            self._killed_depth = 1
-        elif role != DISSOLVE:
-            self._open(tag)
-
-    def _open(self, tag: _Tag) -> None:
+        role = tag & ROLES
+        if role >= STYLESHEET:
+            if role == KILL or (role == STYLESHEET and "stylesheet" in attributes.get("rel", "").lower()):
+                self._killed_depth = 1
+                return
+            if role == DISSOLVE:
+                return
         if self._pieces:
             self._flush()
-        if tag.is_marked:
-            self._open_headings += tag.is_heading
-            self._open_selects += tag.is_select
-        if tag.role == BLOCK or (tag.role == BREAK and self._after_break):
+        if tag > ROLES:
+            self._open_headings += tag & HEADING_MARK > 0
+            self._open_selects += tag & SELECT_MARK > 0
+        if role == BLOCK or (role == BREAK and self._after_break):
             self._next_paragraph()
-            return
-        self._after_break = tag.role == BREAK
-        if tag.role == BREAK:
+        elif role == BREAK:
+            self._after_break = True
             self._texts.append(" ")
-        elif tag.role == LINK:
-            self._in_link = True
+        else:
+            self._after_break = False
+            if role == LINK:
+                self._in_link = True
 
     def end(self, name: str) -> None:
         self._depth -= 1
@@ -170,16 +171,17 @@ class _ParagraphBuilder:
         if not self._depth:
             self._killed_depth = 1  # nothing after </html> is part of the page
         tag = self._tags[name]
-        if tag.role == DISSOLVE:
+        role = tag & ROLES
+        if role == DISSOLVE:
             return
         if self._pieces:
             self._flush()
-        if tag.is_marked:
-            self._open_headings -= tag.is_heading
-            self._open_selects -= tag.is_select
-        if tag.role == BLOCK:
+        if tag > ROLES:
+            self._open_headings -= tag & HEADING_MARK > 0
+            self._open_selects -= tag & SELECT_MARK > 0
+        if role == BLOCK:
             self._next_paragraph()
-        elif tag.role == LINK:
+        elif role == LINK:
             self._in_link = False
 
     def data(self, text: str) -> None:
@@ -201,8 +203,9 @@ class _ParagraphBuilder:
         return self._paragraphs
 
     def _flush(self) -> None:
-        text = "".join(self._pieces)
-        self._pieces.clear()
+        pieces = self._pieces
+        text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        pieces.clear()
         if not text or text.isspace():
             return
         self._texts.append(text)
@@ -211,10 +214,11 @@ class _ParagraphBuilder:
             self._link_length += len(normalize_whitespace(text)) + text[0].isspace() + text[-1].isspace()
 
     def _next_paragraph(self) -> None:
-        if self._texts:
-            if text := normalize_whitespace("".join(self._texts)):
+        texts = self._texts
+        if texts:
+            if text := normalize_whitespace(texts[0] if len(texts) == 1 else "".join(texts)):
                 self._paragraphs.append(Paragraph(text, self._link_length, self._is_heading, self._in_select))
-            self._texts.clear()
+            texts.clear()
             self._link_length = 0
         self._is_heading, self._in_select = self._open_headings > 0, self._open_selects > 0
 
@@ -224,6 +228,8 @@ def normalize_whitespace(text: str) -> str:
 
     That is a line feed where the run contains a line feed or carriage return, else a space.
     """
+    if len(text) < WORD_CHARACTERS and len(words := text.split()) == 1:  # as in most menus
+        return words[0]
     if "\n" not in text and "\r" not in text:
         return " ".join(text.split())
     lines = (" ".join(line.split()) for line in text.replace("\r", "\n").split("\n"))

@@ -1,8 +1,8 @@
 """Extract: source files → shards of documents.
 
-A file is read once, from its first byte to its last. It feeds one source or, for a file of the Pile, several (one per
-subset), each with shards of its own. A shard that has reached ``shard_characters`` of text is followed by another, so
-that the work of later stages spreads however large the files are. Memory holds one row group per source.
+A unit reads a group of small files, or a part of a large one (``grouping``), once, from its first byte to its last. It
+feeds one source or, for files of the Pile, several (one per subset), each with shards of its own. A shard that has
+reached ``shard_characters`` of text is followed by another. Memory holds one row group per source.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import shutil
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mtnlg_data.document import shard_name, writing_documents
 from mtnlg_data.engine import StageFolder, Unit, library_version
-from mtnlg_data.schema import SCHEMA, Document
-from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
+from mtnlg_data.schema import SCHEMA, Document, has_equal_columns
+from mtnlg_data.sources import Dropped, Record, read_records
 from mtnlg_data.sources.arrow import arrow_schema
 from mtnlg_data.sources.jsonl import read_pile
 from mtnlg_data.sources.parquet import parquet_schema
 from mtnlg_data.tally import read_failure, recorded_tallies, stage_summary
 
+from .grouping import group_files
 from .language import LanguageSettings
 from .text import PARSE_ERRORS, ExtractSettings, extract_record
 
@@ -30,15 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import pyarrow as pa
+
     from mtnlg_data.document import DocumentWriter
     from mtnlg_data.engine import Engine, Summary
+    from mtnlg_data.sources import SourceFile
     from mtnlg_data.tally import Tally
+
+    from .grouping import Piece
 
 COPIES = ".copies"  # folder of the copies of files at URLs that are being read
 
 
 def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
-    """Write ``out/<source>-<number>.parquet`` for every file, in several parts for large files.
+    """Write ``out/<source>-<number>.parquet`` for every group of files, and every part of a large one.
 
     Returns the stage's summary with ``languages`` and ``languages_kept``, records and documents by language, the names
     of the ``shards`` in the order of the files, and under ``failure`` what of the files could not be read, if that is
@@ -46,11 +52,11 @@ def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractS
     """
     settings.check_model()
     units = []
-    for feeds in _group_by_file(files):
-        first = out / shard_name(feeds[0].file.source, feeds[0].number)
-        units.append(ExtractUnit(feeds, feeds[0].file.stats, settings, first))
+    for pieces, numbers in group_files(files, settings.shard_characters):
+        first = out / shard_name(pieces[0][0].source, numbers[0])
+        units.append(ExtractUnit(pieces, numbers, tuple(piece[0].stats for piece in pieces), settings, first))
     folder = StageFolder(out, "extract", engine)
-    summaries = folder.run(extract_file, units, "extract")
+    summaries = folder.run(extract_group, units, "extract")
     shutil.rmtree(out / COPIES, ignore_errors=True)  # of inputs that are gone, by runs that were killed
     languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
     for summary in summaries:
@@ -59,6 +65,7 @@ def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractS
     sources = list(dict.fromkeys(file.source for file in files))
     shards = [name for summary in summaries for name in summary["shards"]]
     folder.finish(out / name for name in shards)
+    summaries.append({"sources": {}, "lost": _empty_files(units, summaries)})
     stage = stage_summary("extract", summaries, sources, settings.alarm_share)
     failure = read_failure(stage, settings.max_failed)
     return {
@@ -69,78 +76,91 @@ def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractS
     }
 
 
-class Feed(NamedTuple):
-    """A file as input of one source: the ``number``-th file of that source."""
-
-    file: SourceFile
-    number: int
-
-    def accepts(self, item: Record | Dropped) -> bool:
-        """Whether a record of the file belongs to this source."""
-        return self.file.subset is None or item.subset == self.file.subset
-
-
-def _group_by_file(files: Sequence[SourceFile]) -> list[tuple[Feed, ...]]:
-    """The feeds of each file; a file of the Pile that several sources use is one group."""
-    numbers: Counter[str] = Counter()
-    groups: dict[object, list[Feed]] = {}
-    for index, file in enumerate(files):
-        groups.setdefault(file.path if file.kind == "pile" else index, []).append(Feed(file, numbers[file.source]))
-        numbers[file.source] += 1
-    return [tuple(feeds) for feeds in groups.values()]
+def _empty_files(units: Sequence[ExtractUnit], summaries: Sequence[Summary]) -> list[dict[str, str]]:
+    """The files of which no part holds anything."""
+    empty = Counter(place for summary in summaries for place in summary["empty"])
+    pieces = {f"{piece[0].source}/{piece[0].name}": piece[0] for unit in units for piece in unit.pieces if empty}
+    return [
+        {"where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
+        for place, file in pieces.items()
+        if empty[place] == file.part.parts
+    ]
 
 
 @dataclass(frozen=True)
 class ExtractUnit(Unit):
-    """Unit: one file → the shards of every source that it feeds; ``output`` is the first shard of the first source."""
+    """Unit: a group of files → the shards of every source that they feed; ``output`` is the first of the first."""
 
-    feeds: tuple[Feed, ...]
-    stats: tuple[int, int | str | None]  # in place of a checksum, which would read every crawl file twice
+    pieces: tuple[Piece, ...]
+    numbers: tuple[int, ...]  # of the first shard of each source
+    stats: tuple[object, ...]  # of each file, in place of a checksum, which would read every crawl file twice
     settings: ExtractSettings
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        files = ((number, file.source, file.name, file.kind, file.field, file.subset) for file, number in self.feeds)
+        files = [
+            (file.source, file.name, file.kind, file.field, file.subset, file.part)
+            for piece in self.pieces
+            for file in piece
+        ]
         settings = self.settings.model_dump(exclude={"max_failed", "alarm_share", *LanguageSettings.model_fields})
         versions = (library_version(self.settings.method), self.settings.key())
-        return ("extract", list(files), self.stats, settings, versions)
+        return ("extract", files, self.numbers, self.stats, settings, versions)
 
 
-def extract_file(unit: ExtractUnit) -> Summary:
-    """Extract one file into the shards of its sources; of one at a URL, a copy that goes afterwards."""
-    with unit.feeds[0].file.local(unit.output.parent / COPIES / unit.output.stem) as local:
-        feeds = (feed._replace(file=replace(feed.file, path=local.path)) for feed in unit.feeds)
-        return _extract_local(replace(unit, feeds=tuple(feeds)))
-
-
-def _extract_local(unit: ExtractUnit) -> Summary:
+def extract_group(unit: ExtractUnit) -> Summary:
+    """Extract a group of files into the shards of their sources; of one at a URL, a copy that goes afterwards."""
     languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
+    empty = []
     with recorded_tallies(unit.output) as tallies, ExitStack() as stack:
-        writers = [stack.enter_context(_shard_writer(feed, unit, tallies[feed.file.source])) for feed in unit.feeds]
-        file, empty = unit.feeds[0].file, True
-        for item in _read_items(unit):
-            empty = False
-            # A record whose subset could not be read is counted with the first source.
-            accepting = [writer for writer in writers if writer.feed.accepts(item)] or writers[:1]
-            if isinstance(item, Record):
-                _extract_record(item, accepting, languages, unit.settings)
-            else:
-                for writer in accepting:
-                    writer.count_dropped(item)
-    if empty and file.kind != "pile":  # a file of the Pile may well hold no document of these subsets
-        tallies[file.source].lose(file.name, f"holds no document that a reader of {file.kind} finds")
+        sources = [file.source for file in unit.pieces[0]]
+        writers = [
+            stack.enter_context(_shard_writer(source, number, unit, tallies[source]))
+            for source, number in zip(sources, unit.numbers, strict=True)
+        ]
+        for piece in unit.pieces:
+            with piece[0].local(unit.output.parent / COPIES / unit.output.stem) as local:
+                for writer, file in zip(writers, piece, strict=True):
+                    writer.begin(replace(file, path=local.path))
+                if not _extract_piece(writers, languages, unit.settings) and local.kind != "pile":
+                    empty.append(f"{local.source}/{local.name}")
     names = [path.name for writer in writers for path in writer.paths]
     by_language = {name: dict(sorted(counts.items())) for name, counts in languages.items()}
-    return {**tallies.summary(), **by_language, "shards": names, "files": [*names[1:], *tallies.files]}
+    return {
+        **tallies.summary(),
+        **by_language,
+        "shards": names,
+        "files": [*names[1:], *tallies.files],
+        "empty": empty,
+    }
 
 
-def _read_items(unit: ExtractUnit) -> Iterator[Record | Dropped]:
-    """Yield the file's records. Raises ``OSError`` with the file's name where the system cannot read it."""
-    file, max_bytes = unit.feeds[0].file, unit.settings.largest
-    subsets = {feed.file.subset for feed in unit.feeds}
+def _extract_piece(
+    writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]], settings: ExtractSettings
+) -> bool:
+    """Extract a file, or its part, that the writers have begun; returns whether it holds anything."""
+    is_empty = True
+    for item in _read_items([writer.file for writer in writers], settings.largest):
+        is_empty = False
+        # A record whose subset could not be read is counted with the first source.
+        accepting = [writer for writer in writers if writer.accepts(item)] or writers[:1]
+        if isinstance(item, Record):
+            _extract_record(item, accepting, languages, settings)
+        else:
+            for writer in accepting:
+                writer.count_dropped(item)
+    return not is_empty
+
+
+def _read_items(piece: Sequence[SourceFile], max_bytes: int) -> Iterator[Record | Dropped]:
+    """Yield the records of a piece. Raises ``OSError`` with the file's name where the system cannot read it."""
+    file, subsets = piece[0], {file.subset for file in piece}
     wanted = None if None in subsets else {subset for subset in subsets if subset is not None}
     try:
-        yield from read_pile(file.here, wanted, max_bytes) if file.kind == "pile" else read_records(file, max_bytes)
+        if file.kind == "pile":
+            yield from read_pile(file.here, wanted, max_bytes, file.part)
+        else:
+            yield from read_records(file, max_bytes)
     except OSError as error:
         if error.filename is None and error.errno:
             raise OSError(error.errno, os.strerror(error.errno), str(file.path)) from error
@@ -153,7 +173,8 @@ def _extract_record(
     try:
         text, language, length, reason = extract_record(record, settings)
     except PARSE_ERRORS as error:
-        where = f"{writers[0].feed.file.here.name}: record {record.number}"
+        file = writers[0].file
+        where = f"{file.here.name}: record {record.number}{file.part.place}"
         for writer in writers:
             writer.tally.fail("not_extracted", where, f"{type(error).__name__}: {error}")
         return
@@ -162,8 +183,7 @@ def _extract_record(
         languages["languages"][code] += 1
         languages["languages_kept"][code] += reason is None
     for writer in writers:
-        file = writer.feed.file
-        key = f"{file.source}/{file.name}/{record.number}"
+        key = writer.file.key(record.number)
         document_id = record.id or key
         if reason is not None:
             below = score if reason == "language_score" else None
@@ -173,29 +193,42 @@ def _extract_record(
         writer.tally.keep(length, len(text))
         if record.metadata.lost is not None:
             writer.tally.lose_metadata(record.metadata.lost)
-        columns = (document_id, file.source, text, record.url, code, score, None, key, record.metadata.value)
+        columns = (document_id, writer.file.source, text, record.url, code, score, None, key, record.metadata.value)
         writer.add(Document(*columns))
 
 
 class _ShardWriter:
-    """Writes the documents of one feed into shards of bounded size; made by ``_shard_writer``."""
+    """Writes the documents of one source into shards of bounded size; made by ``_shard_writer``."""
 
-    def __init__(self, feed: Feed, unit: ExtractUnit, tally: Tally, stack: ExitStack) -> None:
-        self.feed = feed
+    file: SourceFile  # that is being read
+
+    def __init__(self, source: str, number: int, unit: ExtractUnit, tally: Tally, stack: ExitStack) -> None:
         self.tally = tally
         self.paths: list[Path] = []
+        self._source = source
+        self._number = number
         self._unit = unit
         self._stack = stack
-        file = feed.file
+        self._schema: pa.Schema | None = None
+        self._writer: DocumentWriter
+
+    def begin(self, file: SourceFile) -> None:
+        """Turn to a file, or its part; its documents go to the shard at hand, unless they have other columns."""
+        self.file = file
         schemas = {"parquet": parquet_schema, "arrow": arrow_schema}
-        self._schema = schemas[file.kind](file.here, file.field) if file.kind in schemas else SCHEMA
-        self._writer = self._open_next()
+        schema = schemas[file.kind](file.here, file.field) if file.kind in schemas else SCHEMA
+        if self._schema is None or not has_equal_columns(schema, self._schema):
+            self._schema = schema
+            self._open_next()
+
+    def accepts(self, item: Record | Dropped) -> bool:
+        """Whether a record of the file belongs to this source."""
+        return self.file.subset is None or item.subset == self.file.subset
 
     def add(self, document: Document) -> None:
         """Append a document, in a new shard where the current one is full."""
         if self._writer.characters >= self._unit.settings.shard_characters:
-            self._stack.close()
-            self._writer = self._open_next()
+            self._open_next()
         self._writer.add(document)
 
     def count_dropped(self, item: Dropped) -> None:
@@ -207,14 +240,15 @@ class _ShardWriter:
         if item.ends_file:
             self.tally.lose(item.where, item.what or item.reason)
 
-    def _open_next(self) -> DocumentWriter:
-        name = shard_name(self.feed.file.source, self.feed.number, len(self.paths))
+    def _open_next(self) -> None:
+        self._stack.close()
+        name = shard_name(self._source, self._number, len(self.paths))
         self.paths.append(self._unit.output.with_name(name))
-        return self._stack.enter_context(writing_documents(self.paths[-1], self._schema))
+        self._writer = self._stack.enter_context(writing_documents(self.paths[-1], self._schema))
 
 
 @contextmanager
-def _shard_writer(feed: Feed, unit: ExtractUnit, tally: Tally) -> Iterator[_ShardWriter]:
-    """Open the shards of a feed."""
+def _shard_writer(source: str, number: int, unit: ExtractUnit, tally: Tally) -> Iterator[_ShardWriter]:
+    """Open the shards of a source."""
     with ExitStack() as stack:
-        yield _ShardWriter(feed, unit, tally, stack)
+        yield _ShardWriter(source, number, unit, tally, stack)

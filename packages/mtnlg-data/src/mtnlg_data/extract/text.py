@@ -50,7 +50,10 @@ class ExtractSettings(LanguageSettings):
         8_000_000, "Longer pages are dropped before they are parsed.", unit="characters", gt=0, lt=10_000_000
     )
     shard_characters: int = setting(
-        256_000_000, "Text at which a file's output continues in another shard.", unit="characters", gt=0
+        1_000_000_000,
+        "Text of a shard, at most: small files go together, large ones are read in parts.",
+        unit="characters",
+        gt=0,
     )
     max_failed: float = setting(
         0.01, "Unreadable records of a source above which the command fails.", unit="share", ge=0, le=1

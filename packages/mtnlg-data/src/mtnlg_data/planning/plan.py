@@ -3,6 +3,7 @@
     disk     an upper bound: as if no document were dropped
     memory   what each worker holds at once, times the workers, plus the process that hands out the work
     hours    characters over the measured rate; for extraction, bytes of the WARC files that are already here
+    schedule hours of all units on the workers, one after another, and how much of that is work (``schedule.py``)
 
 A corpus is two numbers: how many documents are extracted, and their mean length. The paper's had 320 million after
 deduplication (paper.md 4.4), of about 4,600 characters (339 B tokens). The figures of deduplication come from
@@ -24,8 +25,11 @@ from mtnlg_data.exact.plan import exact_state_bytes
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
 from mtnlg_data.tokens.encoder import BYTES_PER_CHARACTER_ENCODED, MAX_BATCH_CHARACTERS
-from mtnlg_data.tokens.stage import TEXT_BYTES_PER_UNIT, TOKENS_PER_UNIT
+from mtnlg_data.tokens.encoding import TOKENS_PER_BATCH
+from mtnlg_data.tokens.stage import TEXT_BYTES_PER_UNIT
 from mtnlg_data.tokens.store import dtype_for
+
+from .schedule import CHARACTERS_PER_TOKEN, MEAN_SHARD, efficiency_plan, encoded_exchange
 
 if TYPE_CHECKING:
     from mtnlg_data.extract.language import LanguageSettings
@@ -33,10 +37,10 @@ if TYPE_CHECKING:
 
 BYTES_PER_CHARACTER = 0.40  # on disk, of English in Parquet at zstd-3
 ROW_BYTES = 64  # on disk, of a document beside its text: id, source, language, score
-CHARACTERS_PER_TOKEN = 4.3  # English, GPT-2's tokenizer
 INDEX_ROW_BYTES = 20  # of a document in an .idx
-ENCODED_ROW_BYTES = 16  # of a document in the encoded files: a key and an offset
+ENCODED_ROW_BYTES = 16  # of a document in an encoded file: a key and an offset
 SUMMARY_BYTES = 20_000  # memory of a shard's summary in the process that collects them
+BATCHES_HELD = 4  # of tokens, by a unit that sorts: the last one, and the next as read, gathered and sorted
 GPT2_VOCABULARY = 50_257
 PROCESS_BYTES = 420_000_000  # memory of Python and all libraries of the stages, raised to this after MEASURED
 SCAN_BYTES = 150_000_000  # memory of the tasks' n-grams, and of their matches in the documents being scanned
@@ -112,13 +116,14 @@ def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[
         "here": {"disk": disk_here, "memory": memory_here},
         "fits": {"disk": disk <= disk_here, "memory": memory <= memory_here},
         "rates": [*MEASURED],
+        "schedule": efficiency_plan(recipe, documents, characters, workers),
     }
 
 
 def _stage(name: str, corpus: Corpus, disk: int, working_set: int, hours: float | None) -> StagePlan:
     """``working_set`` is a worker's memory beside its libraries; the driver holds the summary of every shard."""
     worker = PROCESS_BYTES + working_set
-    shards = 1 + corpus.text // ExtractSettings().shard_characters
+    shards = 1 + corpus.text // round(MEAN_SHARD * ExtractSettings().shard_characters)
     return StagePlan(name, disk, worker, corpus.workers * worker + PROCESS_BYTES + SUMMARY_BYTES * shards, hours)
 
 
@@ -191,13 +196,14 @@ def _exact(recipe: Recipe, corpus: Corpus) -> StagePlan:
 
 
 def _tokenize(recipe: Recipe, corpus: Corpus) -> StagePlan:
-    """Tokens are on disk three times: as encoded, in parts, and in the stores."""
+    """Tokens are on disk as encoded, merged once for each level of the exchange, and in the stores."""
     width = dtype_for(recipe.tokenize.vocabulary or GPT2_VOCABULARY).itemsize
     tokens = int(corpus.text / CHARACTERS_PER_TOKEN) + corpus.documents
-    disk = 3 * width * tokens + (2 * INDEX_ROW_BYTES + ENCODED_ROW_BYTES) * corpus.documents
+    encoded = 1 + len(list(encoded_exchange(corpus.text, tokens, len(recipe.sources)).merges()))
+    disk = (encoded + 1) * width * tokens + (INDEX_ROW_BYTES + encoded * ENCODED_ROW_BYTES) * corpus.documents
     encoding = 3 * min(TEXT_BYTES_PER_UNIT, corpus.text) + 3 * width * int(TEXT_BYTES_PER_UNIT / CHARACTERS_PER_TOKEN)
     encoding += BYTES_PER_CHARACTER_ENCODED * MAX_BATCH_CHARACTERS
-    gathering = 3 * width * min(TOKENS_PER_UNIT, tokens)
+    gathering = BATCHES_HELD * width * min(TOKENS_PER_BATCH, tokens)
     return _stage("tokenize", corpus, disk, max(encoding, gathering), _hours("tokenize", corpus.text, corpus.workers))
 
 
@@ -221,6 +227,10 @@ def print_plan(planned: dict[str, Any]) -> None:
         console.print(
             f"Hours at the rates of {' and '.join(planned['rates'])}; for extract, of the WARC files that are here."
         )
+    run = planned["schedule"]
+    idle = ", ".join(f"{step} {share:.1%}" for step, share in run["idle"].items())
+    hours = f"{run['hours']:,.1f} hours on {planned['workers']} workers"
+    console.print(f"Scheduled unit by unit: {hours}, {run['efficiency']:.1%} of it work; idle most at {idle}.")
     for key, name in (("memory", "memory"), ("disk", "free disk")):
         verdict = "enough" if planned["fits"][key] else "too little"
         console.print(f"This machine has {_format_size(here[key])} of {name}: {verdict}.")

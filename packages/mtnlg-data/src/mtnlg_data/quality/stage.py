@@ -29,6 +29,7 @@ from .classifier import is_fasttext, open_scorer
 from .training import (
     HISTOGRAM_EDGES,
     MeasurementUnit,
+    Samples,
     SampleUnit,
     TrainingUnit,
     draw_sample,
@@ -104,13 +105,9 @@ def filter_documents(
     settings.check()
     shares = _sample_shares(settings, filtered, curated, before)
     stage = StageFolder(out, "quality", engine)
-    folder = stage.state / "samples"
-    samples = tuple(
-        SampleUnit(shard, checksum(shard), source in curated, shares[source], settings.seed, folder / shard.name)
-        for shard in shards
-        if (source := shard_source(shard)) in shares
+    samples = _draw_samples(
+        [shard for shard in shards if shard_source(shard) in shares], shares, curated, settings, stage
     )
-    stage.run(draw_sample, samples, "quality: sample")
     classifier, measured = _classifier(samples, settings, stage)
     units = [
         FilterUnit(shard, checksum(shard), classifier, settings, out / shard.name)
@@ -151,9 +148,27 @@ def _sample_shares(
     return shares | dict.fromkeys(filtered, per_class / negatives)
 
 
-def _classifier(
-    samples: tuple[SampleUnit, ...], settings: QualitySettings, stage: StageFolder
-) -> tuple[UnitOutput, Summary]:
+def _draw_samples(
+    shards: Sequence[Path],
+    shares: Mapping[str, float],
+    curated: Sequence[str],
+    settings: QualitySettings,
+    stage: StageFolder,
+) -> Samples:
+    """Draw the share of every shard that the classifier is trained or measured on."""
+    sampled = [shard for shard in shards if shard_source(shard) in shares]
+    ordered = sorted(sampled, key=lambda shard: shard_source(shard) not in curated)
+    positives = sum(shard_source(shard) in curated for shard in sampled)
+    samples = Samples(stage.state / "samples", positives, len(ordered), "")
+    units = [
+        SampleUnit(shard, checksum(shard), number < positives, shares[source], settings.seed, samples.path(number))
+        for number, (shard, source) in enumerate((shard, shard_source(shard)) for shard in ordered)
+    ]
+    stage.run(draw_sample, units, "quality: sample")
+    return samples._replace(contents=key_of([unit.key for unit in units]))
+
+
+def _classifier(samples: Samples, settings: QualitySettings, stage: StageFolder) -> tuple[UnitOutput, Summary]:
     """Train the classifier, or take the given one; returns it and its measurement."""
     given = settings.model_key()
     if settings.model is None or given is None:
@@ -162,7 +177,7 @@ def _classifier(
         (measured,) = stage.run(train_classifier, [training], "quality: train")
         return UnitOutput.of(training), measured
     model = UnitOutput(settings.model, given)
-    if not samples:
+    if not samples.files:
         return model, {}
     measurement = MeasurementUnit(samples, model, settings.label, stage.path / "measured.json")
     (measured,) = stage.run(measure_classifier, [measurement], "quality: measure")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -75,11 +75,28 @@ def draw_sample(unit: SampleUnit) -> Summary:
     return {"documents": write_documents(unit.output, sampled())}
 
 
+class Samples(NamedTuple):
+    """The samples of all shards: a folder of so many files, those of positives first."""
+
+    folder: Path
+    positives: int
+    files: int
+    contents: str  # digest of their units' keys
+
+    def path(self, number: int) -> Path:
+        """The sample of a shard, by its number."""
+        return self.folder / f"{number:07d}.parquet"
+
+
 class TrainingExamples:
     """The sampled documents in the order of a hash of their keys, so that shards and their order do not matter."""
 
-    def __init__(self, samples: Sequence[SampleUnit], seed: int) -> None:
-        batches = [(sample.positive, batch) for sample in samples for batch in read_documents(sample.output)]
+    def __init__(self, samples: Samples, seed: int) -> None:
+        batches = [
+            (number < samples.positives, batch)
+            for number in range(samples.files)
+            for batch in read_documents(samples.path(number))
+        ]
         labels = [np.full(batch.num_rows, positive) for positive, batch in batches]
         table = pa.Table.from_batches([batch for _, batch in batches], SCHEMA)
         keys = table["key"].to_pylist()
@@ -98,7 +115,7 @@ class TrainingExamples:
 class TrainingUnit(Unit):
     """Unit: all samples → the trained classifier."""
 
-    samples: tuple[SampleUnit, ...]
+    samples: Samples
     seed: int
     held_out: float
     epochs: int
@@ -106,7 +123,7 @@ class TrainingUnit(Unit):
 
     def _key_parts(self) -> tuple[object, ...]:
         hyperparameters = (self.seed, self.held_out, self.epochs)
-        return ("quality train", [sample.key for sample in self.samples], hyperparameters)
+        return ("quality train", self.samples.contents, hyperparameters)
 
 
 def train_classifier(unit: TrainingUnit) -> Summary:
@@ -130,13 +147,13 @@ def train_classifier(unit: TrainingUnit) -> Summary:
 class MeasurementUnit(Unit):
     """Unit: all samples and a given model → the model's accuracy on them, as JSON."""
 
-    samples: tuple[SampleUnit, ...]
+    samples: Samples
     classifier: UnitOutput
     label: str
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        return ("quality measure", [sample.key for sample in self.samples], self.classifier.key, self.label)
+        return ("quality measure", self.samples.contents, self.classifier.key, self.label)
 
 
 def measure_classifier(unit: MeasurementUnit) -> Summary:

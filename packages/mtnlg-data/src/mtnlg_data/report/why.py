@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.document import DocumentFile
-from mtnlg_data.engine import DROPPED, read_list
+from mtnlg_data.engine import CUTS, DROPPED, read_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 NEAR_SHOWN = 5
 DOCUMENTS_SHOWN = 10
 THREADS = 8
-CUTS = "cuts.parquet"
 PIECE = re.compile(r"#\d+$")  # at the end of the key of a piece of a document cut apart
 HINT = "give an id as its source had it, or a key: source, file and number of the record"
 
@@ -148,16 +147,18 @@ def _history(stages: Sequence[StageFiles], key: str, rows: Sequence[tuple[int, d
         elif own and "reason" in own[0]:
             twin = {name: value for name, value in own[0].items() if name in {"kept", "kept_key", "kept_source"}}
             fate = {"fate": "dropped", "reason": own[0]["reason"], "score": own[0]["score"], **twin}
-            history.append({"stage": stage.name, **fate, **_cuts(stage, key)})
+            history.append({"stage": stage.name, **fate, **_cuts(stage, key, own[0]["file"])})
         elif own:
-            history.append({"stage": stage.name, "fate": "kept", "pieces": len(own), **_cuts(stage, key)})
+            history.append(
+                {"stage": stage.name, "fate": "kept", "pieces": len(own), **_cuts(stage, key, own[0]["file"])}
+            )
     name = first["id"] if first["key"] == key else PIECE.sub("", first["id"])
     return {"id": name, "key": key, "source": first["source"], "stages": history}
 
 
-def _cuts(stage: StageFiles, key: str) -> dict[str, Any]:
-    """The cuts that a stage made in a document: first and last character, n-gram, tasks."""
-    ledger = stage.folder / CUTS
+def _cuts(stage: StageFiles, key: str, shard: str) -> dict[str, Any]:
+    """The cuts that a stage made in a document of this shard: first and last character, n-gram, tasks."""
+    ledger = stage.folder / CUTS / shard
     if not ledger.exists():
         return {}
     table = pq.read_table(ledger, filters=[("key", "=", key)])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fastwarc.warc import WarcRecord
 
+from .parts import WHOLE, Checked, Part, find_part
 from .record import Dropped, Record
 from .recovery import Recovery
 from .response import GZIP_WBITS, read_html_page
@@ -36,6 +37,7 @@ NEXT_HEADER = re.compile(rb"(?<=\n)" + RECORD_HEADER.pattern)
 LINE_BREAKS = re.compile(rb"[\r\n]{0,64}")
 MAX_HEADER_BYTES = 1 << 14
 CHUNK_BYTES = 1 << 16
+MAX_CHECKED_BYTES = 1 << 28  # of a member that is only checked
 
 
 class ArcRecord(NamedTuple):
@@ -58,10 +60,13 @@ def is_arc(head: bytes) -> bool:
     return ARC_BEGIN.match(head) is not None
 
 
-def read_arc(path: Path, max_bytes: int) -> Iterator[Record | Dropped]:
+def read_arc(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
     """Yield the pages of an ARC file: responses of status 200 and an HTML type, content codings undone."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        records = _split_members(content, max_bytes) if GZIP_MEMBER.match(content) else _split_plain(content, max_bytes)
+        if GZIP_MEMBER.match(content):
+            records = _split_members(content, max_bytes, *find_part(content, part, GZIP_MEMBER, check_arc))
+        else:
+            records = _split_plain(content, max_bytes, *find_part(content, part, RECORD_HEADER, check_arc))
         for number, item in enumerate(records):
             where = f"{path.name}: byte {item.where}"
             if isinstance(item, Dropped):
@@ -75,12 +80,30 @@ def read_arc(path: Path, max_bytes: int) -> Iterator[Record | Dropped]:
                 yield read_html_page(record, number, where, item.url, max_bytes)
 
 
-def _split_members(content: mmap.mmap, max_bytes: int) -> Iterator[ArcRecord | Dropped]:
+def check_arc(content: mmap.mmap, start: int) -> Checked:
+    """Whether a record begins here, in a gzip member of its own or before another record."""
+    if GZIP_MEMBER.match(content):
+        return check_member(content, start, RECORD_HEADER)
+    header = RECORD_HEADER.match(content, start)
+    if header is None or content[max(0, start - 1) : start] not in {b"", b"\n"}:
+        return Checked(False, start + 1)
+    following = _next_record(content, header.end() + int(header[2]))
+    return Checked(following is not None, start + 2 * MAX_HEADER_BYTES if following is None else following)
+
+
+def check_member(content: mmap.mmap, start: int, begin: re.Pattern[bytes]) -> Checked:
+    """Whether a gzip member begins here whose checksum is right, and whose content begins so."""
+    member = read_gzip_member(content, start, MAX_CHECKED_BYTES)
+    is_whole = member.defect is None and len(member.text) <= MAX_CHECKED_BYTES
+    return Checked(is_whole and begin.match(member.text) is not None, member.end, len(member.text))
+
+
+def _split_members(content: mmap.mmap, max_bytes: int, start: int, end: int) -> Iterator[ArcRecord | Dropped]:
     """Yield the records of a compressed file, one gzip member each; after a broken member, search for the next."""
     limit = max_bytes + MAX_HEADER_BYTES
-    start, reported = 0, False
+    reported = False
     recovery = Recovery(len(content))
-    while start < len(content):
+    while start < end:
         broken = None
         member = read_gzip_member(content, start, limit)
         if len(member.text) > limit:
@@ -89,7 +112,8 @@ def _split_members(content: mmap.mmap, max_bytes: int) -> Iterator[ArcRecord | D
             broken = Dropped(member.defect, str(start), member.what)
         if broken is None:
             reported, resume = False, member.end
-            yield from (item._replace(where=str(start)) for item in _split_plain(member.text, max_bytes))
+            records = _split_plain(member.text, max_bytes, 0, len(member.text))
+            yield from (item._replace(where=str(start)) for item in records)
         else:
             resume = recovery.resume(start, member.end, len(member.text))
             if not reported:  # a false start found by the search is still the same broken member
@@ -129,11 +153,11 @@ def read_gzip_member(content: mmap.mmap, start: int, limit: int) -> GzipMember:
     return GzipMember(b"".join(pieces), offset - len(decompressor.unused_data or decompressor.unconsumed_tail))
 
 
-def _split_plain(content: bytes | mmap.mmap, max_bytes: int) -> Iterator[ArcRecord | Dropped]:
+def _split_plain(content: bytes | mmap.mmap, max_bytes: int, start: int, last: int) -> Iterator[ArcRecord | Dropped]:
     """Yield the records of uncompressed ARC; a record that does not end where its length says is dropped alone."""
-    start, reported = 0, False
+    reported = False
     recovery = Recovery(len(content))
-    while start < len(content):
+    while start < last:
         header = RECORD_HEADER.match(content, start)
         end = header.end() + int(header[2]) if header else start
         resume = _next_record(content, end) if header else None

@@ -7,6 +7,9 @@ which lists the data files; other .arrow files there (``cache-….arrow``) are w
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
+from functools import partial
+from itertools import repeat, takewhile
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ import pyarrow as pa
 from mtnlg_data.schema import SCHEMA, documents_schema, has_strings
 
 from .parquet import MAX_BATCH_ROWS, first_line, no_text, read_batch
+from .parts import WHOLE, Part
 from .record import Dropped
 
 if TYPE_CHECKING:
@@ -27,59 +31,84 @@ NOT_DATA = {STATE, "dataset_info.json", "dataset_dict.json"}
 """Files of a data set that hold no rows. All may be missing in a folder that happens to have a file of such a name."""
 
 
-def _open(path: Path) -> Iterator[pa.RecordBatch | pa.Schema]:
-    """Yield the schema, then the batches: of the stream format, which data sets have, or of the file format."""
-    with pa.OSFile(str(path)) as source:
+#: Whether a batch is one of the part, and what reads it; raises ``StopIteration`` where there is no other.
+Batch = tuple[bool, "Callable[[], pa.RecordBatch]"]
+
+
+@contextmanager
+def _opened(path: Path, part: Part) -> Iterator[tuple[pa.Schema, Iterator[Batch]]]:
+    """The schema, and the batches up to the part's end: those before it are mapped, not read.
+
+    Of the stream format, which data sets have, or of the file format.
+    """
+    with pa.OSFile(str(path)) if part.parts == 1 else pa.memory_map(str(path)) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         if is_file:
             with pa.ipc.open_file(source) as file:
-                yield file.schema
-                yield from (file.get_batch(number) for number in range(file.num_record_batches))
+                begin, end = part.of(file.num_record_batches)
+                yield file.schema, ((number >= begin, partial(file.get_batch, number)) for number in range(end))
             return
         with pa.ipc.open_stream(source) as stream:
-            yield stream.schema
-            yield from stream
+            begin, end = part.of(source.size())
+            places = takewhile(lambda place: place < end, (source.tell() for _ in repeat(None)))
+            yield stream.schema, ((place >= begin, stream.read_next_batch) for place in places)
 
 
 def arrow_schema(path: Path, field: str) -> pa.Schema:
     """The schema of the documents of a file; ``SCHEMA`` where it has none."""
     try:
-        schema = next(_open(path))
-    except (pa.ArrowException, StopIteration):
+        with _opened(path, WHOLE) as (schema, _):
+            pass
+    except pa.ArrowException:
         return SCHEMA
     return documents_schema(schema, field) if has_strings(schema, field) else SCHEMA
 
 
-def read_arrow(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dropped]:
-    """Yield the rows of a file; of one that is cut or damaged, those before."""
-    parts = _open(path)
-    number = 0
+def read_arrow(path: Path, field: str, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
+    """Yield the rows of a file, or of a part's batches; of one that is cut or damaged, those before."""
+    number, is_own = 0, part.number == 0
     try:
-        schema = next(parts)
-        if not has_strings(schema, field):
-            yield no_text(path.name, schema, field)
-            return
-        kind = documents_schema(schema, field).field("metadata").type
-        for batch in parts:
-            try:
-                batch.validate(full=True)  # offsets in it would lead anywhere
-            except pa.ArrowException as error:
-                end = number + batch.num_rows
-                rows = f"{path.name}: rows {number + 1} to {end}"
-                yield Dropped("unreadable", rows, first_line(error), ends_file=batch.num_rows > 1)
-                number = end
-                continue
-            for first in range(0, batch.num_rows, MAX_BATCH_ROWS):
-                part = batch.slice(first, MAX_BATCH_ROWS)
-                for row in read_batch(part, field, kind, first=number, name=path.name, max_bytes=max_bytes):
+        with _opened(path, part) as (schema, batches):
+            if not has_strings(schema, field):
+                if is_own:
+                    yield no_text(path.name, schema, field)
+                return
+            kind = documents_schema(schema, field).field("metadata").type
+            for is_own, read_next in batches:
+                try:
+                    batch = read_next()
+                except StopIteration:
+                    return
+                if not is_own:
+                    number += batch.num_rows
+                    continue
+                begin = number
+                for row in _read_rows(batch, field, kind, number, path.name, max_bytes):
                     yield row
                     number += 1
+                number = begin + batch.num_rows
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None):
             raise
-        where = f"{path.name}: rows from {number + 1} on"
-        yield Dropped("unreadable", where, first_line(error), ends_file=True)
+        if is_own:  # else it is reported by who reads that part
+            where = f"{path.name}: rows from {number + 1} on"
+            yield Dropped("unreadable", where, first_line(error), ends_file=True)
+
+
+def _read_rows(  # noqa: PLR0917  (those of ``read_batch``)
+    batch: pa.RecordBatch, field: str, kind: pa.DataType, first: int, name: str, max_bytes: int
+) -> Iterator[Record | Dropped]:
+    """Yield the rows of a batch, or one drop where it is damaged."""
+    try:
+        batch.validate(full=True)  # offsets in it would lead anywhere
+    except pa.ArrowException as error:
+        rows = f"{name}: rows {first + 1} to {first + batch.num_rows}"
+        yield Dropped("unreadable", rows, first_line(error), ends_file=batch.num_rows > 1)
+        return
+    for begin in range(0, batch.num_rows, MAX_BATCH_ROWS):
+        part = batch.slice(begin, MAX_BATCH_ROWS)
+        yield from read_batch(part, field, kind, first=first + begin, name=name, max_bytes=max_bytes)
 
 
 def data_files(names: Collection[str], read: Callable[[str], bytes]) -> list[str]:

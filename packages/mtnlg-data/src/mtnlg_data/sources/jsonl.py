@@ -15,13 +15,14 @@ import lzma
 import os
 import zlib
 from contextlib import ExitStack, contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import orjson
 import zstandard
 
+from .parts import WHOLE, Part, find_part, mapped
 from .record import Dropped, Record, json_metadata
-from .zstd_frames import ZstdFrames
+from .zstd_frames import FRAME, FrameLines, ZstdFrames, check_frame
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -39,9 +40,9 @@ MAX_EXPANSION_RATIO = 256
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
-def read_jsonl(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dropped]:
-    """Yield the objects of a file; the text is the string under ``field``."""
-    for item in read_objects(path, max_bytes):
+def read_jsonl(path: Path, field: str, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
+    """Yield the objects of a file, or of the lines that begin in a part; the text is the string under ``field``."""
+    for item in read_objects(path, max_bytes, part):
         if isinstance(item, Dropped):
             yield item
             continue
@@ -51,12 +52,14 @@ def read_jsonl(path: Path, field: str, max_bytes: int) -> Iterator[Record | Drop
             url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
             yield Record(number, text, url, id=_take_id(row), metadata=json_metadata(row))
         else:
-            yield Dropped("no_text", f"{path.name}: line {number + 1}", f"no string under {field!r}")
+            yield Dropped("no_text", _place(path, number, part), f"no string under {field!r}")
 
 
-def read_pile(path: Path, subsets: Collection[str] | None, max_bytes: int) -> Iterator[Record | Dropped]:
+def read_pile(
+    path: Path, subsets: Collection[str] | None, max_bytes: int, part: Part = WHOLE
+) -> Iterator[Record | Dropped]:
     """Yield the documents of these subsets (None: all); those of other subsets are skipped and not counted."""
-    for item in read_objects(path, max_bytes):
+    for item in read_objects(path, max_bytes, part):
         if isinstance(item, Dropped):
             yield item
             continue
@@ -70,7 +73,11 @@ def read_pile(path: Path, subsets: Collection[str] | None, max_bytes: int) -> It
         if isinstance(text, str):
             yield Record(number, text, subset=subset, id=_take_id(row), metadata=json_metadata(row))
         else:
-            yield Dropped("no_text", f"{path.name}: line {number + 1}", "no string under 'text'", subset)
+            yield Dropped("no_text", _place(path, number, part), "no string under 'text'", subset)
+
+
+def _place(path: Path, number: int, part: Part) -> str:
+    return f"{path.name}: line {number + 1}{part.place}"
 
 
 def _take_id(row: dict[str, Any]) -> str | None:
@@ -81,25 +88,26 @@ def _take_id(row: dict[str, Any]) -> str | None:
     return str(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
 
 
-def read_objects(path: Path, max_bytes: int) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
-    """Yield the objects of a file with their line numbers, from 0. Blank lines count but yield nothing."""
+def read_objects(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
+    """Yield the objects of a part with their line numbers, from 0. Blank lines count but yield nothing."""
     number = -1
-    with open_lines(path) as file:
+    rest = f"the rest of the {'file' if part == WHOLE else 'part'} is lost"
+    with open_lines(path, part) as file:
         while True:
             number += 1
-            where = f"{path.name}: line {number + 1}"
+            where = _place(path, number, part)
             try:
                 line = file.readline(max_bytes + 1)
                 too_long = len(line) > max_bytes
                 while len(line) > max_bytes and not line.endswith(b"\n"):
                     line = file.readline(max_bytes + 1)
             except DecompressionBombError as error:
-                yield Dropped("bomb", where, f"{error}; the rest of the file is lost", ends_file=True)
+                yield Dropped("bomb", where, f"{error}; {rest}", ends_file=True)
                 return
             except DECOMPRESSION_ERRORS as error:
                 if getattr(error, "errno", None):
                     raise
-                yield Dropped("unreadable", where, f"{error}; the rest of the file is lost", ends_file=True)
+                yield Dropped("unreadable", where, f"{error}; {rest}", ends_file=True)
                 return
             if not line:
                 return
@@ -128,8 +136,10 @@ def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, An
 
 
 @contextmanager
-def open_lines(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, decompressed by its suffix: .gz, .zst, .xz, .bz2, else plain.
+def open_lines(path: Path, part: Part = WHOLE) -> Iterator[IO[bytes]]:
+    """Open a file for reading, decompressed by its suffix: .gz, .zst, .xz, .bz2, else plain; or a part's lines.
+
+    Only plain and .zst files have parts.
 
     Reads raise ``DecompressionBombError`` beyond ``ALWAYS_ALLOWED_BYTES`` + ``MAX_EXPANSION_RATIO`` x the file's size.
     """
@@ -138,6 +148,11 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
         limit = ALWAYS_ALLOWED_BYTES + MAX_EXPANSION_RATIO * os.fstat(raw.fileno()).st_size
         stream: _Readable | None = None
         match path.suffix:
+            case ".zst" if part.parts > 1:
+                stream = _open_frames(path, raw, part, stack)
+            case _ if part.parts > 1:
+                yield io.BufferedReader(ByteRange(raw, *_line_range(raw, part)), BUFFER_BYTES)
+                return
             case ".gz":
                 stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
             case ".zst":
@@ -147,6 +162,48 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
             case ".bz2":
                 stream = stack.enter_context(bz2.BZ2File(raw))
         yield raw if stream is None else io.BufferedReader(_LimitedStream(stream, limit), BUFFER_BYTES)
+
+
+def _line_range(file: BinaryIO, part: Part) -> tuple[int, int]:
+    """The bytes of the lines that begin in a part of a plain file."""
+    with mapped(file) as content:
+        begin, end = part.of(len(content))
+        if begin == end:
+            return end, end
+        first = content.find(b"\n", begin - 1, end) + 1 if begin else 0
+        if begin and not first:
+            return end, end
+        return first, content.find(b"\n", end - 1) + 1 or len(content)
+
+
+def _open_frames(path: Path, file: io.BufferedReader, part: Part, stack: ExitStack) -> FrameLines:
+    """The lines of the frames that begin in a part of a .zst file."""
+    with mapped(file) as content:
+        size, (first, last) = len(content), find_part(content, part, FRAME, check_frame)
+    following = stack.enter_context(path.open("rb"))
+    ends = (ByteRange(file, first, last), ByteRange(following, last, size if first < last else last))
+    frames, rest = (ZstdFrames(io.BufferedReader(span, BUFFER_BYTES)) for span in ends)
+    return FrameLines(frames, rest, cut_first=first > 0)
+
+
+class ByteRange(io.RawIOBase):
+    """Reads these bytes of a file."""
+
+    def __init__(self, file: io.BufferedReader, first: int, last: int) -> None:
+        file.seek(first)
+        self._file = file
+        self._left = last - first
+
+    def readable(self) -> bool:
+        """Always true; ``io.BufferedReader`` asks."""
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Read into the buffer, to the end of the range."""
+        with memoryview(buffer) as view:
+            count = self._file.readinto(view[: self._left])
+        self._left -= count
+        return count
 
 
 class DecompressionBombError(Exception):

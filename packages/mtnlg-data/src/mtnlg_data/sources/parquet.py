@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.schema import SCHEMA, TableRow, documents_schema, given_ids, has_strings, is_string
 
+from .parts import WHOLE, Part
 from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record
 
 if TYPE_CHECKING:
@@ -38,8 +39,16 @@ def parquet_schema(path: Path, field: str) -> pa.Schema:
     return documents_schema(schema, field) if has_strings(schema, field) else SCHEMA
 
 
-def read_parquet(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dropped]:
-    """Yield the rows of a file; a row group that cannot be read costs its remaining rows."""
+def row_groups(path: Path) -> int:
+    """How many row groups a file has; 1 where that cannot be read."""
+    try:
+        return int(pq.read_metadata(path).num_row_groups)
+    except pa.ArrowException:
+        return 1
+
+
+def read_parquet(path: Path, field: str, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
+    """Yield the rows of a part's row groups; one that cannot be read costs its remaining rows."""
     try:
         with pq.ParquetFile(path) as plain:
             schema, strings = plain.schema_arrow, _string_leaves(plain)
@@ -48,13 +57,15 @@ def read_parquet(path: Path, field: str, max_bytes: int) -> Iterator[Record | Dr
         yield Dropped("unreadable", path.name, first_line(error), ends_file=True)
         return
     if file is None:
-        yield no_text(path.name, schema, field)
+        if part.number == 0:
+            yield no_text(path.name, schema, field)
         return
     kind = documents_schema(schema, field).field("metadata").type
     columns = [field] if pa.types.is_null(kind) else [field, *(column.name for column in kind)]
     with file:
-        number = 0
-        for group in range(file.num_row_groups):
+        begin, stop = part.of(file.num_row_groups)
+        number = sum(file.metadata.row_group(group).num_rows for group in range(begin))
+        for group in range(begin, stop):
             footer = file.metadata.row_group(group)
             end = number + footer.num_rows
             batch_rows = BATCH_BYTES * footer.num_rows // max(1, footer.total_byte_size)

@@ -12,6 +12,8 @@ import orjson
 from mtnlg_data.console import Failure
 from mtnlg_data.transfer.url_files import RemoteFile, local_copy
 
+from .parts import WHOLE, Part
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
@@ -33,6 +35,15 @@ class SourceFile:
     kind: Kind
     field: str = "text"  # key or column of the text (jsonl, parquet, arrow)
     subset: str | None = None  # meta.pile_set_name to keep (pile); None keeps all
+    part: Part = WHOLE
+
+    def key(self, number: int) -> str:
+        """The key of a record: source, file and number; of a part, the record's number in it behind the part's.
+
+        Rows of tables are numbered from the beginning of the file in any part.
+        """
+        part = "" if self.part == WHOLE or self.kind in {"parquet", "arrow"} else f"{self.part.number}:"
+        return f"{self.source}/{self.name}/{part}{number}"
 
     @property
     def stats(self) -> tuple[int, int | str | None]:
@@ -81,7 +92,7 @@ class Metadata(NamedTuple):
 class Record(NamedTuple):
     """A document as its source stores it."""
 
-    number: int  # index in the file, from 0
+    number: int  # index in the file, or in its part, from 0
     content: str | bytes  # text, or an HTML page as served
     url: str | None = None
     charset: str | None = None  # of an HTML page, declared by its HTTP header

@@ -43,15 +43,16 @@ class ChecksumWriter:
         self._file.write(content)
         content = self._tail + content
         blocks = len(content) // BLOCK_BYTES
-        self._checksums.write(_block_checksums(content, blocks))
+        self._checksums.write(block_checksums(content, blocks))
         self._tail = content[blocks * BLOCK_BYTES :]
 
     def finish(self) -> None:
         """Write the checksum of the last block; nothing may be appended after."""
-        self._checksums.write(_block_checksums(self._tail, block_count(len(self._tail))))
+        self._checksums.write(block_checksums(self._tail, block_count(len(self._tail))))
 
 
-def _block_checksums(content: bytes, blocks: int) -> bytes:
+def block_checksums(content: bytes, blocks: int) -> bytes:
+    """The checksums of the first so many blocks of these bytes, the last of which may be short."""
     view = memoryview(content)
     checksums = (crc32(view[begin : begin + BLOCK_BYTES]) for begin in range(0, blocks * BLOCK_BYTES, BLOCK_BYTES))
     return np.fromiter(checksums, "<u4", blocks).tobytes()
@@ -90,7 +91,7 @@ class CheckedFile:
         begin, end = first // BLOCK_BYTES, block_count(last)
         content = self._pread(begin * BLOCK_BYTES, min(end * BLOCK_BYTES, self.size))
         expected = checksums.read(CRC.size * (offset + begin), CRC.size * (offset + end))
-        if (actual := _block_checksums(content, end - begin)) != expected:
+        if (actual := block_checksums(content, end - begin)) != expected:
             differ = np.frombuffer(actual, "<u4") != np.frombuffer(expected, "<u4")
             damaged = (begin + int(differ.argmax())) * BLOCK_BYTES
             raise Failure(

@@ -1,7 +1,8 @@
 """Encoders: texts to token ids, by ``tokenizers`` or by gigatoken, with the same ids from both.
 
 A text that spells a special token is encoded as text. gigatoken, an extra, is many times as fast, and supports only the
-usual tokenizers. Its first ids in every unit are compared with those of ``tokenizers``.
+usual tokenizers. Its first ids in every unit are compared with those of ``tokenizers``. It is taken where it is there,
+supports the tokenizer and gives these ids, unless the settings say otherwise.
 
 Word boundaries depend on which characters are letters, so on the version of Unicode: of 1.1 M code points the two
 libraries (0.10.0, 0.23.3) classify 4,657 differently, all newer than Unicode 14. So ``tokenizers`` encodes all texts
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Library = Literal["tokenizers", "gigatoken"]
+Library = Literal["auto", "tokenizers", "gigatoken"]
 MAX_BATCH_TEXTS = 4096
 MAX_BATCH_CHARACTERS = 500_000
 BYTES_PER_CHARACTER_ENCODED = 600  # memory, at most, of a batch
@@ -57,7 +58,7 @@ class Encoder(Protocol):
 
 def require_library(library: Library) -> None:
     """Raise ``Failure`` where this library is not installed."""
-    if find_spec(library) is None:
+    if library != "auto" and find_spec(library) is None:
         raise Failure(
             f'library = "{library}": not installed; pip install "mtnlg-data[{library}]", or take "tokenizers"'
         )
@@ -78,7 +79,9 @@ def _load_tokenizer(path: Path, changed: int) -> Tokenizer:
 
 def open_encoder(tokenizer: Path, library: Library) -> Encoder:
     """An encoder for this tokenizer.json. Raises ``Failure`` where the library is missing or does not support it."""
-    return _Pieces(_Tokenizers(tokenizer) if library == "tokenizers" else _Gigatoken(tokenizer))
+    if library == "gigatoken":
+        return _Pieces(_Gigatoken(tokenizer))
+    return _Pieces(_Tokenizers(tokenizer) if library == "tokenizers" else _Fastest(tokenizer))
 
 
 def batch_slices(texts: Sequence[str]) -> Iterator[slice]:
@@ -181,6 +184,24 @@ class _Gigatoken:
         lists = self._tokenizer.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(lists.offsets.data, np.int64)
         return np.asarray(lists.content.data, np.uint32)[offsets[0] : offsets[-1]], np.diff(offsets)
+
+
+class _Fastest:
+    """gigatoken, or ``tokenizers`` from where it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._encode: Encoder = _Gigatoken(path)
+        except Failure:
+            self._encode = _Tokenizers(path)
+
+    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        try:
+            return self._encode(texts)
+        except Failure:  # other ids, and so none of its ids has left yet
+            self._encode = _Tokenizers(self._path)
+            return self._encode(texts)
 
 
 @lru_cache(maxsize=1)

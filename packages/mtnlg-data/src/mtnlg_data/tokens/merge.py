@@ -1,6 +1,6 @@
 """Merge token stores into one, without the texts they were made of.
 
-``concatenate`` appends the stores one after another. ``merge`` interleaves them: document j of a store of n is placed
+``merge`` interleaves them: document j of a store of n is placed
 at (j + 1/2) / n of the output, ties go to the earlier store. So shuffled stores give a shuffled one: any stretch of it,
 including the documents held out at its end, takes a proportional share from every store.
 """
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
 DOCUMENTS_PER_BATCH = 4096
 MERGEABLE_DTYPES = (np.dtype(np.uint16), np.dtype(np.int32))
-
-
-def concatenate(prefixes: Sequence[Path], out: Path, vocabulary: int) -> TokenStore:
-    """Write the stores one after another as ``out``, in constant memory."""
-    with writing_store(out, vocabulary) as writer:
-        for prefix in prefixes:
-            store = TokenStore(prefix)
-            for first in range(0, len(store), DOCUMENTS_PER_BATCH):
-                writer.extend(*_read_documents(store, first, min(first + DOCUMENTS_PER_BATCH, len(store))))
-    return TokenStore(out)
 
 
 def merge(prefixes: Sequence[Path], out: Path) -> TokenStore:

@@ -28,7 +28,7 @@ from mtnlg_data.files import atomic_open, atomic_path
 from .checked_file import CRC, CheckedFile, ChecksumWriter, block_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -44,6 +44,8 @@ DTYPE_CODES: dict[int, type[np.integer[Any]]] = {
     8: np.uint16,
 }
 SIZES_PER_BATCH = 1 << 20
+SPAN_BYTES = 1 << 30  # whole blocks of checksums
+READ_BYTES = 1 << 20
 
 
 def bin_path(prefix: Path) -> Path:
@@ -64,6 +66,25 @@ def crc_path(prefix: Path) -> Path:
 def dtype_for(vocabulary: int) -> np.dtype[Any]:
     """Megatron's token type for ids below ``vocabulary``: uint16 where they fit, else int32."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.int32)
+
+
+def pack_header(documents: int, dtype: np.dtype[Any]) -> bytes:
+    """The header of an index of so many documents, one sequence each."""
+    code = next(code for code, token_type in DTYPE_CODES.items() if dtype == token_type)
+    return HEADER.pack(MAGIC, 1, code, documents, documents + 1)
+
+
+def span_digest(paths: Sequence[Path]) -> str:
+    """SHA-256 of the SHA-256 digests of each ``SPAN_BYTES`` of these files, in hex: units share a large one."""
+    digests = b""
+    for path in paths:
+        with path.open("rb") as file:
+            for _ in range(-(-path.stat().st_size // SPAN_BYTES)):
+                digest = hashlib.sha256()
+                for begin in range(0, SPAN_BYTES, READ_BYTES):
+                    digest.update(file.read(min(READ_BYTES, SPAN_BYTES - begin)))
+                digests += digest.digest()
+    return hashlib.sha256(digests).hexdigest()
 
 
 class StoreWriter:
@@ -121,8 +142,7 @@ def writing_store(prefix: Path, vocabulary: int) -> Iterator[StoreWriter]:
 
 
 def _write_index(index: ChecksumWriter, sizes: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:
-    code = next(code for code, token_type in DTYPE_CODES.items() if dtype == token_type)
-    index.write(HEADER.pack(MAGIC, 1, code, documents, documents + 1))
+    index.write(pack_header(documents, dtype))
     for batch in _size_batches(sizes):
         index.write(batch.tobytes())
     offset = 0
@@ -231,13 +251,8 @@ class TokenStore:
         return np.frombuffer(self._bin.read(start * self.dtype.itemsize, stop * self.dtype.itemsize), self.dtype)
 
     def checksum(self) -> str:
-        """SHA-256 of ``.bin`` followed by ``.idx``, in hex: ``cat x.bin x.idx | sha256sum``. Reads both files."""
-        digest = hashlib.sha256()
-        for path in (bin_path(self.prefix), idx_path(self.prefix)):
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-        return digest.hexdigest()
+        """``span_digest`` of ``.bin`` and ``.idx``. Reads both files."""
+        return span_digest([bin_path(self.prefix), idx_path(self.prefix)])
 
     def _offsets(self, first: int, last: int) -> NDArray[np.int64]:
         return self._array("<i8", HEADER.size + 4 * self._sequences, first, last)

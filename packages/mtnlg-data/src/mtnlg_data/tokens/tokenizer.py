@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import PositiveInt, model_validator
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -20,9 +22,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import read_documents, read_rows, text_bytes
+from mtnlg_data.document import read_documents, read_rows
 from mtnlg_data.engine import Unit
-from mtnlg_data.files import sha256, write_text
+from mtnlg_data.files import atomic_path, sha256, write_text
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.transfer.url_files import local_path
 
@@ -31,7 +33,7 @@ from .encoder import Library, require_library
 from .gpt2 import GPT2, fetch_gpt2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
@@ -67,7 +69,7 @@ class TokenizeSettings(Settings):
         0.02, "Documents of each source held out for validation.", unit="share", paper="0.02", ge=0, le=0.5
     )
     seed: int = setting(1234, "Of the training sample and of the order of documents.", paper="1234")
-    library: Library = setting("tokenizers", "Encoder; gigatoken, the extra of that name, gives the same ids faster.")
+    library: Library = setting("auto", "Encoder; auto is gigatoken (an extra; faster, same ids) where it can be used.")
     sample_bytes: PositiveInt = setting(100_000_000, "Most text to train on, about.", unit="bytes")
 
     @model_validator(mode="after")
@@ -83,21 +85,74 @@ class TokenizeSettings(Settings):
 
 
 @dataclass(frozen=True)
+class SampleUnit(Unit):
+    """Unit: one shard -> the texts of its documents whose hash(seed, key) is below ``limit``."""
+
+    shard: Path
+    checksum: str
+    seed: int
+    limit: int
+    output: Path
+
+    def _key_parts(self) -> tuple[object, ...]:
+        return ("vocabulary sample", self.checksum, self.seed, self.limit)
+
+
+def draw_sample(unit: SampleUnit) -> Summary:
+    """Write the texts that the tokenizer is trained on."""
+    keys = (key for batch in read_documents(unit.shard, ["key"]) for key in batch["key"].to_pylist())
+    rows = [row for row, key in enumerate(keys) if document_key(unit.seed, key) < unit.limit]
+    schema = pa.schema([pa.field("text", pa.large_string())])
+    with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        for _, batch in read_rows(unit.shard, np.array(rows, np.int64), ["text"]):
+            writer.write_table(pa.table([batch["text"].cast(pa.large_string())], schema))
+    return {}
+
+
+def sample_units(
+    shards: Mapping[str, Sequence[Shard]],
+    sizes: Mapping[Path, int],
+    weights: Mapping[str, float],
+    settings: TokenizeSettings,
+    folder: Path,
+) -> list[SampleUnit]:
+    """Samples of all shards, source by source: about ``sample_bytes`` x weight of each, or all that it has.
+
+    ``sizes`` are the bytes of text of each shard.
+    """
+    total_weight = sum(weights[source] for source in shards)
+    limits = {}
+    for source, own in shards.items():
+        size = sum(sizes[shard.path] for shard in own)
+        share = weights[source] / total_weight * settings.sample_bytes / max(1, size)
+        limits[source] = min(1 << 64, int(share * (1 << 64)))
+    ordered = [(shard, limits[source]) for source in sorted(shards) for shard in shards[source]]
+    return [
+        SampleUnit(shard.path, shard.checksum, settings.seed, limit, sample_path(folder, number))
+        for number, (shard, limit) in enumerate(ordered)
+    ]
+
+
+def sample_path(folder: Path, number: int) -> Path:
+    """The sample of a shard, by its number."""
+    return folder / f"{number:07d}.sample"
+
+
+@dataclass(frozen=True)
 class TokenizerUnit(Unit):
-    """Unit: the settings, and the shards of all sources where a tokenizer is trained -> tokenizer.json."""
+    """Unit: the settings, and the samples of all shards where a tokenizer is trained -> tokenizer.json."""
 
     settings: TokenizeSettings
-    shards: dict[str, list[Shard]]
-    weights: dict[str, float]
+    samples: Path  # the folder of ``files`` of them
+    files: int
+    contents: str  # digest of their units' keys
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
         settings = self.settings
         if settings.vocabulary is None:
             return ("vocabulary", settings.eod, [sha256(file) for file in tokenizer_files(settings)])
-        checksums = {source: [shard.checksum for shard in shards] for source, shards in self.shards.items()}
-        training = (settings.vocabulary, settings.eod, settings.seed, settings.sample_bytes)
-        return ("vocabulary", training, checksums, self.weights)
+        return ("vocabulary", settings.vocabulary, settings.eod, self.contents)
 
 
 def write_tokenizer(unit: TokenizerUnit) -> Summary:
@@ -106,11 +161,19 @@ def write_tokenizer(unit: TokenizerUnit) -> Summary:
     if settings.vocabulary is None:
         tokenizer = read_tokenizer(tokenizer_files(settings), settings.eod)
     else:
-        texts = sample_texts(unit.shards, unit.weights, settings.seed, settings.sample_bytes)
+        texts = read_samples(sample_path(unit.samples, number) for number in range(unit.files))
         tokenizer = train_tokenizer(texts, settings.vocabulary, settings.eod)
     write_text(unit.output, tokenizer.to_str(pretty=True))
     eod = tokenizer.token_to_id(_end_token(tokenizer, settings.eod))
     return {"vocabulary": vocabulary_size(tokenizer), "eod": eod}
+
+
+def read_samples(paths: Iterable[Path]) -> Iterator[str]:
+    """The texts of samples, in order."""
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch["text"].to_pylist()
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int, eod: str | None = None) -> Tokenizer:
@@ -188,19 +251,3 @@ def document_key(seed: int, key: str) -> int:
     """hash(seed, key), 64 bits: samples the documents to train on, and shuffles all."""
     digest = hashlib.blake2b(key.encode(), digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest, "little")
-
-
-def sample_texts(
-    shards: Mapping[str, Sequence[Shard]], weights: Mapping[str, float], seed: int, sample_bytes: int
-) -> Iterator[str]:
-    """Texts to train on, source by source: about ``sample_bytes`` x weight from each, or all that it has."""
-    total_weight = sum(weights[source] for source in shards)
-    for source in sorted(shards):
-        source_bytes = sum(sum(text_bytes(shard.path)) for shard in shards[source])
-        share = weights[source] / total_weight * sample_bytes / max(1, source_bytes)
-        limit = min(1 << 64, int(share * (1 << 64)))
-        for shard in shards[source]:
-            keys = (key for batch in read_documents(shard.path, ["key"]) for key in batch["key"].to_pylist())
-            rows = [row for row, key in enumerate(keys) if document_key(seed, key) < limit]
-            for _, batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]):
-                yield from batch["text"].to_pylist()

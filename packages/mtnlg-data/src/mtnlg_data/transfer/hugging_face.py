@@ -40,7 +40,7 @@ def write_dataset(folder: Path, out: Path) -> dict[str, int]:
     by_source: dict[str, list[Path]] = {}
     for shard in shards:
         by_source.setdefault(shard_source(shard), []).append(shard)
-    with lock_folder(out, "a data set", shared=False):
+    with lock_folder(out):
         names = {out / DATA / source / name for source, own in by_source.items() for name in _names(own)}
         if strangers := sorted({*(out / DATA).rglob("*.parquet")} - names):
             raise UsageFailure(f"--out {out}: holds other data, such as {strangers[0]}; give an empty folder")

@@ -64,7 +64,7 @@ class Place(NamedTuple):
     def publish(self) -> None:
         """Publish the folder's results, if that was asked for."""
         if self.url is not None:
-            with lock_folder(self.folder, "publishing", shared=False):
+            with lock_folder(self.folder):
                 publish(self.folder, self.url, result_files(self.folder))
 
 

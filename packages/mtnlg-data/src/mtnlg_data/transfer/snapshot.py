@@ -66,7 +66,7 @@ def fetch_snapshot(
         raise UsageFailure(f"{snapshot}: not the name of a snapshot, such as CC-MAIN-2020-50")
     stop = Event()
     download = partial(download_file, remote, sleep=sleep, stop=stop, verify=verify)
-    with lock_folder(out, snapshot, shared=False):
+    with lock_folder(out):
         listing = out / LISTING
         download(f"crawl-data/{snapshot}/{LISTING}", listing, largest=LARGEST_LISTING)
         paths, refused = read_listing(listing, snapshot)

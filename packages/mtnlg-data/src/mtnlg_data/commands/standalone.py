@@ -16,24 +16,23 @@ from typing import TYPE_CHECKING, get_args
 import pyarrow.compute as pc
 
 from mtnlg_data.clean.stage import Rule, clean_documents
+from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.stage import deduplicate_documents
+from mtnlg_data.document import read_documents, shard_source
+from mtnlg_data.engine import StageFolder, listed_shards, lock_folder
 from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.extract.language import LanguageSettings
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.files import write_json
 from mtnlg_data.filters.rules import expand_rules
 from mtnlg_data.filters.stage import apply_filters
 from mtnlg_data.quality.stage import filter_documents
+from mtnlg_data.report import write_report
+from mtnlg_data.tally import merge_summaries, say_summary
 from mtnlg_data.tokens.stage import tokenize_documents
 from mtnlg_data.transfer.url_files import fetch_files, local_path
-
-from .console import Failure, UsageFailure
-from .document import read_documents, shard_source
-from .engine import StageFolder, listed_shards, lock_folder
-from .files import write_json
-from .report import write_report
-from .tally import merge_summaries, say_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
     from mtnlg_data.clean.stage import CleanSettings
     from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
     from mtnlg_data.dedup.stage import DeduplicateSettings
+    from mtnlg_data.engine import Engine, Summary
     from mtnlg_data.exact.settings import ExactSettings
     from mtnlg_data.filters.settings import FilterSettings
     from mtnlg_data.quality.stage import QualitySettings
     from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
-    from .commands.stage_inputs import Inputs
-    from .engine import Engine, Summary
+    from .stage_inputs import Inputs
 
 
 def parse_rules(names: str) -> tuple[Rule, ...]:
@@ -138,7 +137,7 @@ def standalone_runner(out: Path, engine: Engine, *inputs: Inputs) -> Iterator[St
         folder = path if path.is_dir() else path.parent
         if out.resolve() == folder.resolve() or (path.is_dir() and folder.resolve() in out.resolve().parents):
             raise UsageFailure(f"--out {out} is in the input {path}; give a folder outside of it")
-    with lock_folder(out, "a stage by itself", shared=False):
+    with lock_folder(out):
         runner = StandaloneRunner(out, engine)
         yield runner
         write_json(out / "summary.json", runner.summary())

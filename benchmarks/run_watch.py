@@ -1,0 +1,160 @@
+"""What a curation takes, stage by stage, seen from outside: seconds, memory and disk by /proc, file opens by inotify.
+
+A stage ends when its ``account.json`` is renamed into place, an event in the same queue as the opens, so each open
+belongs to one stage. Memory is VmHWM, the kernel's own peak of resident bytes (mapped files included), set back at the
+end of each stage. Processor seconds are those of all processes that this one has started, killed ones too. Only the
+last ``PAUSE`` seconds of a process can escape.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import struct
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+IN_OPEN, IN_CREATE, IN_MOVED_TO, IN_CLOSE = 0x20, 0x100, 0x80, 0x18  # closes keep two opens of a file from merging
+IN_OVERFLOW, IN_DIRECTORY = 0x4000, 0x40000000
+EVENT = struct.Struct("iIII")
+PAUSE, DISK_PAUSE = 0.2, 10.0  # seconds between two looks at the processes, at the disk
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class StageCost(NamedTuple):
+    """What one stage took."""
+
+    seconds: float
+    cpu_seconds: float
+    driver_bytes: int  # peak memory
+    worker_bytes: int  # of the worker that took most
+    opens: dict[str, int]  # of files, by the folder that they are in
+
+
+class RunWatch:
+    """Watches a run: the folders that it reads and writes, and the processes that this one starts."""
+
+    def __init__(self, raw: Path, out: Path) -> None:
+        self.stages: dict[str, StageCost] = {}
+        self.opened: Counter[str] = Counter()  # in the stage at work
+        self.disk_bytes = 0  # peak
+        self.lost = False  # the kernel's queue of events was full
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._queue = self._libc.inotify_init1(os.O_NONBLOCK)
+        self._folders: dict[int, tuple[Path, str]] = {}
+        self._out = out
+        out.mkdir(parents=True, exist_ok=True)
+        self._add(raw, raw.name)
+        self._add(out, "")
+        self._driver = 0
+        self._peaks = (0, 0)  # of the driver, of any worker
+        self._ticks: dict[tuple[int, str], int] = {}  # of each process that was ever seen, by id and start
+        self._since = time.monotonic(), 0.0
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._read), threading.Thread(target=self._look)]
+
+    def watch(self, driver: int) -> Self:
+        """Begin, with this process as the driver of the run."""
+        self._driver = driver
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End; the run has ended."""
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+        os.close(self._queue)
+
+    def _add(self, folder: Path, name: str) -> None:
+        mask = IN_OPEN | IN_CLOSE | IN_CREATE | IN_MOVED_TO
+        number = self._libc.inotify_add_watch(self._queue, os.fsencode(folder), mask)
+        if number < 0:
+            raise OSError(ctypes.get_errno(), "inotify_add_watch", str(folder))
+        self._folders[number] = folder, name
+        for inner in folder.iterdir():
+            if inner.is_dir():
+                self._add(inner, f"{name}/{inner.name}".lstrip("/"))
+
+    def _read(self) -> None:
+        while not self._end.is_set() or select.select([self._queue], [], [], 0)[0]:
+            if select.select([self._queue], [], [], PAUSE)[0]:
+                self._take(os.read(self._queue, 1 << 20))
+
+    def _take(self, events: bytes) -> None:
+        place = 0
+        while place < len(events):
+            number, mask, _, length = EVENT.unpack_from(events, place)
+            place += EVENT.size + length
+            if mask & IN_OVERFLOW:
+                self.lost = True
+                continue
+            folder, name = self._folders[number]
+            file = events[place - length : place].rstrip(b"\0").decode(errors="replace")
+            if mask & IN_DIRECTORY:
+                if mask & (IN_CREATE | IN_MOVED_TO):
+                    with suppress(OSError):  # it has gone again
+                        self._add(folder / file, f"{name}/{file}".lstrip("/"))
+            elif mask & IN_OPEN:
+                self.opened[name] += 1
+            elif mask & IN_MOVED_TO and file == "account.json":
+                self._finish(name.partition("-")[2])
+
+    def _finish(self, stage: str) -> None:
+        self._look_at_processes(reset=True)
+        now = time.monotonic(), sum(self._ticks.values()) / TICKS
+        self.stages[stage] = StageCost(
+            now[0] - self._since[0], now[1] - self._since[1], *self._peaks, dict(sorted(self.opened.items()))
+        )
+        self._since, self._peaks, self.opened = now, (0, 0), Counter()
+
+    def _look(self) -> None:
+        disk_at = 0.0
+        while not self._end.wait(PAUSE):
+            self._look_at_processes()
+            if time.monotonic() >= disk_at:
+                self.disk_bytes = max(self.disk_bytes, folder_bytes(self._out))
+                disk_at = time.monotonic() + DISK_PAUSE
+        self.disk_bytes = max(self.disk_bytes, folder_bytes(self._out))
+
+    def _look_at_processes(self, *, reset: bool = False) -> None:
+        of_driver = set(descendants(self._driver))
+        for process in descendants(os.getpid()):
+            with suppress(OSError):
+                stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+                self._ticks[process, stat[19]] = int(stat[11]) + int(stat[12])
+                fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+                if process in of_driver or process == self._driver or fields["Name"].startswith("ray::"):
+                    peak = 1024 * int(fields.get("VmHWM", "0 kB").split()[0])
+                    driver, worker = self._peaks
+                    is_driver = process == self._driver
+                    self._peaks = (max(driver, peak), worker) if is_driver else (driver, max(worker, peak))
+                    if reset:
+                        Path(f"/proc/{process}/clear_refs").write_text("5")
+
+
+def descendants(process: int) -> Iterator[int]:
+    """The processes that a process has started, and that these have started."""
+    with suppress(OSError):  # it has just ended
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Size of all files in a folder and its folders."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

@@ -1,0 +1,47 @@
+"""One run at a time in a folder, and nothing left there of runs that were killed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from mtnlg_data.console import Failure
+from mtnlg_data.files import PARTIAL_NAME, open_to_update
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LOCKS_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+LOCK = ".lock"
+
+
+@contextmanager
+def lock_folder(out: Path) -> Iterator[None]:
+    """Lock ``out`` against other runs until the block ends or this process does; removes partial files of killed runs.
+
+    Raises ``Failure`` where another run holds it. On a file system without locks nobody is kept out.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with open_to_update(out / LOCK) as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: a child of a killed run would keep that lock
+        except OSError as error:
+            if isinstance(error, BlockingIOError | PermissionError):
+                raise Failure(f"{out}: another run is working here; wait for it, or give another --out") from None
+            if error.errno not in LOCKS_UNSUPPORTED:
+                raise
+        _remove_partial_files(out)
+        yield
+
+
+def _remove_partial_files(out: Path) -> None:
+    """Remove our partial files below ``out``, except in folders with a lock of their own: another run's."""
+    for folder, folders, names in os.walk(out):
+        folders[:] = [name for name in folders if not out.joinpath(folder, name, LOCK).exists()]
+        for partial in (out.joinpath(folder, name) for name in names if PARTIAL_NAME.fullmatch(name)):
+            with suppress(FileNotFoundError):
+                partial.unlink()

@@ -1,0 +1,115 @@
+"""A run as a Slurm job: the sbatch script that starts Ray on every node of one allocation, and the run on it.
+
+Units of a lost node run again on the others. The first node has Ray's head and the run: where it is lost, or the time
+is up, the job is queued again, and the same command goes on with what is left.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from shutil import which
+from typing import TYPE_CHECKING, Final
+
+from mtnlg_data.console import Failure, UsageFailure
+
+from .ray_cluster import OBJECT_STORE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: One task a node, on all of it; the signal comes two minutes before the time limit.
+OURS: Final = {
+    "job-name": "mtnlg-data",
+    "ntasks-per-node": "1",
+    "exclusive": "",
+    "mem": "0",
+    "no-kill": "",
+    "requeue": "",
+    "open-mode": "append",
+    "signal": "B:USR1@120",
+}
+TEMPLATE: Final = """#!/bin/bash
+{header}
+
+# Written by mtnlg-data run --launcher slurm: Ray on every node of the job, and the run on it.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$PWD/.ray-token-$SLURM_JOB_ID RAY_USAGE_STATS_ENABLED=0
+RAY_HEAD=$({address})
+RAY_PORT=$((10000 + (RANDOM << 15 | RANDOM) % 20000))
+RAY_FOLDER=$(mktemp -d)
+export RAY_HEAD RAY_PORT RAY_FOLDER
+[ -n "$RAY_HEAD" ] || exit 1  # what prints the address has said why not
+trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
+trap 'kill $cluster; wait $cluster; rm -rf "$RAY_AUTH_TOKEN_PATH" "$RAY_FOLDER"' EXIT
+(umask 077; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$RAY_AUTH_TOKEN_PATH")
+
+srun --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none bash -c {node} &
+cluster=$!
+until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do
+    kill -0 $cluster || exit 1
+    sleep 1
+done
+{command} --ray "$RAY_HEAD:$RAY_PORT" &
+wait $!
+"""
+#: What runs on each node: the first has the head, which the others look for until it is there.
+NODE: Final = """trap : TERM
+mkdir -p -m 700 "$RAY_FOLDER"
+if [ "$SLURM_PROCID" = 0 ]; then
+    where=(--head --node-ip-address="$RAY_HEAD" --port="$RAY_PORT" --include-dashboard=false --temp-dir="$RAY_FOLDER")
+else
+    where=(--address="$RAY_HEAD:$RAY_PORT")
+    until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do sleep 1; done
+fi
+{ray} start --block --num-cpus="$SLURM_CPUS_ON_NODE" --object-store-memory={object_store} "${{where[@]}}"
+rm -rf "$RAY_FOLDER\""""
+
+
+def submit(script: str) -> str:
+    """Submit a script with sbatch; returns the job's number."""
+    sbatch = which("sbatch")
+    if sbatch is None:
+        raise Failure("sbatch is not installed here; --dry-run prints the script, to submit where it is")
+    result = subprocess.run([sbatch, "--parsable"], input=script, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise Failure(f"sbatch: {' '.join(result.stderr.split())}")
+    return result.stdout.strip().split(";")[0]
+
+
+def job_script(arguments: Sequence[str], sbatch: Sequence[str], interface: str | None) -> str:
+    """The script of a job that runs ``mtnlg-data`` with these arguments and the address of its Ray.
+
+    ``sbatch`` has options of sbatch that are added to ours or replace them; "--NAME=false" removes one. ``interface``
+    is the network interface of Ray's head, by default that of the machine's first address. Raises ``UsageFailure``
+    where a value cannot stand in a script.
+    """
+    for text in (*arguments, *sbatch, interface or ""):
+        if not text.isprintable():  # a line break would start another line of the script
+            raise UsageFailure(f"{text!r}: a control character or line break cannot stand in a job's script")
+    options = dict(OURS)
+    for option in sbatch:
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", option)
+        if match is None:
+            raise UsageFailure(f"--sbatch {option}: write an option of sbatch, such as --sbatch=--nodes=16")
+        options[match[1]] = match[2] or ""
+    address = "hostname -I | cut -d ' ' -f 1"
+    if interface is not None:
+        first = """awk '{sub("/.*", "", $4); print $4; exit}'"""
+        address = f"ip -4 -o address show dev {shlex.quote(interface)} | {first}"
+    node = NODE.format(ray=f"{shlex.quote(sys.executable)} -m ray.scripts.scripts", object_store=OBJECT_STORE_BYTES)
+    return TEMPLATE.format(
+        header="\n".join(_directive(name, value) for name, value in options.items() if value != "false"),
+        address=address,
+        node=shlex.quote(node),
+        command=shlex.join([sys.executable, "-m", "mtnlg_data.cli", *arguments]),
+    )
+
+
+def _directive(name: str, value: str) -> str:
+    """A line of #SBATCH: Slurm knows double quotes, with backslashes before quotes and backslashes."""
+    if re.fullmatch(r"[\w@%+=:,./-]*", value, re.ASCII):
+        return f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}"
+    escaped = re.sub(r'(["\\])', r"\\\1", value)
+    return f'#SBATCH --{name}="{escaped}"'

@@ -1,0 +1,74 @@
+"""The script of a Slurm job: options, command, and what cannot stand in it. tests/test_curation_slurm.py runs one."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.engine.slurm import job_script, submit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = '"; touch x; #$(touch y)\\'
+
+
+def options_of(script: str) -> set[str]:
+    return {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH ")}
+
+
+def test_a_sites_options_are_added_to_ours_replace_them_or_remove_them() -> None:
+    ours = options_of(job_script([], [], None))
+    sites = options_of(job_script([], ["--nodes=16", "--mem=500G", "--exclusive=false", "--overcommit"], None))
+    assert {"no-kill", "requeue", "mem=0", "exclusive", "signal=B:USR1@120"} <= ours
+    assert sites == ours - {"mem=0", "exclusive"} | {"nodes=16", "mem=500G", "overcommit"}
+
+
+def test_values_are_quoted_in_the_job_as_slurm_and_bash_read_them(tmp_path: Path) -> None:
+    script = job_script(["run", HOSTILE], [f"--comment={HOSTILE}"], HOSTILE)
+    assert r'''comment="\"; touch x; #$(touch y)\\"''' in options_of(script)
+    command = next(line for line in script.splitlines() if "mtnlg_data.cli" in line)
+    assert shlex.split(command)[3:5] == ["run", HOSTILE]
+    # Up to the first line that starts something, with an `ip` that prints its arguments.
+    start = script.partition("\nRAY_PORT")[0].replace("awk", "true").replace("$(ip ", "$(printf '<%s>' ")
+    ended = subprocess.run(["/bin/bash", "-c", start], cwd=tmp_path, check=False, capture_output=True)
+    assert not ended.stderr
+    assert not list(tmp_path.iterdir()), "nothing was touched"
+    assert subprocess.run(["/bin/bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("bad", ["a\n#SBATCH --uid=0", "a\rb", "\x1b[2J", "\u2028"])
+def test_a_control_character_never_enters_the_job(bad: str) -> None:
+    for arguments, sbatch, interface in (([bad], [], None), ([], [f"--comment={bad}"], None), ([], [], bad)):
+        with pytest.raises(UsageFailure, match="a control character or line break cannot"):
+            job_script(arguments, sbatch, interface)
+
+
+def test_what_is_no_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  (the curation that conftest.py runs)
+    def refusal(*words: str) -> str:
+        with pytest.raises(UsageFailure) as caught:
+            CliRunner().invoke(app, ["run", str(finished.recipe), "--out", "x", *words], catch_exceptions=False)
+        return str(caught.value)
+
+    job = ("--engine", "ray", "--launcher", "slurm")
+    assert "--sbatch partition=x: write an option of sbatch" in refusal(*job, "--sbatch", "partition=x")
+    assert "goes with --engine ray, and without --ray" in refusal("--launcher", "slurm")
+    assert "goes with --engine ray, and without --ray" in refusal(*job, "--ray", "host:6379")
+    assert "go with --launcher slurm" in refusal("--dry-run")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Failure, match="sbatch is not installed here; --dry-run prints the script"):
+        submit("")
+
+
+def test_the_job_runs_the_same_command(finished: Any) -> None:  # noqa: ANN401
+    words = ["--workers=3", "--keep=last", "--set=exact.kinds=['lines']", "--allow-failures", "--json"]
+    command = ["run", str(finished.recipe), "--out=x", "--engine=ray", *words]
+    shown = CliRunner().invoke(app, [*command, "--launcher=slurm", "--sbatch=--nodes=4", "--dry-run"]).stdout
+    (line,) = (line for line in shown.splitlines() if "mtnlg_data.cli" in line)
+    assert shlex.split(line)[3:] == [*command, "--ray", "$RAY_HEAD:$RAY_PORT", "&"]

@@ -1,0 +1,154 @@
+"""The crawl of known duplicates is what its truth says, and a curation of it finds them in linearly many opens."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import lxml.html
+import pyarrow.parquet as pq
+import pytest
+
+from mtnlg_data.sources import Record, SourceFile, read_records
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+FOLDERS = [
+    LIBRARY / name for name in ("asyncio", "concurrent", "email", "importlib", "logging", "multiprocessing", "unittest")
+]
+PAGES_A_FILE = 60
+FILES = (6, 12)
+OPTIONS = ["--workers", "1"]
+for key in ("extract.shard_characters=100_000", "tokenize.vocabulary=400", "quality.sample=100"):
+    OPTIONS += ["--set", key]
+#: Twice for twice the files, and less for what a run opens once. Below FAN_OUT shards an exchange from each of them to
+#: each is still quadratic: deduplication measures 2.25.
+MOST_GROWTH = 2.4
+DRIVER_BYTES = 2_000_000_000  # the bound that the package's README gives a worker, for one that does all by itself
+
+
+def benchmark(name: str) -> ModuleType:
+    """Import a module of benchmarks/, which is no package."""
+    folder = str(Path(__file__).parents[1] / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def pool() -> list[str]:
+    found: list[str] = benchmark("known_crawl").paragraphs(FOLDERS)
+    return found
+
+
+def main_text(page: bytes) -> str:
+    """The text of a page's main block, without the package's extraction."""
+    (block,) = lxml.html.fromstring(page.decode()).find_class("main")
+    return "\n".join(str(paragraph.text_content()) for paragraph in block.iter("p"))
+
+
+def similarity(one: str, other: str) -> float:
+    """Jaccard similarity of 5-word shingles, by the definition."""
+    sets = []
+    for text in (one, other):
+        words = "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text.lower()).split()
+        sets.append({" ".join(words[start : start + 5]) for start in range(len(words) - 4)})
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def test_each_page_is_what_its_truth_says(pool: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known_crawl = benchmark("known_crawl")
+    monkeypatch.setattr(known_crawl, "MEASURED_EVERY", 1)
+    for number in range(4):
+        known_crawl.write_file(tmp_path, known_crawl.KnownCrawl(pool), number, 100)
+    texts: list[str] = []
+    rows: list[dict[str, Any]] = []
+    for number in range(4):
+        records = read_records(SourceFile("crawl", tmp_path / "crawl" / f"{number:06d}.warc.gz", "file", "warc"))
+        texts += [
+            main_text(record.content)
+            for record in records
+            if isinstance(record, Record) and isinstance(record.content, bytes)
+        ]
+        rows += pq.read_table(tmp_path / "truth" / f"{number:06d}.parquet").to_pylist()
+    assert [row["page"] for row in rows] == list(range(400))
+    assert len(texts) == 400
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("original", "exact", "near", "template")}
+    assert all(len(of_kind) > 5 for of_kind in kinds.values())
+    assert all(row["family"] == row["page"] for row in kinds["original"])
+    for row in kinds["exact"]:
+        assert rows[row["family"]]["kind"] == "original"
+        assert texts[row["page"]] == texts[row["family"]]
+    for row in kinds["near"]:
+        assert rows[row["family"]]["kind"] == "original"
+        assert row["jaccard"] == pytest.approx(similarity(texts[row["page"]], texts[row["family"]]), abs=1e-6)
+        assert 0.4 < row["jaccard"] < 1, "a word is replaced"
+    one, *others = [texts[row["page"]] for row in kinds["template"]]
+    assert all(0.2 < similarity(one, other) <= 1 for other in others)
+    originals = [texts[row["page"]] for row in kinds["original"][:40]]
+    assert all(similarity(a, b) < 0.5 for n, a in enumerate(originals) for b in originals[:n])
+
+
+def test_a_crawl_depends_on_its_seed_alone(pool: list[str]) -> None:
+    new = benchmark("known_crawl").KnownCrawl
+    crawls = [new(pool), new(pool), new(pool, seed=2)]
+    one, same, other = ([crawl.record(crawl.page(number)) for number in (0, 7, 311)] for crawl in crawls)
+    assert one == same
+    assert all(a != b for a, b in zip(one, other, strict=True))
+
+
+class Curated(NamedTuple):
+    """What a curation of so many files took, and what it found."""
+
+    watch: Any  # RunWatch
+    judged: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def curated(pool: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Curated]:
+    scale, found = benchmark("curation_scale"), benchmark("found_duplicates")
+    runs = []
+    for files in FILES:
+        folder = tmp_path_factory.mktemp(f"{files}-files")
+        corpus = scale.write_corpus(folder / "raw", pool, files, PAGES_A_FILE)
+        watch = scale.curate(corpus, folder / "out", OPTIONS, lambda _: None)
+        judged = found.judge(folder / "out", corpus.folder / "truth", PAGES_A_FILE, 0.8, (20, 13))
+        runs.append(Curated(watch, judged))
+    return runs
+
+
+def test_the_duplicates_of_a_crawl_are_found_and_nothing_else(curated: list[Curated]) -> None:
+    for run in curated:
+        judged = run.judged
+        assert judged["pairs"] > 100
+        for by_class in judged["recall_by_similarity"].values():
+            # Components join pairs that share no band; but all pairs of one page are found or missed together.
+            assert by_class["recall"] >= 0.75 * by_class["lsh_alone"]
+        assert judged["recall"] > 0.9
+        assert judged["removed_judged"] > 50
+        assert judged["precision"] == 1
+
+
+def test_a_stage_opens_files_in_proportion_to_those_of_the_crawl(curated: list[Curated]) -> None:
+    once, twice = (run.watch for run in curated)
+    assert not once.lost
+    assert not twice.lost
+    assert list(once.stages) == ["extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize"]
+    growth = {
+        name: sum(twice.stages[name].opens.values()) / sum(stage.opens.values()) for name, stage in once.stages.items()
+    }
+    assert max(growth.values()) <= MOST_GROWTH, growth
+    assert growth["extract"] > 1.5, "the opens are not counted"
+
+
+def test_a_run_is_measured_from_outside(curated: list[Curated]) -> None:
+    for run in curated:
+        stages = run.watch.stages.values()
+        assert all(0 < stage.driver_bytes < DRIVER_BYTES for stage in stages)
+        assert sum(stage.cpu_seconds for stage in stages) > 0
+        assert run.watch.disk_bytes > 0
