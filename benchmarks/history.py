@@ -1,0 +1,156 @@
+"""Short forms of the benchmarks, each a ratio against a peer, appended to history.jsonl; a loss beyond noise fails.
+
+    python benchmarks/history.py [--data DATA] [--only NAME,...]
+
+DATA holds web/, extraction/ and near_duplicates/ with articles_1000.train of chrisjmccormick/MinHash; benchmarks that
+need it are left out without. So are those whose peer is in no environment of ours: datatrove, spaCy, fastText.
+
+Short forms are small, so their ratios are not those that README and `results` claim; they compare with themselves. A
+figure is lost if its median is below the least round of the last ten runs in which it was not: below anything that
+noise has done. Fewer than three runs decide nothing. A line of the history:
+
+    {"date", "commit", "name", "ratio", "least", "most", "bound", "lost", "load", "cpus", "python"}
+"""
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-data", "mtnlg-model", "mtnlg-parallel", "datasketch", "ftfy", "justext", "transformers"]
+# ///
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from record import today
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+HERE = Path(__file__).parent
+HISTORY = HERE / "history.jsonl"
+RUNS, ENOUGH = 10, 3
+
+
+class Short(NamedTuple):
+    """A benchmark's fewest rounds that tell something, and where its result holds the ratios, by name."""
+
+    words: tuple[str, ...]
+    figures: Mapping[str, tuple[str | int, ...]]
+    needs_data: bool = False
+
+
+SHORTS = {
+    "signatures": Short(("{data}/near_duplicates/articles_1000.train", "--rounds", "5"), {"signatures": ()}, True),
+    "cleaning": Short(("{data}", "--rounds", "5"), {"ftfy's repairs": ()}, True),
+    "extraction": Short(("{data}", "--rounds", "5"), {"extraction": ()}, True),
+    "decontamination": Short(
+        ("{data}/near_duplicates/articles_1000.train", "--ngrams", "50000", "--rounds", "5"),
+        {"decontamination": ()},
+        True,
+    ),
+    "blend": Short(
+        ("--scale", "0.0002", "--reads", "300"),
+        {"a blend's start": ("ratios", "start"), "a blend's reads": ("ratios", "read ours")},
+    ),
+    "generate": Short(("--models", "gpt2", "--rounds", "3"), {"generation": ("results", 0)}),
+    "training_engine": Short(
+        ("--model", "cpu", "--rounds", "3", "--steps", "2"),
+        {"a training step": ("ratios of tokens/s", "pipeline engine / plain")},
+    ),
+}
+
+
+class Figure(NamedTuple):
+    """A ratio: the median of the rounds, the least, the most."""
+
+    ratio: float
+    least: float
+    most: float
+
+
+def figure(content: Any, path: Sequence[str | int]) -> Figure:  # noqa: ANN401  (JSON)
+    """Return the ratio at a path of a result, in any of the forms in which `record` writes one."""
+    for key in path:
+        content = content[key]
+    if isinstance(content, (int, float)):
+        return Figure(content, content, content)
+    if "ratio_spread" in content:
+        return Figure(content["ratio"], *content["ratio_spread"])
+    names = ("median", "least", "most") if "median" in content else ("ratio", "ratio_least", "ratio_most")
+    return Figure(*(content[name] for name in names))
+
+
+def bound(history: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Return the least round of a figure's last runs that were no loss; None while there are too few."""
+    runs = [entry for entry in history if entry["name"] == name and not entry["lost"]][-RUNS:]
+    return min(entry["least"] for entry in runs) if len(runs) >= ENOUGH else None
+
+
+def entry(name: str, measured: Figure, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the line of the history for a figure that was measured now."""
+    limit = bound(history, name)
+    return {
+        "date": today(),
+        "commit": commit(),
+        "name": name,
+        **{key: round(value, 3) for key, value in measured._asdict().items()},
+        "bound": limit,
+        "lost": limit is not None and measured.ratio < limit,
+        "load": round(os.getloadavg()[0], 1),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """Return the commit that is measured, with a + if files were changed since."""
+    words = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def measure(script: str, short: Short, data: Path | None) -> dict[str, Figure]:
+    """Run a benchmark's short form and return its figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        words = [word.format(data=data) for word in short.words]
+        command = [sys.executable, str(HERE / f"{script}.py"), *words, "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{script}: status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        content = json.loads(out.read_text(encoding="utf-8"))
+    return {name: figure(content, path) for name, path in short.figures.items()}
+
+
+def main() -> None:
+    """Append a line for each figure, and end with status 1 if one is a loss."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of samples, for the benchmarks that need it")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(SHORTS), help=", ".join(SHORTS))
+    options = parser.parse_args()
+    history = [json.loads(line) for line in HISTORY.read_text("utf-8").splitlines()] if HISTORY.exists() else []
+    lost = []
+    for script in options.only:
+        if SHORTS[script].needs_data and not options.data:
+            print(f"{script}: left out, it needs --data")
+            continue
+        for name, measured in measure(script, SHORTS[script], options.data).items():
+            line = entry(name, measured, history)
+            with HISTORY.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            limit = f", bound {line['bound']:.2f}" if line["bound"] else ""
+            print(f"{name}: {measured.ratio:.2f} ({measured.least:.2f} to {measured.most:.2f}){limit}", flush=True)
+            lost += [name] if line["lost"] else []
+    if lost:
+        sys.exit(f"lost beyond what noise has done in the last {RUNS} runs: {', '.join(lost)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Directives ``measurements`` and ``history``: what the benchmarks said, drawn when the site is built.
+
+Each row is a ratio of the newest result of its benchmark: how many times as fast as a peer, the median of the rounds
+with the least and the most of them where the result has these. A figure that a result no longer has fails the build.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+HISTORY = RESULTS.parent / "history.jsonl"
+DATES = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
+ROWS: tuple[tuple[str, str, str, tuple[str | int, ...]], ...] = (
+    ("fuzzy deduplication", "datatrove, spaCy's words", "deduplication", ()),
+    ("fuzzy deduplication", "datatrove, str.split", "deduplication", ("against_str_split",)),
+    ("MinHash signatures", "datasketch", "signatures", ()),
+    ("equal lines", "datatrove", "exact", ("kinds", "lines")),
+    ("equal documents", "datatrove", "exact", ("kinds", "documents")),
+    ("filters of FineWeb", "datatrove, spaCy's words", "filters", ("against_spacy",)),
+    ("filters of FineWeb", "datatrove, str.split", "filters", ("against_plain",)),
+    ("extraction", "jusText", "extraction", ()),
+    ("Unicode repair", "ftfy", "cleaning", ()),
+    ("decontamination", "a plain scan", "decontamination", ()),
+    ("token ids", "tokenizers", "tokenization", ("ratios", "ours by tokenizers")),
+    ("token ids by gigatoken", "tokenizers", "tokenization", ("ratios", "ours by gigatoken, cold")),
+    ("start of a blend", "megatron-core", "blend", ("ratios", "start")),
+    ("reads of a blend", "megatron-core", "blend", ("ratios", "read ours")),
+    ("two workers", "one", "curation", ("two_workers_over_one", "speed")),
+    ("generation, one row", "transformers", "generate", ("results", 0)),
+    ("generation, eight rows", "transformers", "generate", ("results", 1)),
+    ("a step, pipeline engine", "a plain loop", "training-engine", ("ratios of tokens/s", "pipeline engine / plain")),
+    ("a step, DeepSpeed's engine", "a plain loop", "training-engine", ("ratios of tokens/s", "engine / plain")),
+    ("log-likelihoods, 0 shots", "lm-eval's hf", "evaluation", ("0 shots",)),
+    ("log-likelihoods, few shots", "lm-eval's hf", "evaluation", ("few shots",)),
+)
+"""What, against what, the benchmark, and where its result has the ratio."""
+WIDTH, LABELS, ROW, HISTORY_ROW = 720, 290, 20, 40
+TICKS = (1, 2, 5, 10, 20, 50, 100)
+
+
+class Ratio(NamedTuple):
+    """A row of the table; without rounds in the result, least and most are the median."""
+
+    what: str
+    against: str
+    median: float
+    least: float
+    most: float
+    date: str
+
+
+def newest(benchmark: str) -> Path:
+    """The newest result file of a benchmark."""
+    return max(RESULTS.glob(f"{DATES}-{benchmark}.json"))
+
+
+def read_ratio(what: str, against: str, benchmark: str, place: tuple[str | int, ...]) -> Ratio:
+    """The ratio at this place of the benchmark's newest result, in any of the forms in which results have it."""
+    path = newest(benchmark)
+    value: Any = json.loads(path.read_text("utf-8"))
+    for step in place:
+        value = value[step]
+    if not isinstance(value, dict):
+        value = {"ratio": value}
+    median = value.get("ratio", value.get("median"))
+    least, most = value.get("ratio_spread", (value.get("least", median), value.get("most", median)))
+    least, most = value.get("ratio_least", least), value.get("ratio_most", most)
+    return Ratio(what, against, float(median), float(least), float(most), path.name[: len("2026-01-01")])
+
+
+def draw(rows: list[Ratio]) -> str:
+    """Bars on a logarithmic scale that begin at 1, where both are as fast; a thin line from the least to the most."""
+    low, high = math.log(0.8), math.log(max(ratio.most for ratio in rows) * 1.2)
+
+    def x(value: float) -> float:
+        return LABELS + (WIDTH - LABELS) * (math.log(value) - low) / (high - low)
+
+    height = ROW * len(rows) + 24
+    parts = [f'<div class="picture"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Ratios to peers">']
+    for tick in TICKS:
+        parts.append(f'<line class="axis" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="0" y2="{height - 18}"/>')
+        parts.append(f'<text x="{x(tick):.1f}" y="{height - 4}" text-anchor="middle">{tick}</text>')
+    for number, ratio in enumerate(rows):
+        y = ROW * number + 4
+        start, end = sorted((x(1), x(ratio.median)))
+        label = escape(f"{ratio.what} : {ratio.against}")
+        parts.append(f'<text x="{LABELS - 30}" y="{y + 10}" text-anchor="end">{label}</text>')
+        parts.append(f'<rect class="bar" x="{start:.1f}" y="{y}" width="{end - start:.1f}" height="{ROW - 7}"/>')
+        parts.append(f'<line x1="{x(ratio.least):.1f}" x2="{x(ratio.most):.1f}" y1="{y + 6}" y2="{y + 6}"/>')
+    return "".join(parts) + "</svg></div>"
+
+
+class Measurements(SphinxDirective):
+    """The picture and the table."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read the results, on which the page then depends."""
+        for _, _, benchmark, _ in ROWS:
+            self.env.note_dependency(str(newest(benchmark)))
+        rows = [read_ratio(*row) for row in ROWS]
+        lines = ["| what | against | times as fast | from | to | measured |", "|---|---|---|---|---|---|"]
+        for ratio in rows:
+            spread = (f"{ratio.least:.2f}", f"{ratio.most:.2f}") if ratio.least < ratio.most else ("", "")
+            figures = " | ".join((f"{ratio.median:.2f}", *spread, ratio.date.replace("-", "\u2011")))
+            lines.append(f"| {ratio.what} | {ratio.against} | {figures} |")
+        return [nodes.raw("", draw(rows), format="html"), *self.parse_text_to_nodes("\n".join(lines))]
+
+
+def draw_history(runs: list[dict[str, Any]]) -> str:
+    """A curve for each benchmark's ratio over its runs, between the least and the most of their rounds."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        by_name.setdefault(run["name"], []).append(run)
+    height = HISTORY_ROW * len(by_name) + 4
+    rows = [draw_curve(name, own, HISTORY_ROW * row + 6) for row, (name, own) in enumerate(sorted(by_name.items()))]
+    head = f'<div class="picture"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="History of the ratios">'
+    return "".join((head, *rows, "</svg></div>"))
+
+
+def draw_curve(name: str, runs: list[dict[str, Any]], top: int) -> str:
+    """One benchmark's row of the picture."""
+    least, most = min(run["least"] for run in runs), max(run["most"] for run in runs)
+    step = (WIDTH - LABELS - 130) / max(1, len(runs) - 1)
+
+    def point(place: int, figure: str) -> str:
+        share = (runs[place][figure] - least) / (most - least) if most > least else 0.5
+        return f"{LABELS - 60 + place * step:.1f},{top + (HISTORY_ROW - 12) * (1 - share):.1f}"
+
+    places = range(len(runs))
+    x, _, y = point(len(runs) - 1, "ratio").partition(",")
+    bounds = [point(place, "most") for place in places] + [point(place, "least") for place in reversed(places)]
+    return (
+        f'<text x="{LABELS - 76}" y="{top + 17}" text-anchor="end">{escape(name)}</text>'
+        f'<polygon class="spread" points="{" ".join(bounds)}"/>'
+        f'<polyline points="{" ".join(point(place, "ratio") for place in places)}"/>'
+        f'<circle cx="{x}" cy="{y}" r="2.5"/>'
+        f'<text x="{WIDTH}" y="{top + 17}" text-anchor="end">{runs[-1]["ratio"]:.2f}, run {len(runs)}</text>'
+    )
+
+
+class History(SphinxDirective):
+    """The curves of benchmarks/history.jsonl, or a line that says that there is none."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read the history, on which the page then depends."""
+        self.env.note_dependency(str(HISTORY))
+        if not HISTORY.exists():
+            return self.parse_text_to_nodes("No run has been recorded yet.")
+        runs = [json.loads(line) for line in HISTORY.read_text("utf-8").splitlines()]
+        return [nodes.raw("", draw_history(runs), format="html")]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directive."""
+    app.add_directive("measurements", Measurements)
+    app.add_directive("history", History)
+    return {"parallel_read_safe": True}

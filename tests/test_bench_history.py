@@ -1,0 +1,62 @@
+"""When the history of benchmarks says that something became slower."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from history import SHORTS, Figure, bound, entry, figure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def runs(*leasts: float, name: str = "some", lost: bool = False) -> list[dict[str, Any]]:
+    return [{"name": name, "least": least, "lost": lost} for least in leasts]
+
+
+@pytest.mark.parametrize(
+    ("history", "limit"),
+    [
+        (runs(2.0, 1.0), None),
+        (runs(2.0, 1.5, 1.8), 1.5),
+        (runs(0.5, *[2.0] * 10), 2.0),
+        (runs(2.0, 2.0, 2.0) + runs(0.1, lost=True), 2.0),
+        (runs(2.0, 2.0, 2.0) + runs(0.1, name="other"), 2.0),
+    ],
+    ids=["too few", "the least round", "old runs are forgotten", "a loss is no bound", "others do not count"],
+)
+def test_the_bound_is_the_least_round_of_the_last_runs(history: Sequence[dict[str, Any]], limit: float | None) -> None:
+    assert bound(history, "some") == limit
+
+
+@pytest.mark.parametrize(("ratio", "lost"), [(1.49, True), (1.5, False), (9.0, False)])
+def test_a_median_below_every_round_of_before_is_a_loss(ratio: float, lost: bool) -> None:
+    assert entry("some", Figure(ratio, ratio, ratio), runs(2.0, 1.5, 1.8))["lost"] is lost
+
+
+def test_the_first_runs_are_never_a_loss() -> None:
+    assert entry("some", Figure(0.1, 0.1, 0.1), runs(2.0, 2.0))["lost"] is False
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"ratio": 2.0, "ratio_spread": [1.0, 3.0]},
+        {"median": 2.0, "least": 1.0, "most": 3.0},
+        {"ratio": 2.0, "ratio_least": 1.0, "ratio_most": 3.0},
+    ],
+)
+def test_a_ratio_is_read_in_every_form_in_which_a_result_has_one(content: dict[str, Any]) -> None:
+    assert figure({"ratios": {"a": content}}, ("ratios", "a")) == Figure(2.0, 1.0, 3.0)
+    assert figure({"a": 2.0}, ("a",)) == Figure(2.0, 2.0, 2.0)
+
+
+def test_every_short_form_names_a_benchmark() -> None:
+    folder = Path(__file__).parents[1] / "benchmarks"
+    assert all((folder / f"{script}.py").exists() for script in SHORTS)

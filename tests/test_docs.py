@@ -1,0 +1,201 @@
+"""The site: its code blocks run, its commands exist, and no page loads anything from elsewhere.
+
+The tutorials run in their order in one folder, then the how-to guides with the files that the tutorials leave. What a
+page shows as output must come: numbers may differ, as times do, but where the block has the class ``exact``. A
+``console`` block says in its first line what it needs that is not here; its commands and options must exist.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.main import get_command
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SITE = ROOT / "build" / "site"
+FENCE = re.compile(r"^```(\{code-block\} )?(\w+)\n((?::[^\n]*\n)*)(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN, SHOWN = {"bash", "python"}, {"text", "toml", "json", "yaml"}
+PACKAGES = ("data", "model", "parallel", "eval")
+
+
+class Block(NamedTuple):
+    language: str
+    options: dict[str, str]
+    text: str
+
+
+def pages_in_order(section: str) -> list[str]:
+    """The pages of a section, as its table of contents has them."""
+    index = (DOCS / section / "index.md").read_text(encoding="utf-8")
+    return [f"{section}/{name}" for name in re.findall(r"^[\w-]+$", index.split("{toctree}")[1], re.MULTILINE)]
+
+
+RUN_PAGES = [*pages_in_order("tutorials"), *pages_in_order("how-to")]
+OWN_PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path.parent.name != "decisions")
+
+
+def blocks(page: str) -> list[Block]:
+    text = (DOCS / page).with_suffix(".md").read_text(encoding="utf-8")
+    return [
+        Block(language, dict(re.findall(r"^:(\w+): ?(.*)$", options, re.MULTILINE)), body.lstrip("\n"))
+        for _, language, options, body in FENCE.findall(text)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tutorials")
+
+
+def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "200",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HOME": str(folder / "hub"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    start = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
+    return subprocess.run(
+        [*start, block.text],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def comparable(line: str, exact: bool) -> list[str]:
+    """The words of a line; a number is any number, unless the page promises this one."""
+    return (line if exact else re.sub(r"\d[\d,.]*", "0", line)).split()
+
+
+def test_what_a_page_shows_is_compared_by_words_and_by_numbers_only_where_it_is_exact() -> None:
+    assert comparable("kept 2,760 of 4,646  (5.4 s)", exact=False) == comparable("kept 1 of 22 (0.1 s)", exact=False)
+    assert comparable("33.3 s", exact=True) != comparable("33.4 s", exact=True)
+    assert comparable("dropped: short 3", exact=False) != comparable("dropped: empty 3", exact=False)
+
+
+_done: list[str] = []
+
+
+@pytest.mark.parametrize("page", RUN_PAGES)
+def test_the_blocks_of_a_page_run_in_their_order_and_print_what_it_shows(page: str, folder: Path) -> None:
+    for name in RUN_PAGES[: RUN_PAGES.index(page) + 1]:  # the pages before leave the files that this one uses
+        if name not in _done:
+            _done.append(name)
+            run_page(name, folder)
+
+
+def run_page(page: str, folder: Path) -> None:
+    printed = ""
+    for block in blocks(page):
+        if name := block.options.get("caption"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(block.text, encoding="utf-8")
+        elif block.language in RUN:
+            done = run(block, folder)
+            assert done.returncode == 0, f"{page}: {block.text}\n{done.stdout}"
+            printed = done.stdout
+        elif block.language == "text":
+            exact = "exact" in block.options.get("class", "")
+            lines = [comparable(line, exact) for line in printed.splitlines()]
+            for line in filter(str.strip, block.text.splitlines()):
+                assert comparable(line, exact) in lines, f"{page}: not printed: {line}\n{printed}"
+
+
+@pytest.mark.parametrize("page", OWN_PAGES)
+def test_a_block_runs_or_is_shown_or_says_what_it_needs(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    directives = re.findall(r"^```\{(?!code-block)", text, re.MULTILINE)
+    assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * (len(blocks(page)) + len(directives)), (
+        "a fence without kind"
+    )
+    for block in blocks(page):
+        if page.removesuffix(".md") in RUN_PAGES and block.language in RUN:
+            continue
+        if block.language == "console":
+            assert re.match(r"\$ # needs \w", block.text), f"{page}: say what is needed in the first line\n{block.text}"
+            check_commands(block.text, page)
+        else:
+            assert block.language in SHOWN, f"{page}: a block that nothing runs\n{block.text}"
+
+
+def options_of(command: Any) -> set[str]:  # noqa: ANN401  (typer's own kind of command)
+    """A command's arguments and options; a stage makes them when it runs."""
+    context = command.make_context("", [], resilient_parsing=True)
+    return {name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_commands_of_a_readme_that_the_site_includes_exist(package: str) -> None:
+    """Its python and bash blocks run in the package's own tests."""
+    page = f"../packages/mtnlg-{package}/README"
+    for block in blocks(page):
+        if block.language in {"console", "bash", "sh"}:
+            check_commands(block.text, page)
+
+
+def check_commands(text: str, page: str) -> None:
+    """Each command of ours in a block exists, with the options that it is given."""
+    for line in re.sub(r"\\\n", " ", text).splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if not words or words[0] not in {f"mtnlg-{name}" for name in PACKAGES} or words[1] == "lm-eval":
+            continue  # lm-eval's options are its own
+        app = importlib.import_module(f"{words[0].replace('-', '_')}.cli").app
+        known = options_of(get_command(app).commands[words[1]])  # type: ignore[attr-defined]
+        used = {word.partition("=")[0] for word in words[2:] if word.startswith("-")}
+        assert used <= known, f"{page}: {line}: no such option: {used - known}"
+
+
+class Assets(HTMLParser):
+    """What a browser fetches to show a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = {"src", "srcset", "data", "poster"} | ({"href"} if tag in {"link", "use", "image"} else set())
+        self.fetched += [str(value) for name, value in attrs if name in names]
+
+
+@pytest.mark.skipif(not (SITE / "index.html").exists(), reason="nox -s docs has not built the site")
+def test_the_site_loads_nothing_from_elsewhere() -> None:
+    pages = sorted(SITE.rglob("*.html"))
+    assert len(pages) > 60
+    remote = re.compile(r"(https?:)?//")
+    for page in pages:
+        fetched = Assets(page.read_text(encoding="utf-8")).fetched
+        assert not [target for target in fetched if remote.match(target)], page
+    for style in SITE.rglob("*.css"):
+        found = re.findall(r"(?:url\(\s*['\"]?|@import\s+['\"])((?:https?:)?//[^)'\"]+)", style.read_text("utf-8"))
+        assert not found, style
+
+
+@pytest.mark.skipif(not (SITE / "index.html").exists(), reason="nox -s docs has not built the site")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_site_has_every_public_name_and_command(package: str) -> None:
+    names = importlib.import_module(f"mtnlg_{package}").__all__
+    page = (SITE / "reference" / f"python-{package}.html").read_text(encoding="utf-8")
+    assert not [name for name in names if not re.search(rf'id="mtnlg_{package}\.([\w.]+\.)?{name}"', page)]
+    commands = get_command(importlib.import_module(f"mtnlg_{package}.cli").app).commands  # type: ignore[attr-defined]
+    page = (SITE / "reference" / f"commands-{package}.html").read_text(encoding="utf-8")
+    assert not [name for name in commands if f'id="mtnlg-{package}-{name}"' not in page]
+    assert not [option for name in commands for option in options_of(commands[name]) if option not in page]

@@ -1,0 +1,166 @@
+"""What stands between a change and a release: versions, changelogs, builds that differ, what CI and README say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import ZipFile
+
+import noxfile
+import pytest
+from build_twice import check_wheel, compare
+from changelog import check_release
+
+ROOT = Path(__file__).parents[1]
+PROJECT = '[project]\nname = "mtnlg-some"\nversion = "0.2.0"\n'
+CHANGES = "# Changes of mtnlg-some\n\n## 0.2.0\n\n- New.\n\n## 0.1.0\n\n- Old.\n"
+
+
+def package(folder: Path, changes: str) -> Path:
+    folder = folder / "mtnlg-some"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "CHANGELOG.md").write_text(changes)
+    return folder
+
+
+def test_a_version_with_its_section_after_the_last_tag_can_be_released(tmp_path: Path) -> None:
+    tags = ["mtnlg-some-v0.1.0", "mtnlg-other-v3.0.0"]
+    check_release(package(tmp_path, CHANGES), tags, final=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tags", "message"),
+    [
+        (CHANGES.replace("0.2.0", "0.3.0"), [], r"CHANGELOG.md: newest version \['0.3.0'\], pyproject.toml has 0.2.0"),
+        ("# Changes of mtnlg-some\n", [], r"newest version \[\]"),
+        (CHANGES.replace("- New.", ""), [], "section 0.2.0 has no change"),
+        (CHANGES + "\n## 0.1.5\n\n- Between.\n", [], "put the newest first"),
+        (CHANGES + "\n## Unreleased\n\n- Lost.\n", [], "Unreleased before all"),
+        (CHANGES.replace("## 0.2.0", "## Unreleased\n\n- Next.\n\n## 0.2.0"), [], "changes are Unreleased"),
+        (CHANGES, ["mtnlg-some-v0.2.0"], "version 0.2.0 is not after 0.2.0, which is tagged"),
+        (CHANGES, ["mtnlg-some-v0.10.0"], "not after 0.10.0"),
+    ],
+)
+def test_a_release_that_does_not_agree_with_itself_is_refused(
+    tmp_path: Path, changes: str, tags: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_release(package(tmp_path, changes), tags, final=True)
+
+
+def test_between_releases_changes_may_be_unreleased_under_a_tagged_version(tmp_path: Path) -> None:
+    changes = CHANGES.replace("## 0.2.0", "## Unreleased\n\n- Next.\n\n## 0.2.0")
+    check_release(package(tmp_path, changes), ["mtnlg-some-v0.2.0"], final=False)
+
+
+def test_versions_are_ordered_as_numbers(tmp_path: Path) -> None:
+    changes = CHANGES.replace("0.1.0", "0.9.0").replace("0.2.0", "0.10.0")
+    folder = package(tmp_path, changes)
+    (folder / "pyproject.toml").write_text(PROJECT.replace("0.2.0", "0.10.0"))
+    check_release(folder, ["mtnlg-some-v0.9.0"], final=True)
+
+
+def test_every_package_agrees_with_its_changelog() -> None:
+    for folder in sorted((ROOT / "packages").glob("mtnlg-*")):
+        check_release(folder, [], final=False)
+
+
+def test_two_builds_that_differ_in_a_byte_or_a_file_are_refused(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "some.whl").write_bytes(b"same")
+    compare(first, second)
+    (second / "some.whl").write_bytes(b"also")
+    with pytest.raises(ValueError, match=r"some\.whl: two builds differ"):
+        compare(first, second)
+    (second / "some.whl").write_bytes(b"same")
+    (second / "more.tar.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"more\.tar\.gz: two builds differ"):
+        compare(first, second)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "added", "message"),
+    [
+        ("", "", ""),
+        ("mtnlg_some-0.2.0.dist-info/sboms/sbom.cdx.json", "", "without .*sbom"),
+        ("mtnlg_some/py.typed", "", "without .*py.typed"),
+        ("", "tests/test_some.py", "tests/test_some.py is not of mtnlg_some"),
+    ],
+)
+def test_a_wheel_holds_its_package_its_licence_and_its_bill_of_materials_alone(
+    tmp_path: Path, left_out: str, added: str, message: str
+) -> None:
+    info = "mtnlg_some-0.2.0.dist-info"
+    names = {"mtnlg_some/py.typed", f"{info}/licenses/LICENSE", f"{info}/sboms/sbom.cdx.json"} - {left_out}
+    path = tmp_path / "mtnlg_some-0.2.0-py3-none-any.whl"
+    with ZipFile(path, "w") as wheel:
+        for name in sorted({*names, added} - {""}):
+            wheel.writestr(name, "")
+    if not message:
+        check_wheel(path)
+        return
+    with pytest.raises(ValueError, match=message):
+        check_wheel(path)
+
+
+def test_the_oldest_dependencies_are_the_least_that_suit_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {
+        "data": ["numpy>=1.26,<3", "torch>=2.6,<3"],
+        "model": ["numpy>=1.9,<3"],
+        "parallel": ["mtnlg-data>=0.3,<1"],
+    }
+    monkeypatch.setattr(noxfile, "PACKAGES", tuple(needs))
+    monkeypatch.setattr(noxfile, "project_of", lambda package: {"dependencies": needs[package]})
+    assert noxfile.dependencies("oldest") == ["numpy==1.26"]
+    assert noxfile.dependencies("newest") == ["numpy>=1.26,<3", "numpy>=1.9,<3"]
+
+
+def test_what_passed_alone_counts_until_any_file_of_a_package_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, cache = Path("packages/mtnlg-data/src/a.py"), Path("packages/mtnlg-data/src/__pycache__/a.pyc")
+    for path in (source, cache):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("one")
+    state = noxfile.state_of_packages()
+    cache.write_text("other")
+    assert noxfile.state_of_packages() == state
+    source.write_text("other")
+    changed = noxfile.state_of_packages()
+    assert changed != state
+    source.rename(source.with_name("b.py"))
+    assert noxfile.state_of_packages() not in {state, changed}
+
+
+class Session:
+    """What the sessions under test use of nox's."""
+
+    posargs: tuple[str, ...] = ()
+
+    def log(self, text: str) -> None: ...
+
+
+def test_packages_whose_tests_have_passed_alone_are_not_tested_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(noxfile, "install_house", lambda _: None)
+    monkeypatch.setattr(noxfile, "run_in_house", lambda _, *words: ran.append(words[3:]))
+    source = Path("packages/mtnlg-data/src/a.py")
+    source.parent.mkdir(parents=True)
+    source.write_text("one")
+    for package, state in (("data", noxfile.state_of_packages()), ("model", "of another day")):
+        stamp = noxfile.passed_alone(package)
+        stamp.parent.mkdir(parents=True)
+        stamp.write_text(state)
+    left = tuple(f"packages/mtnlg-{package}/tests" for package in ("model", "parallel", "eval"))
+    noxfile.tests(Session())
+    assert ran == [(*noxfile.IN_PARALLEL, *left), ("tests",)]
+    source.write_text("two")
+    ran.clear()
+    noxfile.tests(Session())
+    assert ran == [(*noxfile.IN_PARALLEL, "packages/mtnlg-data/tests", *left), ("tests",)]
