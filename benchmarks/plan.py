@@ -4,7 +4,7 @@
 
 Every stage runs as a command of its own with one worker, on the same documents: 4,600 characters each of recombined
 sentences of real news, and real pages in WARC. A rate is from the CPU time minus that of the same command on a handful
-of documents, which is the cost of starting. ``mtnlg_data.planning.plan`` takes its rates from the result file.
+of documents, which is the cost of starting. Hours are planned from benchmarks/unit_costs.py.
 """
 
 # /// script

@@ -23,7 +23,7 @@ from mtnlg_data.exact.settings import ExactSettings
 from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.exchange import KeyRange, SortedFile
 from mtnlg_data.planning.corpus_size import estimate_corpus
-from mtnlg_data.planning.plan import BATCHES_HELD, MEASURED, RATES, plan
+from mtnlg_data.planning.plan import BATCHES_HELD, plan
 from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, Step, schedule
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
@@ -100,28 +100,14 @@ def test_wider_tokens_take_more_disk(tmp_path: Path) -> None:
     assert 1.7 < wider / narrow < 2
 
 
-def test_hours_are_those_of_measured_rates_and_of_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, rate in (("extract", 2.0), ("clean", 5.0), ("deduplicate", 10.0)):
-        monkeypatch.setitem(RATES, name, rate)
-    monkeypatch.delitem(RATES, "tokenize", raising=False)
+def test_hours_are_those_of_the_stages_units(tmp_path: Path) -> None:
     result = planned(tmp_path, PAPER, workers=4)
-    assert stage(result, "extract")["hours"] is None, "no pages are here, so nobody knows how many bytes they have"
-    assert stage(result, "tokenize")["hours"] is None, "nobody measured it"
-    assert stage(result, "clean")["hours"] == pytest.approx(PAPER * 4600 / 5e6 / 4 / 3600)
-    assert stage(result, "deduplicate")["hours"] == pytest.approx(PAPER * 4600 / 10e6 / 4 / 3600)
-    (tmp_path / "crawl.warc.gz").write_bytes(bytes(3_600_000))
-    content = 'tokenize.vocabulary = 400\n[sources.web]\nkind = "warc"\npaths = ["*.warc.gz"]\nweight = 1.0\n'
-    (tmp_path / "data.toml").write_text(content)
-    here = plan(load_recipe(tmp_path), 1000, 1000, 1)
-    assert stage(here, "extract")["hours"] == pytest.approx(3.6 / 2 / 3600)
-
-
-def test_the_rates_are_those_of_the_measurement_that_is_named() -> None:
-    files = [ROOT / name for name in MEASURED]
-    if not files[0].exists():
-        pytest.skip(f"{MEASURED} are in the repository, not in the package")
-    measured = [json.loads(file.read_text(encoding="utf-8"))["stages"].items() for file in files]
-    assert {name: round(stage["millions_a_second"], 1) for stages in measured for name, stage in stages} == RATES
+    hours = {each["stage"]: each["hours"] for each in result["stages"]}
+    assert sum(hours.values()) == pytest.approx(result["schedule"]["hours"])
+    assert hours["clean"] == pytest.approx(COSTS["clean.clean_shard"] * PAPER * 4600 / 1e6 / 4 / 3600, rel=0.02)
+    assert planned(tmp_path, PAPER // 2, workers=4)["schedule"]["hours"] == pytest.approx(
+        sum(hours.values()) / 2, rel=0.1
+    )
 
 
 def test_filter_and_exact_are_planned_where_they_are_asked_for(tmp_path: Path) -> None:
@@ -132,7 +118,7 @@ def test_filter_and_exact_are_planned_where_they_are_asked_for(tmp_path: Path) -
     assert [name for name in names if name not in [each["stage"] for each in plain["stages"]]] == ["filter", "exact"]
     assert names.index("exact") == names.index("deduplicate") + 1
     for name in ("filter", "exact"):
-        assert stage(full, name)["hours"] == pytest.approx(PAPER * 4600 / RATES[name] / 1e6 / 2 / 3600)
+        assert stage(full, name)["hours"] > 0
     small, large = (stage(planned(tmp_path, n, kinds), "exact") for n in (10**7, 10**8))
     assert large["memory"] <= 1.2 * small["memory"]
     assert large["disk"] == pytest.approx(10 * small["disk"], rel=1e-3)

@@ -2,8 +2,7 @@
 
     disk     an upper bound: as if no document were dropped
     memory   what each worker holds at once, times the workers, plus the process that hands out the work
-    hours    characters over the measured rate; for extraction, bytes of the WARC files that are already here
-    schedule hours of all units on the workers, one after another, and how much of that is work (``schedule.py``)
+    hours    of the stage's units on the workers, at their measured costs (``schedule.py``)
 
 A corpus is two numbers: how many documents are extracted, and their mean length. The paper's had 320 million after
 deduplication (paper.md 4.4), of about 4,600 characters (339 B tokens). The figures of deduplication come from
@@ -29,7 +28,7 @@ from mtnlg_data.tokens.encoding import TOKENS_PER_BATCH
 from mtnlg_data.tokens.stage import TEXT_BYTES_PER_UNIT
 from mtnlg_data.tokens.store import dtype_for
 
-from .schedule import CHARACTERS_PER_TOKEN, MEAN_SHARD, efficiency_plan, encoded_exchange
+from .schedule import CHARACTERS_PER_TOKEN, MEAN_SHARD, PAGE_BYTES, efficiency_plan, encoded_exchange
 
 if TYPE_CHECKING:
     from mtnlg_data.extract.language import LanguageSettings
@@ -42,33 +41,19 @@ ENCODED_ROW_BYTES = 16  # of a document in an encoded file: a key and an offset
 SUMMARY_BYTES = 20_000  # memory of a shard's summary in the process that collects them
 BATCHES_HELD = 4  # of tokens, by a unit that sorts: the last one, and the next as read, gathered and sorted
 GPT2_VOCABULARY = 50_257
-PROCESS_BYTES = 420_000_000  # memory of Python and all libraries of the stages, raised to this after MEASURED
+#: Memory of Python and all libraries of the stages, raised to what scoring took in 2026-11-23-curation-scale.json.
+PROCESS_BYTES = 480_000_000
 SCAN_BYTES = 150_000_000  # memory of the tasks' n-grams, and of their matches in the documents being scanned
 PAGE_BYTES_PER_CHARACTER = 30  # memory of a page while it is parsed: the parser's tree, and texts on the way
-#: Millions of characters per second and worker; for extract, millions of bytes of .warc.gz. Medians on two busy cores
-#: over plain English news in which every document held sentences of the tasks: the best case for cleaning, the worst
-#: for decontamination.
-RATES = {
-    "extract": 6.9,
-    "quality": 47.0,
-    "clean": 44.4,
-    "deduplicate": 45.8,
-    "decontaminate": 8.8,
-    "tokenize": 2.1,
-    "filter": 19.7,
-    "exact": 14.7,
-}
-MEASURED = ("benchmarks/results/2026-11-21-plan.json", "benchmarks/results/2026-11-22-plan.json")
 
 
 class StagePlan(NamedTuple):
-    """One stage: bytes left on disk, peak memory of a worker and of all processes, hours if a rate is known."""
+    """One stage: bytes left on disk, peak memory of a worker and of all processes."""
 
     stage: str
     disk: int
     memory_a_worker: int
     memory: int
-    hours: float | None
 
 
 class Corpus(NamedTuple):
@@ -104,31 +89,28 @@ def plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[
     stages += [_exact(recipe, corpus)] if recipe.exact.kinds else []
     stages += [_shard_stage("decontaminate", corpus, SCAN_BYTES), _tokenize(recipe, corpus)]
     disk, memory = sum(stage.disk for stage in stages), max(stage.memory for stage in stages)
+    scheduled = efficiency_plan(recipe, documents, characters, workers)
+    hours = scheduled.pop("stages")
     memory_here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     disk_here = shutil.disk_usage(recipe.input).free
     return {
         "documents": documents,
         "characters_a_document": characters,
         "workers": workers,
-        "stages": [stage._asdict() for stage in stages],
+        "stages": [{**stage._asdict(), "hours": hours[stage.stage]} for stage in stages],
         "disk": disk,
         "memory": memory,
         "here": {"disk": disk_here, "memory": memory_here},
         "fits": {"disk": disk <= disk_here, "memory": memory <= memory_here},
-        "rates": [*MEASURED],
-        "schedule": efficiency_plan(recipe, documents, characters, workers),
+        "schedule": scheduled,
     }
 
 
-def _stage(name: str, corpus: Corpus, disk: int, working_set: int, hours: float | None) -> StagePlan:
+def _stage(name: str, corpus: Corpus, disk: int, working_set: int) -> StagePlan:
     """``working_set`` is a worker's memory beside its libraries; the driver holds the summary of every shard."""
     worker = PROCESS_BYTES + working_set
     shards = 1 + corpus.text // round(MEAN_SHARD * ExtractSettings().shard_characters)
-    return StagePlan(name, disk, worker, corpus.workers * worker + PROCESS_BYTES + SUMMARY_BYTES * shards, hours)
-
-
-def _hours(rate: str, amount: float, workers: int) -> float | None:
-    return amount / (RATES[rate] * 1e6 * workers * 3600) if rate in RATES else None
+    return StagePlan(name, disk, worker, corpus.workers * worker + PROCESS_BYTES + SUMMARY_BYTES * shards)
 
 
 def _text_disk(corpus: Corpus) -> int:
@@ -142,8 +124,7 @@ def _group_memory(corpus: Corpus) -> int:
 
 def _shard_stage(name: str, corpus: Corpus, working_set: int = 0) -> StagePlan:
     """A stage that streams the shards by row groups; ``working_set`` is its memory beside a row group."""
-    hours = _hours(name, corpus.text, corpus.workers)
-    return _stage(name, corpus, _text_disk(corpus), _group_memory(corpus) + working_set, hours)
+    return _stage(name, corpus, _text_disk(corpus), _group_memory(corpus) + working_set)
 
 
 def _extract(recipe: Recipe, corpus: Corpus) -> StagePlan:
@@ -151,21 +132,12 @@ def _extract(recipe: Recipe, corpus: Corpus) -> StagePlan:
     sources_per_file = max(1, sum(source.kind == "pile" for source in recipe.sources.values()))
     page = PAGE_BYTES_PER_CHARACTER * recipe.extract.largest_page + 2 * recipe.extract.largest
     working_set = page + sources_per_file * _group_memory(corpus) + _language_model_bytes(recipe.resolved_extract)
-    return _stage("extract", corpus, _text_disk(corpus), working_set, _extract_hours(recipe, corpus))
+    return _stage("extract", corpus, _text_disk(corpus), working_set)
 
 
 def _language_model_bytes(settings: LanguageSettings) -> int:
     """Memory of the fastText model that tells languages; 0 where none is given."""
     return settings.language_model.stat().st_size if settings.language_model else 0
-
-
-def _extract_hours(recipe: Recipe, corpus: Corpus) -> float | None:
-    """Hours for the WARC files that are here; None while some source has no file."""
-    try:
-        pages = sum(file.stats[0] for file in recipe.files() if file.kind == "warc")
-    except Failure:
-        return None
-    return _hours("extract", pages, corpus.workers)
 
 
 def _quality(recipe: Recipe, corpus: Corpus) -> StagePlan:
@@ -181,7 +153,7 @@ def _deduplicate(recipe: Recipe, corpus: Corpus) -> StagePlan:
     steps = deduplication_state_bytes(corpus.documents, recipe.deduplicate, characters=corpus.characters)
     worker = max(step.memory for step in steps)
     memory = max(step.memory * (corpus.workers if step.workers else 1) for step in steps)
-    stage = _stage("deduplicate", corpus, 0, 0, _hours("deduplicate", corpus.text, corpus.workers))
+    stage = _stage("deduplicate", corpus, 0, 0)
     driver = stage.memory - corpus.workers * PROCESS_BYTES
     disk = _text_disk(corpus) + sum(step.disk for step in steps)
     return stage._replace(disk=disk, memory_a_worker=worker, memory=memory + driver)
@@ -204,7 +176,7 @@ def _tokenize(recipe: Recipe, corpus: Corpus) -> StagePlan:
     encoding = 3 * min(TEXT_BYTES_PER_UNIT, corpus.text) + 3 * width * int(TEXT_BYTES_PER_UNIT / CHARACTERS_PER_TOKEN)
     encoding += BYTES_PER_CHARACTER_ENCODED * MAX_BATCH_CHARACTERS
     gathering = BATCHES_HELD * width * min(TOKENS_PER_BATCH, tokens)
-    return _stage("tokenize", corpus, disk, max(encoding, gathering), _hours("tokenize", corpus.text, corpus.workers))
+    return _stage("tokenize", corpus, disk, max(encoding, gathering))
 
 
 def print_plan(planned: dict[str, Any]) -> None:
@@ -214,23 +186,19 @@ def print_plan(planned: dict[str, Any]) -> None:
     for column in ("disk", "memory per worker", "memory", "hours"):
         table.add_column(column, justify="right")
     for stage in planned["stages"]:
-        hours = "" if stage["hours"] is None else f"{stage['hours']:,.1f}"
         sizes = [_format_size(stage[key]) for key in ("disk", "memory_a_worker", "memory")]
-        table.add_row(stage["stage"], *sizes, hours)
-    known = [stage["hours"] for stage in planned["stages"] if stage["hours"] is not None]
-    hours = f"{sum(known):,.1f}" if len(known) == len(planned["stages"]) else ""
-    table.add_row("all", _format_size(planned["disk"]), "", _format_size(planned["memory"]), hours, style="bold")
+        table.add_row(stage["stage"], *sizes, f"{stage['hours']:,.1f}")
+    run = planned["schedule"]
+    totals = (_format_size(planned["disk"]), "", _format_size(planned["memory"]), f"{run['hours']:,.1f}")
+    table.add_row("all", *totals, style="bold")
     here, console = planned["here"], output(soft_wrap=True)
     console.print(table)
     console.print("Upper bounds: as if no document were dropped and no file removed on the way.")
-    if known:
-        console.print(
-            f"Hours at the rates of {' and '.join(planned['rates'])}; for extract, of the WARC files that are here."
-        )
-    run = planned["schedule"]
+    console.print(
+        f"Hours at the costs of {run['costs']}; of pages, with {PAGE_BYTES} bytes of .warc.gz for a character."
+    )
     idle = ", ".join(f"{step} {share:.1%}" for step, share in run["idle"].items())
-    hours = f"{run['hours']:,.1f} hours on {planned['workers']} workers"
-    console.print(f"Scheduled unit by unit: {hours}, {run['efficiency']:.1%} of it work; idle most at {idle}.")
+    console.print(f"Of the workers' hours {run['efficiency']:.1%} are work; most are idle at {idle}.")
     for key, name in (("memory", "memory"), ("disk", "free disk")):
         verdict = "enough" if planned["fits"][key] else "too little"
         console.print(f"This machine has {_format_size(here[key])} of {name}: {verdict}.")

@@ -49,7 +49,8 @@ COSTS = {
     "dedup": 0.02921,
 }
 ENCODER_SECONDS = 0.4  # an encoder is opened anew for every unit
-PAGE_SECONDS = 0.58  # a million characters from pages: 4 bytes of .warc.gz for each, 6.9 MB of them a second
+PAGE_BYTES = 4  # of .warc.gz for a character of text
+PAGE_BYTES_A_SECOND = 6.9e6  # extracted
 TASK_TEXTS, SECONDS_A_TASK_TEXT = 70_000, 0.0004  # of all tasks
 TRAINING_SECONDS_A_MEGABYTE = 0.26  # of a vocabulary; measured on 5 MB of English
 COPIED_BYTES_A_SECOND = 1e8  # by one process, of Parquet
@@ -71,9 +72,10 @@ class Step(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Wall seconds of all steps, their core-seconds, and the idle worker-seconds of each step."""
+    """Wall seconds of all steps and of each stage, their core-seconds, and the idle worker-seconds of each step."""
 
     wall: float
+    walls: dict[str, float]
     busy: float
     idle: dict[str, float]
 
@@ -84,7 +86,8 @@ class Schedule(NamedTuple):
 
 def schedule(steps: list[Step], workers: int) -> Schedule:
     """Schedule the steps, each after the one before."""
-    wall = busy = 0.0
+    busy = 0.0
+    walls: dict[str, float] = {}
     idle: dict[str, float] = {}
     for step in steps:
         ends = [0.0] * workers
@@ -93,11 +96,11 @@ def schedule(steps: list[Step], workers: int) -> Schedule:
             seconds = step.seconds * (0.5 + number * GOLDEN % 1 if step.units > 1 else 1.0)
             work += seconds
             heapq.heapreplace(ends, ends[0] + seconds)
-        wall += max(ends)
+        walls[step.stage] = walls.get(step.stage, 0.0) + max(ends)
         busy += 0.0 if step.driver else work
         name = f"{step.stage}: {step.step}"
         idle[name] = idle.get(name, 0.0) + workers * max(ends) - (0.0 if step.driver else work)
-    return Schedule(wall, busy, idle)
+    return Schedule(sum(walls.values()), walls, busy, idle)
 
 
 def steps_of(recipe: Recipe, documents: int, characters: int) -> Iterator[Step]:
@@ -115,7 +118,12 @@ def steps_of(recipe: Recipe, documents: int, characters: int) -> Iterator[Step]:
     weights = {name: source.weight for name, source in recipe.sources.items()}
     warc = [name for name, source in recipe.sources.items() if source.kind == "warc"]
     pages = sum(weights[name] for name in warc) / sum(weights.values())
-    yield spread("extract", "extract", shards, pages * PAGE_SECONDS + (1 - pages) * COSTS["extract.extract_group"])
+    yield spread(
+        "extract",
+        "extract",
+        shards,
+        pages * 1e6 * PAGE_BYTES / PAGE_BYTES_A_SECOND + (1 - pages) * COSTS["extract.extract_group"],
+    )
     if recipe.filtered:
         share = sum(weights[name] for name in recipe.filtered) / sum(weights.values())
         trained = min(2 * recipe.quality.sample, documents) * characters / 1e6
@@ -177,11 +185,12 @@ def _tokenize(recipe: Recipe, documents: int, millions: float) -> Iterator[Step]
 
 
 def efficiency_plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[str, Any]:
-    """Hours of all steps at so many workers, their efficiency, and the steps that leave most worker-hours idle."""
+    """Hours of all steps and of each stage, how much of them is work, and the steps that leave most of them idle."""
     planned = schedule(list(steps_of(recipe, documents, characters)), workers)
     longest = sorted(planned.idle.items(), key=lambda item: -item[1])[:TAILS_SHOWN]
     return {
         "hours": planned.wall / 3600,
+        "stages": {stage: seconds / 3600 for stage, seconds in planned.walls.items()},
         "efficiency": planned.efficiency(workers),
         "idle": {step: seconds / (workers * planned.wall) for step, seconds in longest},
         "costs": MEASURED_COSTS,
