@@ -20,7 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "commands",
     "measurements",
-    "public_names",
+    "python_reference",
     "repository",
     "timelines",
 ]

@@ -202,8 +202,8 @@ def test_tokens_and_repeats_take_the_disk_that_is_planned(
     assert (engine.bytes["MergeUnit"] > 0) == (fan_out == 4)
     assert figures["disk"] == pytest.approx(written, rel=0.2)
 
-    for number, kinds in enumerate((("lines",), ("substrings",))):
-        engine, repeats = Sizes(), ExactSettings(kinds=kinds)
+    for number, repeats in enumerate((ExactSettings(kinds=("lines",)), ExactSettings(kinds=("substrings",)))):
+        engine = Sizes()
         remove_repeats([shard], tmp_path / str(number), repeats, ("web",), engine)
         state = exact_state_bytes(documents, characters, 10**9, repeats, repeated_share=0.0)
         assert state.disk == pytest.approx(engine.bytes["RunUnit"] + engine.bytes["RangeUnit"], rel=0.2)

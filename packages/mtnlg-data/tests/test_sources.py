@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def read(path: Path, kind: Kind, largest: int = 1 << 24, **options: str) -> tuple[list[Record], list[Dropped]]:
+def read(
+    path: Path,
+    kind: Kind,
+    largest: int = 1 << 24,
+    **options: Any,  # noqa: ANN401  (fields)
+) -> tuple[list[Record], list[Dropped]]:
     items = list(read_records(SourceFile("s", path, path.name, kind, **options), largest))
     return [item for item in items if isinstance(item, Record)], [item for item in items if isinstance(item, Dropped)]
 
