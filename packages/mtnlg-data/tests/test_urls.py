@@ -435,10 +435,8 @@ def test_a_data_set_is_exported_to_a_url(store: Store, tmp_path: Path, finished:
     assert (status, json.loads(line[line.index("\n{") :])["path"]) == (0, url)
     assert [*list_files(url)] == [
         "README.md",
-        "data/books/train-00000-of-00002.parquet",
-        "data/books/train-00001-of-00002.parquet",
-        "data/crawl/train-00000-of-00002.parquet",
-        "data/crawl/train-00001-of-00002.parquet",
+        "data/books/train-00000-of-00001.parquet",
+        "data/crawl/train-00000-of-00001.parquet",
     ]
 
 

@@ -49,7 +49,7 @@ def _values(column: pa.Array) -> list[Any]:
 def inspect_file(path: Path, rows: int, characters: int) -> dict[str, Any]:
     """What any other file holds: the first ``rows`` of a table, the shape of an array, the first ``characters``."""
     try:
-        if path.suffix == ".arrow":
+        if path.suffix == ".arrow" and path.stat().st_size:  # of a step that found nothing the file is empty
             with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
                 batches = [file.get_batch(number) for number in range(file.num_record_batches)]
                 first = batches[0] if batches else None
