@@ -201,7 +201,7 @@ def test_a_stream_pickles_for_loader_processes(folder: Path) -> None:
 
 
 def test_the_order_of_version_1_stays_what_it_is(folder: Path) -> None:
-    """Another order breaks every run in flight: it needs a new ORDER_VERSION. The fingerprint has the stores' checksums."""
+    """Another order breaks every run in flight: it needs a new ORDER_VERSION. Fingerprints follow the stores' sums."""
     stream = open_stream(folder, 16, samples=5000)
     firsts = [int(stream[n][0]) for n in (0, 1, 2, 3, 1023, 1024, 4999)]
     assert firsts == [752, 128, 672, 720, 320, 176, 496]
