@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from curations import Undisturbed
+
+SLURM = Path(__file__).parent / "training" / "start_slurm.sh"
 
 # A process that a shell starts in the background ignores Ctrl-C, and so would the processes that these tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,3 +43,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     import curations  # imports mtnlg_data, which most tests here do not need
 
     return curations.undisturbed(tmp_path_factory.mktemp("curation"))
+
+
+@pytest.fixture(scope="module")
+def slurm_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Slurm of three nodes on this machine, for this process' environment; returns its folder."""
+    missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
+    if missing or os.geteuid():
+        pytest.skip(f"no Slurm: needs {', '.join(missing) or 'its daemons'} (Debian: slurm-wlm, munge) and root")
+    folder = tmp_path_factory.mktemp("slurm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        try:
+            subprocess.run([SLURM, folder, "start", "3"], check=True)
+            yield folder
+        finally:
+            subprocess.run([SLURM, folder, "stop"], check=True)

@@ -1,12 +1,9 @@
-"""A curation as a job of a real Slurm of two nodes on this machine, each with a Ray of the same cluster."""
+"""A curation as a job of a real Slurm of nodes on this machine, each with a Ray of the same cluster."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,56 +11,70 @@ import pytest
 import curations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from curations import Undisturbed
 
-SCRIPT = Path(__file__).with_name("training") / "start_slurm.sh"
 #: Two nodes of one core each, where a site gives whole ones.
 SITE = [
     *("--sbatch=--nodes=2", "--sbatch=--exclusive=false", "--sbatch=--mem=1000", "--sbatch=--cpus-per-task=1"),
     *("--sbatch=--time=10", "--interface=lo"),
 ]
-
-
-@pytest.fixture
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Slurm's daemons, for this test's environment."""
-    missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
-    if missing or os.geteuid():
-        pytest.skip(f"no Slurm: needs {', '.join(missing) or 'its daemons'} (Debian: slurm-wlm, munge) and root")
-    folder = tmp_path_factory.mktemp("slurm")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-        try:
-            subprocess.run([SCRIPT, folder, "start", "2"], check=True)
-            yield
-        finally:
-            subprocess.run([SCRIPT, folder, "stop"], check=True)
+pytestmark = pytest.mark.usefixtures("slurm_daemons")
 
 
 def output(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.usefixtures("slurm")
+class Job:
+    """A run submitted from a folder, which it writes ``data`` and ``log`` into."""
+
+    def __init__(self, recipe: Path, folder: Path) -> None:
+        self.log = folder / "log"
+        run = [curations.COMMAND, "run", str(recipe), "--out", "data", "--engine", "ray", "--launcher", "slurm"]
+        words = [*run, *SITE, f"--sbatch=--output={self.log}"]
+        submitted = subprocess.run(words, capture_output=True, text=True, check=True, cwd=folder).stderr
+        assert "data: submitted as job " in submitted
+        self.number = submitted.split(" as job ")[1].split(";")[0]
+
+    def is_there(self) -> bool:
+        """Whether it is pending, running or completing."""
+        return bool(output("squeue", "--noheader"))
+
+    def state(self) -> str:
+        """Slurm's word for how it is or ended."""
+        return output("scontrol", "show", "job", self.number).split("JobState=")[1].split()[0]
+
+
 def test_a_job_runs_on_a_ray_of_its_nodes_with_the_same_bytes_and_leaves_no_token(
-    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [curations.COMMAND, "run", str(undisturbed.recipe), "--out", "data"]
-    log = f"--sbatch=--output={tmp_path}/log"
-    submitted = subprocess.run(
-        [*words, "--engine", "ray", "--launcher", "slurm", *SITE, log], capture_output=True, text=True, check=True
-    )
-    assert "data: submitted as job 1;" in submitted.stderr
+    job = Job(undisturbed.recipe, tmp_path)
     deadline = time.monotonic() + 240
     seen: set[int] = set()
-    while output("squeue", "--noheader"):
-        seen |= {path.stat().st_mode & 0o777 for path in tmp_path.glob(".ray-token-1") if path.exists()}
-        assert time.monotonic() < deadline, output("squeue") + (tmp_path / "log").read_text()
+    while job.is_there():
+        seen |= {path.stat().st_mode & 0o777 for path in tmp_path.glob(".ray-token-*") if path.exists()}
+        assert time.monotonic() < deadline, output("squeue") + job.log.read_text()
         time.sleep(0.1)
-    assert "JobState=COMPLETED" in output("scontrol", "show", "job", "1"), (tmp_path / "log").read_text()
+    assert job.state() == "COMPLETED", job.log.read_text()
     assert seen == {0o600}
     assert curations.left_by(tmp_path / "data") == undisturbed.left
     assert {path.name for path in tmp_path.iterdir()} == {"data", "log"}
+
+
+def test_a_job_whose_head_cannot_start_ends_and_says_why(
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)  # no path of a socket can be so long
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    job = Job(undisturbed.recipe, tmp_path)
+    deadline = time.monotonic() + 120
+    while job.is_there():
+        assert time.monotonic() < deadline, output("squeue") + job.log.read_text()
+        time.sleep(0.1)
+    assert job.state() == "FAILED"
+    assert "AF_UNIX path length" in job.log.read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"log", long.name}
+    assert not list(long.iterdir())

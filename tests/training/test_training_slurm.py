@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,33 +22,16 @@ from training.reference_loop import assert_same_steps, recipe_of, reference_run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SCRIPT = Path(__file__).with_name("start_slurm.sh")
 STEPS = 120
 # The names of these nodes are no host names.
 SITE = Slurm(sbatch={"cpus-per-task": 1, "time": "10"}, setup=("export MASTER_ADDR=127.0.0.1",))
 RECIPE = recipe_of((1, 1, 2), samples=8 * STEPS, ramp=None, checkpoint_every=10).model_copy(update={"slurm": SITE})
 
 
-@pytest.fixture(scope="module")
-def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Slurm's daemons; returns their folder."""
-    missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
-    if missing or os.geteuid():
-        pytest.skip(f"no Slurm: needs {', '.join(missing) or 'its daemons'} (Debian: slurm-wlm, munge) and root")
-    folder = tmp_path_factory.mktemp("slurm")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-        try:
-            subprocess.run([SCRIPT, folder, "start", "3"], check=True)
-            yield folder
-        finally:
-            subprocess.run([SCRIPT, folder, "stop"], check=True)
-
-
 @pytest.fixture
-def slurm(daemons: Path) -> Iterator[Path]:
+def slurm(slurm_daemons: Path) -> Iterator[Path]:
     """Slurm's daemons for one test; ends its jobs if it fails."""
-    yield daemons
+    yield slurm_daemons
     output("scancel", "--full", "--signal=KILL", "--user=root")
 
 

@@ -36,11 +36,18 @@ def test_values_are_quoted_in_the_job_as_slurm_and_bash_read_them(tmp_path: Path
     command = next(line for line in script.splitlines() if "mtnlg_data.cli" in line)
     assert shlex.split(command)[3:5] == ["run", HOSTILE]
     # Up to the first line that starts something, with an `ip` that prints its arguments.
-    start = script.partition("\nRAY_PORT")[0].replace("awk", "true").replace("$(ip ", "$(printf '<%s>' ")
+    start = script.partition("\nuntil RAY_PORT")[0].replace("awk", "true").replace("$(ip ", "$(printf '<%s>' ")
     ended = subprocess.run(["/bin/bash", "-c", start], cwd=tmp_path, check=False, capture_output=True)
     assert not ended.stderr
     assert not list(tmp_path.iterdir()), "nothing was touched"
     assert subprocess.run(["/bin/bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_the_heads_port_is_none_that_rays_workers_or_the_kernel_give_out() -> None:
+    lines = [line for line in job_script([], [], None).splitlines() if "RAY_PORT=" in line]
+    draw = f"RAY_HEAD=127.0.0.1; for _ in $(seq 2000); do {lines[0]}; echo $RAY_PORT; done"
+    ports = subprocess.run(["/bin/bash", "-c", draw], check=True, capture_output=True, text=True).stdout.split()
+    assert {int(port) // 1000 for port in ports} == set(range(20, 32))
 
 
 @pytest.mark.parametrize("bad", ["a\n#SBATCH --uid=0", "a\rb", "\x1b[2J", "\u2028"])

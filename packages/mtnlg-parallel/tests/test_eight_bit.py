@@ -94,3 +94,7 @@ def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
     )
     narrow = config.model_copy(update={"ffn": 264})
     assert "model.ffn of a rank, by layout.tp = 8, is 33" in str(eight_bit_error(Layout(tp=8), narrow, 1))
+    shared = config.model_copy(update={"heads": 8, "kv_heads": 1, "head_size": 16})
+    assert "model.(heads + 2 kv_heads) x head_size of a rank, by layout.tp = 8, is 20" in str(
+        eight_bit_error(Layout(tp=8), shared, 1)
+    )

@@ -172,13 +172,12 @@ EIGHT_BIT_MULTIPLE: Final = 16
 
 def eight_bit_error(layout: Layout, config: ModelConfig, micro_batch: int) -> str | None:
     """Why the layers' slices cannot be multiplied in 8 bits; None if they can."""
-    heads = {"heads": config.heads, "kv_heads": config.kv_heads}
-    widths = {f"{name} x head_size": max(1, count // layout.tp) * config.head_size for name, count in heads.items()}
-    sizes = {"hidden": config.hidden, **widths, "ffn": config.ffn // layout.tp}
-    sizes["sequence x train.micro_batch"] = config.sequence * micro_batch
+    rows = {"(heads + 2 kv_heads) x head_size": _qkv_rows(config), "heads x head_size": config.heads * config.head_size}
+    widths = {name: count // layout.tp for name, count in {**rows, "ffn": config.ffn}.items()}
+    sizes = {"hidden": config.hidden, **widths, "sequence x train.micro_batch": config.sequence * micro_batch}
     for name, size in sizes.items():
         if size % EIGHT_BIT_MULTIPLE:
-            of_rank = f"of a rank, by layout.tp = {layout.tp}, " if name in {*widths, "ffn"} else ""
+            of_rank = f"of a rank, by layout.tp = {layout.tp}, " if name in widths else ""
             must = f"must be a multiple of {EIGHT_BIT_MULTIPLE}"
             return f'train.precision = "fp8": model.{name} {of_rank}is {size} and {must}; use "bf16"'
     return None

@@ -37,15 +37,16 @@ TEMPLATE: Final = """#!/bin/bash
 # Written by mtnlg-data run --launcher slurm: Ray on every node of the job, and the run on it.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$PWD/.ray-token-$SLURM_JOB_ID RAY_USAGE_STATS_ENABLED=0
 RAY_HEAD=$({address})
-RAY_PORT=$((10000 + (RANDOM << 15 | RANDOM) % 20000))
+[ -n "$RAY_HEAD" ] || exit 1  # what prints the address has said why not
+# A free port above those of Ray's workers (to 19999) and below those that the kernel gives out (from 32768).
+until RAY_PORT=$((20000 + RANDOM % 12000)) && ! (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do :; done
 RAY_FOLDER=$(mktemp -d)
 export RAY_HEAD RAY_PORT RAY_FOLDER
-[ -n "$RAY_HEAD" ] || exit 1  # what prints the address has said why not
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
 trap 'kill $cluster; wait $cluster; rm -rf "$RAY_AUTH_TOKEN_PATH" "$RAY_FOLDER"' EXIT
 (umask 077; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$RAY_AUTH_TOKEN_PATH")
 
-srun --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none bash -c {node} &
+srun --no-kill --kill-on-bad-exit=1 --wait=0 --cpu-bind=none bash -c {node} &
 cluster=$!
 until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do
     kill -0 $cluster || exit 1
@@ -55,16 +56,18 @@ done
 wait $!
 """
 #: What runs on each node: the first has the head, which the others look for until it is there.
-NODE: Final = """trap : TERM
-mkdir -p -m 700 "$RAY_FOLDER"
+NODE: Final = """mkdir -p -m 700 "$RAY_FOLDER"
 if [ "$SLURM_PROCID" = 0 ]; then
     where=(--head --node-ip-address="$RAY_HEAD" --port="$RAY_PORT" --include-dashboard=false --temp-dir="$RAY_FOLDER")
 else
     where=(--address="$RAY_HEAD:$RAY_PORT")
     until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do sleep 1; done
 fi
+trap : TERM
 {ray} start --block --num-cpus="$SLURM_CPUS_ON_NODE" --object-store-memory={object_store} "${{where[@]}}"
-rm -rf "$RAY_FOLDER\""""
+status=$?
+rm -rf "$RAY_FOLDER"
+[ "$SLURM_PROCID" != 0 ] || exit $status  # which ends the job: without the head the other nodes can do nothing"""
 
 
 def submit(script: str) -> str:
