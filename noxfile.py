@@ -57,6 +57,8 @@ RELEASE_TOOLS = (
 )
 # Fuzzes in tests/fuzz; its wheels are for Linux alone.
 FUZZER = "atheris==3.0.0; platform_system == 'Linux' and platform_machine == 'x86_64' and python_version < '3.14'"
+# What benchmarks compare with, in an environment of their own: they pin what the packages do not need.
+PEERS = ("datatrove==0.10.1", "fasttext-numpy2-wheel==0.9.2", "regex", "spacy==3.8.18", "xxhash<4")
 CHECKERS = ("mypy==2.4.1", "nox==2026.10.20", "types-docutils")
 XDIST = "pytest-xdist==3.8.0"
 SITE_TOOLS = ("sphinx==9.0.4", "myst-parser==5.2.0", "furo==2025.12.19", "sphinx-copybutton==0.5.2")
@@ -193,7 +195,11 @@ def fuzz(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the short forms of the benchmarks; append to benchmarks/history.jsonl: nox -s bench -- [--data DATA]."""
     install_house(session)
-    run_in_house(session, "python", "benchmarks/history.py", *session.posargs)
+    python = ".nox/peers/bin/python"
+    if not Path(python).exists():
+        session.run(sys.executable, "-m", "virtualenv", "--quiet", ".nox/peers")
+    pip(session, python, "install", "-e", "packages/mtnlg-data[trafilatura]", *PEERS)
+    run_in_house(session, "python", "benchmarks/history.py", "--peers", python, *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -201,7 +207,7 @@ def kernels(session: nox.Session) -> None:
     """Compile every kernel for sm_80, sm_90 and sm_100, or the targets after --; docs/kernels lists their resources."""
     install_house(session)
     targets = session.posargs or ["sm_80", "sm_90", "sm_100"]
-    tables = [Path(f"docs/kernels/{target}.csv") for target in targets]
+    tables = [Path(f"docs/kernels/{name}.csv") for name in (*targets, "bounds")]
     before = [table.read_bytes() if table.exists() else b"" for table in tables]
     options = [word for target in targets for word in ("--target", target)]
     run_in_house(session, "mtnlg-parallel", "build-kernels", *options, "--table", "docs/kernels")

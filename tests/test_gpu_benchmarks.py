@@ -61,7 +61,8 @@ def test_every_kernel_is_checked_and_then_timed_against_other_implementations(ro
     for what in ("dropout's mask", "bias_dropout_add_norm 0.1, ragged", "head's gradient", "attention's softmax"):
         assert what in checked
     times = {key: row for (part, key), row in rows.items() if part == "kernels" and "ratios" in row}
-    for operation in ("layer_norm", "bias_dropout_add_norm 0.1", "bias_gelu", "bias_dropout_add 0", "head and loss"):
+    operations = ("layer_norm", "bias_dropout_add_norm 0.1", "bias_gelu", "bias_dropout_add 0", "swiglu", "rotary 1/4")
+    for operation in (*operations, "head and loss"):
         assert "torch.compile / kernel" in times[f"{operation}, tiny, forward + backward"]["ratios"]
     assert "fused, clip within / fused" in times["norm, clip, AdamW, tiny"]["ratios"]
     assert not any(row["left_out"] for row in times.values())
@@ -78,7 +79,7 @@ def test_a_rank_runs_exactly_the_products_that_the_formula_counts(rows: Rows, ca
     assert run["kernels"] == run["kernels, 8 bits"] == run["kernels, added after"] == share * row["formula"]["hardware"]
     # Eager attention recomputes up to what backward needs: not its last product.
     assert 0.99 < run["eager"] / row["formula"]["hardware"] <= 1.0
-    assert any(kind.startswith("ours: BiasGelu") for kind in row["sides"]["kernels"]["where"])
+    assert any(kind.startswith("ours: bias_gelu") for kind in row["sides"]["kernels"]["where"])
 
 
 def test_training_begins_as_on_a_cpu(rows: Rows) -> None:

@@ -185,7 +185,7 @@ SCALE = 65536 / (65536 - round(RATE * 65536))
 def _predict_seed() -> int:
     """Seed torch; return the seed that the next call's dropout will draw."""
     torch.manual_seed(11)
-    seed = int(torch.randint(1 << 62, (), device="cpu"))
+    seed = int(torch.randint(1 << 62, (), device=DEVICE))
     torch.manual_seed(11)
     return seed
 

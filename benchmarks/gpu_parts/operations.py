@@ -131,6 +131,37 @@ def _gelu(ops: ParallelOps, _: Shape) -> dict[str, Side]:
     return {"kernel": side(ops), "eager": side(functional.EAGER)}
 
 
+def _swiglu(ops: ParallelOps, _: Shape) -> dict[str, Side]:
+    def side(swiglu: Callable[..., Tensor]) -> Side:
+        return lambda gate, x: (swiglu(gate, x),)
+
+    theirs = {"Liger": side(liger().liger_swiglu)} if liger() else {}
+    return {"kernel": side(ops.swiglu), "eager": side(functional.swiglu)} | theirs
+
+
+def _rotate(share: int) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
+    """Turn a ``share``-th of every head of q and k. Liger's turns whole heads, in place, of [B, S, N, D]."""
+
+    def sides(ops: ParallelOps, shape: Shape) -> dict[str, Side]:
+        half = shape.head_size // share // 2
+        frequencies = 10_000.0 ** (-torch.arange(half, device=DEVICE) / half)
+        angles = torch.arange(shape.sequence, device=DEVICE)[:, None, None, None, None] * frequencies
+        # Of 8 bits, which every dtype has, so that all turn by the same.
+        cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+        whole = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+        def side(rotate: Callable[..., Tensor]) -> Side:
+            return lambda q, k: tuple(rotate(x, *(each.to(x.dtype) for each in whole)) for x in (q, k))
+
+        theirs: dict[str, Side] = {}
+        if liger() and share == 1 and shape.batch == 1:  # of more rows it would copy q and k
+            tables = [torch.cat((each, each), -1)[:, 0, 0].movedim(1, 0) for each in (cos, sin)]
+            theirs["Liger"] = lambda *qk: liger().liger_rope(*(x[:, :, :, 0].permute(1, 2, 0, 3) for x in qk), *tables)
+        return {"kernel": side(ops.rotate), "eager": side(functional.rotate)} | theirs
+
+    return sides
+
+
 def _attention(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
     """Eager has separate products and softmax, as without flash attention; SDPA may use it."""
 
@@ -189,6 +220,10 @@ def _attention_inputs(shape: Shape) -> Sizes:
     return shape.q, shape.q, shape.q
 
 
+def _rotate_inputs(shape: Shape) -> Sizes:
+    return ((shape.sequence, shape.batch, shape.heads, 1, shape.head_size),) * 2
+
+
 OPERATIONS = (
     # x → y; x, dy → dx
     Operation("layer_norm", _norm_inputs, _layer_norm, (2, 3)),
@@ -197,6 +232,11 @@ OPERATIONS = (
     Operation("bias_dropout_add_norm 0", _add_norm_inputs, _add_norm(0.0), (4, 4)),
     # x → y; x, dy → dx
     Operation("bias_gelu", lambda shape: (shape.up, (shape.ffn,)), _gelu, (2, 3)),
+    # g, x → y; g, x, dy → dg, dx
+    Operation("swiglu", lambda shape: (shape.up, shape.up), _swiglu, (3, 5)),
+    # q, k → both; their gradients → those before
+    Operation("rotary", _rotate_inputs, _rotate(1), (4, 4)),
+    Operation("rotary 1/4", _rotate_inputs, _rotate(4), (4, 4)),
     # x, r → y; dy → dx, where dr is dy, and without dropout dx too
     Operation("bias_dropout_add 0.1", _add_inputs, _add(0.1), (3, 2), drops=True),
     Operation("bias_dropout_add 0", _add_inputs, _add(0.0), (3, 1)),

@@ -29,8 +29,8 @@ KINDS = (
     ("copies", re.compile(r"aten::(copy_|contiguous|clone|cat|fill_|zero_)$|Memcpy|Memset")),
     ("compiled, fused", re.compile(r"triton_\w+")),
 )
-OURS = re.compile(r"_(LayerNorm|AddNorm|BiasGelu|BiasDropoutAdd|Attention)(Backward)?$")
-"""The autograd functions of mtnlg_parallel.kernels."""
+OURS = re.compile(r"^mtnlg::(\w+)$")
+"""The operators of mtnlg_parallel.kernels."""
 
 
 def time_by_kind(step: Callable[[], None]) -> dict[str, tuple[float, float]]:
@@ -83,7 +83,7 @@ def _kind(event: Any, kernel: str) -> str:  # noqa: ANN401  (torch's FunctionEve
         caller = caller.cpu_parent
     for name in names:
         if match := OURS.search(name):
-            return f"ours: {match[0].removeprefix('_').replace('Backward', ', backward')}"
+            return f"ours: {match[1]}"
         for kind, pattern in KINDS:
             if pattern.search(name):
                 return kind

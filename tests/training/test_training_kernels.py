@@ -27,10 +27,24 @@ def curve(answer: Json) -> list[Json]:
     return [{key: step[key] for key in keys if key in step} for step in answer["steps"]]
 
 
+LLAMA: Json = {
+    "positions": "rotary",
+    "rotary_fraction": 0.5,
+    "norm": "rms",
+    "mlp": "swiglu",
+    "heads": 4,
+    "kv_heads": 2,
+    "bias": False,
+    "qkv_bias": False,
+    "tied": False,
+}
+
+
+@pytest.mark.parametrize("model", [{}, LLAMA], ids=["GPT", "Llama"])
 def test_training_with_kernels_gives_the_loss_curve_of_training_without(
-    run_ranks_interpreted: RunRanks, data: Path, tmp_path: Path
+    run_ranks_interpreted: RunRanks, data: Path, tmp_path: Path, model: Json
 ) -> None:
-    recipes = [tiny(validation_every=3, validation_samples=2, kernels=kernels) for kernels in (True, False)]
+    recipes = [tiny(model, validation_every=3, validation_samples=2, kernels=kernels) for kernels in (True, False)]
     outs = [tmp_path / "on", tmp_path / "off"]
     on, off = (curve(answer) for answer in run_ranks_interpreted("train", recipes, data=data, outs=outs)[0])
     assert [step["step"] for step in on if "validation_loss" in step] == [3]

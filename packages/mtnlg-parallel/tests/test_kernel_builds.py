@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.cli import app
-from mtnlg_parallel.kernels import build
-from mtnlg_parallel.kernels.build import Built, Kernel
+from mtnlg_parallel.kernels.aot import build
+from mtnlg_parallel.kernels.aot.build import Built, Kernel
 from mtnlg_parallel.launch.run import announce
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.run_dir import RunState

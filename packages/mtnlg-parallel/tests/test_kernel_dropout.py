@@ -27,15 +27,15 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int
     return a, b, c, d
 
 
-def kept(drawn: dropout_mask.Dropout, rows: int, columns: int) -> torch.Tensor:
-    """Mask of the elements that are kept, computed one number at a time."""
+def kept(seed: int, rows: int, columns: int) -> torch.Tensor:
+    """Mask of the elements that are kept at `RATE`, computed one number at a time."""
     mask = np.empty((rows, columns), dtype=bool)
-    key = drawn.seed & 0xFFFFFFFF, drawn.seed >> 32
+    key, (threshold, _) = (seed & 0xFFFFFFFF, seed >> 32), dropout_mask.threshold_and_scale(RATE)
     for row in range(rows):
         for group in range(-(-columns // 8)):
             words = philox((group, row, 0, 0), key, 7)
             halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
-            stays = np.array(halves) >= drawn.threshold
+            stays = np.array(halves) >= threshold
             mask[row, group * 8 : group * 8 + 8] = stays[: columns - group * 8]
     return torch.from_numpy(mask)
 
@@ -129,9 +129,9 @@ def test_recomputation_draws_the_same_mask() -> None:
 def test_a_rate_is_rounded_to_1_in_65536_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
     ones_H = dropout.bias_dropout_add(torch.ones(64, 4096), torch.zeros(4096), torch.zeros(64, 4096), 0.1, True)
-    drawn = dropout_mask.draw(0.1)
-    assert drawn.threshold == round(0.1 * 65536)
-    assert drawn.scale * (1 - drawn.threshold / 65536) == pytest.approx(1)
+    threshold, scale = dropout_mask.threshold_and_scale(0.1)
+    assert threshold == round(0.1 * 65536)
+    assert scale * (1 - threshold / 65536) == pytest.approx(1)
     # Standard deviation of the kept fraction over 262,144 draws: 5.9e-4.
     assert float((ones_H > 0).float().mean()) == pytest.approx(0.9, abs=5 * 5.9e-4)
 
@@ -143,8 +143,7 @@ def test_without_dropout_no_number_is_drawn() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def _drawn(seed: int) -> tuple[dropout_mask.Dropout, float]:
-    """Dropout of the next call after this seed, and its scale."""
+def _drawn(seed: int) -> tuple[int, float]:
+    """Seed of the mask of the next call after this seed, and its scale."""
     torch.manual_seed(seed)
-    drawn = dropout_mask.draw(RATE)
-    return drawn, drawn.scale
+    return int(torch.randint(1 << 62, ())), dropout_mask.threshold_and_scale(RATE)[1]

@@ -71,6 +71,20 @@ def test_the_loss_is_exact_up_to_rounding_in_the_models_dtype(dtype: torch.dtype
         torch.testing.assert_close(result.double(), expected, rtol=bound, atol=bound * float(expected.abs().max()))
 
 
+def test_fp16_gradients_lose_no_digits_before_the_loss_scale_multiplies_them() -> None:
+    """A mean over 4,096 tokens has gradients of a probability's size / 4,096, of which fp16 has few digits or none."""
+    numbers = torch.Generator().manual_seed(1)
+    x_SBH = torch.randn(4096, 1, HIDDEN, generator=numbers).half().requires_grad_()
+    weight_VH = (torch.randn(1024, HIDDEN, generator=numbers) / 10).half().requires_grad_()
+    targets_BS = torch.randint(1024, (1, 4096), generator=numbers)
+    x_exact, weight_exact = (tensor.detach().double().requires_grad_() for tensor in (x_SBH, weight_VH))
+    ours = torch.autograd.grad(chunked(x_SBH, weight_VH, targets_BS) * 4096, (x_SBH, weight_VH))
+    exact = torch.autograd.grad(eager(x_exact, weight_exact, targets_BS) * 4096, (x_exact, weight_exact))
+    for result, expected in zip(ours, exact, strict=True):
+        # Rounded three times: d, the product, and its scaling, by 2**-11 at most and a third of that on average.
+        assert float((result.double() - expected).norm() / expected.norm()) < 2**-10
+
+
 @given(st.integers(1, 1 << 17), st.sampled_from([64, 1024, 20480]), st.sampled_from([32, 6400, 51200]))
 def test_a_chunk_holds_at_most_half_of_a_micro_batchs_tokens(tokens: int, hidden: int, width: int) -> None:
     rows = head_chunk(tokens, hidden, width)

@@ -190,13 +190,16 @@ def build_kernels(  # noqa: PLR0917  (typer names them)
     Fails where a kernel spills registers or needs more shared memory than the target has.
     """
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or [])]) if recipe else None
-    from .kernels import build  # noqa: PLC0415  (imports torch)
+    from .kernels.aot import build  # noqa: PLC0415  (imports torch)
 
     built = build.build_kernels(chosen, targets or [])
     for target, kernels in built.items():
         say(f"{target}: {kernels}")
     if table is not None:
+        from .kernels.aot import bounds  # noqa: PLC0415  (imports Triton)
+
         build.write_table(table, built)
+        bounds.write_bounds(table, built)
     if as_json:
         print_json({target: [kernel._asdict() for kernel in kernels.kernels] for target, kernels in built.items()})
 

@@ -1,8 +1,11 @@
 """Fused Triton kernels for A100 and later, each beside the eager function that it replaces.
 
-    norm.py       layer_norm, bias_dropout_add_norm          functional.layer_norm, bias_dropout_add_norm
+    norm.py       layer_norm, bias_dropout_add_norm,         functional: the same names
+                  rms_norm, dropout_add_rms_norm
     gelu.py       bias_gelu                                  functional.bias_gelu
-    dropout.py    bias_dropout_add                           functional.bias_dropout_add
+    swiglu.py     swiglu                                     functional.swiglu
+    rotary.py     rotate                                     functional.rotate
+    dropout.py    bias_dropout_add, dropout_add              functional: the same names
     softmax.py    attention, without flash attention         functional.attention
     loss.py       statistics, gradient                       head.statistics, head.gradient
 

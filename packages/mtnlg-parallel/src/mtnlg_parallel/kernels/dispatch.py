@@ -26,21 +26,26 @@ def best_ops(device: torch.device) -> ParallelOps:
 
     Kernels run on CUDA devices of capability 8.0 and above and, slowly, on the CPU under ``TRITON_INTERPRET=1``. On
     meta tensors they are only compiled (`tiles.launch`). Each falls back to its eager twin, with one message, if
-    dtypes differ or are not fp32, bf16 or fp16, or if tensors are on another device.
+    dtypes are not fp32, bf16 or fp16 or those of activations differ, or if tensors are on another device.
     """
     if reason := _unsupported_reason(device):
         _say_once(f"no fused kernels: {reason}")
         return EAGER
-    from . import dropout, gelu, loss, norm, softmax  # noqa: PLC0415  (import Triton)
+    from . import dropout, gelu, loss, norm, rotary, softmax, swiglu  # noqa: PLC0415  (import Triton)
 
     return ParallelOps(
-        layer_norm=_with_fallback(norm.layer_norm, EAGER.layer_norm, device),
+        layer_norm=_with_fallback(norm.layer_norm, EAGER.layer_norm, device, 1),
         bias_gelu=_with_fallback(gelu.bias_gelu, EAGER.bias_gelu, device),
         bias_dropout_add=_with_fallback(dropout.bias_dropout_add, EAGER.bias_dropout_add, device),
-        bias_dropout_add_norm=_with_fallback(norm.bias_dropout_add_norm, EAGER.bias_dropout_add_norm, device),
+        bias_dropout_add_norm=_with_fallback(norm.bias_dropout_add_norm, EAGER.bias_dropout_add_norm, device, 3),
+        dropout_add=_with_fallback(dropout.dropout_add, EAGER.dropout_add, device),
+        rms_norm=_with_fallback(norm.rms_norm, EAGER.rms_norm, device, 1),
+        dropout_add_rms_norm=_with_fallback(norm.dropout_add_rms_norm, EAGER.dropout_add_rms_norm, device, 2),
+        swiglu=_with_fallback(swiglu.swiglu, EAGER.swiglu, device),
+        rotate=_with_fallback(rotary.rotate, EAGER.rotate, device),
         attention=_with_fallback(softmax.attention, EAGER.attention, device),
         statistics=_with_fallback(loss.statistics, EAGER.statistics, device),
-        gradient=_with_fallback(loss.gradient, EAGER.gradient, device, checked=1),  # logsumexp is always fp32
+        gradient=_with_fallback(loss.gradient, EAGER.gradient, device, 1),  # logsumexp is always fp32
     )
 
 
@@ -61,13 +66,14 @@ def _unsupported_reason(device: torch.device) -> str | None:
 def _with_fallback(
     fused: Callable[..., Any], eager: Callable[..., Any], device: torch.device, checked: int | None = None
 ) -> Callable[..., Any]:
-    """``fused`` for supported tensors, else ``eager``; dtypes of the first ``checked`` tensors count, or of all."""
+    """``fused`` for supported tensors, else ``eager``; the first ``checked`` tensors, or all, must be of one dtype."""
 
     @wraps(fused)
     def operation(*arguments: Any) -> Any:  # noqa: ANN401  (any operation)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor) and argument.is_floating_point()]
-        dtypes, devices = {tensor.dtype for tensor in tensors[:checked]}, {tensor.device.type for tensor in tensors}
-        if len(dtypes) == 1 and dtypes <= set(DTYPES) and devices <= {device.type, "meta"}:
+        dtypes, devices = {tensor.dtype for tensor in tensors}, {tensor.device.type for tensor in tensors}
+        is_one = len({tensor.dtype for tensor in tensors[:checked]}) == 1
+        if is_one and dtypes <= set(DTYPES) and devices <= {device.type, "meta"}:
             return fused(*arguments)
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         _say_once(f"{fused.__name__}: no fused kernel for {names} on {', '.join(sorted(devices))}")

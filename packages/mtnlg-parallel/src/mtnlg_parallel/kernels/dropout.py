@@ -1,4 +1,4 @@
-"""residual + dropout(x + b) in one pass; backward regenerates the mask and sums over rows for the bias."""
+"""residual + dropout(x + b), with or without b, in one pass; backward regenerates the mask and sums over rows for b."""
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -11,86 +11,127 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .dropout_mask import Dropout, draw, kept
-from .tiles import SLAB, TILE, Matrix, launch, slab, step_of, store_sums, tile
+from .dropout_mask import draw, kept, threshold_and_scale
+from .tiles import (
+    SLAB,
+    TILE,
+    Matrix,
+    add_slabs,
+    contiguous,
+    custom_op,
+    is_last,
+    launch,
+    slab,
+    step_of,
+    store_sums,
+    tile,
+)
 
 
-def bias_dropout_add(x_H: Tensor, bias_H: Tensor, residual_H: Tensor, rate: float, training: bool) -> Tensor:
+def bias_dropout_add(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, rate: float, training: bool) -> Tensor:
     """Fused `mtnlg_model.functional.bias_dropout_add`."""
-    out: Tensor = _BiasDropoutAdd.apply(x_H, bias_H, residual_H, draw(rate if training else 0.0))
+    rate = rate if training else 0.0
+    out: Tensor = _dropped_sum(x_H, bias_H, residual_H, draw(rate, x_H), rate)
     return out
 
 
-class _BiasDropoutAdd(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_H: Tensor, bias_H: Tensor, residual_H: Tensor, dropout: Dropout) -> Tensor:  # noqa: ANN401  (torch's context)
-        x_H, bias_H, residual_H = x_H.contiguous(), bias_H.contiguous(), residual_H.contiguous()
-        out_H, size = torch.empty_like(x_H), Matrix.of(x_H)
-        ctx.dropout, ctx.bias_dtype = dropout, bias_H.dtype
-        launch(_dropout_forward, size.tiles, x_H, bias_H, residual_H, out_H, *size, *dropout, dropout.active, **TILE)
-        return out_H
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
-        out_grad_H = gradients[0].contiguous()
-        dropout, size = ctx.dropout, Matrix.of(out_grad_H)
-        x_grad_H = torch.empty_like(out_grad_H) if dropout.active else out_grad_H
-        sums_PH = size.partial_sums(1, out_grad_H.device)[0]
-        launch(
-            _dropout_backward, size.slab_grid, out_grad_H, x_grad_H, sums_PH, *size, *dropout, dropout.active, **SLAB
-        )
-        return x_grad_H, sums_PH.sum(0).to(ctx.bias_dtype), out_grad_H, None
+def dropout_add(x_H: Tensor, residual_H: Tensor, rate: float, training: bool) -> Tensor:
+    """Fused `mtnlg_model.functional.dropout_add`."""
+    return bias_dropout_add(x_H, None, residual_H, rate, training)
 
 
-@triton.jit(do_not_specialize=["rows", "seed", "threshold"])
+@custom_op
+def _dropped_sum(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, seed: Tensor | None, rate: float) -> Tensor:
+    read, size = contiguous(x_H, bias_H, residual_H), Matrix.of(x_H)
+    out_H = torch.empty_like(x_H, memory_format=torch.contiguous_format)
+    launch(_dropout_forward, size.tiles, *read, out_H, seed, *size, *threshold_and_scale(rate), **TILE)
+    return out_H
+
+
+@custom_op
+def _dropped_sum_backward(
+    out_grad_H: Tensor, bias_H: Tensor | None, seed: Tensor | None, rate: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x, empty if nothing is dropped, and of the bias, empty if there is none."""
+    out_grad_H, size, device = out_grad_H.contiguous(), Matrix.of(out_grad_H), out_grad_H.device
+    x_grad_H = out_grad_H.new_empty(0) if seed is None else torch.empty_like(out_grad_H)
+    bias_grad_H = None if bias_H is None else size.sum_like(bias_H)
+    sums = size.partial_sums(1, device)[0], size.slab_counters(device)
+    arguments = (out_grad_H, x_grad_H, bias_grad_H, *sums, seed, *size, *threshold_and_scale(rate))
+    launch(_dropout_backward, size.slab_grid, *arguments, **SLAB)
+    return x_grad_H, out_grad_H.new_empty(0) if bias_grad_H is None else bias_grad_H
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
+    del output
+    _x_H, bias_H, _residual_H, seed, ctx.rate = inputs
+    ctx.save_for_backward(bias_H, seed)
+
+
+def _gradients(ctx: Any, out_grad_H: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
+    bias_H, seed = ctx.saved_tensors
+    if bias_H is None and seed is None:
+        return out_grad_H, None, out_grad_H, None, None
+    x_grad_H, bias_grad_H = _dropped_sum_backward(out_grad_H, bias_H, seed, ctx.rate)
+    return out_grad_H if seed is None else x_grad_H, None if bias_H is None else bias_grad_H, out_grad_H, None, None
+
+
+_dropped_sum.register_autograd(_gradients, setup_context=_save)
+
+
+@triton.jit(do_not_specialize=["rows", "threshold"])
 def _dropout_forward(
     x_at,
     bias_at,
     residual_at,
     out_at,
+    seed_at,
     rows,
     columns,
-    seed: tl.int64,
     threshold,
     scale,
-    DROPS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row, column, group, at, there = tile(rows, columns, ROWS, COLUMNS)
     x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
-    x += tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
-    if DROPS:
-        x = tl.where(kept(seed, threshold, row, group), x * scale, 0.0)
+    if bias_at is not None:
+        x += tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
+    if seed_at is not None:
+        x = tl.where(kept(tl.load(seed_at), threshold, row, group), x * scale, 0.0)
     x += tl.load(residual_at + at, mask=there, other=0.0).to(tl.float32)
     tl.store(out_at + at, x.to(out_at.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["rows", "seed", "threshold"])
+@triton.jit(do_not_specialize=["rows", "threshold"])
 def _dropout_backward(
     out_grad_at,
     x_grad_at,
+    bias_grad_at,
     sums_at,
+    counters_at,
+    seed_at,
     rows,
     columns,
-    seed: tl.int64,
     threshold,
     scale,
-    DROPS: tl.constexpr,
     ROWS: tl.constexpr,
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     number, first, height, column, group = slab(rows, columns, ROWS, COLUMNS)
     bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
+    seed = tl.load(seed_at) if seed_at is not None else 0
     for step in range(0, height, STRIDE):
         row, at, there = step_of(first + step, rows, columns, column, STRIDE)
         x_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
-        if DROPS:
+        if seed_at is not None:
             x_grad = tl.where(kept(seed, threshold, row, group), x_grad * scale, 0.0)
             tl.store(x_grad_at + at, x_grad.to(x_grad_at.dtype.element_ty), mask=there)
         bias_grad += x_grad
-    store_sums(sums_at, number, columns, column, bias_grad)
+    if bias_grad_at is not None:
+        store_sums(sums_at, number, columns, column, bias_grad)
+        slabs = tl.cdiv(rows, ROWS)
+        if is_last(counters_at + tl.program_id(0) % tl.cdiv(columns, COLUMNS), slabs):
+            add_slabs(sums_at, bias_grad_at, slabs, columns, column, STRIDE)

@@ -5,9 +5,9 @@ by (group of eight columns, row). Its four words are eight 16-bit numbers; an el
 the threshold. So a rate is rounded to 1/65536, and kept elements are scaled by 1 / (1 - rounded rate). An element's
 number does not depend on how a kernel is cut into blocks.
 
-The seed comes from the default CPU generator, one number a call. Recomputation restores that generator's state and so
-draws the same mask. Whether tensor-parallel ranks share the state is decided in `training.loop` and
-`model.tensor_parallel`.
+The seed is one number a call from the default generator of the tensors' device, and stays on that device: a replayed
+CUDA graph draws it anew, and no call waits for the host. Recomputation restores that generator's state and so draws the
+same mask. Whether tensor-parallel ranks share the state is decided in `training.loop` and `model.tensor_parallel`.
 """
 
 # ruff: noqa: ANN001, ANN201  (Triton's own language)
@@ -15,39 +15,24 @@ draws the same mask. Whether tensor-parallel ranks share the state is decided in
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 RESOLUTION = 1 << 16
 """Number of different rates."""
 
 
-class Dropout(NamedTuple):
-    """Arguments from which a kernel generates the mask of one call, in forward and in backward."""
-
-    seed: int
-    threshold: int
-    scale: float
-
-    @property
-    def active(self) -> bool:
-        """Whether anything is dropped."""
-        return self.threshold > 0
+def draw(rate: float, x: Tensor) -> Tensor | None:
+    """Seed of a new mask for dropout of ``x`` at ``rate`` in [0, 1); at rate 0 no number is drawn."""
+    return torch.randint(1 << 62, (), device=x.device) if round(rate * RESOLUTION) else None
 
 
-NO_DROPOUT = Dropout(0, 0, 1.0)
-
-
-def draw(rate: float) -> Dropout:
-    """Dropout at ``rate`` in [0, 1) with a new seed; at rate 0 no number is drawn."""
+def threshold_and_scale(rate: float) -> tuple[int, float]:
+    """From which number on an element is kept, and the factor of those that are."""
     threshold = round(rate * RESOLUTION)
-    if not threshold:
-        return NO_DROPOUT
-    seed = int(torch.randint(1 << 62, (), device="cpu"))
-    return Dropout(seed, threshold, RESOLUTION / (RESOLUTION - threshold) if threshold < RESOLUTION else 0.0)
+    return threshold, RESOLUTION / (RESOLUTION - threshold) if threshold < RESOLUTION else 0.0
 
 
 @triton.jit

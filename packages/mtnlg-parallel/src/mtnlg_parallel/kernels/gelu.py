@@ -16,9 +16,21 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .tiles import SLAB, TILE, Matrix, launch, slab, step_of, store_sums, tile
+from .tiles import (
+    SLAB,
+    TILE,
+    Matrix,
+    add_slabs,
+    contiguous,
+    custom_op,
+    is_last,
+    launch,
+    slab,
+    step_of,
+    store_sums,
+    tile,
+)
 
 _TWICE = tl.constexpr(1.5957691216057308)  # 2 √(2/π)
 _CUBIC = tl.constexpr(0.044715)
@@ -26,27 +38,38 @@ _CUBIC = tl.constexpr(0.044715)
 
 def bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
     """Fused `mtnlg_model.functional.bias_gelu`."""
-    out: Tensor = _BiasGelu.apply(x_F, bias_F)
+    out: Tensor = _bias_gelu(x_F, bias_F)
     return out
 
 
-class _BiasGelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_F: Tensor, bias_F: Tensor) -> Tensor:  # noqa: ANN401  (torch's context)
-        x_F, bias_F = x_F.contiguous(), bias_F.contiguous()
-        ctx.save_for_backward(x_F, bias_F)
-        out_F, size = torch.empty_like(x_F), Matrix.of(x_F)
-        launch(_gelu_forward, size.tiles, x_F, bias_F, out_F, *size, **TILE)
-        return out_F
+@custom_op
+def _bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
+    out_F, size = torch.empty_like(x_F, memory_format=torch.contiguous_format), Matrix.of(x_F)
+    launch(_gelu_forward, size.tiles, *contiguous(x_F, bias_F), out_F, *size, **TILE)
+    return out_F
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (as above)
-        x_F, bias_F = ctx.saved_tensors
-        x_grad_F, size = torch.empty_like(x_F), Matrix.of(x_F)
-        sums_PF = size.partial_sums(1, x_F.device)[0]
-        launch(_gelu_backward, size.slab_grid, x_F, bias_F, gradients[0].contiguous(), x_grad_F, sums_PF, *size, **SLAB)
-        return x_grad_F, sums_PF.sum(0).to(bias_F.dtype)
+
+@custom_op
+def _bias_gelu_backward(x_F: Tensor, bias_F: Tensor, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:
+    size, device = Matrix.of(x_F), x_F.device
+    x_grad_F, bias_grad_F = torch.empty_like(x_F, memory_format=torch.contiguous_format), size.sum_like(bias_F)
+    sums = size.partial_sums(1, device)[0], size.slab_counters(device)
+    read = contiguous(x_F, bias_F, out_grad_F)
+    launch(_gelu_backward, size.slab_grid, *read, x_grad_F, bias_grad_F, *sums, *size, **SLAB)
+    return x_grad_F, bias_grad_F
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
+    del output
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (as above)
+    gradients: tuple[Tensor, Tensor] = _bias_gelu_backward(*ctx.saved_tensors, out_grad_F)
+    return gradients
+
+
+_bias_gelu.register_autograd(_gradients, setup_context=_save)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -64,7 +87,9 @@ def _gelu_backward(
     bias_at,
     out_grad_at,
     x_grad_at,
+    bias_grad_at,
     sums_at,
+    counters_at,
     rows,
     columns,
     ROWS: tl.constexpr,
@@ -83,3 +108,6 @@ def _gelu_backward(
         tl.store(x_grad_at + at, x_grad.to(x_grad_at.dtype.element_ty), mask=there)
         bias_grad += tl.where(there, x_grad, 0.0)
     store_sums(sums_at, number, columns, column, bias_grad)
+    slabs = tl.cdiv(rows, ROWS)
+    if is_last(counters_at + tl.program_id(0) % tl.cdiv(columns, COLUMNS), slabs):
+        add_slabs(sums_at, bias_grad_at, slabs, columns, column, STRIDE)

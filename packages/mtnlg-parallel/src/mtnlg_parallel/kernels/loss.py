@@ -9,14 +9,17 @@ rescaled to it. Arithmetic is fp32; logits must be contiguous.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import TILE, Matrix, launch, tile
+from .tiles import TILE, Matrix, custom_op, launch, tile
 
 
+@custom_op
 def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
     """Fused `mtnlg_parallel.model.head.statistics`."""
     size = Matrix.of(logits_NV)
@@ -25,6 +28,7 @@ def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
     return out_3N
 
 
+@partial(custom_op, overwritten="logits_NV")
 def gradient(logits_NV: Tensor, targets_N: Tensor, first: int, logsumexp_N: Tensor, scale: float) -> None:
     """Fused `mtnlg_parallel.model.head.gradient`."""
     size, rows = Matrix.of(logits_NV), (targets_N.contiguous(), logsumexp_N.contiguous())

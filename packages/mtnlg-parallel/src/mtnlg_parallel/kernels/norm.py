@@ -1,11 +1,18 @@
-"""Layer norm, alone and fused after bias + dropout + residual add.
+"""Layer norm and RMS norm, alone and fused after bias + dropout + residual add.
 
     x̂ = (x - mean) / d,  d = sqrt(variance + eps)        y = x̂ w + b
     dx = (w dy - m - x̂ n) / d,  m and n the row's means of w dy and of w dy x̂
 
-Forward, a program makes two passes over its row: mean and variance by Welford's recurrence in every lane, then y; the
-second pass finds the row in cache. After an add, the first pass writes the rounded sum and the norm is that of the
-rounded values, as in eager code. Backward computes m and n in a pass over rows, and everything else in one over slabs.
+An RMS norm has no b, and 0 for mean and m. Forward, a program makes two passes over its row, mean and variance, then y;
+the second pass finds the row in cache. Every lane adds up its distances from its own first element, so that a mean far
+from zero cancels nothing. After an add, the first pass writes the rounded sum and the norm is that of the rounded
+values, as in eager code.
+
+Backward is one launch, and reads x and dy from memory once. Rows come in groups of `GROUP`, and so do programs: those
+of group g first add up m and n for a share of its rows, and then compute the results of group g - 1, each for some
+columns, of which the cache still has all that was read. A program waits only for sums of programs before it, which
+wait for nothing until these are stored. So the wait ends wherever programs start in the order of their numbers, on
+which CUB's scans rely as well, however many run at a time.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -13,249 +20,372 @@ rounded values, as in eager code. Backward computes m and n in a pass over rows,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .dropout_mask import NO_DROPOUT, Dropout, draw, kept, kept_of_row
-from .tiles import SLAB, Matrix, launch, slab, step_of, store_sums
+from .dropout_mask import draw, kept, kept_of_row, threshold_and_scale
+from .tiles import Matrix, add_slabs, contiguous, custom_op, is_last, launch, step_of, store_sums
+
+GROUP: Final = {"ROWS": 128, "STRIDE": 4, "COLUMNS": 256, "PART": 10240, "num_warps": 4}
+"""Backward: rows of a group; rows in a step and columns of a program's results; columns of a share of m and n."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor, eps: float) -> Tensor:
     """Fused `mtnlg_model.functional.layer_norm`."""
-    out: Tensor = _LayerNorm.apply(x_H, weight_H, shift_H, eps)
+    out: Tensor = _norm(x_H, weight_H, shift_H, eps)[0]
+    return out
+
+
+def rms_norm(x_H: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """Fused `mtnlg_model.functional.rms_norm`."""
+    out: Tensor = _norm(x_H, weight_H, None, eps)[0]
     return out
 
 
 def bias_dropout_add_norm(
     x_H: Tensor,
-    bias_H: Tensor,
+    bias_H: Tensor | None,
     residual_H: Tensor,
     rate: float,
     training: bool,
     weight_H: Tensor,
-    shift_H: Tensor,
+    shift_H: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Fused `mtnlg_model.functional.bias_dropout_add_norm`."""
-    dropout = draw(rate if training else 0.0)
-    total_H, out_H = _AddNorm.apply(x_H, bias_H, residual_H, dropout, weight_H, shift_H, eps)
+    rate = rate if training else 0.0
+    seed = draw(rate, x_H)
+    total_H, out_H, _ = _add_norm(x_H, bias_H, residual_H, seed, rate, weight_H, shift_H, eps)
     return total_H, out_H
 
 
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_H: Tensor, weight_H: Tensor, shift_H: Tensor, eps: float) -> Tensor:  # noqa: ANN401  (torch's context)
-        x_H, weight_H, shift_H = x_H.contiguous(), weight_H.contiguous(), shift_H.contiguous()
-        out_H, size = torch.empty_like(x_H), Matrix.of(x_H)
-        moments_2R = torch.empty(2, size.rows, dtype=torch.float32, device=x_H.device)
-        ctx.save_for_backward(x_H, weight_H, moments_2R)
-        unused = (x_H, x_H, x_H)  # inputs of the add, not read here
-        read, cases = (*unused, x_H, weight_H, shift_H), (*NO_DROPOUT, False, False)
-        launch(_norm_forward, (size.rows,), *read, out_H, moments_2R, *size, eps, *cases, **size.blocks)
-        return out_H
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
-        x_H, weight_H, moments_2R = ctx.saved_tensors
-        computed = _gradients(x_H, weight_H, moments_2R, gradients[0], None, NO_DROPOUT)
-        x_grad_H, _, _, weight_grad_H, shift_grad_H = computed
-        return x_grad_H, weight_grad_H, shift_grad_H, None
+def dropout_add_rms_norm(
+    x_H: Tensor, residual_H: Tensor, rate: float, training: bool, weight_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Fused `mtnlg_model.functional.dropout_add_rms_norm`."""
+    return bias_dropout_add_norm(x_H, None, residual_H, rate, training, weight_H, None, eps)
 
 
-class _AddNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  (torch's context)
-        x_H: Tensor,
-        bias_H: Tensor,
-        residual_H: Tensor,
-        dropout: Dropout,
-        weight_H: Tensor,
-        shift_H: Tensor,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        read = tuple(tensor.contiguous() for tensor in (x_H, bias_H, residual_H))
-        total_H, out_H, size = torch.empty_like(read[0]), torch.empty_like(read[0]), Matrix.of(read[0])
-        weight_H, shift_H = weight_H.contiguous(), shift_H.contiguous()
-        moments_2R = torch.empty(2, size.rows, dtype=torch.float32, device=x_H.device)
-        ctx.save_for_backward(total_H, weight_H, moments_2R)
-        ctx.dropout, ctx.bias_dtype = dropout, bias_H.dtype
-        written = (out_H, moments_2R, *size, eps, *dropout, dropout.active, True)
-        launch(_norm_forward, (size.rows,), *read, total_H, weight_H, shift_H, *written, **size.blocks)
-        return total_H, out_H
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
-        total_H, weight_H, moments_2R = ctx.saved_tensors
-        total_grad_H, out_grad_H = gradients
-        computed = _gradients(total_H, weight_H, moments_2R, out_grad_H, total_grad_H, ctx.dropout)
-        residual_grad_H, x_grad_H, bias_grad_H, weight_grad_H, shift_grad_H = computed
-        return x_grad_H, bias_grad_H.to(ctx.bias_dtype), residual_grad_H, None, weight_grad_H, shift_grad_H, None
+@custom_op
+def _norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm, and the row's 1/d and mean, [2, rows]; for an RMS norm 1/d alone, [1, rows]."""
+    x_H, size = x_H.contiguous(), Matrix.of(x_H)
+    out_H, moments = torch.empty_like(x_H), _moments(size, shift_H, x_H)
+    arguments = (x_H, None, None, None, *contiguous(weight_H, shift_H), out_H, moments, None)
+    launch(_norm_forward, (size.rows,), *arguments, *size, eps, 0, 1.0, **size.blocks)
+    return out_H, moments
 
 
-def _gradients(
+@custom_op
+def _add_norm(
     x_H: Tensor,
+    bias_H: Tensor | None,
+    residual_H: Tensor,
+    seed: Tensor | None,
+    rate: float,
     weight_H: Tensor,
-    moments_2R: Tensor,
+    shift_H: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum, and `_norm`'s results."""
+    x_H, size = x_H.contiguous(), Matrix.of(x_H)
+    total_H, out_H, moments = torch.empty_like(x_H), torch.empty_like(x_H), _moments(size, shift_H, x_H)
+    added = (total_H, x_H, *contiguous(bias_H, residual_H))
+    normed = (*contiguous(weight_H, shift_H), out_H, moments)
+    shape = (*size, eps, *threshold_and_scale(rate))
+    launch(_norm_forward, (size.rows,), *added, *normed, seed, *shape, **size.blocks)
+    return total_H, out_H, moments
+
+
+def _moments(size: Matrix, shift_H: Tensor | None, x_H: Tensor) -> Tensor:
+    return torch.empty(1 if shift_H is None else 2, size.rows, dtype=torch.float32, device=x_H.device)
+
+
+@custom_op
+def _norm_gradients(
+    x_H: Tensor,
+    bias_H: Tensor | None,
+    seed: Tensor | None,
+    rate: float,
+    weight_H: Tensor,
+    shift_H: Tensor | None,
+    moments: Tensor,
     out_grad_H: Tensor,
     total_grad_H: Tensor | None,
-    dropout: Dropout,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the norm's input, of dropout's input, of the bias (fp32), of weight and of shift."""
-    out_grad_H, size = out_grad_H.contiguous(), Matrix.of(x_H)
-    added = total_grad_H is not None
-    total_grad_H = total_grad_H.contiguous() if total_grad_H is not None else out_grad_H  # not read then
-    means_2R = torch.empty_like(moments_2R)
-    launch(_norm_means, (size.rows,), x_H, weight_H, out_grad_H, moments_2R, means_2R, *size, **size.blocks)
+    """Gradients of the norm's input x, of dropout's input, of bias, weight and shift; what is not there is empty."""
+    size, device = Matrix.of(x_H), x_H.device
     grad_H = torch.empty_like(x_H)
-    dropped_H = torch.empty_like(x_H) if dropout.active else grad_H
-    sums_KPH = size.partial_sums(3 if added else 2, x_H.device)
-    read = (x_H, weight_H, out_grad_H, total_grad_H, moments_2R, means_2R)
-    launch(
-        _norm_backward,
-        size.slab_grid,
-        *read,
-        grad_H,
-        dropped_H,
-        sums_KPH,
-        *size,
-        *dropout,
-        dropout.active,
-        added,
-        **SLAB,
+    dropped_H = torch.empty_like(x_H) if seed is not None else x_H.new_empty(0)
+    weight_grad_H = size.sum_like(weight_H)
+    others = tuple(row if row is None else size.sum_like(row) for row in (shift_H, bias_H))
+    groups, across = triton.cdiv(size.rows, GROUP["ROWS"]), triton.cdiv(size.columns, GROUP["COLUMNS"])
+    parts, block = triton.cdiv(size.columns, GROUP["PART"]), min(max(triton.next_power_of_2(size.columns), 16), 1024)
+    scratch = (
+        torch.empty(2, parts + 1, size.rows, dtype=torch.float32, device=device),
+        torch.empty(
+            1 + sum(row is not None for row in others), groups, size.columns, dtype=torch.float32, device=device
+        ),
+        torch.zeros(2 * groups + across, dtype=torch.int32, device=device),
     )
-    sums_KH = sums_KPH.sum(1)
-    return grad_H, dropped_H, sums_KH[-1], sums_KH[0].to(weight_H.dtype), sums_KH[1].to(weight_H.dtype)
+    read = (x_H, weight_H, moments, *contiguous(out_grad_H, total_grad_H), seed)
+    arguments = (*read, grad_H, dropped_H, weight_grad_H, *others, *scratch, *size, *threshold_and_scale(rate))
+    grid = ((groups + 1) * across if groups else 0,)
+    constants = {**GROUP, "STRIDE": GROUP["STRIDE"] // (2 if size.columns % 16 else 1)}  # masks take registers
+    launch(_norm_backward, grid, *arguments, PARTS=triton.next_power_of_2(parts), BLOCK=block, **constants)
+    shift_grad_H, bias_grad_H = (x_H.new_empty(0) if row is None else row for row in others)
+    return grad_H, dropped_H, bias_grad_H, weight_grad_H, shift_grad_H
 
 
-@triton.jit(do_not_specialize=["rows", "seed", "threshold"])
+def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  (torch's context)
+    x_H, weight_H, shift_H, _eps = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*contiguous(x_H, weight_H), shift_H, output[1])
+
+
+def _norm_grads(ctx: Any, out_grad_H: Tensor, _: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
+    x_H, weight_H, shift_H, moments = ctx.saved_tensors
+    x_grad_H, _, _, weight_grad_H, shift_grad_H = _norm_gradients(
+        x_H, None, None, 0.0, weight_H, shift_H, moments, out_grad_H, None
+    )
+    return x_grad_H, weight_grad_H, None if shift_H is None else shift_grad_H, None
+
+
+def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  (as above)
+    _x_H, bias_H, _residual_H, seed, ctx.rate, weight_H, shift_H, _eps = inputs
+    total_H, _out_H, moments = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(total_H, bias_H, seed, *contiguous(weight_H), shift_H, moments)
+
+
+def _add_norm_grads(
+    ctx: Any,  # noqa: ANN401  (as above)
+    total_grad_H: Tensor | None,
+    out_grad_H: Tensor | None,
+    _: None,
+) -> tuple[Tensor | None, ...]:
+    total_H, bias_H, seed, weight_H, shift_H, moments = ctx.saved_tensors
+    if out_grad_H is None:
+        out_grad_H = torch.zeros_like(total_H)
+    saved = (total_H, bias_H, seed, ctx.rate, weight_H, shift_H, moments)
+    grad_H, dropped_H, bias_grad_H, weight_grad_H, shift_grad_H = _norm_gradients(*saved, out_grad_H, total_grad_H)
+    x_grad_H = grad_H if seed is None else dropped_H
+    row_grads = (None if bias_H is None else bias_grad_H, None if shift_H is None else shift_grad_H)
+    return x_grad_H, row_grads[0], grad_H, None, None, weight_grad_H, row_grads[1], None
+
+
+_norm.register_autograd(_norm_grads, setup_context=_save_norm)
+_add_norm.register_autograd(_add_norm_grads, setup_context=_save_add_norm)
+
+
+@triton.jit(do_not_specialize=["rows", "threshold"])
 def _norm_forward(
+    total_at,
     x_at,
     bias_at,
     residual_at,
-    total_at,
     weight_at,
     shift_at,
     out_at,
     moments_at,
+    seed_at,
     rows,
     columns,
     eps,
-    seed: tl.int64,
     threshold,
     scale,
-    DROPS: tl.constexpr,
-    ADDS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    total_at += row * columns
     lane = tl.arange(0, COLUMNS)
-    mean_l, square_l = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
-    for left in range(0, columns, COLUMNS):
-        column = left + lane
-        there = column < columns
-        if ADDS:
-            value = tl.load(x_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
-            value += tl.load(bias_at + column, mask=there, other=0.0).to(tl.float32)
-            if DROPS:
-                value = tl.where(kept_of_row(seed, threshold, row, left, COLUMNS), value * scale, 0.0)
-            value += tl.load(residual_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
-            rounded = value.to(total_at.dtype.element_ty)
-            tl.store(total_at + row * columns + column, rounded, mask=there)
-            value = rounded.to(tl.float32)
-        else:
-            value = tl.load(total_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
-        delta = tl.where(there, value - mean_l, 0.0)
-        mean_l += delta * (1.0 / (left // COLUMNS + 1))  # one division a block, not one an element
-        square_l += tl.where(there, delta * (value - mean_l), 0.0)
-    count_l = (columns - lane + COLUMNS - 1) // COLUMNS
-    mean = tl.sum(mean_l * count_l, 0) / columns
-    apart_l = tl.where(count_l > 0, mean_l - mean, 0.0)
-    inverse = 1.0 / tl.sqrt(tl.sum(square_l + count_l * apart_l * apart_l, 0) / columns + eps)
-    tl.store(moments_at + row, mean)
-    tl.store(moments_at + rows + row, inverse)
-    if ADDS:
+    seed = tl.load(seed_at) if seed_at is not None else 0
+    first_l = _total(total_at, x_at, bias_at, residual_at, seed_at, seed, row, 0, columns, threshold, scale, COLUMNS)
+    if shift_at is None:
+        first_l, sum_l, square_l = tl.zeros([COLUMNS], tl.float32), first_l, first_l * first_l
+    else:
+        sum_l, square_l = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    for left in range(COLUMNS, columns, COLUMNS):
+        value = _total(
+            total_at, x_at, bias_at, residual_at, seed_at, seed, row, left, columns, threshold, scale, COLUMNS
+        )
+        if shift_at is not None:
+            value = tl.where(left + lane < columns, value - first_l, 0.0)
+            sum_l += value
+        square_l += value * value
+    if shift_at is None:
+        mean = 0.0
+        inverse = 1.0 / tl.sqrt(tl.sum(square_l, 0) / columns + eps)
+    else:
+        # The elements of a lane are one number or one less, so two divisions a row are enough.
+        most = tl.cdiv(columns, COLUMNS)
+        is_long = (most - 1) * COLUMNS + lane < columns
+        count_l = tl.where(is_long, most, most - 1).to(tl.float32)
+        own_l = sum_l * tl.where(is_long, 1.0 / most, 1.0 / tl.maximum(most - 1, 1))
+        mean = tl.sum(first_l * count_l + sum_l, 0) / columns
+        apart_l = first_l + own_l - mean
+        square = tl.sum(square_l - sum_l * own_l + count_l * apart_l * apart_l, 0)
+        inverse = 1.0 / tl.sqrt(square / columns + eps)
+        mean += tl.sum(count_l * apart_l, 0) / columns  # what rounding took from a sum of far greater numbers
+        tl.store(moments_at + rows + row, mean)
+    tl.store(moments_at + row, inverse)
+    if residual_at is not None:
         tl.debug_barrier()  # a thread may read what another has written
     for left in range(0, columns, COLUMNS):
         column = left + lane
         there = column < columns
-        value = tl.load(total_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
-        weight = tl.load(weight_at + column, mask=there, other=0.0).to(tl.float32)
-        shift = tl.load(shift_at + column, mask=there, other=0.0).to(tl.float32)
-        out = (value - mean) * inverse * weight + shift
+        value = tl.load(total_at + column, mask=there, other=0.0).to(tl.float32)
+        out = (value - mean) * inverse * tl.load(weight_at + column, mask=there, other=0.0).to(tl.float32)
+        if shift_at is not None:
+            out += tl.load(shift_at + column, mask=there, other=0.0).to(tl.float32)
         tl.store(out_at + row * columns + column, out.to(out_at.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _norm_means(x_at, weight_at, out_grad_at, moments_at, means_at, rows, columns, COLUMNS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    mean, inverse = tl.load(moments_at + row), tl.load(moments_at + rows + row)
-    of_grad_l, of_product_l = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
-    for left in range(0, columns, COLUMNS):
-        column = left + tl.arange(0, COLUMNS)
-        there = column < columns
-        value = tl.load(x_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
-        weight = tl.load(weight_at + column, mask=there, other=0.0).to(tl.float32)
-        grad = weight * tl.load(out_grad_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
-        of_grad_l += grad
-        of_product_l += tl.where(there, grad * (value - mean) * inverse, 0.0)
-    tl.store(means_at + row, tl.sum(of_grad_l, 0) / columns)
-    tl.store(means_at + rows + row, tl.sum(of_product_l, 0) / columns)
-
-
-@triton.jit(do_not_specialize=["rows", "seed", "threshold"])
-def _norm_backward(
+@triton.jit
+def _total(
+    total_at,
     x_at,
-    weight_at,
-    out_grad_at,
-    total_grad_at,
-    moments_at,
-    means_at,
-    grad_at,
-    dropped_at,
-    sums_at,
-    rows,
+    bias_at,
+    residual_at,
+    seed_at,
+    seed,
+    row,
+    left,
     columns,
-    seed: tl.int64,
     threshold,
     scale,
-    DROPS: tl.constexpr,
-    ADDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A block of a row to be normed, 0 beyond it: read, or computed and written."""
+    column = left + tl.arange(0, COLUMNS)
+    there = column < columns
+    if residual_at is None:
+        value = tl.load(total_at + column, mask=there, other=0.0).to(tl.float32)
+    else:
+        value = tl.load(x_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
+        if bias_at is not None:
+            value += tl.load(bias_at + column, mask=there, other=0.0).to(tl.float32)
+        if seed_at is not None:
+            value = tl.where(kept_of_row(seed, threshold, row, left, COLUMNS), value * scale, 0.0)
+        value += tl.load(residual_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
+        rounded = value.to(total_at.dtype.element_ty)
+        tl.store(total_at + column, rounded, mask=there)
+        value = rounded.to(tl.float32)
+    return value
+
+
+@triton.jit(do_not_specialize=["rows", "threshold"])
+def _norm_backward(  # noqa: C901, PLR0912, PLR0915  (one launch: constants remove most branches)
+    x_at,
+    weight_at,
+    moments_at,
+    out_grad_at,
+    total_grad_at,
+    seed_at,
+    grad_at,
+    dropped_at,
+    weight_grad_at,
+    shift_grad_at,
+    bias_grad_at,
+    means_at,
+    sums_at,
+    counters_at,
+    rows,
+    columns,
+    threshold,
+    scale,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PART: tl.constexpr,
 ):
-    number, first, height, column, group = slab(rows, columns, ROWS, COLUMNS)
-    weight = tl.load(weight_at + column, mask=column < columns, other=0.0).to(tl.float32)
-    weight_grad, shift_grad = tl.zeros([STRIDE, COLUMNS], tl.float32), tl.zeros([STRIDE, COLUMNS], tl.float32)
-    bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
-    for step in range(0, height, STRIDE):
-        row, at, there = step_of(first + step, rows, columns, column, STRIDE)
-        inverse = tl.load(moments_at + rows + row, mask=row < rows, other=0.0)
-        normed = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
-        normed = (normed - tl.load(moments_at + row, mask=row < rows, other=0.0)) * inverse
-        out_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
-        weight_grad += tl.where(there, out_grad * normed, 0.0)
-        shift_grad += out_grad
-        grad = weight * out_grad - tl.load(means_at + row, mask=row < rows, other=0.0)
-        grad = (grad - normed * tl.load(means_at + rows + row, mask=row < rows, other=0.0)) * inverse
-        if ADDS:
-            grad += tl.load(total_grad_at + at, mask=there, other=0.0).to(tl.float32)
-        tl.store(grad_at + at, grad.to(grad_at.dtype.element_ty), mask=there)
-        if DROPS:
-            grad = tl.where(kept(seed, threshold, row, group), grad * scale, 0.0)
-            tl.store(dropped_at + at, grad.to(dropped_at.dtype.element_ty), mask=there)
-        if ADDS:
-            bias_grad += tl.where(there, grad, 0.0)
-    room = tl.cdiv(rows, ROWS).to(tl.int64) * columns
-    store_sums(sums_at, number, columns, column, weight_grad)
-    store_sums(sums_at + room, number, columns, column, shift_grad)
-    if ADDS:
-        store_sums(sums_at + 2 * room, number, columns, column, bias_grad)
+    across, groups = tl.cdiv(columns, COLUMNS), tl.cdiv(rows, ROWS)
+    group, place = (tl.program_id(0) // across).to(tl.int64), tl.program_id(0) % across
+    parts = tl.cdiv(columns, PART)
+    if group < groups:
+        height: tl.constexpr = 1024 // BLOCK  # rows at a time: 8 elements a thread
+        shares = tl.cdiv(tl.minimum(ROWS, rows - group * ROWS).to(tl.int32), height) * parts
+        for share in range(place, shares, across):
+            top, part = group * ROWS + share // parts * height, share % parts
+            row = top + tl.arange(0, height)[:, None]
+            inverse, mean = _moments_of(moments_at, shift_grad_at, row, rows)
+            grads, products = tl.zeros([height, BLOCK], tl.float32), tl.zeros([height, BLOCK], tl.float32)
+            for left in range(part * PART, tl.minimum(part * PART + PART, columns), BLOCK):
+                column = left + tl.arange(0, BLOCK)[None, :]
+                there = (row < rows) & (column < columns)
+                weight = tl.load(weight_at + column, mask=column < columns, other=0.0).to(tl.float32)
+                grad = weight * tl.load(out_grad_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
+                grads += grad
+                products += grad * (tl.load(x_at + row * columns + column, mask=there, other=0.0).to(tl.float32) - mean)
+            at = means_at + part * rows + row
+            if shift_grad_at is not None:
+                tl.store(at, tl.sum(grads, 1, keep_dims=True) * (inverse / columns), mask=row < rows)
+            at += (parts + 1) * rows
+            tl.store(at, tl.sum(products, 1, keep_dims=True) * (inverse * inverse / columns), mask=row < rows)
+        if is_last(counters_at + group, across):
+            row, part = group * ROWS + tl.arange(0, ROWS), tl.arange(0, PARTS)
+            at = means_at + part[None, :] * rows + row[:, None]
+            there = (row[:, None] < rows) & (part[None, :] < parts)
+            if shift_grad_at is not None:
+                sums = tl.sum(tl.load(at, mask=there, other=0.0, cache_modifier=".cg"), 1)
+                tl.store(means_at + parts * rows + row, sums, mask=row < rows)
+            sums = tl.sum(tl.load(at + (parts + 1) * rows, mask=there, other=0.0, cache_modifier=".cg"), 1)
+            tl.store(means_at + (2 * parts + 1) * rows + row, sums, mask=row < rows)
+            is_last(counters_at + groups + group, 1)
+    group -= 1
+    if group >= 0:
+        while tl.atomic_add(counters_at + groups + group, 0) == 0:
+            pass
+        column = place * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        eights = place * (COLUMNS // 8) + tl.arange(0, COLUMNS // 8)[None, :]
+        means_at += parts * rows
+        seed = tl.load(seed_at) if seed_at is not None else 0
+        weight = tl.load(weight_at + column, mask=column < columns, other=0.0).to(tl.float32)
+        weight_grad, shift_grad = tl.zeros([STRIDE, COLUMNS], tl.float32), tl.zeros([STRIDE, COLUMNS], tl.float32)
+        bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
+        # A loop counted in 64 bits would take more registers.
+        for step in range(0, tl.minimum(ROWS, rows - group * ROWS).to(tl.int32), STRIDE):
+            row, at, there = step_of(group * ROWS + step, rows, columns, column, STRIDE)
+            inverse, mean = _moments_of(moments_at, shift_grad_at, row, rows)
+            normed = (tl.load(x_at + at, mask=there, other=0.0).to(tl.float32) - mean) * inverse
+            out_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
+            weight_grad += out_grad * normed
+            mean = tl.load(means_at + (parts + 1) * rows + row, mask=row < rows, other=0.0, cache_modifier=".cg")
+            grad = weight * out_grad * inverse - normed * mean
+            if shift_grad_at is not None:
+                shift_grad += out_grad
+                grad -= tl.load(means_at + row, mask=row < rows, other=0.0, cache_modifier=".cg")
+            if total_grad_at is not None:
+                grad += tl.load(total_grad_at + at, mask=there, other=0.0).to(tl.float32)
+            tl.store(grad_at + at, grad.to(grad_at.dtype.element_ty), mask=there)
+            if seed_at is not None:
+                grad = tl.where(kept(seed, threshold, row, eights), grad * scale, 0.0)
+                tl.store(dropped_at + at, grad.to(dropped_at.dtype.element_ty), mask=there)
+            bias_grad += grad
+        room = groups.to(tl.int64) * columns
+        room_before_bias = 2 * room if shift_grad_at is not None else room
+        store_sums(sums_at, group, columns, column, weight_grad)
+        if shift_grad_at is not None:
+            store_sums(sums_at + room, group, columns, column, shift_grad)
+        if bias_grad_at is not None:
+            store_sums(sums_at + room_before_bias, group, columns, column, bias_grad)
+        if is_last(counters_at + 2 * groups + place, groups):
+            add_slabs(sums_at, weight_grad_at, groups, columns, column, STRIDE)
+            if shift_grad_at is not None:
+                add_slabs(sums_at + room, shift_grad_at, groups, columns, column, STRIDE)
+            if bias_grad_at is not None:
+                add_slabs(sums_at + room_before_bias, bias_grad_at, groups, columns, column, STRIDE)
+
+
+@triton.jit
+def _moments_of(moments_at, shift_grad_at, row, rows):
+    """1/d and mean of rows [R, 1]; 0 for the mean of an RMS norm, and for rows that are not there."""
+    inverse = tl.load(moments_at + row, mask=row < rows, other=0.0)
+    mean = tl.load(moments_at + rows + row, mask=row < rows, other=0.0) if shift_grad_at is not None else 0.0
+    return inverse, mean

@@ -19,12 +19,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mtnlg_model import functional
 
-from .dropout_mask import Dropout, draw, kept, kept_of_row
-from .tiles import TILE, Matrix, launch, tile
+from .dropout_mask import draw, kept, kept_of_row, threshold_and_scale
+from .tiles import TILE, Matrix, custom_op, launch, tile
 
 _LEAST = tl.constexpr(-3.0e38)
 
@@ -57,49 +56,64 @@ def _has_flash(q_BNSD: Tensor, k_BNTD: Tensor) -> bool:
 
 def core_attention(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, scale: float, rate: float) -> Tensor:
     """Causal attention of S queries over T >= S keys, with the last query at the last key, by this module's kernels."""
-    out: Tensor = _Attention.apply(q_BNSD, k_BNTD, v_BNTD, scale, draw(rate))
+    out: Tensor = _attention(q_BNSD, k_BNTD, v_BNTD, scale, draw(rate, q_BNSD), rate)[0]
     return out
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  (torch's context)
-        q_BNSD: Tensor,
-        k_BNTD: Tensor,
-        v_BNTD: Tensor,
-        scale: float,
-        dropout: Dropout,
-    ) -> Tensor:
-        p_BNST = torch.matmul(q_BNSD, k_BNTD.transpose(-1, -2)).contiguous()
-        rows, t = Matrix.of(p_BNST)
-        launch(_softmax_forward, (rows,), p_BNST, t, q_BNSD.shape[-2], scale, not t % 16, **Matrix(rows, t).blocks)
-        ctx.save_for_backward(q_BNSD, k_BNTD, v_BNTD, p_BNST)
-        ctx.scale, ctx.dropout = scale, dropout
-        return torch.matmul(_dropped(p_BNST, dropout), v_BNTD)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
-        q_BNSD, k_BNTD, v_BNTD, p_BNST = ctx.saved_tensors
-        dropout, out_grad_BNSD = ctx.dropout, gradients[0]
-        v_grad_BNTD = torch.matmul(_dropped(p_BNST, dropout).transpose(-1, -2), out_grad_BNSD)
-        grad_BNST = torch.matmul(out_grad_BNSD, v_BNTD.transpose(-1, -2)).contiguous()
-        rows, t = Matrix.of(p_BNST)
-        shape, constants = (t, q_BNSD.shape[-2], ctx.scale), Matrix(rows, t).blocks
-        cases = (dropout.active, not t % 16)
-        launch(_softmax_backward, (rows,), grad_BNST, p_BNST, *shape, *dropout, *cases, **constants)
-        q_grad_BNSD = torch.matmul(grad_BNST, k_BNTD)
-        return q_grad_BNSD, torch.matmul(grad_BNST.transpose(-1, -2), q_BNSD), v_grad_BNTD, None, None
+@custom_op
+def _attention(
+    q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, scale: float, seed: Tensor | None, rate: float
+) -> tuple[Tensor, Tensor]:
+    """The context, and P."""
+    p_BNST = torch.matmul(q_BNSD, k_BNTD.transpose(-1, -2)).contiguous()
+    rows, t = Matrix.of(p_BNST)
+    launch(_softmax_forward, (rows,), p_BNST, t, q_BNSD.shape[-2], scale, not t % 16, **Matrix(rows, t).blocks)
+    return torch.matmul(_dropped(p_BNST, seed, rate), v_BNTD), p_BNST
 
 
-def _dropped(p_BNST: Tensor, dropout: Dropout) -> Tensor:
+@custom_op
+def _attention_gradients(
+    q_BNSD: Tensor,
+    k_BNTD: Tensor,
+    v_BNTD: Tensor,
+    p_BNST: Tensor,
+    out_grad_BNSD: Tensor,
+    scale: float,
+    seed: Tensor | None,
+    rate: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    v_grad_BNTD = torch.matmul(_dropped(p_BNST, seed, rate).transpose(-1, -2), out_grad_BNSD)
+    grad_BNST = torch.matmul(out_grad_BNSD, v_BNTD.transpose(-1, -2)).contiguous()
+    rows, t = Matrix.of(p_BNST)
+    shape, constants = (t, q_BNSD.shape[-2], scale), Matrix(rows, t).blocks
+    launch(
+        _softmax_backward, (rows,), grad_BNST, p_BNST, seed, *shape, *threshold_and_scale(rate), not t % 16, **constants
+    )
+    return torch.matmul(grad_BNST, k_BNTD), torch.matmul(grad_BNST.transpose(-1, -2), q_BNSD), v_grad_BNTD
+
+
+def _dropped(p_BNST: Tensor, seed: Tensor | None, rate: float) -> Tensor:
     """D(P); P itself if nothing is dropped."""
-    if not dropout.active:
+    if seed is None:
         return p_BNST
     out_BNST, size = torch.empty_like(p_BNST), Matrix.of(p_BNST)
-    launch(_softmax_drop, size.tiles, p_BNST, out_BNST, *size, *dropout, **TILE)
+    launch(_softmax_drop, size.tiles, p_BNST, out_BNST, seed, *size, *threshold_and_scale(rate), **TILE)
     return out_BNST
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  (torch's context)
+    q_BNSD, k_BNTD, v_BNTD, ctx.scale, seed, ctx.rate = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q_BNSD, k_BNTD, v_BNTD, output[1], seed)
+
+
+def _gradients(ctx: Any, out_grad_BNSD: Tensor, _: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
+    *saved, seed = ctx.saved_tensors
+    return *_attention_gradients(*saved, out_grad_BNSD, ctx.scale, seed, ctx.rate), None, None, None
+
+
+_attention.register_autograd(_gradients, setup_context=_save)
 
 
 @triton.jit
@@ -123,11 +137,11 @@ def _softmax_forward(p_at, t, s, scale, EVEN: tl.constexpr, COLUMNS: tl.constexp
         sum_l = sum_l * tl.exp(most_l - now_l) + tl.exp(score - now_l)
         most_l = now_l
     most = tl.max(most_l, 0)
-    total = tl.sum(sum_l * tl.exp(most_l - most), 0)
+    inverse = 1.0 / tl.sum(sum_l * tl.exp(most_l - most), 0)
     tl.debug_barrier()  # what one thread has read another may write over
     for left in range(0, t, COLUMNS):
         column = left + tl.arange(0, COLUMNS)
-        p = tl.exp(_score(p_at, left, visible, end, scale, COLUMNS) - most) / total
+        p = tl.exp(_score(p_at, left, visible, end, scale, COLUMNS) - most) * inverse
         p = tl.where(column < visible, p, 0.0)
         tl.store(p_at + column, p.to(p_at.dtype.element_ty), mask=column < t)
 
@@ -139,32 +153,32 @@ def _score(p_at, left, visible, end, scale, COLUMNS: tl.constexpr):
     return tl.where(column < visible, score, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["s", "seed", "threshold"])
+@triton.jit(do_not_specialize=["s", "threshold"])
 def _softmax_backward(
     grad_at,
     p_at,
+    seed_at,
     t,
     s,
     scale,
-    seed: tl.int64,
     threshold,
     kept_scale,
-    DROPS: tl.constexpr,
     EVEN: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     grad_at, p_at = grad_at + row * t, p_at + row * t
     visible, end = _visible(row, t, s, EVEN)
+    seed = tl.load(seed_at) if seed_at is not None else 0
     sum_l = tl.zeros([COLUMNS], tl.float32)
     for left in range(0, end, COLUMNS):
-        p, grad = _pair(p_at, grad_at, row, left, visible, end, seed, threshold, kept_scale, DROPS, COLUMNS)
+        p, grad = _pair(p_at, grad_at, seed_at, row, left, visible, end, seed, threshold, kept_scale, COLUMNS)
         sum_l += p * grad
     total = tl.sum(sum_l, 0)
     tl.debug_barrier()  # as above
     for left in range(0, t, COLUMNS):
         column = left + tl.arange(0, COLUMNS)
-        p, grad = _pair(p_at, grad_at, row, left, visible, end, seed, threshold, kept_scale, DROPS, COLUMNS)
+        p, grad = _pair(p_at, grad_at, seed_at, row, left, visible, end, seed, threshold, kept_scale, COLUMNS)
         grad = tl.where(column < visible, p * (grad - total) * scale, 0.0)
         tl.store(grad_at + column, grad.to(grad_at.dtype.element_ty), mask=column < t)
 
@@ -173,6 +187,7 @@ def _softmax_backward(
 def _pair(
     p_at,
     grad_at,
+    seed_at,
     row,
     left,
     visible,
@@ -180,25 +195,24 @@ def _pair(
     seed,
     threshold,
     scale,
-    DROPS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """P, which is 0 where the query may not see, and D(dP), taken for 0 there."""
     column = left + tl.arange(0, COLUMNS)
     p = tl.load(p_at + column, mask=column < end, other=0.0).to(tl.float32)
     grad = tl.load(grad_at + column, mask=column < end, other=0.0).to(tl.float32)
-    if DROPS:
+    if seed_at is not None:
         grad = tl.where(kept_of_row(seed, threshold, row, left, COLUMNS), grad * scale, 0.0)
     return p, tl.where(column < visible, grad, 0.0)
 
 
-@triton.jit(do_not_specialize=["rows", "seed", "threshold"])
+@triton.jit(do_not_specialize=["rows", "threshold"])
 def _softmax_drop(
     p_at,
     out_at,
+    seed_at,
     rows,
     columns,
-    seed: tl.int64,
     threshold,
     scale,
     ROWS: tl.constexpr,
@@ -206,5 +220,5 @@ def _softmax_drop(
 ):
     row, _column, group, at, there = tile(rows, columns, ROWS, COLUMNS)
     p = tl.load(p_at + at, mask=there, other=0.0).to(tl.float32)
-    p = tl.where(kept(seed, threshold, row, group), p * scale, 0.0)
+    p = tl.where(kept(tl.load(seed_at), threshold, row, group), p * scale, 0.0)
     tl.store(out_at + at, p.to(out_at.dtype.element_ty), mask=there)

@@ -5,34 +5,39 @@
     slab kernels    one program a slab of many rows and few columns, to sum over rows
 
 Matrices may have any number of rows and columns; the last blocks are masked. Sums over rows (gradients of biases and
-norms) store each slab's partial sum in fp32 and add these in fixed order, so they are deterministic. Offsets take 64
-bits.
+norms) store each slab's partial sum in fp32, and the last program of some columns adds these in fixed order: they are
+deterministic, in one launch. Offsets take 64 bits.
 
 `launch` starts every kernel. On tensors with storage the kernel runs; on meta tensors it is only compiled, for the GPU
 that Triton's active driver names. So calling the operations with a run's shapes, without data, compiles exactly what
-that run will launch.
+that run will launch. On torch.compile's fake tensors nothing happens. So a function that allocates and launches is a
+whole `custom_op`, fake included.
 """
 
-# ruff: noqa: ANN001, ANN201  (Triton's own language)
+# ruff: noqa: ANN001, ANN201, PLR0917  (Triton's own language)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
-from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch._library.custom_ops import CustomOpDef
+
 TILE: Final = {"ROWS": 4, "COLUMNS": 512, "num_warps": 4}
 SLAB: Final = {"ROWS": 64, "STRIDE": 4, "COLUMNS": 256, "num_warps": 4}
-ROW_BLOCK: Final = 2048
-"""Most columns in a row kernel's block: eight a thread, one 16-byte load of bf16."""
+ROW_BLOCK: Final = 4096
+"""Most columns in a row kernel's block: 16 a thread, two 16-byte loads of bf16 that are under way together. So 256
+rows, a rank's share of 2,048 under sequence parallelism, keep 16 KiB a multiprocessor of an H100 under way, about what
+its memory takes."""
 
 
 class Matrix(NamedTuple):
@@ -44,27 +49,37 @@ class Matrix(NamedTuple):
     @classmethod
     def of(cls, x: Tensor) -> Matrix:
         """Shape of a contiguous tensor."""
-        return cls(x.numel() // x.shape[-1] if x.shape[-1] else 0, x.shape[-1])
+        columns = int(x.shape[-1])  # constants depend on it, so torch.compile shall take it for one
+        return cls(x.numel() // columns if columns else 0, columns)
 
     @property
     def tiles(self) -> tuple[int]:
         """Grid of a tile kernel."""
-        return (ceil(self.rows / TILE["ROWS"]) * ceil(self.columns / TILE["COLUMNS"]),)
+        return (triton.cdiv(self.rows, TILE["ROWS"]) * triton.cdiv(self.columns, TILE["COLUMNS"]),)
 
     @property
     def slab_grid(self) -> tuple[int]:
         """Grid of a slab kernel."""
-        return (ceil(self.rows / SLAB["ROWS"]) * ceil(self.columns / SLAB["COLUMNS"]),)
+        return (triton.cdiv(self.rows, SLAB["ROWS"]) * triton.cdiv(self.columns, SLAB["COLUMNS"]),)
 
     @property
     def blocks(self) -> dict[str, int]:
         """Constants of a row kernel: columns in a block, and warps."""
         block = int(min(max(triton.next_power_of_2(self.columns), 32), ROW_BLOCK))
-        return {"COLUMNS": block, "num_warps": max(1, block // 256)}
+        return {"COLUMNS": block, "num_warps": max(1, block // 512)}
 
     def partial_sums(self, count: int, device: torch.device) -> Tensor:
         """Allocate the slabs' partial sums of ``count`` sums over rows, [count, slabs, columns] in fp32."""
-        return torch.empty(count, ceil(self.rows / SLAB["ROWS"]), self.columns, dtype=torch.float32, device=device)
+        slabs = triton.cdiv(self.rows, SLAB["ROWS"])
+        return torch.empty(count, slabs, self.columns, dtype=torch.float32, device=device)
+
+    def sum_like(self, row: Tensor) -> Tensor:
+        """Allocate a sum over rows; it is 0 if there are none."""
+        return torch.empty_like(row) if self.rows else torch.zeros_like(row)
+
+    def slab_counters(self, device: torch.device) -> Tensor:
+        """How many programs have stored their partial sums, for each of the slabs' blocks of columns."""
+        return torch.zeros(triton.cdiv(self.columns, SLAB["COLUMNS"]), dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -104,20 +119,55 @@ def store_sums(sums_at, number, columns, column, sums):
     tl.store(sums_at + number * columns + flat, tl.sum(sums, 0), mask=flat < columns)
 
 
-on_compiled: list[Callable[[Any], None]] = []
-"""Callbacks that receive every kernel compiled on meta tensors, as Triton returns it."""
+@triton.jit
+def is_last(counter_at, programs):
+    """Count this program's stores as done; whether those of all ``programs`` now are, and visible here."""
+    tl.debug_barrier()  # those of all its threads
+    return tl.atomic_add(counter_at, 1) == programs - 1
+
+
+@triton.jit
+def add_slabs(sums_at, out_at, slabs, columns, column, STRIDE: tl.constexpr):
+    """Sum over all slabs' parts of some columns, in an order that does not depend on when each was stored."""
+    total = tl.zeros([STRIDE, column.shape[1]], tl.float32)
+    for top in range(0, slabs, STRIDE):
+        number = (top + tl.arange(0, STRIDE)[:, None]).to(tl.int64)
+        there = (number < slabs) & (column < columns)
+        total += tl.load(sums_at + number * columns + column, mask=there, other=0.0, cache_modifier=".cg")
+    flat = tl.reshape(column, (column.shape[1],))
+    tl.store(out_at + flat, tl.sum(total, 0).to(out_at.dtype.element_ty), mask=flat < columns)
+
+
+on_compiled: list[Callable[[Any, dict[str, Any]], None]] = []
+"""Callbacks that receive every kernel compiled on meta tensors, as Triton returns it, and its arguments by name."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
     """Run ``kernel`` over ``grid``; only compile it if its first argument is a meta tensor; skip an empty grid."""
     first: Tensor = arguments[0]
-    if 0 in grid:
+    if isinstance(first, FakeTensor) or 0 in grid:
         return
     constants["enable_fp_fusion"] = True  # fused multiply-add; explicit, since Triton's default will change
     if first.is_meta:
         compiled = kernel.warmup(*arguments, grid=grid, **constants)
         for callback in on_compiled:
-            callback(compiled)
+            callback(compiled, dict(zip(kernel.arg_names, arguments, strict=False)) | constants)
         return
     with torch.cuda.device_of(first):
         kernel[grid](*arguments, **constants)
+
+
+def custom_op(function: Callable[..., Any], overwritten: str | None = None) -> CustomOpDef:
+    """Operator of torch from a function that allocates and launches; torch.compile keeps it whole in its graph.
+
+    ``overwritten`` names an argument. A second derivative is refused unless ``register_autograd`` gives it.
+    """
+    name, mutated = function.__name__.strip("_"), () if overwritten is None else (overwritten,)
+    operator = torch.library.custom_op(f"mtnlg::{name}", function, mutates_args=mutated)
+    operator.register_fake(function)
+    return operator
+
+
+def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors, those that have gaps copied; None stays None."""
+    return tuple(tensor if tensor is None else tensor.contiguous() for tensor in tensors)

@@ -176,7 +176,7 @@ def announce(recipe: Recipe, state: RunState, expected: Forecast | None) -> None
     for note in recipe.warnings:
         say(note)
     if recipe.train.kernels:
-        from mtnlg_parallel.kernels import build  # noqa: PLC0415  (imports torch)
+        from mtnlg_parallel.kernels.aot import build  # noqa: PLC0415  (imports torch)
 
         if (gpu := build.this_gpu()) and (line := build.not_built_warning(recipe, gpu)):
             say(line)

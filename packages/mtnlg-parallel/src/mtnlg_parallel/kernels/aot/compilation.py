@@ -18,8 +18,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 
+from mtnlg_parallel.kernels.tiles import on_compiled
+
 from .build import Kernel
-from .tiles import on_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,27 +48,47 @@ class _FakeDriver:
         return 0
 
 
+Launch = tuple[Any, dict[str, Any]]
+"""A kernel as Triton returns it, and the arguments of its launch by name."""
+
+
 def compile_launches(target: str, launches: Callable[[], object]) -> list[Kernel]:
     """Compile every kernel that ``launches`` launches on meta tensors for ``target``, such as ``sm_80``.
 
     The process keeps the fake driver and cannot launch on a GPU afterwards.
     """
-    driver.set_active(_FakeDriver(target))
-    kernels: dict[str, Any] = {}
+    kernels = {compiled.hash: compiled for compiled, _ in collect_launches(target, launches)}
+    return sorted(map(describe, kernels.values()))
 
-    def collect(compiled: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
-        kernels[compiled.hash] = compiled
+
+def collect_launches(target: str, launches: Callable[[], object]) -> list[Launch]:
+    """Compile as `compile_launches` does; every launch, in order."""
+    driver.set_active(_FakeDriver(target))
+    collected: list[Launch] = []
+
+    def collect(*launch: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
+        collected.append(launch)
 
     on_compiled.append(collect)
     try:
         launches()
     finally:
         on_compiled.remove(collect)
-    return sorted(map(_describe, kernels.values()))
+    return collected
 
 
-def _describe(compiled: Any) -> Kernel:  # noqa: ANN401  (as above)
-    cubin = Path(get_cache_manager(compiled.hash).get_file(f"{compiled.src.name}.cubin"))
+def disassemble(compiled: Any) -> str:  # noqa: ANN401  (as above)
+    """Instructions of a kernel, as cuobjdump prints them."""
+    return _cuobjdump("-sass", _cubin(compiled))
+
+
+def _cubin(compiled: Any) -> Path:  # noqa: ANN401  (as above)
+    return Path(get_cache_manager(compiled.hash).get_file(f"{compiled.src.name}.cubin"))
+
+
+def describe(compiled: Any) -> Kernel:  # noqa: ANN401  (as above)
+    """Resources that a kernel takes."""
+    cubin = _cubin(compiled)
     usage = USAGE.search(_cuobjdump("--dump-resource-usage", cubin))
     if usage is None:
         raise RuntimeError(f"{cubin}: cuobjdump reports no registers")

@@ -37,7 +37,7 @@ SHARED_KIB: Final = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_1
 VARIANT_DTYPES: Final = ("bf16", "fp16", "fp32")
 """All variants are built in one process per dtype."""
 
-SOURCES: Final = Path(__file__).parent
+SOURCES: Final = Path(__file__).parents[1]
 """Folder of the kernels' sources."""
 
 
@@ -193,7 +193,7 @@ def _identity(target: str, recipe: Recipe | None) -> dict[str, object]:
     """Everything that the compiled kernels depend on."""
     import triton  # noqa: PLC0415  (as above)
 
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.py")))).hexdigest()
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.py")))).hexdigest()
     settings = recipe and {
         "model": recipe.model.model_dump(mode="json", exclude={"layers", "init_std"}),
         "tp": recipe.layout.tp,

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from mtnlg_parallel.kernels import softmax
+from mtnlg_parallel.kernels.dispatch import best_ops
 from mtnlg_parallel.model.head import mean_loss
 from mtnlg_parallel.model.slicing import fake_process_group
 from mtnlg_parallel.model.stage_modules import Head, Layer, Norm, head_inputs
-
-from . import softmax
-from .dispatch import best_ops
 
 if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
@@ -24,11 +23,14 @@ if TYPE_CHECKING:
 META: Final = torch.device("meta")
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-WIDTHS: Final = (20480, 256, 1000, 25)
-"""MT-NLG's hidden size (its MLP's slices launch the same kernels), a small one, and two that 16 does not divide."""
+WIDTHS: Final = (20480, 1000)
+"""MT-NLG's hidden size (its MLP's slices launch the same kernels), and one that 16 does not divide."""
 
 ATTENTION_SHAPES: Final = ((2048, 2048), (5, 77))
 """Numbers of queries and of keys."""
+
+ROTARY_HEADS: Final = ((4, 128, 128), (1, 64, 16), (3, 20, 10))
+"""Heads of q for one of k, their size, and how much of it is turned: Llama's, Pythia's, and what 16 does not divide."""
 
 VOCABULARIES: Final = (6400, 12565)
 """MT-NLG's slice of the vocabulary, and a size that 16 does not divide."""
@@ -46,13 +48,20 @@ def launch_all_variants(dtype: str) -> None:
     for width in WIDTHS:
         x_SBH, bias_H = leaf(64, 2, width), leaf(width)
         _backward(ops.layer_norm(x_SBH, bias_H, bias_H, 1e-5))
+        _backward(ops.rms_norm(x_SBH, bias_H, 1e-5))
         _backward(ops.bias_gelu(x_SBH, bias_H))
+        _backward(ops.swiglu(bias_H, bias_H))
         for rate in DROPOUT_RATES:
             _backward(ops.bias_dropout_add(x_SBH, bias_H, x_SBH, rate, True))
+            _backward(ops.dropout_add(x_SBH, x_SBH, rate, True))
+            _backward(*ops.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, bias_H, 1e-5))
             _backward(*ops.bias_dropout_add_norm(x_SBH, bias_H, x_SBH, rate, True, bias_H, bias_H, 1e-5))
     for (queries, keys), rate in product(ATTENTION_SHAPES, DROPOUT_RATES):
         k_BNTD = leaf(1, 2, keys, 160)
         _backward(softmax.core_attention(leaf(1, 2, queries, 160), k_BNTD, k_BNTD, 1.0, rate))
+    for sharing, size, turned in ROTARY_HEADS:
+        qkv_SBGND, angles_SB11R = leaf(64, 2, 1, sharing + 2, size), leaf(64, 1, 1, 1, turned).detach()
+        _backward(ops.rotate(qkv_SBGND[..., :sharing, :], angles_SB11R, angles_SB11R))
     for width in VOCABULARIES:
         logits_NV, targets_N = leaf(256, width).detach(), torch.empty(256, dtype=torch.int64, device=META)
         ops.statistics(logits_NV, targets_N, 0)

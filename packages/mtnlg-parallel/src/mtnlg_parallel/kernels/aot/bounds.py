@@ -1,0 +1,220 @@
+"""The share of a GPU's memory bandwidth that a compiled kernel can reach, from its binary alone.
+
+    memory    bytes moved / bandwidth
+    issue     instructions a warp · warps / (4 a clock and multiprocessor)
+    bound     least bytes / bytes moved · min(1, memory / issue)
+
+A launch moves every tensor that it is given once, those that it overwrites or only notes sums in twice; the least
+leaves the notes out. A warp's instructions are those of its binary outside loops, branches not taken included, and
+those of its loops as often as the launch's shape asks. So a bound holds for a kernel whose loads never wait for each
+other; only a measurement on the GPU says how near it comes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from concurrent.futures import ProcessPoolExecutor
+from math import ceil
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtnlg_model.console import Failure
+from mtnlg_model.files import write_text
+from mtnlg_parallel.kernels import gelu, loss, norm, rotary, softmax, swiglu
+from mtnlg_parallel.kernels.dropout import bias_dropout_add
+
+from .compilation import collect_launches, describe, disassemble
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from .compilation import Launch
+
+
+class Gpu(NamedTuple):
+    """Figures of a data sheet; the clock is that of its peak rate of bf16."""
+
+    name: str
+    target: str
+    processors: int
+    clock: float
+    bandwidth: float
+    goal: float  # least bound
+
+
+GPUS: Final = (
+    Gpu("A100 80 GB", "sm_80", 108, 1.41e9, 2.039e12, 0.95),
+    Gpu("H100 SXM", "sm_90", 132, 1.83e9, 3.35e12, 0.90),
+    Gpu("H200 SXM", "sm_90", 132, 1.83e9, 4.8e12, 0.90),
+    Gpu("B200", "sm_100", 148, 1.85e9, 8e12, 0.0),
+)
+TOKENS, HIDDEN, MLP, HEADS, VOCABULARY = 2048, 20480, 10240, 16, 6400
+"""A micro-batch of one sequence, and a rank's share of MT-NLG at tensor-parallel degree 8; heads have 160 values."""
+
+SCRATCH: Final = {"sums_at", "means_at", "counters_at"}
+OVERWRITTEN: Final = {
+    "_softmax_forward": {"p_at"},
+    "_softmax_backward": {"grad_at"},
+    "_loss_gradient": {"logits_at"},
+}
+INSTRUCTION: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
+BRANCH: Final = re.compile(r"\bBRA\b.* `?\(?(0x[0-9a-f]+)")
+
+
+class Bound(NamedTuple):
+    """A row of the table."""
+
+    gpu: str
+    kernel: str
+    variant: str
+    registers: int
+    megabytes: float
+    instructions: float  # an element of the largest tensor
+    issue: float  # share of the memory's time
+    bound: float
+    measured: str = ""  # no GPU has run them yet
+
+
+def launch_bounded() -> None:
+    """Forward and backward of every operation of MT-NLG's layer and head on one rank, and of Llama's kinds of them."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+
+    def backward(*outputs: Tensor) -> None:
+        torch.autograd.backward(outputs, [torch.empty_like(out) for out in outputs])
+
+    x_SBH, row, wide_SBF = leaf(TOKENS, 1, HIDDEN), leaf(HIDDEN), leaf(TOKENS, 1, MLP)
+    backward(norm.layer_norm(x_SBH, row, row, 1e-5))
+    backward(norm.rms_norm(x_SBH, row, 1e-5))
+    backward(gelu.bias_gelu(wide_SBF, leaf(MLP)))
+    backward(swiglu.swiglu(wide_SBF, wide_SBF))
+    for rate in (0.0, 0.1):
+        backward(bias_dropout_add(x_SBH, row, x_SBH, rate, True))
+        backward(*norm.bias_dropout_add_norm(x_SBH, row, x_SBH, rate, True, row, row, 1e-5))
+        backward(*norm.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, row, 1e-5))
+        q_BNSD = leaf(1, HEADS, TOKENS, 160)
+        backward(softmax.core_attention(q_BNSD, q_BNSD, q_BNSD, 1.0, rate))
+    angles_SB11R = leaf(TOKENS, 1, 1, 1, 128).detach()
+    backward(rotary.rotate(leaf(TOKENS, 1, HEADS, 1, 128), angles_SB11R, angles_SB11R))
+    logits_NV, targets_N = leaf(TOKENS, VOCABULARY).detach(), torch.empty(TOKENS, dtype=torch.int64, device="meta")
+    loss.gradient(logits_NV, targets_N, 0, loss.statistics(logits_NV, targets_N, 0)[0], 1.0)
+
+
+def bounds_of(target: str) -> list[Bound]:
+    """The bound of every kernel that `launch_bounded` launches, on every GPU of this target."""
+    launches = {
+        compiled.hash: (compiled, arguments) for compiled, arguments in collect_launches(target, launch_bounded)
+    }
+    gpus = [gpu for gpu in GPUS if gpu.target == target]
+    return sorted(_bound(gpu, launch) for gpu in gpus for launch in launches.values())
+
+
+def _bound(gpu: Gpu, launch: Launch) -> Bound:
+    compiled, arguments = launch
+    kernel = describe(compiled)
+    least, moved = _bytes(compiled.name, arguments)
+    elements = max(x.numel() for x in _tensors(arguments).values())
+    programs = elements / _elements_of_a_program(arguments)
+    issued = programs * compiled.metadata.num_warps * _instructions_of_a_warp(compiled, arguments)
+    issue = issued / (4 * gpu.clock * gpu.processors) / (moved / gpu.bandwidth)
+    return Bound(
+        gpu.name,
+        kernel.name,
+        kernel.variant,
+        kernel.registers,
+        round(least / 1e6, 1),
+        round(32 * issued / elements, 1),
+        round(issue, 2),
+        round(least / moved * min(1, 1 / issue), 3),
+    )
+
+
+def _tensors(arguments: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in arguments.items() if isinstance(value, Tensor) and name not in SCRATCH}
+
+
+def _bytes(kernel: str, arguments: dict[str, Any]) -> tuple[int, int]:
+    """Least bytes of a launch, and those that it moves."""
+    overwritten = OVERWRITTEN.get(kernel, set())
+    least = sum(x.nbytes * (1 + (name in overwritten)) for name, x in _tensors(arguments).items())
+    return least, least + sum(2 * arguments[name].nbytes for name in SCRATCH & set(arguments))
+
+
+def _elements_of_a_program(arguments: dict[str, Any]) -> int:
+    """How many elements of its largest tensor a program computes."""
+    if "ELEMENTS" in arguments:
+        return int(arguments["ELEMENTS"])
+    if "HALF" in arguments:
+        return int(arguments["ROWS"]) * 2 * int(arguments["HALF"])
+    if "ROWS" in arguments:
+        return int(arguments["ROWS"]) * int(arguments["COLUMNS"])
+    return int(arguments["columns" if "columns" in arguments else "t"])
+
+
+ROW_GRADIENTS: Final = ("weight_grad_at", "shift_grad_at", "bias_grad_at")
+
+
+def _trips(kernel: str, arguments: dict[str, Any]) -> list[tuple[float, int]]:
+    """How often a program runs the body of each of its kernel's loops, in the order of the source, inner after outer.
+
+    With it, loads of the body where the compiler may have unrolled it, else 0. Slabs' sums are added up by one program
+    for all slabs' programs, so each has its share of that.
+    """
+    columns, block = arguments.get("columns", arguments.get("t", 1)), arguments.get("COLUMNS", 1)
+    stride, blocks = arguments.get("STRIDE", 1), ceil(columns / block)
+    sums = [(1 / stride, 0)] * sum(arguments.get(name) is not None for name in ROW_GRADIENTS)
+    if kernel == "_norm_forward":
+        return [(blocks - 1, 0), (blocks, 0)]
+    if kernel == "_norm_backward":
+        part, at_once = min(arguments["PART"], columns), 1024 // arguments["BLOCK"]
+        shares = arguments["ROWS"] / at_once * ceil(columns / part) / blocks
+        means = [(shares, 0), (shares * part / arguments["BLOCK"], 0), (1, 0)]
+        return [*means, (arguments["ROWS"] / stride, 0), *sums]
+    if kernel in {"_dropout_backward", "_gelu_backward"}:
+        return [(arguments["ROWS"] / stride, 1 if kernel == "_dropout_backward" else 2), *sums]
+    if kernel in {"_softmax_forward", "_softmax_backward"}:
+        return [(blocks, 0), (blocks, 0)]
+    return [(blocks, 0)] if kernel == "_loss_statistics" else []
+
+
+def _instructions_of_a_warp(compiled: Any, arguments: dict[str, Any]) -> float:  # noqa: ANN401  (Triton has no annotations)
+    code = [(int(at, 16), text) for at, text in INSTRUCTION.findall(disassemble(compiled))]
+    code = code[: 1 + max(number for number, (_, text) in enumerate(code) if "EXIT" in text)]  # padding follows
+    jumps = [(int(found[1], 16), at) for at, text in code if (found := BRANCH.search(text))]
+    loops, trips = sorted((start, end) for start, end in jumps if start < end), _trips(compiled.name, arguments)
+    if len(loops) != len(trips):
+        raise Failure(
+            f"{compiled.name}: {len(loops)} loops in its binary, not the {len(trips)} of aot/bounds.py: _trips"
+        )
+    total = float(len(code))
+    for (start, end), (count, loads) in zip(loops, trips, strict=True):
+        inner = [(first, last) for first, last in loops if start < first and last < end]
+        body = [
+            text for at, text in code if start <= at <= end and not any(first <= at <= last for first, last in inner)
+        ]
+        unrolled = sum("LDG" in text for text in body) // loads if loads else 1
+        total += (count / unrolled - 1) * len(body)
+    return total
+
+
+def write_bounds(folder: Path, targets: Iterable[str]) -> None:
+    """Write the bounds on all GPUs of these targets to ``folder/bounds.csv``; its rows of other GPUs stay."""
+    known, path = sorted({gpu.target for gpu in GPUS} & set(targets)), folder / "bounds.csv"
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        rows = [[str(value) for value in row] for bounds in pool.map(bounds_of, known) for row in bounds]
+    if path.exists():
+        old = csv.reader(path.read_text(encoding="utf-8").splitlines()[1:])
+        others = {gpu.name for gpu in GPUS if gpu.target not in known}
+        rows += [row for row in old if row[0] in others]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Bound._fields)
+    writer.writerows(sorted(rows))
+    write_text(path, text.getvalue())

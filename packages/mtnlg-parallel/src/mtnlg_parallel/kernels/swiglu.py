@@ -1,0 +1,90 @@
+"""SwiGLU, x silu(g), in one pass over gate and x, and both gradients in another.
+
+    p = 1 / (1 + exp(-g))        y = x g p        dx = dy g p        dg = dy x p (1 + g (1 - p))
+
+Gate and x are two matrices, the outputs of two products, without biases. Nothing but them is kept for backward.
+"""
+
+# ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .tiles import contiguous, custom_op, launch
+
+BLOCK: Final = {"ELEMENTS": 1024, "num_warps": 4}
+"""Eight elements a thread: one 16-byte load of bf16 a tensor."""
+
+
+def swiglu(gate_F: Tensor, x_F: Tensor) -> Tensor:
+    """Fused `mtnlg_model.functional.swiglu`."""
+    out: Tensor = _swiglu(gate_F, x_F)
+    return out
+
+
+@custom_op
+def _swiglu(gate_F: Tensor, x_F: Tensor) -> Tensor:
+    out_F, count = torch.empty_like(x_F, memory_format=torch.contiguous_format), x_F.numel()
+    launch(_swiglu_forward, _blocks(count), *contiguous(gate_F, x_F), out_F, count, **BLOCK)
+    return out_F
+
+
+@custom_op
+def _swiglu_gradients(gate_F: Tensor, x_F: Tensor, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:
+    gate_grad_F, x_grad_F = (torch.empty_like(x_F, memory_format=torch.contiguous_format) for _ in range(2))
+    read, count = contiguous(gate_F, x_F, out_grad_F), x_F.numel()
+    launch(_swiglu_backward, _blocks(count), *read, gate_grad_F, x_grad_F, count, **BLOCK)
+    return gate_grad_F, x_grad_F
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
+    del output
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (as above)
+    gradients: tuple[Tensor, Tensor] = _swiglu_gradients(*ctx.saved_tensors, out_grad_F)
+    return gradients
+
+
+_swiglu.register_autograd(_gradients, setup_context=_save)
+
+
+def _blocks(count: int) -> tuple[int]:
+    return (triton.cdiv(count, BLOCK["ELEMENTS"]),)
+
+
+@triton.jit
+def _place(count, ELEMENTS: tl.constexpr):
+    """Offsets of a program's elements, and which exist."""
+    at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    return at, at < count
+
+
+@triton.jit
+def _swiglu_forward(gate_at, x_at, out_at, count, ELEMENTS: tl.constexpr):
+    at, there = _place(count, ELEMENTS)
+    gate = tl.load(gate_at + at, mask=there, other=0.0).to(tl.float32)
+    x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
+    out = x * (gate * tl.sigmoid(gate))
+    tl.store(out_at + at, out.to(out_at.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _swiglu_backward(gate_at, x_at, out_grad_at, gate_grad_at, x_grad_at, count, ELEMENTS: tl.constexpr):
+    at, there = _place(count, ELEMENTS)
+    gate = tl.load(gate_at + at, mask=there, other=0.0).to(tl.float32)
+    x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
+    out_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
+    share = tl.sigmoid(gate)
+    gate_grad = out_grad * x * (share * (1.0 + gate * (1.0 - share)))
+    x_grad = out_grad * (gate * share)
+    tl.store(gate_grad_at + at, gate_grad.to(gate_grad_at.dtype.element_ty), mask=there)
+    tl.store(x_grad_at + at, x_grad.to(x_grad_at.dtype.element_ty), mask=there)
