@@ -3,8 +3,9 @@
     python benchmarks/calibration.py [--data runs/quickstart/data] [--steps 24] [--rounds 3] [--out FILE]
 
 Before: the machine as ``train`` takes it, its cores divided among the ranks at a stated rate. After: the cluster that
-``calibrate`` has just measured with as many ranks. In every round, calibration and steps follow each other, so that
-both see the same other work on the machine; the step time is the median over full batches but the first.
+``calibrate`` has just measured with as many ranks. The step time is the median over full batches but the first; beside
+it stands what a step takes of the processors, CPU seconds of many steps less those of few, over the cores: no step of
+an idle machine is shorter, and other work on the machine does not change it.
 """
 
 # /// script
@@ -14,6 +15,8 @@ both see the same other work on the machine; the step time is the median over fu
 
 from __future__ import annotations
 
+import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -27,14 +30,19 @@ from record import conditions, option_parser, spread, write_result
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ("quickstart", "quickstart-llama")
+FEW = 4
+"""Steps of the run whose CPU seconds are those of starting."""
 COMMAND = str(Path(sys.executable).with_name("mtnlg-parallel"))
 
 
-def run(*words: object) -> None:
-    """Run mtnlg-parallel, and show what it says only if it fails."""
+def run(*words: object) -> float:
+    """Run mtnlg-parallel, and show what it says only if it fails; return its CPU seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def measure(name: str, data: Path, steps: int, folder: Path) -> dict[str, float]:
@@ -43,12 +51,19 @@ def measure(name: str, data: Path, steps: int, folder: Path) -> dict[str, float]
     cluster = folder / "here.toml"
     run("calibrate", "--ranks", recipe.layout.world, cluster)
     batch = recipe.train.batch
-    short = {"ramp": f"{{start={batch},increment=1,samples=1}}", "samples": batch * steps, "validation_every": 0}
-    changes = [word for key, value in short.items() for word in ("--set", f"train.{key}={value}")]
-    run("train", ROOT / "recipes" / name, "--data", data, "--out", folder / name, "--max-restarts", 0, *changes)
-    seconds = [training_seconds(step) for step in read_steps(folder / name)][1:]
+    processor = {}
+    for number in (FEW, steps):
+        short = {"ramp": f"{{start={batch},increment=1,samples=1}}", "samples": batch * number, "validation_every": 0}
+        changes = [word for key, value in short.items() for word in ("--set", f"train.{key}={value}")]
+        out = folder / f"{name}-{number}"
+        processor[number] = run(
+            "train", ROOT / "recipes" / name, "--data", data, "--out", out, "--max-restarts", 0, *changes
+        )
+    seconds = [training_seconds(step) for step in read_steps(folder / f"{name}-{steps}")][1:]
+    cores = len(os.sched_getaffinity(0))
     return {
         "measured": statistics.median(seconds),
+        "processors": (processor[steps] - processor[FEW]) / (steps - FEW) / cores,
         "before": forecast(recipe, None, force=True).seconds,
         "after": forecast(recipe, str(cluster), force=True).seconds,
     }
@@ -68,7 +83,9 @@ def main() -> None:
                 rounds.append(measure(name, options.data, options.steps, Path(folder)))
         seconds = {key: [each[key] for each in rounds] for key in rounds[0]}
         errors = {
-            key: spread([100 * (each[key] / each["measured"] - 1) for each in rounds], 1) for key in ("before", "after")
+            f"{key} over {of}": spread([100 * (each[key] / each[of] - 1) for each in rounds], 1)
+            for key in ("before", "after")
+            for of in ("measured", "processors")
         }
         result[name] = {"seconds": {key: spread(each, 3) for key, each in seconds.items()}, "error_percent": errors}
     write_result(result, options.out)

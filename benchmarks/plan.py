@@ -27,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mtnlg_data.planning.corpus_size import CorpusSize
 from mtnlg_data.planning.plan import plan
 from mtnlg_data.recipe import load_recipe
 from record import default_out, option_parser, today, write_result
@@ -144,7 +145,7 @@ def measure(documents: int, rounds: int, wanted: tuple[str, ...]) -> dict[str, A
         packed = sum(path.stat().st_size for path in (base / f"out-0-{documents}" / "documents").glob("*.parquet"))
         (base / "data.toml").write_text(RECIPE, encoding="utf-8")
         recipe = load_recipe(base, folder=base / str(documents))
-        planned = {stage["stage"]: stage for stage in plan(recipe, documents, CHARACTERS, 1)["stages"]}
+        planned = {stage["stage"]: stage for stage in plan(recipe, CorpusSize(documents, CHARACTERS), 1)["stages"]}
     stages = {}
     for stage in wanted:
         amount = {n: sizes[n]["pages" if stage == "extract" else "characters"] for n in sizes}

@@ -16,8 +16,10 @@ Work is as measured, since a sleep on a busy machine lasts longer than asked. Th
 order, with messages that take no time or 5 ms; without them it is the formula in `mtnlg_parallel.engine.schedule`.
 "slower_than_its_sleeps" is what our engine adds to its own sleeps put together in its order, in percent of the step:
 the rest above theory is sleeps that lasted longer than asked on one rank, for which the others wait.
-"there_and_back" is what the delay must add in any case: once down the pipeline and up again. "zero-bubble over 1F1B" is
-the ratio of their idle times without a delay.
+"there_and_back" is what the delay adds where the pipeline fills and empties: once down all parts and up again, with one
+part and weight gradients apart at most twice; "delay_adds" is what it has added. "zero-bubble over 1F1B" is the ratio
+of their idle times without a delay, as measured and in theory. With one part no order is below a third: the last rank
+waits for the first micro-batch, and all wait for the gradient norm in the end.
 """
 
 # /// script
@@ -85,8 +87,8 @@ class Case(NamedTuple):
 
     @property
     def there_and_back(self) -> float:
-        """Time of messages down the pipeline and up again, as a share of the work."""
-        return 2 * (self.stages - 1) * DELAY * self.delay / self.work
+        """Time of messages down all parts and up again, as a share of the work."""
+        return 2 * (self.stages * self.chunks - 1) * DELAY * self.delay / self.work
 
     def simulate(self) -> tuple[float, dict[int, list[Interval]]]:
         """Idle time as a share of the work, and every rank's intervals, where nothing else takes time."""
@@ -437,12 +439,21 @@ def main() -> int:
                 typical = min(steps, key=lambda step: abs(100 * idle_share(step) - row["ours"][0]))
                 timelines.append((f"{schedule}, measured", {rank: spans for rank, (_, spans) in typical.items()}))
                 timelines.append(("ideal", ideal))
+        if delay:
+            row["delay_adds"] = round(row["ours"][0] - rows[f"{stages} ranks, {schedule}"]["ours"][0], 1)
         rows[name] = row
         print(name, row, file=sys.stderr, flush=True)
     for stages in chosen.stages if {"1F1B", "zero-bubble"} <= set(chosen.schedules) else []:
-        ours = {name: rows[f"{stages} ranks, {name}"]["ours"][0] for name in chosen.schedules}
-        over = {name: round(idle / ours["1F1B"], 2) for name, idle in ours.items() if SCHEDULES[name][1]}
-        result[f"zero-bubble over 1F1B, {stages} ranks"] = over
+        own = {name: rows[f"{stages} ranks, {name}"] for name in chosen.schedules}
+        plain = own["1F1B"]
+        result[f"zero-bubble over 1F1B, {stages} ranks"] = {
+            name: {
+                "ours": round(row["ours"][0] / plain["ours"][0], 2),
+                "theory": round(row["theory"] / plain["theory"], 2),
+            }
+            for name, row in own.items()
+            if SCHEDULES[name][1]
+        }
     if chosen.picture:
         draw(timelines, chosen.picture)
     write_result({**result, "load_average_after": round(os.getloadavg()[0], 1)}, chosen.out)

@@ -4,9 +4,10 @@
 
 "engine" is that of train.schedule = "1f1b", DeepSpeed's; "pipeline engine" that of the other schedules. All train the
 same shape on the same tokens with AdamW and clipping, each in its own process. In every round each runs ``--steps``
-steps, in varying order, so that other load costs all alike; the result has medians, ratios first. On a GPU the compiled
-plain loop is one more. Precision is fp32 on a CPU; on a GPU bf16, with fp32 accumulation and master weights in our
-engines, by autocast in the others.
+steps, in varying order, so that other load costs all alike; the result has medians, ratios first, by the clock and by
+the processor seconds of the process, which other load changes less. On a GPU the compiled plain loop is one more.
+Precision is fp32 on a CPU; on a GPU bf16, with fp32 accumulation and master weights in our engines, by autocast in the
+others.
 
 Also measured on our engine: the share of a step that waits for samples; the time that a background checkpoint adds to
 the steps it overlaps, as a share of the 100 steps between two; and the time from the command to the first step.
@@ -128,7 +129,7 @@ def plain_side(recipe: Recipe, data: Path, compiled: bool) -> Callable[[int], di
     train = recipe.train
     decoder = Decoder(recipe.model, seed=1).to(DEVICE)
     forward: Any = torch.compile(decoder) if compiled else decoder
-    optimizer = torch.optim.AdamW(decoder.parameters(), lr=train.lr, betas=train.betas, fused=GPU or None)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=train.lr, betas=train.betas, fused=True)
     loader = read_batches(recipe, data)
 
     def go(steps: int) -> dict[str, float]:
@@ -238,7 +239,9 @@ def serve(side: str, name: str, folder: Path) -> None:
         "trainer": lambda: trainer_side(recipe, data, out),
     }[side]()
     for line in sys.stdin:
+        used = time.process_time()
         times = go(int(line))
+        times["cpu_seconds"] = time.process_time() - used
         if GPU:
             times["peak_bytes"] = float(torch.cuda.max_memory_allocated())
         answers.write(json.dumps(times) + "\n")
@@ -288,11 +291,13 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     for process in sides.values():
         process.go(2)  # warm
     seconds: dict[str, list[float]] = {side: [] for side in (*sides, "engine with a checkpoint")}
+    used: dict[str, list[float]] = {side: [] for side in sides}
     waits, peaks = [], dict.fromkeys(sides, 0.0)
     for number in range(rounds):
         for side in sorted(sides, key=lambda side: hash((number, side))):
             times = sides[side].go(steps)
             seconds[side].append(times["seconds"] / steps)
+            used[side].append(times["cpu_seconds"] / steps)
             peaks[side] = max(peaks[side], times.get("peak_bytes", 0.0))
             if side == "engine":
                 waits.append(times["data_seconds"] / times["seconds"])
@@ -300,16 +305,19 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     for process in sides.values():
         process.close()
     step = {side: statistics.median(each) for side, each in seconds.items()}
+    processor = {side: statistics.median(each) for side, each in used.items()}
     saving = [(w - o) * steps for w, o in zip(seconds["engine with a checkpoint"], seconds["engine"], strict=True)]
     tokens = recipe.train.batch * recipe.model.sequence
     peak = peak_flops(torch.cuda.get_device_name()) if GPU else None
     return {
         "ratios of tokens/s": {f"{e} / {s}": step[s] / step[e] for e in ENGINES for s in others},
+        "ratios of processor seconds": {f"{e} / {s}": processor[s] / processor[e] for e in ENGINES for s in others},
         "share of a step waiting for samples": statistics.median(waits),
         f"share of {BETWEEN} steps that a checkpoint takes": statistics.median(saving) / (BETWEEN * step["engine"]),
         "seconds to the first step": [first_step(recipe, folder) for _ in range(3)],
         "tokens/s": {side: tokens / each for side, each in step.items()},
         "seconds a step": seconds,
+        "processor seconds a step": used,
         "spread": {side: [min(each), max(each)] for side, each in seconds.items()},
         "mfu": {s: recipe.model.model_flops(recipe.train.batch) / x / peak for s, x in step.items()} if peak else None,
         "peak_bytes": peaks if GPU else None,

@@ -37,7 +37,7 @@ from mtnlg_model.checkpoint import tensor_file  # noqa: E402
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel.engine import deepspeed_engine, pipeline_engine, process, sharded_optimizer, zero  # noqa: E402
+from mtnlg_parallel.engine import deepspeed_engine, process, sharded_optimizer, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
 from mtnlg_parallel.inference import DecoderShard  # noqa: E402
@@ -66,8 +66,6 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     """Train each recipe to its end; return its steps and this rank's parameters."""
     recipes = [validate(recipe, Recipe, "request") for recipe in request["recipes"]]
     device = process.init_distributed(recipes[0].layout)
-    if request.get("as_on_cuda"):
-        compute_as_on_cuda()
     results, moved, move_out = [], list[Any](), HostActivations.moved_out
     HostActivations.moved_out = lambda *words: moved.append(words) or move_out(*words)  # type: ignore[func-returns-value, method-assign]
     for recipe, out in zip(recipes, request["outs"], strict=True):
@@ -357,15 +355,6 @@ def slow_clock(training: Training, seconds: float) -> None:
         setattr(owner, name, partial(work, getattr(owner, name)))
 
 
-def compute_as_on_cuda() -> None:
-    """Use the fused AdamW."""
-    build_optimizer = deepspeed_engine.build_optimizer
-    deepspeed_engine.build_optimizer = lambda module, train, **_: build_optimizer(module, train, fused=True)
-    vars(pipeline_engine)["ShardedOptimizer"] = lambda *words, **_: sharded_optimizer.ShardedOptimizer(
-        *words, fused=True
-    )
-
-
 def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden, attention and hidden dropout in turn, as a layer does; return the three masks."""
     recipe = validate(request["recipes"][0], Recipe, "request")
@@ -446,7 +435,8 @@ def be_rank(request: dict[str, Any], rank: int, answer: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     torch.set_num_threads(1)
     signal.alarm(request.get("limit_seconds", 0))  # ends a rank that hangs
-    sharded_optimizer.BUCKET_ELEMENTS = request.get("bucket_elements", sharded_optimizer.BUCKET_ELEMENTS)
+    if elements := request.get("bucket_elements"):
+        sharded_optimizer.BUCKET_ELEMENTS = deepspeed_engine.COPIED_ELEMENTS = elements
     try:
         result: Any = SCENARIOS[request["scenario"]](request, rank)
     except BaseException:  # noqa: BLE001  (the test gets any error)

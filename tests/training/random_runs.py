@@ -61,7 +61,7 @@ class RandomRun(NamedTuple):
     skipped: tuple[int, ...]
     """Steps whose gradient is not a number."""
     bucket_elements: int
-    """As `sharded_optimizer.BUCKET_ELEMENTS`."""
+    """As `sharded_optimizer.BUCKET_ELEMENTS` and `deepspeed_engine.COPIED_ELEMENTS`."""
 
     @property
     def drops(self) -> bool:

@@ -144,7 +144,7 @@ def test_a_step_makes_the_host_wait_for_nothing_but_loss_and_norm_at_its_end(
     changes += [{"recompute": "none"}, {"schedule": "interleaved", "chunks": 2, "recompute": "full"}]
     recipes = [recipe_of((2, 2, 1), FOUR_LAYERS, samples=24, **change) for change in changes]
     outs = [tmp_path / str(number) for number in range(len(recipes))]
-    answers = run_ranks("host_reads", recipes, data=data, outs=outs, as_on_cuda=True)
+    answers = run_ranks("host_reads", recipes, data=data, outs=outs)
     for zero_bubble, deepspeeds, interleaved in answers:
         assert zero_bubble == interleaved == {"pipeline_engine.train_batch": 1}
         assert deepspeeds.keys() <= {"deepspeed_engine._loss_and_grad_norm", "utils.is_invalid_grad_norm"}
@@ -168,12 +168,6 @@ def test_activations_kept_on_the_host_change_no_bit(run_ranks: RunRanks, data: P
     kept, moved = ([losses_and_norms(answer["steps"]) for answer in answers[first::2]] for first in (0, 1))
     assert moved == kept
     assert all(answer["passes_moved_out"] > 10 for answer in answers[1::2])
-
-
-def test_the_fused_adamw_updates_alike(reference: Reference, run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
-    """It is the one on CUDA."""
-    answers = trained(run_ranks, recipe_of((2, 2, 1)), data, tmp_path, as_on_cuda=True)
-    assert_same_steps(answers[0]["steps"], reference[0])
 
 
 def test_a_run_resumes_in_another_layout_and_another(

@@ -4,17 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import calibration
 from mtnlg_parallel.launch.preflight import this_machine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.planner.programs import load_software
+from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.planner.step import predict
 
 
 def test_a_rank_measures_positive_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PRODUCT", "COPIED", "SUMMED"):
         monkeypatch.setattr(calibration, name, {"cpu": 64})
-    monkeypatch.setattr(calibration, "LAUNCHES", 20)
+    monkeypatch.setattr(calibration, "LAYERS", 1)
     calibration.measure_rank(0, 1, str(tmp_path), "cpu")
     product, copied, launch, _, latency = calibration._read(tmp_path / "0.txt")
     assert min(product, copied, launch, latency) > 0
@@ -37,3 +41,22 @@ def test_a_gpu_keeps_its_data_sheet() -> None:
     assert cluster.gpu == sheet.gpu
     assert cluster.measured.gemm == pytest.approx(700 / 989)
     assert (cluster.node.link_bandwidth, cluster.measured.link) == (sheet.node.link_bandwidth, sheet.measured.link)
+
+
+def test_ranks_that_share_a_processor_take_turns_and_lose_no_bubble() -> None:
+    """Stages of one micro-batch never compute at once, and share a processor for nothing; of many they take turns."""
+    cluster = load_cluster("dgx-a100")
+    shared = cluster.model_copy(update={"node": cluster.node.model_copy(update={"processors": 1})})
+    model = ModelConfig(layers=8, hidden=4096, heads=32, sequence=2048, vocabulary=8192)
+    program = load_software("megatron-lm")
+    for batch, ratio in ((1, 1.0), (64, 2.0)):
+        run = Run(model, Layout(pp=2), batch)
+        alone, together = (predict(run, each, program).seconds for each in (cluster, shared))
+        assert together / alone == pytest.approx(ratio, rel=0.1)
+
+
+def test_a_cpus_ranks_have_a_core_each_in_turns() -> None:
+    few, many = (this_machine(Layout(dp=ranks), "cpu") for ranks in (1, 64))
+    assert (few.node.processors, many.node.gpus) == (1, 64)
+    assert many.node.processors
+    assert many.node.processors <= few.gpu.peak_flops / many.gpu.peak_flops

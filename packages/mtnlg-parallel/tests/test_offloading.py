@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
-from mtnlg_parallel.engine.offloading import HostActivations
-from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE
+from mtnlg_parallel.engine.offloading import HostActivations, Streams
+from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE, orders
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, load_software
@@ -112,6 +113,106 @@ def test_views_come_back_as_they_were_and_what_stays_is_not_copied() -> None:
         assert tensor.data_ptr() != expected.data_ptr()
     assert saved[1].untyped_storage().data_ptr() == saved[2].untyped_storage().data_ptr(), "one copy of a storage"
     assert saved[3].shape == (0,)
+
+
+class Stream:
+    """Stands for a stream of CUDA, and notes what it waits for."""
+
+    def __init__(self, name: str, noted: list[str]) -> None:
+        self._name, self._noted, self._events = name, noted, 0
+
+    def wait_stream(self, other: "Stream") -> None:
+        """As `torch.cuda.Stream.wait_stream`."""
+        self._noted.append(f"{self._name} after {other._name}")
+
+    def record_event(self) -> str:
+        """As `torch.cuda.Stream.record_event`."""
+        self._events += 1
+        return f"{self._name} {self._events}"
+
+    def wait_event(self, event: str) -> None:
+        """As `torch.cuda.Stream.wait_event`."""
+        self._noted.append(f"{self._name} waits for {event}")
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> tuple[HostActivations, list[str]]:
+    """One that copies in streams, and what these wait for."""
+    noted: list[str] = []
+    host, computing = HostActivations(CPU, []), Stream("computing", noted)
+    host.streams = Streams(*(cast("Any", Stream(name, noted)) for name in ("out", "back")))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: computing)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    return host, noted
+
+
+def test_a_pass_waits_for_the_copy_of_that_before_the_last_and_backward_for_its_own(
+    streamed: tuple[HostActivations, list[str]],
+) -> None:
+    host, noted = streamed
+    x = torch.randn(4, requires_grad=True)
+    sums = {}
+    for number in range(4):
+        with host.moved_out((number, 0)):
+            noted.append(f"forward {number}")
+            sums[number] = x.sin().sum()
+    assert noted == [
+        *("forward 0", "out after computing", "forward 1", "out after computing", "computing waits for out 1"),
+        *("forward 2", "out after computing", "computing waits for out 2", "forward 3", "out after computing"),
+    ]
+    noted.clear()
+    for number in (0, 1):
+        host.bring_back((number, 0))
+    assert noted == ["back after computing"] * 2, "the next one comes while this one runs"
+    for number in (0, 1):
+        noted.append(f"backward {number}")
+        sums[number].backward()  # type: ignore[no-untyped-call]
+        noted.append("its end")
+        host.drop((number, 0))
+    assert noted[2:] == [
+        *("backward 0", "computing waits for back 1", "its end"),
+        *("backward 1", "computing waits for back 2", "its end"),
+    ]
+
+
+def test_a_pass_that_is_needed_before_it_is_let_go_stays(streamed: tuple[HostActivations, list[str]]) -> None:
+    host, noted = streamed
+    x = torch.randn(4, requires_grad=True)
+    sums = []
+    for number in range(2):
+        with host.moved_out((number, 0)):
+            sums.append(x.sin().sum())
+    noted.clear()
+    host.bring_back((0, 0))
+    with host.moved_out((2, 0)):
+        x.sin()
+    sums[0].backward()  # type: ignore[no-untyped-call]
+    assert noted == ["out after computing"], "that of the last pass; nothing comes back or is waited for"
+    host.drop((0, 0))
+    assert noted[1:] == ["computing waits for out 1"], "before its memory is used again"
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "split"), [(4, 1, True), (4, 2, False), (3, 2, True)])
+def test_no_more_passes_are_on_the_device_than_planned_however_far_the_host_runs_ahead(
+    ranks: int, chunks: int, split: bool, streamed: tuple[HostActivations, list[str]]
+) -> None:
+    host, _ = streamed
+    x, sums, most = torch.randn(4, requires_grad=True), dict[tuple[int, int], Tensor](), 0
+    order = orders(ranks, chunks, 4 * ranks, split=split)[0]
+    next_backward = dict(pairwise(action[1:] for action in order if action.kind == "backward"))
+    for kind, *of in order:
+        key = cast("tuple[int, int]", tuple(of))
+        if kind == "forward":
+            with host.moved_out(key):
+                sums[key] = x.sin().sum()
+        elif kind == "backward":
+            host.bring_back(key)
+            host.bring_back(next_backward.get(key, key))
+        most = max(most, sum(bool(each._on_device) for each in host._passes.values()))
+        if kind == "backward":
+            sums.pop(key).backward()  # type: ignore[no-untyped-call]
+            host.drop(key)
+    assert most == PASSES_ON_DEVICE
 
 
 @pytest.mark.parametrize(("ranks", "chunks", "split"), [(4, 1, True), (4, 2, False), (8, 3, True)])

@@ -74,7 +74,6 @@ def test_gradients_are_reduced_beside_backward_and_weights_gathered_beside_the_f
         ),
         group,
         TRAIN,
-        fused=False,
     )
     optimizer.begin_step(2)
     for number in (2, 2, 1, 1, 0, 0):  # the last part's two micro-batches first

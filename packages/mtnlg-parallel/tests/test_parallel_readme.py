@@ -34,7 +34,6 @@ def test_the_recipe_loads(tmp_path: Path) -> None:
     path.write_text("".join(blocks("toml")))
     recipe = load_recipe(path)
     assert recipe.model.layers == 24
-    assert recipe.slurm.srun
 
 
 def test_every_command_and_option_exists() -> None:

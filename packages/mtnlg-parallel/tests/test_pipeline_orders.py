@@ -1,5 +1,6 @@
 """The orders of `engine.schedule`: complete, free of deadlock, as idle as theory says, and bounded in memory."""
 
+from fractions import Fraction
 from itertools import accumulate, product
 
 import pytest
@@ -9,26 +10,26 @@ from mtnlg_parallel.engine.schedule import Action, Order, orders
 SIZES = [*product((1, 2, 3, 4, 7), (1, 2, 3), (1, 2, 5, 8, 13), (False, True))]
 
 
-def run(ranks: tuple[Order, ...], chunks: int, split: bool) -> int:
+def run(ranks: tuple[Order, ...], chunks: int, split: bool, send: Fraction = Fraction(0)) -> Fraction:
     """Units until the last rank has run its order, each waiting for its inputs; fails on a deadlock.
 
-    Forward, backward to inputs and weight gradients take a unit each.
+    Forward, backward to inputs and weight gradients take a unit each, a message so many on its way.
     """
     count = len(ranks)
     last = count * chunks - 1
-    position, now = [0] * count, [0] * count
-    ends: dict[tuple[str, int, int], int] = {}
+    position, now = [0] * count, [Fraction(0)] * count
+    ends: dict[tuple[str, int, int], Fraction] = {}
 
-    def input_at(rank: int, action: Action) -> int | None:
+    def input_at(rank: int, action: Action) -> Fraction | None:
         stage = action.chunk * count + rank
         if action.kind == "weights":
             return ends.get(("backward", action.micro_batch, stage))
-        if action.kind == "forward":
-            return ends.get(("forward", action.micro_batch, stage - 1)) if stage else 0
-        before = (
-            ("forward", action.micro_batch, stage) if stage == last else ("backward", action.micro_batch, stage + 1)
-        )
-        return ends.get(before)
+        if action.kind == "backward" and stage == last:
+            return ends.get(("forward", action.micro_batch, stage))
+        if action.kind == "forward" and not stage:
+            return Fraction(0)
+        end = ends.get((action.kind, action.micro_batch, stage + (-1 if action.kind == "forward" else 1)))
+        return None if end is None else end + send
 
     moved = True
     while moved:
@@ -69,6 +70,32 @@ def test_idle_time_is_what_theory_says_and_a_third_with_weight_gradients_apart(
     work = 3 * m * chunks
     assert run(orders(ranks, chunks, m, split=False), chunks, split=False) - work == 3 * (ranks - 1)
     assert run(orders(ranks, chunks, m, split=True), chunks, split=True) - work == ranks - 1
+
+
+@pytest.mark.parametrize("send", [Fraction(1, 20), Fraction(1, 4)])
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "split"),
+    [(2, 1, True), (4, 1, True), (8, 1, True), (2, 2, False), (4, 2, False), (4, 3, False), (8, 2, True), (8, 3, True)],
+)
+def test_sends_are_hidden_but_where_the_pipeline_fills_and_empties(
+    ranks: int, chunks: int, split: bool, send: Fraction
+) -> None:
+    """Once down and up its parts; twice with one part, as all micro-batches in flight go round once more at the pace of
+    their messages before weight gradients fill what they wait.
+    """
+    few, many = (
+        run(made, chunks, split, send) - run(made, chunks, split)
+        for made in (orders(ranks, chunks, groups * ranks, split=split) for groups in (4, 9))
+    )
+    assert few == many
+    assert few <= 2 * send * max(ranks * chunks - 1, 2 * ranks - 2)
+
+
+@pytest.mark.parametrize(("ranks", "send"), [(2, Fraction(1, 20)), (4, Fraction(1, 20)), (8, Fraction(1, 4))])
+def test_1f1b_waits_for_the_sends_of_a_round_as_often_as_all_in_flight_have_gone_it(ranks: int, send: Fraction) -> None:
+    """Each of the p that the first rank has in flight is away for p passes and 2 (p - 1) sends, in any order."""
+    few, many = (run(orders(ranks, 1, groups * ranks, split=False), 1, False, send) for groups in (4, 9))
+    assert many - few == 5 * (3 * ranks + 2 * (ranks - 1) * send)
 
 
 @pytest.mark.parametrize(("ranks", "chunks"), [(2, 1), (4, 1), (8, 1), (4, 2), (8, 3)])

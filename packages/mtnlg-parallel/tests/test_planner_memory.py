@@ -10,7 +10,8 @@ from mtnlg_parallel.engine.schedule import orders
 from mtnlg_parallel.layout import Layout, head_chunk
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import load_cluster
-from mtnlg_parallel.planner.memory import Memory, fullest_stage, layer_bytes, memory, memory_error
+from mtnlg_parallel.planner.costs.activations import layer_bytes
+from mtnlg_parallel.planner.memory import Memory, fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.programs import ENGINES, load_software
 from mtnlg_parallel.planner.run import RECOMPUTE, Run, run_error
 from mtnlg_parallel.planner.search import search

@@ -31,7 +31,7 @@ def rewritten(tmp_path: Path, **cells: str) -> list[Row]:
         record = next(row for row in csv.DictReader(file) if row["family"] == "nvidia-dgxc")
     path = tmp_path / "rows.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(record))
+        writer = csv.DictWriter(file, list(record | cells))
         writer.writeheader()
         writer.writerow(record | cells)
     return read_rows(path)
@@ -79,13 +79,14 @@ def test_a_program_that_nobody_measured_gets_the_interval_of_all() -> None:
     assert ours.high - ours.low > theirs.high - theirs.low
 
 
-@pytest.mark.parametrize(("family", "bound"), [("bloom-prequel", 0.12), ("torchtitan", 0.16)])
+@pytest.mark.parametrize(("family", "bound"), [("bloom-prequel", 0.1), ("torchtitan", 0.16)])
 def test_peak_memory_is_predicted_where_it_was_published(family: str, bound: float) -> None:
     pairs = [(PREDICTED[r.cells["id"]]["predicted_memory_gb"], r.figure("memory_gb")) for r in of_family(family)]
     errors = [predicted / measured - 1 for predicted, measured in pairs if measured]
     assert len(errors) >= 5
     assert max(map(abs, errors)) <= bound
-    assert sum(map(abs, errors)) / len(errors) <= 0.07
+    assert sum(map(abs, errors)) / len(errors) <= 0.06
+    assert abs(sum(errors)) / len(errors) <= 0.05
 
 
 def test_the_row_chooses_gpu_network_program_and_shape(tmp_path: Path) -> None:
@@ -124,6 +125,22 @@ def test_a_network_is_read_from_its_words(text: str, bandwidth: float | None) ->
         ({"gpus": "7"}, "GPUs, not 7"),
         ({"micro_batch": ""}, "micro_batch is not stated"),
         ({"layers": "many"}, "layers = 'many' is no whole number"),
+        ({"seq": "8192/4096"}, "is no whole number"),
+        ({"gpus_per_node": "0"}, "is no whole number"),
+        ({"hardware": ""}, "hardware is not stated"),
+        ({"hardware": "H100-PCIe-80GB"}, "is not known"),
+        ({"hardware": "H800"}, "is not known"),
+        ({"hardware": "GH200 96GB"}, "is not known"),
+        ({"software": ""}, "software '' is not known"),
+        ({"precision": "NVFP4"}, "precision 'NVFP4' is not known"),
+        ({"recompute": "not stated"}, "recompute 'not stated' is not known"),
+        ({"schedule": "DualPipe"}, "schedule 'DualPipe' is not known"),
+        ({"schedule": "ZB-H1"}, "megatron-core has not got a zero-bubble schedule; use --software mtnlg-parallel"),
+        ({"model": "Mixtral 8x7B"}, "no dense decoder"),
+        ({"arch": "deepseek-v3 MLA"}, "no dense decoder"),
+        ({"arch": "bert"}, "no dense decoder"),
+        ({"kv_groups": "7"}, "does not divide heads"),
+        ({"sharding": "FSDP2 x3"}, "no whole number of such groups"),
         ({"heads": "47"}, "heads = 47 does not divide hidden"),
         ({"micro_batch": "3"}, "does not divide the batch"),
         ({"cp": "3", "gpus": "96"}, "cp 3 does not divide"),
@@ -188,18 +205,89 @@ def test_vtrains_files_are_read_by_their_own_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a,b\n1,2\n", "column 'hardware' is missing"), ("hardware,gpus\nA100\n", "column 'layers' is missing")],
+    [("a,b\n1,2\n", "column 'hardware' is missing"), ("hardware,layers\nA100,2\n", "column 'gpus' is missing")],
 )
-def test_a_file_without_the_columns_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(Failure, match=words):
         read_rows(path)
 
 
-def test_a_line_with_too_few_fields_is_refused_by_its_number(tmp_path: Path) -> None:
+def test_odd_lines_and_missing_columns_cost_only_the_rows_that_have_them(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     first, second, *_ = RUNS.read_text(encoding="utf-8").splitlines()
-    path.write_text(f"{first}\n{second}\n1,2\n", encoding="utf-8")
-    with pytest.raises(Failure, match="line 3"):
-        read_rows(path)
+    path.write_text(f"{first}\n{second}\n1,2\n{second},more\n", encoding="utf-8-sig")
+    good, short, long = read_rows(path)
+    assert good.published
+    assert "is not stated" in short.why_not
+    assert "more than the" in long.why_not
+    path.write_text("hardware,gpus\nA100-80GB,8\n", encoding="utf-8")
+    (row,) = read_rows(path)
+    assert row.why_not == "layers is not stated"
+    assert predict_row(row)["predicted_step_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"tp": "4.0", "global_batch": "64.0", "vocab": "256,000"},
+        {"dp": "", "cp": "", "vpp": ""},
+        {"ffn": "", "kv_groups": "", "vocab": "", "precision": "", "recompute": "", "network": "", "date": ""},
+        {"network": "InfiniBand"},
+        {"network": "0x HDR200"},
+        {"hardware": "NVIDIA h100 80gb sxm"},
+        {"hardware": "8 x H200"},
+        {"hardware": "B200", "precision": "MXFP8"},
+        {"software": "Megatron-LM core v0.7"},
+        {"software": "megatron_core 0.9"},
+        {"software": "Megatron-LM", "date": "2024-03"},
+        {"software": "Megatron-LM", "date": ""},
+        {"precision": "bfloat16"},
+        {"precision": "FP8 (delayed scaling)"},
+        {"recompute": "uniform"},
+        {"recompute": "core attention"},
+        {"sequence_parallel": "True"},
+        {"sequence_parallel": ""},
+        {"step_seconds": "~3"},
+        {"step_seconds": "-1"},
+        {"step_seconds": "nan", "tflops_per_gpu": "inf"},
+        {"step_seconds": "", "tokens_per_s_per_gpu": "", "tflops_per_gpu": ""},
+        {"gpus_per_node": "4"},
+        {"gpus_per_node": "6"},
+        {"seq": "1048576"},
+        {"software": "torchtitan", "tp": "1", "dp": "32", "sharding": "", "recompute": "none"},
+        {"software": "torchtitan", "tp": "1", "dp": "32", "sharding": "HSDP 4 x 8", "recompute": "none"},
+        {"software": "torchtitan", "tp": "1", "pp": "4", "vpp": "3", "dp": "8", "sharding": "FSDP"},
+        {"software": "llm-foundry", "tp": "1", "dp": "32", "sequence_parallel": "no", "arch": "mpt"},
+    ],
+)
+def test_a_row_in_other_words_is_predicted(tmp_path: Path, cells: dict[str, str]) -> None:
+    (row,) = rewritten(tmp_path, **cells)
+    predicted = predict_row(row)
+    assert row.published, row.why_not
+    assert 0 < predicted["low_step_seconds"] < predicted["predicted_step_seconds"] < predicted["high_step_seconds"]
+    assert predicted["fits"] is (predicted["predicted_memory_gb"] < row.published.cluster.gpu.memory_bytes / 1e9 * 0.96)
+    assert predicted["error"] is None or predicted["error"] > -1
+
+
+def test_megatron_lm_on_gpus_of_2022_and_later_is_megatron_core(tmp_path: Path) -> None:
+    names = []
+    for cells in (
+        {"software": "Megatron-LM", "date": ""},
+        {"software": "Megatron-LM", "date": "2024", "hardware": "A100-80GB", "sequence_parallel": "no"},
+        {"software": "Megatron-LM", "date": "2021", "hardware": "A100-80GB", "sequence_parallel": "no"},
+    ):
+        (row,) = rewritten(tmp_path, **cells)
+        assert row.published, row.why_not
+        names.append(row.published.software.name)
+    assert names == ["megatron-core", "megatron-core", "megatron-lm-2021"]
+
+
+def test_fsdp_is_recognized_by_all_of_its_names(tmp_path: Path) -> None:
+    stages = {}
+    for words in ("FSDP", "FSDP2 x8", "ZeRO-3", "ZeRO stage 3", "HYBRID_SHARD", "FSDP SHARD_GRAD_OP", "ZeRO-1", "none"):
+        (row,) = rewritten(tmp_path, sharding=words)
+        assert row.published, row.why_not
+        stages[words] = (row.published.run.zero, row.published.run.shards)
+    assert list(stages.values()) == [(3, None), (3, 8), (3, None), (3, None), (3, 8), (2, None), (1, None), (0, None)]

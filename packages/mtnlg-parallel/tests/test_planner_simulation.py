@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.engine.schedule import orders
+from mtnlg_parallel.engine.schedule import LEAVING, orders
 from mtnlg_parallel.planner.simulation import Event, Pipeline, Timeline, forwards_in_flight, simulate
 
 seconds = st.floats(0.01, 10.0)
@@ -19,7 +19,8 @@ def pipelines(draw: st.DrawFn) -> tuple[Pipeline, int]:
     total = stages * chunks
     forward, backward, hops, apart = (tuple(draw(st.lists(seconds, min_size=total, max_size=total))) for _ in range(4))
     weights = apart if draw(st.booleans()) else None
-    return Pipeline(stages, forward, backward, hops, draw(st.booleans()), weights), draw(st.integers(1, 12))
+    copies = draw(st.none() | st.lists(seconds, min_size=total, max_size=total).map(tuple))
+    return Pipeline(stages, forward, backward, hops, draw(st.booleans()), weights, copies), draw(st.integers(1, 12))
 
 
 def equal(stages: int, chunks: int, micro_batches: int, *, split: bool = False) -> Timeline:
@@ -85,6 +86,7 @@ def test_a_slower_link_or_stage_never_saves_time(drawn: tuple[Pipeline, int], sl
         pipeline._replace(hops=tuple(slower * hop for hop in pipeline.hops)),
         pipeline._replace(forward=tuple(slower * work for work in pipeline.forward)),
         pipeline._replace(backward=tuple(slower * work for work in pipeline.backward)),
+        pipeline._replace(copies=tuple(slower * copy for copy in pipeline.copies or pipeline.hops)),
     ):
         assert simulate(changed, micro_batches).seconds >= before - 1e-9
 
@@ -106,3 +108,36 @@ def test_no_more_is_in_flight_than_is_said(stages: int, chunks: int, rounds: int
             most = max(most, flying)
         assert flying == 0
         assert most == forwards_in_flight(stage, stages, chunks, micro_batches)
+
+
+EQUAL = [(4, 1, True), (4, 2, False), (8, 1, True), (8, 3, True)]
+
+
+def offloaded(stages: int, chunks: int, split: bool, copy: float, micro_batches: int) -> float:
+    """Seconds of equal stages, each kind of pass a second long, of which every pass is copied out and back."""
+    one, free = ((each,) * (stages * chunks) for each in (1.0, 0.0))
+    pipeline = Pipeline(stages, one, one, free, weights=one if split else None, copies=(copy,) * (stages * chunks))
+    return simulate(pipeline, micro_batches).seconds
+
+
+@pytest.mark.parametrize(("stages", "chunks", "split"), EQUAL)
+def test_copies_of_activations_no_longer_than_a_pass_are_hidden(stages: int, chunks: int, split: bool) -> None:
+    """But one, where a stage has nothing else to do."""
+    for groups in (2, 5):
+        at_once, copied = (offloaded(stages, chunks, split, copy, groups * stages) for copy in (0.0, 0.9))
+        assert copied - at_once <= 0.9 + 1e-9
+
+
+def test_a_forward_pass_waits_for_the_copy_of_that_before_the_last() -> None:
+    one, free, events = (1.0,) * 8, (0.0,) * 8, list[Event]()
+    simulate(Pipeline(8, one, one, free, copies=(5.0,) * 8), 8, events)
+    begins = [event.begin for event in events if event.stage == 0 and event.kind == "forward"]
+    assert begins == [0.0, 1.0, *(1.0 + 5.0 * copies for copies in range(1, 7))]
+
+
+@pytest.mark.parametrize(("stages", "chunks", "split"), EQUAL)
+def test_a_host_link_that_is_too_slow_takes_a_copy_a_pass(stages: int, chunks: int, split: bool) -> None:
+    """The first stage moves out all but few passes that are needed again at once."""
+    copy, passes = 20.0, 4 * stages * chunks
+    staying = 1 + LEAVING + passes // stages  # of 1F1B's last part no stage but the last has any
+    assert offloaded(stages, chunks, split, copy, 4 * stages) >= copy * (passes - staying)

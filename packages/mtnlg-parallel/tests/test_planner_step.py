@@ -13,6 +13,7 @@ from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import Cluster, cluster_names, load_cluster
 from mtnlg_parallel.planner.costs import layer as layer_cost
 from mtnlg_parallel.planner.costs import network
+from mtnlg_parallel.planner.costs.activations import layer_bytes
 from mtnlg_parallel.planner.costs.cost import OVERLAP_SHARE
 from mtnlg_parallel.planner.costs.products import TILES, _sustained, gemm_seconds
 from mtnlg_parallel.planner.programs import ENGINES, SOFTWARE, Software, load_software
@@ -305,3 +306,19 @@ def test_ranks_that_share_a_head_of_keys_and_values_exchange_its_features(name: 
     for phase in ("forward", "backward"):
         more = getattr(shared, phase).collectives - getattr(own, phase).collectives
         assert more == pytest.approx(gathered, rel=0.1, abs=1e-5)  # smaller products hide a little less
+
+
+def test_activations_in_host_memory_cost_what_passes_do_not_hide_of_their_copies() -> None:
+    kept = Run(SMALL, Layout(tp=2, pp=4), 32, recompute="none", splits_backward=True, sequence_parallel=True)
+    moved, engine = kept._replace(offload_activations=True), load_software(ENGINES[1])
+
+    def seconds(run: Run, bandwidth: float) -> float:
+        return predict(run, changed(DGX, "node", host_bandwidth=bandwidth), engine).seconds
+
+    a_pass = 4 * layer_bytes(kept.shape, engine, "none")
+    assert a_pass == pytest.approx(4 * 2048 * 4096 * 34 / 2, rel=0.02), "four layers of 34 s b h / t"
+    at_once = seconds(moved, 1e15)
+    assert at_once == pytest.approx(seconds(kept, 1e15), rel=1e-3)
+    forward = min(predict(kept, DGX, engine).pipeline.forward)
+    assert seconds(moved, a_pass / forward) <= at_once + forward
+    assert seconds(moved, 1e9) == pytest.approx(31 * a_pass / 1e9, rel=0.2), "each but the last micro-batch, one way"

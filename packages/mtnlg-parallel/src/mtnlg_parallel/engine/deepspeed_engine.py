@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from .contract import Judge, MicroBatches
 
 
+COPIED_ELEMENTS = 1 << 16
+"""Most elements of a gradient that DeepSpeed copies together with others to reduce them: a matrix is reduced where it
+lies. By default it copies all, into a buffer of 2 GB."""
+
+
 class DeepSpeedEngine:
     """DeepSpeed's pipeline engine for this rank's stage (`contract.Engine`)."""
 
@@ -47,7 +52,7 @@ class DeepSpeedEngine:
             deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
             with _own_groups_alone(), torch.no_grad():  # it broadcasts tied weights, which autograd would record
                 module = Pipeline(recipe, device, ops)
-            self._adamw = build_optimizer(module, recipe.train, fused=device.type == "cuda")
+            self._adamw = build_optimizer(module, recipe.train)
             self._engine, *_ = deepspeed.initialize(
                 model=module, optimizer=self._adamw, config=deepspeed_config(recipe)
             )
@@ -186,7 +191,7 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
         "train_batch_size": train.batch,
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_clipping": train.clip,
-        "zero_optimization": {"stage": 1},
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": COPIED_ELEMENTS},
         "zero_allow_untested_optimizer": True,  # torch's AdamW, which the guard can make skip
         "steps_per_print": sys.maxsize,
     }
@@ -199,7 +204,7 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def build_optimizer(module: Pipeline, train: Train, fused: bool) -> GuardedAdamW:
+def build_optimizer(module: Pipeline, train: Train) -> GuardedAdamW:
     """AdamW with weight decay on matrices only, not on biases and norms (paper.md section 2)."""
     matrices = [local.parameter for local in module.local_parameters() if local.parameter.ndim > 1]
     vectors = [local.parameter for local in module.local_parameters() if local.parameter.ndim == 1]
@@ -208,7 +213,7 @@ def build_optimizer(module: Pipeline, train: Train, fused: bool) -> GuardedAdamW
         {"params": vectors, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return GuardedAdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=fused)
+    return GuardedAdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
 
 
 class GuardedAdamW(torch.optim.AdamW):

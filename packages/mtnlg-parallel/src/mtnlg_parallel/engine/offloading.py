@@ -3,22 +3,34 @@
     forward    autograd's saved tensors are noted by storage; when the pass ends each storage is copied to the host
     backward   the storages come back whole, and the saved tensors are the same views of them: equal to the last bit
 
-On CUDA both ways are copies from and to pinned memory in a stream of their own: out beside the passes that follow, in
-beside the one before, so that a rank holds the activations of few passes (`schedule.PASSES_ON_DEVICE`). What lives
-longer than a pass, the weights, stays where it is. So does a pass whose backward follows at once.
+On CUDA copies from and to pinned memory go in a stream each way: out beside the passes that follow, in beside the
+backward pass before. A rank holds the activations of few passes (`schedule.PASSES_ON_DEVICE`) however far its host runs
+ahead, as all of this memory is the computing stream's, which waits for a copy before what is copied is let go: a
+forward pass for that of the pass before the last. What lives longer than a pass, the weights, stays where it is. So
+does a pass whose backward follows at once.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from collections import deque
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from .schedule import LEAVING
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+class Streams(NamedTuple):
+    """Streams of the copies to the host and back."""
+
+    out: torch.cuda.Stream
+    back: torch.cuda.Stream
 
 
 class HostActivations:
@@ -26,26 +38,36 @@ class HostActivations:
 
     def __init__(self, device: torch.device, staying: Iterable[Tensor]) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.streams = Streams(torch.cuda.Stream(device), torch.cuda.Stream(device)) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._staying = {tensor.untyped_storage().data_ptr() for tensor in staying}
         self._passes: dict[tuple[int, int], _Pass] = {}
+        self._leaving = deque[_Pass]()
 
     @contextmanager
     def moved_out(self, key: tuple[int, int]) -> Iterator[None]:
         """Move out what the forward pass ``key``, run inside, saves for backward."""
-        moving = self._passes[key] = _Pass(self.device, self.stream, self._staying)
+        while len(self._leaving) > LEAVING:
+            self._leaving.popleft().let_go()
+        moving = self._passes[key] = _Pass(self.device, self.streams, self._staying)
         with saved_tensors_hooks(moving.note, moving.restore):
             yield
         moving.move_out()
+        if self.streams:
+            self._leaving.append(moving)
+        else:
+            moving.let_go()
 
     def bring_back(self, key: tuple[int, int]) -> None:
-        """Begin to copy back what a pass has saved, if it was moved out."""
-        if key in self._passes:
-            self._passes[key].bring_back()
+        """Begin to copy back what a pass has saved, if it was moved out; what is not let go yet just stays."""
+        if passed := self._passes.get(key):
+            if passed in self._leaving:
+                self._leaving.remove(passed)
+            passed.bring_back()
 
     def drop(self, key: tuple[int, int]) -> None:
         """Forget a pass after its backward."""
-        self._passes.pop(key, None)
+        if passed := self._passes.pop(key, None):
+            passed.let_go()
 
 
 class _View(NamedTuple):
@@ -61,12 +83,13 @@ class _View(NamedTuple):
 class _Pass:
     """The storages of one pass: on the device while it runs, then on the host, then on the device again."""
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None, staying: set[int]) -> None:
-        self._device, self._stream, self._staying = device, stream, staying
+    def __init__(self, device: torch.device, streams: Streams | None, staying: set[int]) -> None:
+        self._device, self._streams, self._staying = device, streams, staying
         self._numbers: dict[int, int] = {}  # by address
         self._on_device: list[Tensor] = []
         self._on_host: list[Tensor] = []
-        self._arrived: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None  # unless the computing stream has waited for it
+        self._is_back = False
 
     def note(self, tensor: Tensor) -> Tensor | _View:
         """What autograd keeps in place of a saved tensor. Storages stay until the pass ends, so no address recurs."""
@@ -81,37 +104,46 @@ class _Pass:
         return _View(self._numbers[address], tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
 
     def move_out(self) -> None:
-        """Copy the storages to the host and let go of them."""
-        if self._stream:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        self._on_host = [self._copy(storage, torch.device("cpu")) for storage in self._on_device]
-        self._on_device, self._numbers = [], {}
+        """Begin to copy the storages to the host."""
+        pinned: dict[str, Any] = {"pin_memory": True} if self._device.type == "cuda" else {}
+        self._on_host = [torch.empty(storage.shape, dtype=torch.uint8, **pinned) for storage in self._on_device]
+        self._copy(self._on_device, self._on_host, self._streams and self._streams.out)
+        self._numbers = {}
+
+    def let_go(self) -> None:
+        """Free the storages on the device, after what copies them."""
+        self._wait()
+        self._on_device = []
 
     def bring_back(self) -> None:
-        """Copy the storages to the device, if not done yet."""
+        """Begin to copy the storages to the device, unless they are there."""
         if not self._on_device:
-            self._on_device = [self._copy(storage, self._device) for storage in self._on_host]
-            self._arrived = self._stream.record_event() if self._stream else None
+            self._is_back = True
+            self._on_device = [torch.empty_like(storage, device=self._device) for storage in self._on_host]
+            self._copy(self._on_host, self._on_device, self._streams and self._streams.back)
 
     def restore(self, saved: Tensor | _View) -> Tensor:
         """The saved tensor, in backward."""
         if isinstance(saved, Tensor):
             return saved
         self.bring_back()
-        storage = self._on_device[saved.storage]
-        if self._arrived:
-            backward = torch.cuda.current_stream(self._device)
-            backward.wait_event(self._arrived)
-            storage.record_stream(backward)
+        if self._is_back:  # else it has not left yet
+            self._wait()
         whole = torch.empty(0, dtype=saved.dtype, device=self._device)
-        return whole.set_(storage.untyped_storage(), saved.offset, saved.shape, saved.stride)
+        storage = self._on_device[saved.storage].untyped_storage()
+        return whole.set_(storage, saved.offset, saved.shape, saved.stride)
 
-    def _copy(self, source: Tensor, to: torch.device) -> Tensor:
-        """A copy in the stream, without waiting for it: the memory of either side is not used again before its end."""
-        with torch.cuda.stream(self._stream):  # the current one, where there is none
-            pinned: dict[str, Any] = {"pin_memory": True} if self._stream and to.type == "cpu" else {}
-            copy = torch.empty(source.shape, dtype=torch.uint8, device=to, **pinned)
-            copy.copy_(source, non_blocking=True)
-        if self._stream and source.is_cuda:
-            source.record_stream(self._stream)
-        return copy
+    def _copy(self, sources: list[Tensor], copies: list[Tensor], stream: torch.cuda.Stream | None) -> None:
+        """Copy in the stream, after what the computing stream has been given until now."""
+        if stream:
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream) if stream else nullcontext():
+            for copy, source in zip(copies, sources, strict=True):
+                copy.copy_(source, non_blocking=True)
+        self._copied = stream.record_event() if stream else None
+
+    def _wait(self) -> None:
+        """Have the computing stream wait for the last copy."""
+        if self._copied:
+            torch.cuda.current_stream(self._device).wait_event(self._copied)
+            self._copied = None

@@ -80,7 +80,7 @@ class PipelineEngine:
             for chunk, part in enumerate(self.parts)
             for local in part.local_parameters()
         )
-        self.optimizer = ShardedOptimizer(kinds, self._dp_group, train, fused=device.type == "cuda")
+        self.optimizer = ShardedOptimizer(kinds, self._dp_group, train)
         staying = [tensor for part in self.parts for tensor in (*part.parameters(), *part.buffers())]
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         """Makes autograd record what is computed of a message."""
@@ -213,23 +213,23 @@ class _Step:
     def _backward(self, action: Action) -> None:
         engine, key = self._engine, action[1:]
         stage, output = engine.stage_of(action.chunk), self._outputs.pop(key)
+        if engine.host_activations:  # before the stream waits for dy
+            engine.host_activations.bring_back(key)
+            engine.host_activations.bring_back(self._next_backward.get(key, key))
         if stage == engine.last_stage:
             dy = torch.full((), self._loss_scale, device=engine.device)
         else:
             dy = self._receives["backward"].take()
-        if engine.host_activations:
-            engine.host_activations.bring_back(key)
-            engine.host_activations.bring_back(self._next_backward.get(key, key))
         deferral = engine.optimizer.deferral
         if engine.splits_backward:
             deferral.products = []
         torch.autograd.backward((output,), (dy,))
-        if engine.host_activations:
-            engine.host_activations.drop(key)
         if deferral.products is not None:
             self._put_off[key], deferral.products = deferral.products, None
         if stage:
             self._send("backward", self._input_gradients.pop(key), stage - 1)
+        if engine.host_activations:
+            engine.host_activations.drop(key)
 
     def _weights(self, action: Action) -> None:
         for product in self._put_off.pop(action[1:]):

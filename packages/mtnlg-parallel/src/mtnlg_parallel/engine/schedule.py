@@ -35,8 +35,11 @@ class Action(NamedTuple):
 
 Order = tuple[Action, ...]
 
-PASSES_ON_DEVICE = 4
-"""Passes with activations on the device where they are offloaded: one forward, one going out, one coming, one back."""
+LEAVING = 1
+"""Passes on their way to the host beside one that runs forward, where activations are offloaded."""
+
+PASSES_ON_DEVICE = LEAVING + 3
+"""Passes with activations on the device then: also one forward, one on its way back, and one backward."""
 
 
 @cache

@@ -38,6 +38,10 @@ BUCKET_ELEMENTS = 1 << 25
 """Most elements of a bucket, unless one parameter has more: 128 MiB of gradients, long enough for full bandwidth."""
 
 
+ROW = 1024
+"""Squares that are summed in fp32."""
+
+
 class BucketKind(NamedTuple):
     """What the parameters of a bucket have in common."""
 
@@ -170,12 +174,7 @@ class ShardedOptimizer:
     """AdamW with weight decay on matrices only (paper.md section 2), over this rank's shares."""
 
     def __init__(
-        self,
-        parameters: Iterable[tuple[BucketKind, LocalParameter]],
-        dp_group: ProcessGroup,
-        train: Train,
-        *,
-        fused: bool,
+        self, parameters: Iterable[tuple[BucketKind, LocalParameter]], dp_group: ProcessGroup, train: Train
     ) -> None:
         self.deferral = Deferral()
         by_kind: dict[BucketKind, list[LocalParameter]] = {}
@@ -194,11 +193,11 @@ class ShardedOptimizer:
             for decays, decay in ((True, train.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
-        self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=fused)
+        self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
         self._clip = train.clip
         for bucket in self.buckets:
             zeros = {slot: torch.zeros_like(bucket.master) for slot in MOMENTS}
-            step = torch.tensor(0.0, device=bucket.master.device if fused else "cpu")
+            step = torch.tensor(0.0, device=bucket.master.device)
             self._adamw.state[bucket.master] = {"step": step, **zeros}
 
     @property
@@ -224,7 +223,7 @@ class ShardedOptimizer:
         for bucket in self.buckets:
             bucket.wait()
             if bucket.kind.counts:
-                squares.append(bucket.gradient_share.square().sum(dtype=torch.float64))
+                squares.append(_sum_of_squares(bucket.gradient_share))
         device = self.buckets[0].gradients.device
         return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
 
@@ -253,6 +252,13 @@ class ShardedOptimizer:
             for local, start, stop, at in bucket.owned():
                 moments: dict[SlotName, Tensor] = {slot: state[slot].narrow(0, at, stop - start) for slot in MOMENTS}
                 yield Fragment(local, start, stop, bucket.master.detach().narrow(0, at, stop - start), moments)
+
+
+def _sum_of_squares(gradients: Tensor) -> Tensor:
+    """In fp64, to 1e-7: fp32 sums of short rows alone, and no copy of the gradients."""
+    whole = gradients.numel() // ROW * ROW
+    rows = gradients[:whole].view(-1, ROW), gradients[whole:].view(1, -1)
+    return torch.cat([torch.linalg.vector_norm(part, dim=1) for part in rows]).double().square().sum()
 
 
 def _parts(parameters: Sequence[LocalParameter]) -> Iterator[list[LocalParameter]]:

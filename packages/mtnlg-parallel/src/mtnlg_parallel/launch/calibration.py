@@ -1,7 +1,9 @@
 """The command ``mtnlg-parallel calibrate``: rates of this machine's products, copies, launches and links, as a cluster.
 
 Every rank is a process of its own and all measure at once, as they will train. The planner takes a product's rate as
-share of the peak; where there is no data sheet, as on a CPU, the peak is the best rate measured and its share 1.
+share of the peak; where there is no data sheet, as on a CPU, the peak is the best rate measured and its share 1. There
+ranks may be more than processors, and other work may run: what a rank does alone is measured in seconds of its
+processor, as the planner counts them, and only what ranks do together in those of the clock.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch.preflight import this_machine
 from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.planner.costs.layer import APART
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +39,8 @@ COPIED: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
 
 SUMMED: Final = {"cuda": 1 << 28, "cpu": 1 << 24}
 SMALL: Final = 1 << 10
-LAUNCHES: Final = 2000
-"""Operations that the host launches, half of them by autograd."""
+LAYERS: Final = 16
+"""Layers of a decoder so small that it takes nothing but launches."""
 
 
 def calibrate_command(
@@ -88,6 +91,8 @@ def measure_rank(rank: int, ranks: int, folder: str, device: str) -> None:
     import torch  # noqa: PLC0415  (as above)
     import torch.distributed as dist  # noqa: PLC0415
 
+    from mtnlg_model import Decoder, ModelConfig  # noqa: PLC0415
+
     if device == "cuda":
         torch.cuda.set_device(rank)
     else:
@@ -101,33 +106,32 @@ def measure_rank(rank: int, ranks: int, folder: str, device: str) -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    def seconds(work: Callable[[], object]) -> float:
+    threads = 1 if device == "cuda" else torch.get_num_threads()
+
+    def seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
         work()
         times = []
         for _ in range(ROUNDS):
             dist.barrier()
             wait()
-            begin = time.perf_counter()
+            begin = clock()
             work()
             wait()
-            times.append(time.perf_counter() - begin)
+            times.append(clock() - begin)
         return statistics.median(times)
+
+    def alone(work: Callable[[], object]) -> float:
+        return seconds(work) if device == "cuda" else seconds(work, time.process_time) / threads
 
     size, dtype = PRODUCT[device], torch.bfloat16 if device == "cuda" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    product = 2 * size**3 / seconds(lambda: a @ b)
+    product = 2 * size**3 / alone(lambda: a @ b)
     source = torch.zeros(COPIED[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copied = 2 * COPIED[device] / seconds(lambda: target.copy_(source))
-    few = torch.zeros(1, device=device, requires_grad=True)
-
-    def launch_many() -> None:
-        total = few
-        for _ in range(LAUNCHES // 2):
-            total = total + 1
-        total.backward()  # type: ignore[no-untyped-call]
-
-    launch = seconds(launch_many) / LAUNCHES
+    copied = 2 * COPIED[device] / alone(lambda: target.copy_(source))
+    decoder = Decoder(ModelConfig(layers=LAYERS, hidden=32, heads=4, sequence=16, vocabulary=64)).to(device)
+    tokens = torch.zeros(1, 16, dtype=torch.int64, device=device)
+    launch = alone(lambda: decoder(tokens).sum().backward()) / (LAYERS * sum(APART.launches))
     large, small = (torch.zeros(n // 4, device=device) for n in (SUMMED[device], SMALL))
     latency = seconds(lambda: dist.all_reduce(small)) / max(2 * (ranks - 1), 1)
     moved = 2 * (ranks - 1) / ranks * SUMMED[device]

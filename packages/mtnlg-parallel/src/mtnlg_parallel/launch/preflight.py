@@ -99,11 +99,11 @@ def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> Clu
 
 
 def _cpu_cluster(layout: Layout) -> Cluster:
-    """A one-node cluster with a "GPU" per rank, an equal share of cores and memory; gloo copies what it sends."""
+    """A one-node cluster with a "GPU" a rank: its cores, of which more ranks take turns; gloo copies what it sends."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     ranks = layout.world
     memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / ranks
-    share = min(cores / ranks, 1.0 * cores)
+    share = max(cores // ranks, 1)
     return Cluster(
         name=f"this machine's {cores} cores",
         nodes=1,
@@ -114,7 +114,13 @@ def _cpu_cluster(layout: Layout) -> Cluster:
             memory_bytes=memory_bytes,
             memory_bandwidth=8.0e9 * share,
         ),
-        node=Node(gpus=ranks, link_bandwidth=1.0e9, network_bandwidth=1.0e9, socket_gpus=ranks),
+        node=Node(
+            gpus=ranks,
+            link_bandwidth=1.0e9,
+            network_bandwidth=1.0e9,
+            socket_gpus=ranks,
+            processors=min(cores, ranks),
+        ),
         measured=Measured(
             gemm=0.8,
             memory=0.6,
@@ -123,7 +129,7 @@ def _cpu_cluster(layout: Layout) -> Cluster:
             link_seconds=200e-6,
             network=1.0,
             network_seconds=200e-6,
-            launch_seconds=40e-6 / min(share, 1.0),
+            launch_seconds=40e-6,
             socket_skew=1.0,
             spread=0.0,
         ),

@@ -55,7 +55,14 @@ class Node(Settings):
     gpus: Count
     link_bandwidth: Positive = Field(description="bytes a second and direction, of one GPU to the others")
     network_bandwidth: Positive = Field(description="bytes a second and direction, of the whole node")
+    host_bandwidth: Positive = Field(
+        12.0e9,  # 16 lanes of PCIe 4.0, shared by two GPUs, as on a DGX A100
+        description="bytes a second and direction, of one GPU to its host's memory while all copy",
+    )
     socket_gpus: Count = Field(description="GPUs whose hosts share a processor socket")
+    processors: Count | None = Field(
+        None, description="of a CPU, what as many or more ranks share; an idle rank leaves its own to the others"
+    )
 
 
 class Measured(Settings):

@@ -93,7 +93,9 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     tokens: Annotated[
         str | None, typer.Option(metavar="270B", help="Length of the run, for days and GPU-hours.")
     ] = None,
-    search: Annotated[bool, typer.Option("--search", help="Rank every layout of --nodes.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Rank every layout of --nodes; say why not --layout, if given.")
+    ] = False,
     top: Annotated[int, typer.Option(min=1, help="How many --search shows.")] = 10,
     scaling: Annotated[
         str | None, typer.Option(metavar="280,350,420", help="The run on these numbers of nodes.")
@@ -147,7 +149,8 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     if nodes and nodes > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {nodes}; planned as if it had")
     if search:
-        _print_search(request, top, switches, as_json, with_days=tokens is not None)
+        asked = layout and (request if "dp" in parse_layout(layout) else _spread_over_nodes(request))
+        _print_search(request, top, switches, as_json, with_days=tokens is not None, asked=asked or None)
         return
     if layout is None and recipe is None and target not in LAID_OUT:
         request = _fastest_layout(request, switches)
@@ -298,24 +301,35 @@ def _print_one(request: PlanRequest, timeline: Path | None, as_json: bool) -> No
 
 
 def _print_search(
-    request: PlanRequest, top: int, switches: Sequence[str] | None, as_json: bool, *, with_days: bool
+    request: PlanRequest,
+    top: int,
+    switches: Sequence[str] | None,
+    as_json: bool,
+    *,
+    with_days: bool,
+    asked: PlanRequest | None,
 ) -> None:
+    """Search; beside the fastest layouts one that was ``asked`` for, with the reason against it."""
     from .report import days_at_full_batch, plan, print_search  # noqa: PLC0415  (as above)
-    from .search import search  # noqa: PLC0415  (as above)
+    from .search import reason_against, search  # noqa: PLC0415  (as above)
 
     programs = _programs(request, switches)
     result = search(request.run, request.cluster, programs, request.gpus, top)
     if not result.best:
         raise UsageFailure(_nothing_fits(request, programs, result))
     tokens = request.tokens if with_days else None
+    reason = asked and reason_against(asked.run, asked.cluster, asked.software, result.best[0])
     if as_json:
         days = [{"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {} for one in result.best]
         plans = [plan(one.run, request.cluster, one.software) for one in result.best]
         best = [planned | length for planned, length in zip(plans, days, strict=True)]
         rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
-        print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected})
+        against = {"asked": {"run": str(asked.run), "reason": reason}} if asked else {}
+        print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected} | against)
     else:
         print_search(result, request.cluster, request.gpus, tokens)
+        if asked:
+            typer.echo(f"asked for {asked.run}: {reason}")
 
 
 def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:

@@ -1,9 +1,9 @@
 """A 90 % interval of a predicted step time, from errors on published runs whose group was left out of the fit.
 
 `benchmarks/planner_published.py` holds out folds of whole hidden sizes, fits the constants on all
-others, and writes quantiles of measured over predicted, widened so that they cover 90 % of hidden sizes left out, to
-``intervals.toml``: by program where there are enough runs, else over all. A program that nobody has measured gets the
-latter (docs/decisions/0110).
+others, and writes quantiles of measured over predicted, widened so that 90 % are covered in the mean of hidden sizes
+left out and of all runs, to ``intervals.toml``: by program where there are enough runs, else over all. A program that
+nobody has measured gets the latter (docs/decisions/0110, 0140).
 """
 
 from __future__ import annotations

@@ -4,17 +4,9 @@ Model state a parameter in 16-bit training (paper.md section 3): weights 2, grad
 master weights 4, Adam's moments 8; ZeRO-1 divides the last two by dp. Where the matrix product accumulates in fp32
 itself, there is no 16-bit gradient. fp32 training has neither master weights nor a second gradient.
 
-Activations of a layer for a micro-batch, in bytes, sequence s, batch b, hidden h, heads a, t-way tensor parallelism
-(Korthikanti et al. 2022, equations 1 to 6)
-
-    kept whole         s b h (10 + 24 / t + 5 a s / (h t))        with sequence parallelism  s b h / t (34 + 5 a s / h)
-    attention's core recomputed                                   without the last term
-    layer recomputed   2 s b h, its input                         with sequence parallelism  2 s b h / t
-
-times the layers, times the micro-batches in flight (from the schedule). A layer being recomputed keeps them all.
-
-Other decoders keep the same kinds of tensors in their own widths. A weight gradient that waits (zero-bubble) keeps the
-factors of a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers a layer at a time.
+Activations: what a layer keeps of a micro-batch (`costs.activations`) times the layers, times the micro-batches in
+flight (from the schedule). A layer being recomputed keeps them all. A weight gradient that waits (zero-bubble) keeps
+the factors of a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers a layer at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE
 from mtnlg_parallel.layout import head_chunk
 
+from .costs.activations import layer_bytes
 from .simulation import forwards_in_flight
 from .step import chunks, stage_parameters
 
@@ -209,29 +202,6 @@ def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
     layers = max(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
     factors = sum(shape.tokens * (columns + depth) for columns, depth in shape.linears)
     return shape.width * factors * passes * layers
-
-
-def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
-    """Activation bytes that one layer keeps of one micro-batch."""
-    model, tokens, t = shape.model, shape.tokens, shape.tp
-    scale = shape.width / 2  # the formulas count 16-bit activations
-    repeated = shape.repeated
-    if recompute == "full":
-        return 2 * scale * repeated
-    attention, keys = model.heads * model.head_size, max(model.kv_heads, t) * model.head_size  # one or more a rank
-    gated = model.mlp == "swiglu"
-    if recompute == "operators":  # the input, attention's output, every other product; compiled, one sum less
-        products = sum(columns for columns, _ in shape.linears) * t / 2
-        sums = 2 if software.fused_kernels else 4
-        return scale * (sums * repeated + 2 * tokens / t * (attention + products))
-    kept = 8 * repeated + (2 * repeated if model.dropout else 0)
-    # q, k, v, the projection's input; the MLP's inner values before and after its activation.
-    sliced = 4 * attention + 4 * keys + (6 if gated else 4) * model.ffn
-    core = 0.0
-    if recompute != "selective" and not software.flash_attention:
-        core = (5 if model.attention_dropout else 4) * shape.micro_batch * model.heads * model.sequence**2 / t
-    whole = scale * (kept + sliced * tokens / t + core)
-    return (whole + 2 * scale * repeated) / 2 if recompute == "alternate" else whole
 
 
 def _end_activations(run: Run, stage: int) -> float:

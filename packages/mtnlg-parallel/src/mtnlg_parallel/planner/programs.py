@@ -46,6 +46,7 @@ class Software(Settings):
         False, description="logits exist a chunk of tokens at a time, and are replaced by their gradient in place"
     )
     balanced_stages: bool = Field(False, description="layers are cut where the slowest stage is fastest, not evenly")
+    uneven_stages: bool = Field(False, description="stages may have unequal numbers of layers")
     interleaves: bool = Field(False, description="has an interleaved schedule")
     whole_groups: bool = Field(True, description="interleaves only whole groups of as many micro-batches as stages")
     splits_backward: bool = Field(False, description="has a zero-bubble schedule")
@@ -105,13 +106,15 @@ SOFTWARE: Final[dict[str, Software]] = {
         ENGINES[0]: _OURS.model_copy(update={"reduce_scatter": False}),
         ENGINES[1]: _OURS.model_copy(update=_PIPELINE_ENGINE),
         # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
-        "megatron-deepspeed": Software(reduce_scatter=False, bucket_bytes=4e9),
-        # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; the wait is fitted.
-        "megatron-deepspeed-bloom": Software(reduce_scatter=False, bucket_bytes=4e9, launch_wait_seconds=90e-6),
+        "megatron-deepspeed": Software(uneven_stages=True, reduce_scatter=False, bucket_bytes=4e9),
+        # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; the wait and 2 GB of its buffers are fitted.
+        "megatron-deepspeed-bloom": Software(
+            uneven_stages=True, reduce_scatter=False, bucket_bytes=6e9, launch_wait_seconds=90e-6
+        ),
         # The private branch that trained MT-NLG: every rank sends the whole activation. What a send takes
         # beside that is set by the step of 60.1 s on 280 nodes, and by nothing else (docs/decisions/0061, 0109).
         "megatron-deepspeed-2021": Software(
-            reduce_scatter=False, scatter_pipeline=False, bucket_bytes=4e9, hop_seconds=4.85e-3
+            uneven_stages=True, reduce_scatter=False, scatter_pipeline=False, bucket_bytes=4e9, hop_seconds=4.85e-3
         ),
         # Narayanan et al. 2021: interleaving, sends beside computing, scatter/gather.
         "megatron-lm-2021": Software(overlap_pipeline=True, interleaves=True),
@@ -123,8 +126,10 @@ SOFTWARE: Final[dict[str, Software]] = {
             interleaves=True,
             slices_sequence=True,
         ),
-        # Megatron-Core from 2023 on: flash attention, gradients reduced beside the backward pass.
+        # Megatron-Core from 2023 on: flash attention, gradients reduced beside the backward pass. Embedding and head
+        # may count as layers where layers are cut.
         "megatron-core": Software(
+            uneven_stages=True,
             flash_attention=True,
             fused_accumulation=True,
             overlap_tensor=True,
@@ -142,8 +147,11 @@ SOFTWARE: Final[dict[str, Software]] = {
             whole_groups=False,
             native_attention=True,
         ),
-        # FSDP2, eager or compiled as a row says.
+        # FSDP2, eager or compiled as a row says; stages send what they have before they go on.
         "torchtitan": Software(
+            uneven_stages=True,
+            interleaves=True,
+            whole_groups=False,
             pads_vocabulary=False,
             flash_attention=True,
             slices_sequence=True,
@@ -151,13 +159,14 @@ SOFTWARE: Final[dict[str, Software]] = {
             shards_weights=True,
             multiplies_fp8=True,
         ),
-        # FSDP of PyTorch 2.0, attention with ALiBi's biases, metrics of every batch. Both shares fitted.
+        # FSDP of PyTorch 2.0, attention with ALiBi's biases. Of every batch Composer takes cross entropy and
+        # perplexity, each a cast of the logits to fp32 (6 bytes) and a log-softmax (8). Both shares fitted.
         "llm-foundry": Software(
             pads_vocabulary=False,
             flash_attention=True,
             fused_loss=True,
-            metric_bytes=16,
-            attention_share=0.49,
+            metric_bytes=28,
+            attention_share=0.50,
             prefetch_share=0.0,
             shards_weights=True,
             multiplies_fp8=True,

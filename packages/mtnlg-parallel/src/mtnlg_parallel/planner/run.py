@@ -212,19 +212,22 @@ def _decoder_error(run: Run) -> str | None:
 def _schedule_error(run: Run, software: Software) -> str | None:
     v, pp = run.interleave, run.layout.pp
     abilities = {
-        "sequence parallelism": (run.sequence_parallel, software.slices_sequence),
-        "an interleaved schedule": (v > 1, software.interleaves),
-        "a zero-bubble schedule": (run.splits_backward, software.splits_backward),
-        "context parallelism": (run.cp > 1, software.slices_context),
-        "FSDP": (run.zero > 1, software.shards_weights),
-        "FP8": (run.precision == "fp8", software.multiplies_fp8),
+        "slices_sequence": ("sequence parallelism", run.sequence_parallel),
+        "interleaves": ("an interleaved schedule", v > 1),
+        "splits_backward": ("a zero-bubble schedule", run.splits_backward),
+        "slices_context": ("context parallelism", run.cp > 1),
+        "shards_weights": ("FSDP", run.zero > 1),
+        "multiplies_fp8": ("FP8", run.precision == "fp8"),
     }
-    if lacking := next((name for name, (needed, there) in abilities.items() if needed and not there), None):
-        able = ENGINES[0] if software.name not in ENGINES and run.zero < 2 and run.cp == 1 else "megatron-core"
-        return f"{software.name} has not got {lacking}; use --software {able}"
+    needed = [name for name, (_, asked) in abilities.items() if asked]
+    if lacking := next((name for name in needed if not getattr(software, name)), None):
+        programs = [load_software(name) for name in (*ENGINES, "megatron-core")]
+        able = [each.name for each in programs if all(getattr(each, name) for name in needed)]
+        advice = f"; use --software {able[0]}" if able else ", nor has any other program all that this run uses"
+        return f"{software.name} has not got {abilities[lacking][0]}{advice}"
     if software.balanced_stages:
         return schedule_error(run.layout, run.model, run.schedule, v)
-    if software.interleaves and run.model.layers % pp:
+    if run.model.layers % pp and not software.uneven_stages:
         fitting = [n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0]
         nearest = sorted(sorted(fitting, key=lambda n: abs(n - pp))[:2])
         return (
@@ -239,7 +242,7 @@ def _interleave_error(run: Run, software: Software) -> str | None:
     v, pp = run.interleave, run.layout.pp
     if pp == 1:
         return f"interleave {v} needs pp of 2 or more; use --interleave 1"
-    if run.model.layers % (pp * v):
+    if pp * v > run.model.layers or (run.model.layers % (pp * v) and not software.uneven_stages):
         fitting = [n for n in range(1, run.model.layers // pp + 1) if run.model.layers % (pp * n) == 0]
         instead = f"use --interleave {' or '.join(map(str, fitting[:4]))}" if fitting else "use --interleave 1"
         return f"pp {pp} x interleave {v} does not divide the {run.model.layers} layers; {instead}"

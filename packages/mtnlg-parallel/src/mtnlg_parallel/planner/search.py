@@ -94,6 +94,23 @@ def search(
     return SearchResult(tuple(best), tuple(rejected), len(fitting))
 
 
+def reason_against(run: Run, cluster: Cluster, software: Software, fastest: FittingRun) -> str:
+    """Why this run is not the fastest: it is impossible, does not fit, or what it takes longer for."""
+    if reason := run_error(run, software) or memory_error(memory(run, software), cluster):
+        return reason
+    own, best = predict(run, cluster, software), fastest.prediction
+    longer = {
+        kind.replace("_", " "): seconds - getattr(best.breakdown, kind)
+        for kind, seconds in own.breakdown._asdict().items()
+    }
+    causes = [kind for kind in sorted(longer, key=longer.__getitem__, reverse=True) if longer[kind] > 0][:2]
+    ratio = own.seconds / best.seconds
+    if ratio <= 1 or not causes:
+        return f"{own.seconds:.3f} s, as fast as any"
+    more = ", ".join(f"{kind} +{longer[kind]:.2f} s" for kind in causes)
+    return f"{own.seconds:.3f} s, {ratio - 1:.1%} more: {more}"
+
+
 def smallest_cluster(template: Run, cluster: Cluster, programs: Sequence[Software], gpus: int) -> int | None:
     """Number of nodes, by doubling, at which some layout fits; None if the whole cluster is too small."""
     nodes = -(-gpus // cluster.node.gpus)
@@ -132,9 +149,14 @@ def candidates(template: Run, cluster: Cluster, software: Software, gpus: int) -
 
 
 def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:
-    """Pipeline degrees: those that divide the layers; all where stages are balanced by cost, in no minutes."""
+    """Pipeline degrees: those that cut the layers well; all where stages are balanced by cost, in no minutes."""
     every = software.balanced_stages and model.layers <= MOST_LAYERS_UNEVEN
-    return [pp for pp in range(1, min(most, model.layers) + 1) if every or model.layers % pp == 0]
+    return [pp for pp in range(1, min(most, model.layers) + 1) if every or _cuts_well(model, pp, software)]
+
+
+def _cuts_well(model: ModelConfig, chunks: int, software: Software) -> bool:
+    """Whether chunks have as many layers each, or would with embedding and head as layers of the first and last."""
+    return model.layers % chunks == 0 or (software.uneven_stages and (model.layers + 2) % chunks == 0)
 
 
 def _replicas(most: int, batch: int) -> int:
@@ -149,4 +171,4 @@ def _schedules(model: ModelConfig, pp: int, micro_batches: int, software: Softwa
         return [(1, True), *((v, splits) for v in even for splits in (False, True))]
     if pp == 1 or not software.interleaves or micro_batches % pp:
         return [(1, False)]
-    return [(v, False) for v in range(1, model.layers // pp + 1) if model.layers % (pp * v) == 0]
+    return [(1, False)] + [(v, False) for v in range(2, model.layers // pp + 1) if _cuts_well(model, pp * v, software)]

@@ -7,17 +7,19 @@ there:
     backward of chunk c   after the backward of chunk c + 1 and its send
     weights  of chunk c   after its backward, of which it is a part where the order has no such passes
 
-Chunk c lies on stage c mod p. A blocking send occupies both stages, others none.
+Chunk c lies on stage c mod p. A blocking send occupies both stages, others none. Activations that go to the host and
+back may make passes wait too (`_HostLink`).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_parallel.engine.schedule import orders
+from mtnlg_parallel.engine.schedule import LEAVING, Action, orders
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.engine.schedule import Kind
+    from mtnlg_parallel.engine.schedule import Kind, Order
 
 NOT_DONE: Final = -1.0
 
@@ -36,7 +38,8 @@ class Event(NamedTuple):
 class Pipeline(NamedTuple):
     """Seconds of each chunk's passes and of the send to the next chunk (unused for the last).
 
-    ``weights`` is None where backward passes have the weight gradients in them.
+    ``weights`` is None where backward passes have the weight gradients in them. ``copies``: of a chunk's activations to
+    the host, or back, where they are offloaded.
     """
 
     stages: int
@@ -45,6 +48,7 @@ class Pipeline(NamedTuple):
     hops: tuple[float, ...]
     blocking: bool = False
     weights: tuple[float, ...] | None = None
+    copies: tuple[float, ...] | None = None
 
 
 class Timeline(NamedTuple):
@@ -70,6 +74,47 @@ def forwards_in_flight(stage: int, stages: int, chunks: int, micro_batches: int)
     return min(warmup + 1, micro_batches * chunks)
 
 
+class _HostLink:
+    """One stage's copies of activations to the host and back, by the rules of `engine.offloading`.
+
+    A direction is a queue. A forward pass waits until that before the last is out; backward until its own are back,
+    which come from the begin of the backward pass before. Those whose backward follows at once stay.
+    """
+
+    def __init__(self, order: Order, seconds: tuple[float, ...]) -> None:
+        self._seconds = seconds
+        self._out = self._back = 0.0
+        self._leaving: dict[Action, float] = {}  # oldest first
+        self._arrivals: dict[Action, float] = {}
+        self._left: dict[Action, float] = {}  # of what was needed again before it was let go
+        backward = [action for action in order if action.kind == "backward"]
+        self._next = dict(pairwise(backward))
+        self._staying = {one for one, other in pairwise(order) if other == one._replace(kind="backward")}
+
+    def ready(self, action: Action, free: float) -> float:
+        """When a pass may begin, of a stage that is free for it from ``free`` on."""
+        if action.kind == "forward":
+            waits = action not in self._staying and len(self._leaving) > LEAVING
+            return self._leaving.pop(next(iter(self._leaving))) if waits else 0.0
+        if action.kind == "weights":
+            return 0.0
+        for brought in (action, self._next.get(action, action)):
+            forward = brought._replace(kind="forward")
+            if forward in self._leaving:
+                self._arrivals[brought], self._left[brought] = 0.0, self._leaving.pop(forward)
+            elif brought not in self._arrivals and forward not in self._staying:
+                self._back = self._arrivals[brought] = max(self._back, free) + self._seconds[brought.chunk]
+        return self._arrivals.pop(action, 0.0)
+
+    def free(self, action: Action, end: float) -> float:
+        """When the stage may go on after a pass that ends at ``end``: what has not left yet is let go once copied."""
+        if action.kind == "forward" and action not in self._staying:
+            self._out = self._leaving[action] = max(self._out, end) + self._seconds[action.chunk]
+        if action.kind == "backward":
+            return max(end, self._left.pop(action, 0.0))
+        return end
+
+
 def simulate(pipeline: Pipeline, micro_batches: int, events: list[Event] | None = None) -> Timeline:
     """Run the schedule; each pass is appended to ``events``."""
     p, total, blocking, hops = pipeline.stages, len(pipeline.forward), pipeline.blocking, pipeline.hops
@@ -79,6 +124,8 @@ def simulate(pipeline: Pipeline, micro_batches: int, events: list[Event] | None 
     durations = {"forward": pipeline.forward, "backward": pipeline.backward, "weights": pipeline.weights or ()}
     last_passes = [(0.0, 0.0)] * total
     position, free, computing, hopping = [0] * p, [0.0] * p, [0.0] * p, [0.0] * p
+    copies = pipeline.copies
+    links = [_HostLink(order, copies[s::p]) for s, order in enumerate(stage_orders)] if copies else None
     progressed = True
     while progressed:
         progressed = False
@@ -89,7 +136,7 @@ def simulate(pipeline: Pipeline, micro_batches: int, events: list[Event] | None 
                 chunk = turn * p + stage
                 step = {"forward": 1, "backward": -1, "weights": total}[kind]
                 source, target = chunk - step, chunk + step
-                received = 0.0
+                received, idle_from = 0.0, now
                 if 0 <= source < total:
                     needed = ready[kind][source][number]
                     if needed == NOT_DONE:
@@ -97,6 +144,8 @@ def simulate(pipeline: Pipeline, micro_batches: int, events: list[Event] | None 
                     received = hops[min(source, chunk)] if blocking else 0.0
                     now = max(now, needed) + received
                 sent = hops[min(chunk, target)] if 0 <= target < total else 0.0
+                if links:
+                    now = max(now, links[stage].ready(own_order[at], idle_from))
                 end = now + durations[kind][chunk]
                 if events is not None:
                     events.append(Event(stage, chunk, number, kind, now, end))
@@ -104,9 +153,10 @@ def simulate(pipeline: Pipeline, micro_batches: int, events: list[Event] | None 
                 hopping[stage] += received + (sent if blocking else 0.0)
                 if kind != "weights":
                     ready[kind][chunk][number] = end if blocking else end + sent
-                if kind != "forward":
-                    last_passes[chunk] = now, end
+                last_passes[chunk] = now, end
                 now = end + sent if blocking else end
+                if links:
+                    now = links[stage].free(own_order[at], now)
                 at += 1
                 progressed = True
             position[stage], free[stage] = at, now

@@ -18,6 +18,7 @@ from mtnlg_parallel.layout import SLICED_AXES, Layout, stages
 
 from .costs import layer as layer_cost
 from .costs import network
+from .costs.activations import layer_bytes
 from .costs.cost import OVERLAP_SHARE
 from .simulation import Pipeline, Timeline, simulate
 
@@ -101,7 +102,18 @@ def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -
 def predict(run: Run, cluster: Cluster, software: Software) -> Prediction:
     """Predict a step. The run must be possible (`run.run_error`); `memory` says whether it fits."""
     pipeline = build_pipeline(run, cluster, software)
-    return _add_updates(run, cluster, software, pipeline, simulate(pipeline, run.micro_batches))
+    timeline = _share_processors(simulate(pipeline, run.micro_batches), run, cluster)
+    return _add_updates(run, cluster, software, pipeline, timeline)
+
+
+def _share_processors(timeline: Timeline, run: Run, cluster: Cluster) -> Timeline:
+    """Where ranks share processors, no step is shorter than the work of all of them there."""
+    if cluster.node.processors is None:
+        return timeline
+    work = sum(timeline.computing) * run.gpus / run.layout.pp / cluster.node.processors
+    longer = max(work / timeline.seconds, 1.0)
+    last_passes = tuple((longer * begin, longer * end) for begin, end in timeline.last_passes)
+    return timeline._replace(done=tuple(longer * end for end in timeline.done), last_passes=last_passes)
 
 
 def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
@@ -147,7 +159,14 @@ def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
         hops,
         blocking=not software.overlap_pipeline,
         weights=seconds(costs.weights for costs in chunk_costs) if run.splits_backward else None,
+        copies=_copy_seconds(run, cluster, software) if run.offload_activations else None,
     )
+
+
+def _copy_seconds(run: Run, cluster: Cluster, software: Software) -> tuple[float, ...]:
+    """Seconds in which each chunk's activations go to the host, or come back."""
+    each = layer_bytes(run.shape, software, run.recompute) / cluster.node.host_bandwidth
+    return tuple(each * chunk.layers for chunk in chunks(run, software))
 
 
 class ChunkCosts(NamedTuple):

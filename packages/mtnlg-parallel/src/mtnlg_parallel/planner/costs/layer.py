@@ -65,6 +65,9 @@ APART: Final = Kernels((15, 17), (10, 8), (8, 10), (10, 16), (16, 50), (24, 50))
 NORM: Final = (4, 10)
 """Bytes an element of a norm: read and written; backward also its parameters' gradients."""
 
+ROTARY: Final = 4
+"""Bytes an element of q and k in each phase: read and written."""
+
 WEIGHT_LAUNCHES: Final = 8
 """Host operations of a layer's four products of weight gradients: a view and a product each."""
 
@@ -157,7 +160,7 @@ def _traffic_seconds(shape: Shape, cluster: Cluster, kernels: Kernels, phase: in
     if phase:  # gradients of q, k, v put together
         sliced += 4 * qkv
     if model.positions == "rotary":
-        sliced += 4 * (model.heads + model.kv_heads) * model.head_size
+        sliced += ROTARY * (model.heads + model.kv_heads) * model.head_size
     moved = whole + sliced * rank_tokens
     if shape.product_width == 1:  # inputs of the four products; backward the gradients of their results
         widths = sum(columns if phase else depth for columns, depth in shape.linears)

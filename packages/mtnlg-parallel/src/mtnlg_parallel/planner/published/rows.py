@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import re
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import Run, run_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from typing import Any
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 REQUIRED: Final = ("hardware", "gpus", "layers", "hidden", "heads", "seq", "micro_batch", "global_batch")
 
-HARDWARE: Final = (  # the first pattern that the row's hardware has, and its cluster
+HARDWARE: Final = (  # the first pattern that the row's hardware has, and its cluster; None: a GPU without one
+    (r"PCI-?e|\bNVL\b|GH200|V100.*16 ?GB", None),
     (r"GB200", "gb200-nvl72"),
     (r"B200", "dgx-b200"),
     (r"H200", "hgx-h200"),
@@ -44,7 +47,7 @@ HARDWARE: Final = (  # the first pattern that the row's hardware has, and its cl
 )
 
 PROGRAMS: Final = (  # the first pattern that the row's software has, and its program
-    (r"NeMo|Megatron-?Core", "megatron-core"),
+    (r"NeMo|(Megatron|-LM)[ _-]?Core", "megatron-core"),
     (r"torchtitan", "torchtitan"),
     (r"llm-foundry|Composer", "llm-foundry"),
     (r"bigscience", "megatron-deepspeed-bloom"),
@@ -56,10 +59,39 @@ PROGRAMS: Final = (  # the first pattern that the row's software has, and its pr
 RECOMPUTED: Final[tuple[tuple[str, Recomputed], ...]] = (
     (r"selective.op", "operators"),
     (r"selective.layer", "alternate"),
-    (r"selective", "selective"),
-    (r"full", "full"),
-    (r"none|no|^$", "none"),
+    (r"selective|core", "selective"),
+    (r"full|uniform|^(yes|true|1)$", "full"),
+    (r"^(none|no|false|0|-|)$", "none"),
 )
+
+PRECISIONS: Final[tuple[tuple[str, Precision | None], ...]] = (
+    (r"fp4|int8|int4", None),
+    (r"fp8|float8", "fp8"),
+    (r"\bfp16|(?<!b)float16|\bhalf", "fp16"),
+    (r"^(fp32|tf32|float32)", "fp32"),
+    (r"", "bf16"),
+)
+
+SHARDED: Final = (  # the ZeRO stage of a row's sharding
+    (r"SHARD_GRAD_OP|ZeRO[- ]?(stage[- ]?)?2", 2),
+    (r"SHARD|FSDP|HSDP|ZeRO[- ]?(stage[- ]?)?3", 3),
+    (r"ZeRO|distributed", 1),
+    (r"", 0),
+)
+
+FSDP_ALONE: Final = ("torchtitan", "llm-foundry")
+"""Programs that shard weights where a row does not say."""
+
+SCHEDULES: Final = (  # whether weight gradients are put off
+    (r"zero.?bubble|\bZB", True),
+    (r"1F1B|interleaved|^(-|)$", False),
+)
+
+SHAPED: Final = r"^$|gpt|opt|bloom|llama|mistral|qwen|gemma|mpt|nemotron|falcon|phi|neox|pythia|olmo|alibi|swiglu|dense"
+"""Families of dense decoders, by the words of a row's ``arch``."""
+
+SPARSE: Final = r"moe|mixtral|experts|deepseek|dbrx|grok|switch|\d+x\d+(\.\d+)?b|mamba|ssm|\bbert|\bt5"
+"""Words of ``arch`` or ``model`` of what is no dense decoder."""
 
 VTRAIN: Final = {  # columns of VIA-Research/vTrain's files, and what they are here
     "# GPUs": "gpus",
@@ -81,6 +113,9 @@ VTRAIN_RUNS: Final = {  # what its files do not say
     "recompute": "full",
     "sharding": "none",
 }
+
+CORE_SINCE: Final = "2023"
+"""Year from which Megatron-LM trains by Megatron-Core; no earlier one knew an H100."""
 
 COMPILED_LOSS: Final = "2025"
 """Year from which torchtitan compiles its loss too."""
@@ -109,17 +144,18 @@ class Row(NamedTuple):
         """A measured figure; None where the source has none."""
         text = self.cells.get(column) or ""
         try:
-            return float(text)
+            number = float(text)
         except ValueError:
             return None
+        return number if 0 < number < inf else None
 
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV. Raises ``Failure`` if it is missing, ``UsageFailure`` if it is no such CSV."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            records = list(reader)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            records = list(reader)  # a line too short ends in empty cells
             header = reader.fieldnames or ()
     except FileNotFoundError:
         raise Failure(f"{path}: no such file") from None
@@ -127,12 +163,14 @@ def read_rows(path: Path) -> list[Row]:
         raise UsageFailure(f"{path}: no CSV with a header; its columns are {', '.join(REQUIRED)}, …") from None
     if set(VTRAIN) <= set(header):
         return [_row(_from_vtrain(record)) for record in records]
-    if missing := [name for name in REQUIRED if name not in header]:
+    if missing := [name for name in REQUIRED[:2] if name not in header]:  # nothing is known without the GPUs
         raise UsageFailure(f"{path}: column {missing[0]!r} is missing; there are {', '.join(header)}")
-    if any(None in record or None in record.values() for record in records):
-        line = next(n for n, record in enumerate(records, 2) if None in record or None in record.values())
-        raise UsageFailure(f"{path}, line {line}: not as many fields as the {len(header)} columns")
-    return [_row(record) for record in records]
+    return [_row(record) if None not in record else _ragged(record, header) for record in records]
+
+
+def _ragged(record: dict[str, str], header: Sequence[str]) -> Row:
+    cells = {name: record[name] for name in header}
+    return Row(cells, None, f"the line has more than the {len(header)} fields of the header")
 
 
 def _from_vtrain(record: dict[str, str]) -> dict[str, str]:
@@ -157,7 +195,7 @@ def _row(cells: dict[str, str]) -> Row:
 
 def _published(cells: dict[str, str]) -> PublishedRun:
     """What a row describes. Raises ``ValueError`` with the reason why it cannot be predicted."""
-    if missing := [name for name in REQUIRED if not cells[name].strip()]:
+    if missing := [name for name in REQUIRED if not (cells.get(name) or "").strip()]:
         raise ValueError(f"{missing[0]} is not stated")
     software = _program(cells)
     run, gpus = _run(cells, software), _count(cells, "gpus")
@@ -172,15 +210,19 @@ def _count(cells: dict[str, str], column: str, default: int | None = None) -> in
     text = (cells.get(column) or "").strip()
     if not text and default is not None:
         return default
-    if not text.isdecimal() or not int(text):
+    plain = re.sub(r"\.0+$", "", text.replace(",", ""))  # as spreadsheets write 4 and 1024
+    if not plain.isdecimal() or not int(plain):
         raise ValueError(f"{column} = {text!r} is no whole number")
-    return int(text)
+    return int(plain)
 
 
-def _find(patterns: tuple[tuple[str, Any], ...], text: str, column: str) -> Any:  # noqa: ANN401
+def _find(patterns: tuple[tuple[str, Any], ...], cells: dict[str, str], column: str) -> Any:  # noqa: ANN401
+    text = (cells.get(column) or "").strip()
     for pattern, value in patterns:
-        if re.search(pattern, text, re.IGNORECASE):
+        if re.search(pattern, text, re.IGNORECASE) and value is not None:
             return value
+        if re.search(pattern, text, re.IGNORECASE):
+            break
     raise ValueError(f"{column} {text!r} is not known to the planner")
 
 
@@ -188,47 +230,46 @@ def _run(cells: dict[str, str], software: Software) -> Run:
     tp, pp, vpp, cp = (_count(cells, axis, 1) for axis in ("tp", "pp", "vpp", "cp"))
     gpus = _count(cells, "gpus")
     dp = _count(cells, "dp", max(gpus // (tp * pp * cp), 1))
-    sharding, precision = cells.get("sharding") or "", cells.get("precision") or ""
-    if re.search(r"FULL_SHARD|HYBRID_SHARD|FSDP ?2|ZeRO-?3", sharding, re.IGNORECASE):
-        zero = 3
-    elif re.search(r"SHARD_GRAD_OP|ZeRO-?2", sharding, re.IGNORECASE):
-        zero = 2
-    else:
-        zero = int(bool(re.search(r"ZeRO|distributed|FSDP", sharding, re.IGNORECASE)))
-    shards = 8 if "HYBRID" in sharding.upper() else None
-    if found := re.search(r"(?:x|shards? ?=? ?)(\d+)", sharding):
-        shards = int(found[1]) * cp if zero > 1 else None
-    sliced = (cells.get("sequence_parallel") or "").lower()
-    sequence_parallel = tp > 1 and (sliced == "yes" or (not sliced and software.slices_sequence))
+    zero, shards = _sharding(cells, software, dp * cp, cp)
+    sliced = (cells.get("sequence_parallel") or "").strip().lower()
+    sequence_parallel = tp > 1 and (sliced in {"yes", "true", "1"} or (not sliced and software.slices_sequence))
     return Run(
         model=_model(cells, 128 * tp if software.pads_vocabulary else 1),
         layout=Layout(tp=tp, pp=pp, dp=dp),
         batch=_count(cells, "global_batch"),
         micro_batch=_count(cells, "micro_batch"),
-        recompute=_find(RECOMPUTED, cells.get("recompute") or "", "recompute"),
+        recompute=_find(RECOMPUTED, cells, "recompute"),
         interleave=vpp,
         sequence_parallel=sequence_parallel,
         zero=zero,
-        precision=_precision(precision),
-        splits_backward="zero bubble" in (cells.get("schedule") or "").replace("-", " ").lower(),
+        precision=_find(PRECISIONS, cells, "precision"),
+        splits_backward=_find(SCHEDULES, cells, "schedule"),
         cp=cp,
         shards=shards,
     )
 
 
-def _precision(text: str) -> Precision:
-    if re.search(r"fp8|float8", text, re.IGNORECASE):
-        return "fp8"
-    if re.search(r"fp16", text, re.IGNORECASE):
-        return "fp16"
-    return "fp32" if re.match(r"(fp32|tf32)", text, re.IGNORECASE) else "bf16"
+def _sharding(cells: dict[str, str], software: Software, ranks: int, cp: int) -> tuple[int, int | None]:
+    """The ZeRO stage, and the ranks that share weights where not all do; FSDP where a program has nothing else."""
+    text = (cells.get("sharding") or "").strip()
+    zero = 3 if not text and software.name in FSDP_ALONE else _find(SHARDED, cells, "sharding")
+    shards = 8 if re.search("HYBRID|HSDP", text, re.IGNORECASE) else None
+    if found := re.search(r"(?:x ?|shards? ?=? ?)(\d+)", text):
+        shards = int(found[1]) * cp
+    if zero < 2 or shards is None:  # every rank keeps its weights
+        return zero, None
+    if not shards or ranks % shards:
+        raise ValueError(f"sharding {text!r}: {ranks} ranks are no whole number of such groups")
+    return zero, shards
 
 
 def _model(cells: dict[str, str], multiple: int) -> ModelConfig:
     """The decoder of a row: a GPT unless ``arch`` says otherwise; the vocabulary padded to a multiple."""
-    arch = (cells.get("arch") or "gpt").lower()
+    arch = (cells.get("arch") or "").lower()
+    if re.search(SPARSE, f"{arch} {(cells.get('model') or '').lower()}") or not re.search(SHAPED, arch):
+        raise ValueError(f"arch {arch!r}, model {cells.get('model') or ''!r}: no dense decoder known to the planner")
     heads, hidden = _count(cells, "heads"), _count(cells, "hidden")
-    gated = bool(re.search(r"llama|mistral|qwen|swiglu|gemma", arch))
+    gated = bool(re.search(r"llama|mistral|qwen|swiglu|gemma|olmo", arch))
     modern = gated or "nemotron" in arch
     plain = modern or "mpt" in arch
     return ModelConfig(
@@ -252,7 +293,9 @@ def _model(cells: dict[str, str], multiple: int) -> ModelConfig:
 
 
 def _program(cells: dict[str, str]) -> Software:
-    name = _find(PROGRAMS, cells.get("software") or "", "software")
+    name, date = _find(PROGRAMS, cells, "software"), cells.get("date") or ""
+    if name.startswith("megatron-lm") and (date >= CORE_SINCE or re.search(r"H[128]00|B[23]00", cells["hardware"])):
+        name = "megatron-core"
     if name == "megatron-deepspeed" and "MT-NLG" in (cells.get("model") or ""):
         name = "megatron-deepspeed-2021"
     software: Software = load_software(name)
@@ -264,7 +307,7 @@ def _program(cells: dict[str, str]) -> Software:
             "overlap_forward": "async" in precision.lower(),
         }
         changes["overlap_tensor"] = changes["copies_overlap"] = changes["overlap_forward"]
-        changes["fused_loss"] = changes["fused_kernels"] and (cells.get("date") or "") >= COMPILED_LOSS
+        changes["fused_loss"] = changes["fused_kernels"] and date >= COMPILED_LOSS
     if "PURE" in precision:
         changes = {"reduces_half": True}
     return software.model_copy(update=changes) if changes else software
@@ -272,7 +315,7 @@ def _program(cells: dict[str, str]) -> Software:
 
 def _cluster(cells: dict[str, str]) -> Cluster:
     network = cells.get("network") or ""
-    name = _find(HARDWARE, cells["hardware"], "hardware")
+    name = _find(HARDWARE, cells, "hardware")
     cluster = load_cluster("selene" if name == "dgx-a100" and "Selene" in network else name)
     gpus = _count(cells, "gpus_per_node", cluster.node.gpus)
     bandwidth = network_bandwidth(network, gpus)

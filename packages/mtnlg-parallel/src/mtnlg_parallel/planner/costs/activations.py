@@ -1,0 +1,41 @@
+"""Bytes of activations that a layer keeps of a micro-batch (Korthikanti et al. 2022, equations 1 to 6).
+
+Of a GPT, with sequence s, batch b, hidden h, heads a, and t-way tensor parallelism
+
+    kept whole         s b h (10 + 24 / t + 5 a s / (h t))        with sequence parallelism  s b h / t (34 + 5 a s / h)
+    attention's core recomputed                                   without the last term
+    layer recomputed   2 s b h, its input                         with sequence parallelism  2 s b h / t
+
+Other decoders keep the same kinds of tensors in their own widths.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mtnlg_parallel.planner.programs import Software
+    from mtnlg_parallel.planner.run import Shape
+
+
+def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
+    """Activation bytes that one layer keeps of one micro-batch."""
+    model, tokens, t = shape.model, shape.tokens, shape.tp
+    scale = shape.width / 2  # the formulas count 16-bit activations
+    repeated = shape.repeated
+    if recompute == "full":
+        return 2 * scale * repeated
+    attention, keys = model.heads * model.head_size, max(model.kv_heads, t) * model.head_size  # one or more a rank
+    gated = model.mlp == "swiglu"
+    if recompute == "operators":  # the input, attention's output, every other product; compiled, one sum less
+        products = sum(columns for columns, _ in shape.linears) * t / 2
+        sums = 2 if software.fused_kernels else 4
+        return scale * (sums * repeated + 2 * tokens / t * (attention + products))
+    kept = 8 * repeated + (2 * repeated if model.dropout else 0)
+    # q, k, v, the projection's input; the MLP's inner values before and after its activation.
+    sliced = 4 * attention + 4 * keys + (6 if gated else 4) * model.ffn
+    core = 0.0
+    if recompute != "selective" and not software.flash_attention:
+        core = (5 if model.attention_dropout else 4) * shape.micro_batch * model.heads * model.sequence**2 / t
+    whole = scale * (kept + sliced * tokens / t + core)
+    return (whole + 2 * scale * repeated) / 2 if recompute == "alternate" else whole
