@@ -1,9 +1,10 @@
 """Greedy decoding with a key-value cache: mtnlg_model against transformers on the same weights, by family.
 
-    python benchmarks/generate.py [--models gpt2 llama …] [--rounds 5] [--out FILE]
+    python benchmarks/generate.py [--models gpt2 llama …] [--batches 1 8] [--rounds 5] [--out FILE]
 
 Models of 100 million to 190 million random weights in fp32, some with fewer layers than the preset; prompts of 64
-tokens, 64 new ones; a batch of eight, and one row with column-major weights, as ``mtnlg-model generate`` has them.
+tokens, 64 new ones; a batch of eight whose products are taken from the other side, and one row with column-major
+weights, as ``mtnlg-model generate`` has both.
 Every round runs both, in alternating order, and both return the same tokens; the ratio is the median over rounds. Times
 are CPU time of one thread, so that other work on the machine costs neither side, and include the prompt's forward pass.
 """
@@ -16,6 +17,7 @@ are CPU time of one thread, so that other work on the machine costs neither side
 from __future__ import annotations
 
 import statistics
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +27,8 @@ from mtnlg_model.config import PRESETS
 from mtnlg_model.convert.config_json import to_config_json
 from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.generation.generate import generate, use_column_major_weights
+from mtnlg_model.generation.cpu_products import FewRowProducts, use_column_major_weights
+from mtnlg_model.generation.generate import generate
 from record import conditions, exact_ratio, option_parser, ratios, time_rounds, write_result
 
 if TYPE_CHECKING:
@@ -65,7 +68,8 @@ def measure(batch: int, rounds: int, decoder: Decoder, other: PreTrainedModel) -
     prompts = torch.randint(30_000, (batch, PROMPT), generator=torch.Generator().manual_seed(0))
 
     def ours() -> list[list[int]]:
-        return generate(decoder, prompts.tolist(), NEW)
+        with FewRowProducts() if batch > 1 else nullcontext():
+            return generate(decoder, prompts.tolist(), NEW)
 
     def theirs() -> list[list[int]]:
         mask = torch.ones_like(prompts)
@@ -90,17 +94,20 @@ def main() -> None:
     """Measure; print the result and write it to ``--out``."""
     parser = option_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="which to measure")
+    parser.add_argument("--batches", nargs="+", type=int, choices=(1, 8), default=[1, 8], help="rows at once")
     options = parser.parse_args()
     torch.set_num_threads(1)
     about = conditions("mtnlg-model", "torch", "transformers")
     results = []
     for name in options.models:
         decoder, other = make_models(MODELS[name])
-        eight = measure(8, options.rounds, decoder, other)
-        use_column_major_weights(decoder)
-        one = measure(1, options.rounds, decoder, other)
+        measured = []
+        for batch in sorted(options.batches, reverse=True):
+            if batch == 1:
+                use_column_major_weights(decoder)
+            measured.append(measure(batch, options.rounds, decoder, other))
         about_model = {"model": name, "parameters": MODELS[name].parameters}
-        results += [{**about_model, **one}, {**about_model, **eight}]
+        results += [{**about_model, **figures} for figures in reversed(measured)]
     result = {
         **about,
         "threads": torch.get_num_threads(),

@@ -164,10 +164,20 @@ def test_texts_are_those_of_one_process_and_replicas_share_the_work(checkpoint: 
     assert close["led"] == 128 / 16
 
 
-PARTS: dict[str, object] = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
-LLAMA = {**PARTS, "layers": 2, "ffn": 48, "kv_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
-QWEN2 = {**LLAMA, "qkv_bias": True, "kv_heads": 1, "tied": False, "vocabulary": 640, "vocabulary_padding": 128}
-FAMILIES: dict[str, dict[str, object]] = {"llama": LLAMA, "qwen2-of-one-kv-head-and-padded": QWEN2}
+ROTARY: dict[str, object] = {"positions": "rotary", "layers": 2, "dropout": 0.0, "attention_dropout": 0.0}
+LLAMA = {**ROTARY, "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False, "ffn": 48, "kv_heads": 2}
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": LLAMA,
+    "qwen2-of-one-kv-head-and-padded": {
+        **LLAMA,
+        "qkv_bias": True,
+        "kv_heads": 1,
+        "tied": False,
+        "vocabulary": 640,
+        "vocabulary_padding": 128,
+    },
+    "pythia": {**ROTARY, "rotary_fraction": 0.25, "mlp": "gelu", "parallel_residual": True, "tied": False},
+}
 SCORED = """
 import json, sys
 from pathlib import Path

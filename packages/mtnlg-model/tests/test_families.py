@@ -18,7 +18,8 @@ from mtnlg_model.convert.config_json import from_config_json, read_config, to_co
 from mtnlg_model.convert.families import FAMILIES
 from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.convert.huggingface import INDEX, export_huggingface, import_huggingface
-from mtnlg_model.generation.generate import generate, use_column_major_weights
+from mtnlg_model.generation.cpu_products import FewRowProducts, use_column_major_weights
+from mtnlg_model.generation.generate import generate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +69,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen2.5": ("qwen2", {**SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen2.5, head of its own": ("qwen2", {**SIZES, "num_key_value_heads": 2}),
     "qwen3": ("qwen3", {**SIZES, "num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3, tied": ("qwen3", {**SIZES, "num_key_value_heads": 3, "head_dim": 8, "tie_word_embeddings": True}),
 }
 """Family and sizes, by what it is a small one of."""
 
@@ -160,6 +162,8 @@ def test_greedy_generation_equals_transformers_token_for_token(theirs: PreTraine
             theirs.generate(torch.tensor([prompt]), attention_mask=mask, **options)[0, len(prompt) :].tolist()
         )
     assert generate(decoder, prompts, 16) == wanted
+    with FewRowProducts():
+        assert generate(decoder, prompts * 3, 16) == wanted * 3
     use_column_major_weights(decoder)
     assert [generate(decoder, [prompt], 16)[0] for prompt in prompts] == wanted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -72,11 +73,8 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
 ) -> None:
     """Continue a prompt and stream the text. Several prompts run as one batch."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
-    from mtnlg_model.generation.generate import (  # noqa: PLC0415  (torch)
-        complete,
-        stream_text,
-        use_column_major_weights,
-    )
+    from mtnlg_model.generation.cpu_products import FewRowProducts, use_column_major_weights  # noqa: PLC0415  (torch)
+    from mtnlg_model.generation.generate import complete, stream_text  # noqa: PLC0415  (torch)
     from mtnlg_model.generation.sampling import Sampling  # noqa: PLC0415  (torch)
 
     from .tokenizer import Tokenizer  # noqa: PLC0415  (loaded where needed)
@@ -95,7 +93,8 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
             print_text(piece)
         print_text("\n")
         return
-    texts = complete(decoder, tokenizer, prompt, tokens, sampling, stop or ())
+    with FewRowProducts() if len(prompt) > 1 and torch_device.type == "cpu" else nullcontext():
+        texts = complete(decoder, tokenizer, prompt, tokens, sampling, stop or ())
     if as_json:
         print_json([{"prompt": before, "completion": text} for before, text in zip(prompt, texts, strict=True)])
     else:

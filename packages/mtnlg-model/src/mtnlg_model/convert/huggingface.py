@@ -23,6 +23,7 @@ from mtnlg_model.tokenizer import Tokenizer
 from .config_json import own_file, read_family, to_config_json
 from .family_tensors import from_theirs, their_shapes, to_theirs
 from .output import new_checkpoint, new_folder, require_file_size
+from .slow_tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,8 +42,6 @@ IGNORED_SUFFIXES: Final = (
     ".inv_freq",
 )
 """Causal masks and angles of rotary positions in older folders, which follow from config.json."""
-SLOW_TOKENIZERS: Final = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
-"""Files of tokenizers that transformers reads in Python, without the `tokenizers` library."""
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 << 30
 INDEX_BYTES = 1 << 26
@@ -111,11 +110,6 @@ def import_huggingface(
     ``Failure``, before anything is written, if the folder is not of a family that `families` lists or is not complete.
     """
     family, config = read_family(folder, vocabulary_multiple, sequence)
-    if not (folder / TOKENIZER).is_file():
-        slow = [name for name in SLOW_TOKENIZERS if (folder / name).is_file()]
-        instead = f", only a slow tokenizer's {' and '.join(slow)}" if slow else ""
-        way_out = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes it"
-        raise Failure(f"{folder}: no {TOKENIZER}{instead}; {way_out}")
     files = _files_by_tensor(folder)
     require_file_size(config, {file.path for file in files.values()})
     if config.tensor_count > 4 * (len(files) + 16):  # no list of names as long as someone claims; one that lacks few is
@@ -127,7 +121,7 @@ def import_huggingface(
     for key in files:
         if key not in used and not key.endswith(ignored):
             raise Failure(f"{folder}: {key:.100}: {family.architecture} has no such tensor")
-    with new_checkpoint(target, config, own_file(folder, TOKENIZER)) as writer:
+    with tokenizer_of(folder) as tokenizer, new_checkpoint(target, config, tokenizer) as writer:
         for name, shape in config.parameter_shapes().items():
             tensors = [_read_tensor(files[key], key) for key in sources[name]]
             writer.add(name, shape, "weight", None, from_theirs(family, config, name, tensors))

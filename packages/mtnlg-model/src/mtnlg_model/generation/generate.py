@@ -179,14 +179,3 @@ def decode_until_stop(tokenizer: Tokenizer, new: Sequence[int], stop: Sequence[s
     """Text of ``new`` up to the end of the document or the first ``stop`` text, both excluded."""
     text = tokenizer.decode(new[:-1] if new and new[-1] == tokenizer.eod else new)
     return text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
-
-
-def use_column_major_weights(decoder: Decoder) -> None:
-    """Store the wide weights column by column in memory, in place; shapes and values stay.
-
-    Multiplying one row takes as long as reading the matrix, and a CPU's BLAS reads a matrix of many short rows 1.1 to
-    2.5 times as fast by columns (benchmarks/generate.py). Batches of several rows gain nothing.
-    """
-    for name, weight in decoder.named_parameters():
-        if name.endswith(("token.weight", "qkv.weight", "gate.weight", "up.weight", "head.weight")):
-            weight.data = weight.data.t().contiguous().t()
