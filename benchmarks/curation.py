@@ -47,7 +47,7 @@ TIMES = 10
 PAUSE = 0.02  # seconds between two samples of the memory
 LIBRARIES = ("mtnlg-data", "pyarrow", "lxml", "pycld2", "ftfy", "numba", "scikit-learn", "tokenizers", "zstandard")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-RECIPE = """
+SOURCES = """
 texts = "texts.jsonl"
 
 [sources.books]
@@ -62,14 +62,11 @@ paths = ["crawl/*.warc.gz"]
 weight = 0.6
 filtered = true
 
-[quality]
-alpha = 1.0
-sample = 1000
-
 [tokenize]
 vocabulary = 8192
 sample_bytes = 2_000_000
 """
+RECIPE = f"{SOURCES}\n[quality]\nalpha = 1.0\nsample = 1000\n"
 
 
 def sentences() -> list[str]:

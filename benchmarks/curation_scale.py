@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zstandard
 
+from curation import SOURCES
 from found_duplicates import judge
 from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_crawl
 from mtnlg_data.dedup.stage import DeduplicateSettings
@@ -52,21 +53,7 @@ LIBRARIES = ("mtnlg-data", "pyarrow", "lxml", "pycld2", "ftfy", "numba", "tokeni
 FILE_BYTES, FEWEST_FILES = 50e6, 8  # of HTML
 BOOKS, TASKS = 2000, 200
 NODES = 3
-RECIPE = """
-texts = "texts.jsonl"
-
-[sources.books]
-kind = "jsonl"
-paths = ["books/*.jsonl.zst"]
-weight = 0.4
-curated = true
-
-[sources.crawl]
-kind = "warc"
-paths = ["crawl/*.warc.gz"]
-weight = 0.6
-filtered = true
-
+RECIPE = f"""{SOURCES}
 [extract]
 shard_characters = 32_000_000
 
@@ -76,10 +63,6 @@ sample = 10_000
 
 [deduplicate]
 alarm_share = 1.0
-
-[tokenize]
-vocabulary = 8192
-sample_bytes = 2_000_000
 """
 #: What differs from run to run: durations and modification times.
 TIMED = {"account.json", "summary.json", "report.html", ".lock"}

@@ -6,8 +6,8 @@
 
     python benchmarks/deduplication_state.py [--documents 200000 2000000] [--scratch FOLDER] [--out FILE]
 
-Documents are sixty random words, in shards of 100,000; nearly a third have a near duplicate. Every step runs in a
-process of its own with one worker; its peak memory is read from /proc at the end, its disk is the size of its files.
+Documents are sixty random words, in shards of 100,000; nearly a third have a near duplicate. The steps run in one
+worker; the peak memory of each is read from /proc, its disk is the size of its files.
 """
 
 from __future__ import annotations
@@ -49,44 +49,41 @@ STEPS = {
     "deduplicate_group": "verify",
     "write_removals": "ledger",
     "write_names": "ledger",
-    "write_ledger_part": "ledger",
-    "write_ledger": "join",
+    "write_ledger": "ledger",
     "write_survivors": "write",
 }
 
 
 class MeasuringEngine:
-    """An engine that runs each step in a new process and records its peak memory and the size of its files."""
+    """An engine of one worker, as in a run, that records the peak memory of each step and the size of its files."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
         self.memory: dict[str, int] = {}
         self.disk: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
+        self._pool = pool
         self._step = ""
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        """Run all units in one new process, then yield them with their summaries."""
+        """Run all units, then yield them with their summaries."""
         work = list(units)
         name = function.args[0].__name__  # type: ignore[attr-defined]  # a partial of the engine
         step = self._step = STEPS.get(name, self._step)  # merges belong to the step before
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            started = time.perf_counter()
-            summaries = pool.submit(_run_all, function, work).result()
-            self.seconds[step] = self.seconds.get(step, 0) + time.perf_counter() - started
-            self.memory[step] = max(self.memory.get(step, 0), pool.submit(_peak_bytes).result())
+        started = time.perf_counter()
+        summaries, peak = self._pool.submit(_run_all, function, work).result()
+        self.seconds[step] = self.seconds.get(step, 0) + time.perf_counter() - started
+        self.memory[step] = max(self.memory.get(step, 0), peak)
         sizes = (unit.output.stat().st_size for unit in work) if step != "write" else ()
         self.disk[step] = self.disk.get(step, 0) + sum(sizes)
         yield from zip(work, summaries, strict=True)
 
 
-def _run_all(function: Callable[[U], Summary], units: list[U]) -> list[Summary]:
-    return [function(unit) for unit in units]
-
-
-def _peak_bytes() -> int:
-    """Return this process's peak resident bytes; ru_maxrss would include the parent's before the exec."""
+def _run_all(function: Callable[[U], Summary], units: list[U]) -> tuple[list[Summary], int]:
+    """Return the summaries, and the peak resident bytes meanwhile."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    summaries = [function(unit) for unit in units]
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return summaries, next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def write_corpus(folder: Path, documents: int) -> list[Path]:
@@ -111,8 +108,9 @@ def measure(documents: int, scratch: Path) -> dict[str, Any]:
     """Return predicted and measured bytes of every step."""
     settings = DeduplicateSettings()
     shards = write_corpus(scratch / "in", documents)
-    engine = MeasuringEngine()
-    summary = deduplicate_documents(shards, scratch / "out", settings, ["web"], engine)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        engine = MeasuringEngine(pool)
+        summary = deduplicate_documents(shards, scratch / "out", settings, ["web"], engine)
     manifest = json.loads(
         manifest_path(scratch / "out" / "state" / "forest" / "0-0000000-0000000.arrow").read_text(encoding="utf-8")
     )

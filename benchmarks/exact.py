@@ -4,7 +4,7 @@
 # ///
 """Exact deduplication from Parquet to Parquet: mtnlg_data against datatrove's, one core.
 
-    python benchmarks/exact.py ARTICLES [--documents 5000] [--rounds 5] [--out FILE]
+    python benchmarks/exact.py ARTICLES [--documents 5000] [--kinds documents lines] [--rounds 5] [--out FILE]
 
 ARTICLES holds one article a line, after its id (articles_1000.train of chrisjmccormick/MinHash). Documents consist of
 their sentences, a line each; one in ten is there twice.
@@ -47,6 +47,7 @@ from record import claimed_ratio, conditions, option_parser, rates, ratios, writ
 if TYPE_CHECKING:
     from mtnlg_data.schema import Document
 
+KINDS = ("documents", "lines", "substrings")
 DOCUMENTS = ExactDedupConfig(content_getter=lambda document: document.text, only_dedup_in_index=False)
 LINES = SentDedupConfig(
     n_sentences=1,
@@ -67,15 +68,15 @@ def corpus(articles: list[str], count: int) -> list[Document]:
     return [document._replace(text=texts[document.id.removesuffix("-copy")]) for document in made]
 
 
-def ours(kind: str, shard: Path, out: Path) -> list[str]:
-    """Deduplicate by mtnlg_data; return the texts that are left."""
+def ours(kind: str, shard: Path, out: Path) -> Path:
+    """Deduplicate by mtnlg_data; return the folder of what is left."""
     settings = ExactSettings.model_validate({"kinds": [kind], "shortest_line": 1, "shortest": 1}, strict=False)
     remove_repeats([shard], out, settings, ["web"], Local(1))
-    return list(pq.read_table(out / shard.name)["text"].to_pylist())
+    return out
 
 
-def theirs(kind: str, shard: Path, out: Path) -> list[str]:
-    """Deduplicate by datatrove; return the texts that are left."""
+def theirs(kind: str, shard: Path, out: Path) -> Path:
+    """Deduplicate by datatrove; return the folder of what is left."""
     signatures, repeats = str(out / "signatures"), str(out / "repeats")
     if kind == "documents":
         steps: list[Any] = [
@@ -96,7 +97,7 @@ def theirs(kind: str, shard: Path, out: Path) -> list[str]:
     writer = ParquetWriter(str(out / "kept"), compression="zstd")
     for number, pipeline in enumerate(([read(), steps[0]], [steps[1]], [read(), steps[2], writer])):
         LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(out / f"log-{number}")).run()
-    return [text for path in (out / "kept").glob("*.parquet") for text in pq.read_table(path)["text"].to_pylist()]
+    return out / "kept"
 
 
 SIDES = {"mtnlg_data": ours, "datatrove": theirs}
@@ -110,9 +111,10 @@ def measure(kind: str, shards: tuple[Path, Path], out: Path, rounds: int) -> tup
     for number in range(-1, rounds):
         for name in sorted(sides, reverse=bool(number % 2)):
             before = time.process_time()
-            texts = sides[name](kind, shards[number >= 0], out / f"{kind}-{name}-{number}")
+            folder = sides[name](kind, shards[number >= 0], out / f"{kind}-{name}-{number}")
             if number >= 0:
                 seconds[name].append(time.process_time() - before)
+            texts = [text for path in folder.glob("*.parquet") for text in pq.read_table(path)["text"].to_pylist()]
             lines = sorted(line.strip().lower() for text in texts for line in text.split("\n"))
             left[name] = {"documents": len(texts), "characters": sum(map(len, texts)), "lines": "\n".join(lines)}
     left["the same lines"] = len({figures.pop("lines") for figures in left.values()}) == 1
@@ -124,6 +126,7 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("articles", type=Path)
     parser.add_argument("--documents", type=int, default=5000)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
     articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
     documents = corpus(articles, options.documents)
@@ -134,7 +137,7 @@ def main() -> None:
         shards = (Path(scratch) / "small" / "web-00000.parquet", Path(scratch) / "in" / "web-00000.parquet")
         for path, part in zip(shards, (documents[:300], documents), strict=True):
             write_documents(path, batch_documents(part))
-        for kind in ("documents", "lines", "substrings"):
+        for kind in options.kinds:
             seconds, left = measure(kind, shards, Path(scratch), options.rounds)
             kinds[kind] = {"megabytes_per_second": rates(megabytes, seconds), "left": left}
             if kind != "substrings":

@@ -10,7 +10,7 @@ of its family reaches the threshold.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,10 +34,11 @@ NONE = -2
 class Ledger:
     """Of each page of the crawl: the component that it is in, and the page that was kept in its place."""
 
-    def __init__(self, path: Path, pages: int, pages_a_file: int) -> None:
+    def __init__(self, paths: list[Path], pages: int, pages_a_file: int) -> None:
         self.component = np.full(pages, NONE, np.int64)
         self.kept = np.full(pages, NONE, np.int64)
-        for batch in pq.ParquetFile(path).iter_batches(columns=["key", "kept_key", "component"]):
+        columns = ["key", "kept_key", "component"]
+        for batch in chain.from_iterable(pq.ParquetFile(path).iter_batches(columns=columns) for path in paths):
             removed, kept = (page_numbers(batch[name], pages_a_file) for name in ("key", "kept_key"))
             components = batch["component"].to_numpy()
             for side in (removed, kept):
@@ -61,7 +62,8 @@ def page_numbers(keys: pa.Array, pages_a_file: int) -> NDArray[np.int64]:
 def judge(out: Path, truth: Path, pages_a_file: int, threshold: float, theory: tuple[int, int]) -> dict[str, Any]:
     """Recall by class of similarity, beside that of LSH alone (``theory``: bands, rows), and precision."""
     family = np.concatenate([pq.read_table(path)["family"].to_numpy() for path in sorted(truth.glob("*.parquet"))])
-    ledger = Ledger(out / "04-deduplicate" / "dropped" / "duplicates.parquet", len(family), pages_a_file)
+    parts = sorted((out / "04-deduplicate" / "dropped").glob("duplicates-*.parquet"))
+    ledger = Ledger(parts, len(family), pages_a_file)
     sampled = sample(family)
     removed = np.flatnonzero(ledger.kept >= 0)
     strange = removed[family[removed] != family[ledger.kept[removed]]]

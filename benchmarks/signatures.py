@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from datasketch import MinHash
 
 from mtnlg_data.dedup.minhash import hash_shingles, minhash, permutations
@@ -31,7 +32,7 @@ def ours(texts: list[str]) -> np.ndarray:
     a, b = permutations(PERMUTATIONS, SEED)
     signatures = []
     for batch in text_batches(texts):
-        values, bounds = hash_shingles(batch, "word", WORDS)
+        values, bounds = hash_shingles(pa.array(batch, pa.large_string()), "word", WORDS)
         signatures.append(minhash((values >> np.uint64(32)).astype(np.uint32), bounds, a, b))
     return np.concatenate(signatures)
 
@@ -54,7 +55,7 @@ def same_signatures(texts: list[str]) -> bool:
     """Whether datasketch makes our signatures from our shingles' hashes."""
     signatures = ours(texts)
     for text, signature in zip(texts, signatures, strict=True):
-        values, _ = hash_shingles([text], "word", WORDS)
+        values, _ = hash_shingles(pa.array([text], pa.large_string()), "word", WORDS)
         oracle = MinHash(PERMUTATIONS, seed=SEED, hashfunc=int, scheme="affine32")
         oracle.update_batch((values >> np.uint64(32)).tolist())
         if oracle.hashvalues.tolist() != signature.tolist():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +15,7 @@ import pytest
 import curations
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from curations import Undisturbed
 
@@ -41,6 +45,13 @@ class Job:
     def is_there(self) -> bool:
         """Whether it is pending, running or completing."""
         return bool(output("squeue", "--noheader"))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for the condition, three minutes at most."""
+        deadline = time.monotonic() + 180
+        while not condition():
+            assert time.monotonic() < deadline, output("squeue") + self.log.read_text()
+            time.sleep(0.05)
 
     def state(self) -> str:
         """Slurm's word for how it is or ended."""
@@ -78,3 +89,38 @@ def test_a_job_whose_head_cannot_start_ends_and_says_why(
     assert "AF_UNIX path length" in job.log.read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"log", long.name}
     assert not list(long.iterdir())
+
+
+def processes(node: str, words: str = "") -> list[int]:
+    """The processes of this Slurm's jobs on a node with these words in their command lines."""
+    wanted, found = {f"SLURMD_NODENAME={node}", f"SLURM_CONF={os.environ['SLURM_CONF']}"}, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            environment = set((folder / "environ").read_text(errors="replace").split("\0"))
+            line = (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
+            if wanted <= environment and words in line:
+                found.append(int(folder.name))
+    return found
+
+
+# Last, since n2 stays down.
+def test_a_lost_node_changes_no_byte_and_does_not_end_the_job(
+    undisturbed: Undisturbed, slurm_daemons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("initial_delay", 0), ("period", 200), ("timeout", 1000)):  # until Ray gives a machine up
+        monkeypatch.setenv(f"RAY_health_check_{name}_ms", str(value))
+    job = Job(undisturbed.recipe, tmp_path)
+    job.until((tmp_path / "data" / "01-extract").exists)
+    (driver,) = processes("n1", "mtnlg_data.cli run")
+    os.kill(driver, signal.SIGSTOP)  # so that it cannot end before its second node is there
+    try:
+        job.until(lambda: processes("n2", "ray::"))
+        for pid in (int((slurm_daemons / "slurmd-n2.pid").read_text()), *processes("n2")):
+            os.kill(pid, signal.SIGKILL)
+        # As slurmctld does when a node has not answered for SlurmdTimeout.
+        output("scontrol", "update", "nodename=n2", "state=down", "reason=lost")
+    finally:
+        os.kill(driver, signal.SIGCONT)
+    job.until(lambda: not job.is_there())
+    assert job.state() == "COMPLETED", job.log.read_text()
+    assert curations.left_by(tmp_path / "data") == undisturbed.left

@@ -61,7 +61,9 @@ def hang(unit: Echo) -> dict[str, str]:
 class Large(Echo):
     """Asks for memory."""
 
-    memory = 3 << 20
+    @property
+    def memory(self) -> int:
+        return 3 << 20
 
 
 def tell_resources(unit: Echo) -> dict[str, object]:

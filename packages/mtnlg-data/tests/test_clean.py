@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import TYPE_CHECKING, get_args
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mtnlg_data.clean.mojibake import unbounded_cost_reason
 from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule, clean_documents, clean_text
@@ -83,6 +86,11 @@ def test_three_datasets_have_a_rule_of_their_own(rule: Rule, text: str, cleaned:
 )
 def test_a_text_crafted_to_keep_ftfy_busy_is_dropped_for_its_own_reason(text: str, reason: str | None) -> None:
     assert clean_text(text, EN, ["unicode"], DEFAULTS)[1] == reason
+
+
+@given(st.text("aé .\n\t", max_size=30))
+def test_line_ends_within_words_and_runs_of_spaces_are_all_that_becomes_a_space(text: str) -> None:
+    assert clean_text(text, EN, ["whitespace"], DEFAULTS) == (re.sub(r"  +|\b\n+ ?", " ", text), None)
 
 
 def test_every_combining_mark_counts_as_stacked() -> None:

@@ -117,13 +117,13 @@ def test_inspect_opens_every_file_that_a_run_leaves(out: Path) -> None:
         kinds[path.relative_to(out).as_posix()] = inspection["kind"]
     assert set(kinds.values()) == {"documents", "table", "array", "store", "json", "text", "binary"}
     assert (
-        kinds["04-deduplicate/dropped/duplicates.parquet"]
+        kinds["04-deduplicate/dropped/duplicates-00000.parquet"]
         == kinds["05-decontaminate/cuts/books-00000.parquet"]
         == "table"
     )
     assert kinds["02-quality/classifier.npy"] == "array"
     assert kinds["tokens/books.crc"] == "store"
-    ledger = str(out / "04-deduplicate" / "dropped" / "duplicates.parquet")
+    ledger = str(out / "04-deduplicate" / "dropped" / "duplicates-00000.parquet")
     assert "reason = 'duplicate'" in CliRunner().invoke(app, ["inspect", ledger]).output
 
 

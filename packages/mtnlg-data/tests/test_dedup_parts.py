@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasketch import MinHash
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -20,12 +20,15 @@ from mtnlg_data.dedup.candidates import shingle_sets
 from mtnlg_data.dedup.copies import source_ranks
 from mtnlg_data.dedup.minhash import (
     _content_hashes_numpy,
+    _hash_words_numpy,
     _minhash_numpy,
     _shingle_ngrams_numpy,
     band_keys,
     content_hashes,
+    folded_codes,
     hash_name,
     hash_shingles,
+    hash_words,
     minhash,
     permutations,
     shingle_ngrams,
@@ -44,6 +47,8 @@ from mtnlg_data.dedup.verify import (
     verify_buckets,
     verify_pairs,
 )
+from mtnlg_data.filters.texts import texts_of
+from mtnlg_data.words import character_kinds, find_words, fold_case
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +84,7 @@ def test_signatures_are_datasketchs_bit_for_bit_with_and_without_numba(values: l
 def test_shingles_are_runs_of_lower_cased_words_or_characters_and_a_short_text_is_one(
     texts: list[str], kind: str, length: int
 ) -> None:
-    values, bounds = hash_shingles(texts, kind, length)  # type: ignore[arg-type]
+    values, bounds = hash_shingles(pa.array(texts, pa.large_string()), kind, length)  # type: ignore[arg-type]
     known: dict[tuple[str, ...], int] = {}
     for number, text in enumerate(texts):
         low = text.lower()
@@ -90,6 +95,17 @@ def test_shingles_are_runs_of_lower_cased_words_or_characters_and_a_short_text_i
         assert len(ours) == len(runs)
         assert all(known.setdefault(run, value) == value for run, value in zip(runs, ours, strict=True))
     assert len(set(known.values())) == len(known)
+
+
+@given(st.lists(st.text("aAÉ_é9 .\nİΣς漢カไ\u0e31\U0001d400\0", max_size=9).map(lambda text: text * 9), max_size=5))
+@example(["aÉ" * 33, "x" * 64 + " " + "Σ" * 65 + ".b"])
+def test_words_of_utf8_hash_as_those_of_folded_strings_with_and_without_numba(texts: list[str]) -> None:
+    tables, column = (folded_codes(), character_kinds()), texts_of(pa.array(texts, pa.large_string()))
+    words = find_words([fold_case(text) for text in texts])
+    for hashes, bounds, characters in (hash_words(*column, *tables), _hash_words_numpy(*column, *tables)):
+        assert hashes.tolist() == words.hashes.tolist()
+        assert bounds.tolist() == words.bounds.tolist()
+        assert characters.tolist() == [len(re.findall("[漢カไ\u0e31]", text)) for text in texts]
 
 
 @given(texts=st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=9), max_size=5), length=st.integers(1, 4))

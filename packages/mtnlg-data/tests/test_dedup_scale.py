@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from mtnlg_data.dedup import runs
 from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
 from mtnlg_data.document import batch_documents, write_documents
@@ -15,8 +17,6 @@ from mtnlg_data.schema import Document
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    import pytest
 
 WORDS = DeduplicateSettings(shingle_length=1, bands=2, rows=3, alarm_share=1)
 
@@ -32,13 +32,16 @@ def write_shards(folder: Path, shards: int, documents: int) -> list[Path]:
     return paths
 
 
-def test_opens_of_state_grow_with_the_number_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 and 16 shards, merged two at a time: in two levels and in three, each of which opens a file once.
+@pytest.mark.parametrize(("fan_out", "rows", "growth"), [(2, 32, 2.5), (128, 1 << 22, 2.0)])
+def test_opens_of_state_grow_with_the_number_of_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fan_out: int, rows: int, growth: float
+) -> None:
+    """8 and 16 shards, not merged; and merged two at a time, in two levels and in three, each opening a file once.
 
-    So twice the shards may take 2 x 3 / 2 the opens; every file for every range would take 4.
+    So twice the shards may take 2 x 3 / 2 the opens then; every file for every range would take 4.
     """
-    monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", 2)
-    monkeypatch.setattr(runs, "ROWS_PER_RANGE", 32)
+    monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", fan_out)
+    monkeypatch.setattr(runs, "ROWS_PER_RANGE", rows)
     opens: list[int] = []
 
     def counted(paths: Sequence[Path], *keys: int) -> Any:  # noqa: ANN401
@@ -54,8 +57,8 @@ def test_opens_of_state_grow_with_the_number_of_shards(tmp_path: Path, monkeypat
         opens.clear()
         deduplicate_documents(write_shards(folder, shards, 8), folder / "out", WORDS, ["web"], Local(1))
         totals.append(sum(opens))
-        assert max(opens) <= 2 * 2  # a shard's documents may be in two blocks
-    assert totals[1] <= 2.5 * totals[0]
+        assert max(opens) <= 2 * fan_out  # a shard's documents may be in two blocks
+    assert totals[1] <= growth * totals[0]
 
 
 MEASURED = """

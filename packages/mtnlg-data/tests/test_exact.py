@@ -128,6 +128,31 @@ def test_equal_windows_have_equal_anchors_of_the_lowest_hash(tokens: str, length
     assert all(len(own) == 1 for own in places.values())
 
 
+@given(st.lists(st.text("aé漢 \n\t\u00a0\u3000\x01", max_size=12), max_size=12))
+def test_texts_have_one_hash_just_where_their_words_are_equal(texts: list[str]) -> None:
+    by_key: dict[int, set[str]] = {}
+    for key, text in zip(find_documents(pa.array(texts, pa.large_string())).keys.tolist(), texts, strict=True):
+        by_key.setdefault(key, set()).add(" ".join(text.split()))
+    assert sorted(len(equal) for equal in by_key.values()) == [1] * len({" ".join(text.split()) for text in texts})
+
+
+@given(st.lists(st.text("a漢\u023a\u212a \n\u3000", max_size=12), max_size=6), st.integers(1, 3))
+def test_lines_are_found_where_str_finds_them(texts: list[str], shortest: int) -> None:
+    found = find_lines(pa.array(texts, pa.large_string()), shortest)
+    places: list[tuple[int, int, int]] = []
+    keys: dict[int, str] = {}
+    for row, text in enumerate(texts):
+        begin = 0
+        for line in text.split("\n"):
+            first = begin + len(line) - len(line.lstrip())
+            if len(line.strip()) >= shortest:
+                keys[len(places)] = line.strip().lower()
+                places.append((row, len(text[:first].encode()), len(text[: first + len(line.strip())].encode())))
+            begin += len(line) + 1
+    assert [*zip(found.texts.tolist(), found.begins.tolist(), found.ends.tolist(), strict=True)] == places
+    assert len({*found.keys.tolist()}) == len({*keys.values()})
+
+
 def prose(number: int, words: int = 60) -> str:
     """Words that no other number has."""
     return " ".join(f"w{number}x{word}" for word in range(words))

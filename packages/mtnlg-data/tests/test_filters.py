@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.filters import c4, repetition, stage, word_counts
+from mtnlg_data.filters import c4, repetition, word_counts
 from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
 from mtnlg_data.filters.lists import ListFiles
 from mtnlg_data.filters.prose import fineweb_measures, gopher_measures
@@ -417,7 +417,7 @@ def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.M
     texts = [f"{PROSE} {n}" * (1 + n % 3) for n in range(40)]
     write_jsonl(tmp_path / "in.jsonl", [*texts, "gone\ngone"])
     for size in (1, 1000, 1 << 20):
-        monkeypatch.setattr(stage, "BYTES_AT_A_TIME", size)
+        monkeypatch.setattr("mtnlg_data.filters.texts.BYTES_AT_A_TIME", size)
         options = ["--rules", "gopher_duplicate_lines", "--out", tmp_path / str(size), "--workers", 1]
         invoke("filter", tmp_path / "in.jsonl", *options)
         assert pq.read_table(tmp_path / str(size) / "documents-00000.parquet")["text"].to_pylist() == texts

@@ -163,7 +163,7 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
     settings = DeduplicateSettings(alarm_share=1)
     deduplicate_documents([tmp_path / "clean" / shard.name], tmp_path / "unique", settings, ["own"], engine)
     unique = tmp_path / "unique" / shard.name
-    duplicates = pq.read_table(tmp_path / "unique" / "dropped" / "duplicates.parquet").to_pylist()
+    duplicates = pq.read_table(tmp_path / "unique" / "dropped" / "duplicates-00000.parquet").to_pylist()
     removed = [int(row["key"].rpartition("/")[2]) for row in duplicates]
     assert removed == [max(0, 3, key=lambda row: blake2b(f"own/my.parquet/{row}".encode(), digest_size=8).digest())]
     left = [n for n in range(6) if n not in removed]

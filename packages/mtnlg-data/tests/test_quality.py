@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from mtnlg_data.files import sha256, write_json
 from mtnlg_data.quality import classifier
 from mtnlg_data.quality.classifier import Classifier, fit_classifier, hash_features, open_scorer, roc_auc
 from mtnlg_data.quality.stage import QualitySettings, filter_documents, keep_probability
-from mtnlg_data.quality.training import uniform_draws
+from mtnlg_data.quality.training import Samples, TrainingExamples, uniform_draws
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
 from mtnlg_data.words import find_words, ngram_hashes
@@ -125,6 +126,18 @@ def test_what_is_learnt_tells_good_from_bad_and_is_the_same_every_time(tmp_path:
 def _write_array(path: Path, values: Any) -> None:  # noqa: ANN401  (any array)
     with path.open("wb") as file:
         np.save(file, values, allow_pickle=True)
+
+
+def test_a_batch_of_examples_costs_its_own_texts_however_many_there_are(tmp_path: Path) -> None:
+    """Arrow takes rows of an array in parts from a copy of all of them: an epoch would copy the sample in each step."""
+    for number in range(4):
+        documents = [Document(f"{number}/{row}", "web", "word " * 800) for row in range(500)]
+        write_documents(tmp_path / f"{number:07d}.parquet", batch_documents(documents))
+    examples = TrainingExamples(Samples(tmp_path, 2, 4, ""), seed=1)
+    pool = pa.default_memory_pool()
+    before = pool.total_bytes_allocated()
+    assert examples.texts(np.arange(20)) == ["word " * 800] * 20
+    assert pool.total_bytes_allocated() - before < 20 * 4000 * 4
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.engine import open_engine
+from mtnlg_data.dedup.clusters import ForestUnit
+from mtnlg_data.dedup.plan import deduplication_state_bytes
+from mtnlg_data.dedup.representatives import GroupUnit
+from mtnlg_data.dedup.runs import Corpus
+from mtnlg_data.dedup.stage import DeduplicateSettings
+from mtnlg_data.engine import open_engine, ray_cluster
+from mtnlg_data.quality.training import Samples, TrainingUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,6 +173,44 @@ def test_a_unit_gets_a_core_and_its_memory_and_what_fails_or_kills_its_workers_i
     assert (tmp_path / "dies/1").read_text() == "b", "the same engine goes on"
     assert "has another mtnlg-data, or library of its results, than where the run began" in outcomes["version"]
     assert not list((tmp_path / "version").iterdir())
+
+
+@pytest.mark.usefixtures("_modules_beside")
+def test_a_unit_that_no_machine_of_a_cluster_has_the_memory_for_is_told_once_and_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    class Task:
+        """As Ray's, of a function on a cluster."""
+
+        def options(self, **resources: int) -> Task:
+            asked.append(resources["memory"])
+            return self
+
+        def remote(self, *_: object) -> None: ...
+
+    (unit,) = importlib.import_module("echo_units").units_in(tmp_path, "a")
+    large = importlib.import_module("echo_units").Large(unit.output, "a")
+    for is_own in (False, True):
+        engine = object.__new__(ray_cluster.Ray)
+        vars(engine).update(_run=Task(), _is_own=is_own, _largest_memory=1 << 20, _announced=set())
+        for each in (unit, large, large):
+            engine._submit(None, each)
+    assert asked == [0, 3 << 20, 3 << 20, 0, 1 << 20, 1 << 20]
+    line = f"{large.output}: waits for a machine with 0.0 GB; none of the cluster has that\n"
+    assert capsys.readouterr().err == line, "once; a cluster of its own gives what it has"
+
+
+def test_units_that_hold_much_ask_for_what_the_plan_has(tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path, 10, "")
+    links = corpus.exchanged("links", 1, 1)
+    steps = deduplication_state_bytes(1 << 25, DeduplicateSettings(), candidate_share=1.0)
+    memory = {step.step: step.memory for step in steps}
+    assert ForestUnit(corpus, links, 1 << 24, tmp_path).memory == memory["clusters"]
+    assert GroupUnit(corpus, 0, links, 0.8, 11, 1, tmp_path).memory == memory["verify"]
+    training = TrainingUnit(Samples(tmp_path, 1, 2, "", 1_600_000), 1, 0.1, 5, tmp_path)
+    assert training.memory == pytest.approx(2 * 4000 * 1_600_000, rel=0.05)
 
 
 #: Runs units that wait for a file ``go`` on a cluster, and prints their summaries.

@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,14 +58,14 @@ def test_nine_in_ten_texts_with_two_percent_of_other_characters_are_found_and_no
 def test_unrelated_texts_of_the_same_few_words_are_far_from_duplicates(sentences: ModuleType, language: str) -> None:
     """Sixty words are far fewer than real texts have, so these share more shingles than those do."""
     texts = [sentences.text(language, Random(seed)) for seed in range(60)]
-    values, bounds = hash_shingles(texts, "word", 5)
+    values, bounds = hash_shingles(pa.array(texts, pa.large_string()), "word", 5)
     sets = [set(values[begin:end].tolist()) for begin, end in pairwise(bounds)]
     assert max(len(one & other) / len(one | other) for one, other in combinations(sets, 2)) < 0.65
 
 
 def test_the_shingles_of_a_text_mostly_without_spaces_are_three_fifths_as_long() -> None:
     def count(text: str, length: int = 5) -> int:
-        return int(hash_shingles([text], "word", length)[1][-1])
+        return int(hash_shingles(pa.array([text], pa.large_string()), "word", length)[1][-1])
 
     assert count("造纸术由谁改进") == 7 - 3 + 1
     assert count("a b c d e f g") == 7 - 5 + 1
@@ -78,7 +79,7 @@ def test_a_page_in_two_scripts_shares_the_shingles_of_each_with_its_near_copy(se
     random = Random(3)
     english = " ".join(f"word{n}" for n in range(60))
     text = sentences.text("ja", random, 300) + english + sentences.text("th", random, 300)
-    values, bounds = hash_shingles([text, sentences.change(text, random)], "word", 5)
+    values, bounds = hash_shingles(pa.array([text, sentences.change(text, random)], pa.large_string()), "word", 5)
     one, other = (set(values[begin:end].tolist()) for begin, end in pairwise(bounds))
     assert len(one & other) / len(one | other) > 0.8
 

@@ -182,6 +182,9 @@ def show_plan(
     characters: Annotated[
         int, typer.Option("--characters-a-document", min=1, metavar="N", help="Their mean length.")
     ] = 4600,
+    near_duplicates: Annotated[
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the documents that have a near duplicate.")
+    ] = 0.3,
     folder: RecipeInput = None,
     workers: Workers = None,
     overrides: RecipeOverrides = None,
@@ -189,13 +192,13 @@ def show_plan(
 ) -> None:
     """Estimate disk, memory and hours of a curation, stage by stage, before anything runs."""
     from .engine.local import available_cores  # noqa: PLC0415
-    from .planning.corpus_size import estimate_corpus  # noqa: PLC0415
+    from .planning.corpus_size import CorpusSize, estimate_corpus  # noqa: PLC0415
     from .planning.plan import plan, print_plan  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
 
     resolved = load_recipe(recipe, overrides or [], folder)
-    size = estimate_corpus(resolved) if documents is None else (int(documents), characters)
-    planned = plan(resolved, *size, workers or available_cores())
+    size = estimate_corpus(resolved) if documents is None else CorpusSize(int(documents), characters)
+    planned = plan(resolved, size._replace(near_duplicates=near_duplicates), workers or available_cores())
     if as_json:
         print_json(planned)
     else:
@@ -293,7 +296,7 @@ def filter(  # noqa: A001  (the command's name)
 def dedup(
     settings: DeduplicateSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text"
 ) -> StageRun:
-    """Keep one of near duplicates, of the source named first; OUT/dropped/duplicates.parquet lists the others."""
+    """Keep one of near duplicates, of the source named first; OUT/dropped/duplicates-*.parquet list the others."""
     from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 

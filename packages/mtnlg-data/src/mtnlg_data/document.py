@@ -33,7 +33,17 @@ if TYPE_CHECKING:
 #: comes first.
 ROWS_PER_GROUP = 4096
 CHARACTERS_PER_GROUP = 1 << 22
+#: Memory for a character of a group: as read, as strings, as changed and as written, and what libraries keep of earlier
+#: groups.
+GROUP_COPIES = 28
+#: Of a page, which is what zstd compresses at a time: larger than a row group, for files a tenth smaller.
+BYTES_PER_PAGE = 1 << 25
 SHARD_STEM = re.compile(r"(.+)-\d{5,}(\.\d{3,})?")
+
+
+def group_memory(characters: int, text: int) -> int:
+    """Memory of a stage for a row group of documents of this mean length, of so much text in all."""
+    return GROUP_COPIES * min(ROWS_PER_GROUP * characters, CHARACTERS_PER_GROUP, text)
 
 
 class DamagedShard(Failure):
@@ -141,7 +151,13 @@ def writing_documents(path: Path, schema: pa.Schema = SCHEMA) -> Iterator[Docume
     """A writer whose documents, of this schema, replace ``path`` when the block ends."""
     with (
         atomic_path(path) as partial,
-        pq.ParquetWriter(partial, stored_schema(schema), compression="zstd", compression_level=3) as file,
+        pq.ParquetWriter(
+            partial,
+            stored_schema(schema),
+            compression="zstd",
+            compression_level=3,
+            data_page_size=BYTES_PER_PAGE,
+        ) as file,
     ):
         writer = DocumentWriter(file, schema)
         yield writer
@@ -193,6 +209,16 @@ class DocumentFile:
             table = self._file.read_row_group(group, columns=self._columns.stored(wanted))
             (batch,) = table.combine_chunks().to_batches()
             return self._columns.documents(batch, self._firsts[group], wanted)
+
+    def read_rows(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(position in ``rows`` of the batch's first row, batch): these rows (ascending), one batch per row group.
+
+        Row groups without any of the rows are not read.
+        """
+        cuts = np.searchsorted(rows, self._firsts)
+        for group in np.flatnonzero(np.diff(cuts)):
+            rows_in_group = rows[cuts[group] : cuts[group + 1]] - self._firsts[group]
+            yield int(cuts[group]), self.read(int(group), columns).take(pa.array(rows_in_group))
 
     @contextmanager
     def _report_damage(self) -> Iterator[None]:
@@ -270,13 +296,6 @@ def _row_count(path: Path) -> int:
 
 
 def read_rows(path: Path, rows: NDArray[np.int64], columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(position in ``rows`` of the batch's first row, batch): these rows (ascending), one batch per row group.
-
-    Row groups without any of the rows are not read.
-    """
+    """These rows of a shard, as ``DocumentFile.read_rows`` gives them."""
     with DocumentFile(path) as file:
-        group_starts = np.concatenate([[0], np.cumsum(file.rows, dtype=np.int64)])
-        cuts = np.searchsorted(rows, group_starts)
-        for group in np.flatnonzero(np.diff(cuts)):
-            rows_in_group = rows[cuts[group] : cuts[group + 1]] - group_starts[group]
-            yield int(cuts[group]), file.read(int(group), columns).take(pa.array(rows_in_group))
+        yield from file.read_rows(rows, columns)

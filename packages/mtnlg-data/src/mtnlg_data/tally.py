@@ -12,9 +12,10 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from .engine import Summary
 
 COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
@@ -36,13 +39,8 @@ KEPT = "kept"
 SMALL_SOURCE = 100  # documents; where fewer are mostly dropped, that is no sign of a mistake
 #: One row per dropped document; ``score`` is the number that decided, where there is one.
 DROPPED_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("score", pa.float32()),
-    ]
+    [pa.field(name, pa.string(), nullable=False) for name in ("id", "key", "source", "reason")]
+    + [pa.field("score", pa.float32())]
 )
 DROPS_PER_GROUP = 16_384  # rows of a row group, which is what a unit holds in memory
 #: Keys of a stage's summary that stand once at the top of ``summary.json``, not in the list of stages.
@@ -52,6 +50,29 @@ TOP_LEVEL = (
 )
 #: Keys for the next stage only, left out of ``summary.json``.
 INTERNAL = ("shards",)
+
+
+class Fates(NamedTuple):
+    """What a stage decides on the documents of a batch."""
+
+    numbers: NDArray[np.int64]  # of each document: index of the reason in ``reasons``, negative where it is kept
+    reasons: Sequence[str]
+    scores: NDArray[np.float64]  # of each document: the number that decided, NaN where there is none
+    lengths: NDArray[np.integer[Any]]  # of each document: characters
+    lengths_out: NDArray[np.integer[Any]]  # of those that are kept: characters after the stage
+
+
+def key_ranks(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """CRC-32 of each document's key."""
+    keys = batch["key"].cast(pa.binary()).to_pylist()
+    return np.fromiter(map(crc32, keys), np.int64, len(keys))
+
+
+def lowest(ranks: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Places of the ``count`` lowest ranks, and of those equal to the last of them."""
+    if len(ranks) <= count:
+        return np.arange(len(ranks))
+    return np.flatnonzero(ranks <= np.partition(ranks, count - 1)[count - 1])
 
 
 class Tally:
@@ -116,6 +137,30 @@ class Tally:
             insort(examples, (rank, key, example), key=lambda entry: entry[:2])
             del examples[SHOWN_PER_FATE:]
 
+    def count(self, batch: pa.RecordBatch, fates: Fates) -> None:
+        """Count, record and show the documents of a batch, which are all of this source."""
+        kept = fates.numbers < 0
+        self.counts["documents_in"] += batch.num_rows
+        self.counts["documents_out"] += len(fates.lengths_out)
+        self.counts["characters_in"] += int(fates.lengths.sum())
+        self.counts["characters_out"] += int(fates.lengths_out.sum())
+        bits, counts = np.unique(np.frexp(fates.lengths_out)[1], return_counts=True)
+        self.lengths.update(dict(zip(bits.tolist(), counts.tolist(), strict=True)))
+        ranks = key_ranks(batch)
+        for number in np.unique(fates.numbers).tolist():
+            rows, fate = np.flatnonzero(fates.numbers == number), KEPT
+            if number >= 0:
+                fate = fates.reasons[number]
+                self.reasons[fate] += len(rows)
+            for row in rows[lowest(ranks[rows], SHOWN_PER_FATE)].tolist():
+                name, key, text = (batch[column][row].as_py() for column in ("id", "key", "text"))
+                self.show(fate, name, text, None if np.isnan(fates.scores[row]) else float(fates.scores[row]), key)
+        if self._drops is not None:
+            dropped = batch.select(["id", "key", "source"]).filter(pa.array(~kept))
+            reasons = pa.array(fates.reasons, pa.string()).take(pa.array(fates.numbers[~kept]))
+            scores = pa.array(fates.scores[~kept].astype(np.float32), from_pandas=True)  # NaN as null
+            self._drops.add_batch(pa.record_batch([*dropped.columns, reasons, scores], DROPPED_SCHEMA))
+
     def summary(self) -> Summary:
         """The tally as JSON, for a unit's manifest; an octave's key is its shortest length."""
         lengths = {str(1 << bits >> 1): self.lengths[bits] for bits in sorted(self.lengths)}
@@ -135,6 +180,7 @@ class DropFile:
         self.files: list[str] = []  # its name below the folder of the unit's output, once it has rows
         self._stack = stack
         self._rows: list[tuple[str, str, str, str, float | None]] = []
+        self._batches: list[pa.RecordBatch] = []
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, row: tuple[str, str, str, str, float | None]) -> None:
@@ -143,24 +189,38 @@ class DropFile:
         if len(self._rows) == DROPS_PER_GROUP:
             self.flush()
 
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Record documents: rows of ``DROPPED_SCHEMA``."""
+        self._batch_rows()
+        self._batches.append(batch)
+        if sum(batch.num_rows for batch in self._batches) >= DROPS_PER_GROUP:
+            self.flush()
+
     def flush(self) -> None:
         """Write the rows that are held as a row group."""
-        if not self._rows:
+        self._batch_rows()
+        table, self._batches = pa.Table.from_batches(self._batches, DROPPED_SCHEMA), []
+        if not table.num_rows:
             return
         if self._writer is None:
             partial = self._stack.enter_context(atomic_path(self.path))
             self._writer = self._stack.enter_context(pq.ParquetWriter(partial, DROPPED_SCHEMA, compression="zstd"))
             self.files.append(f"{DROPPED}/{self.path.name}")
-        columns = zip(zip(*self._rows, strict=True), DROPPED_SCHEMA, strict=True)
-        self._writer.write_table(pa.table([pa.array(column, f.type) for column, f in columns], DROPPED_SCHEMA))
-        self._rows = []
+        self._writer.write_table(table)
+
+    def _batch_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        if rows:
+            arrays = map(pa.array, zip(*rows, strict=True), DROPPED_SCHEMA.types)
+            self._batches.append(pa.record_batch([*arrays], DROPPED_SCHEMA))
 
 
 @contextmanager
 def recorded_tallies(output: Path) -> Iterator[Tallies]:
     """The tallies of a unit, which record what they drop in ``dropped/<name>`` beside its output, when the block ends.
 
-    That is one file per unit: written as the unit goes, in the order of its documents, and the same on any engine.
+    That is one file per unit: written as the unit goes, in the order of its documents (of those that are counted by
+    the batch, source by source), and the same on any engine.
     """
     with ExitStack() as stack:
         drops = DropFile(output.parent / DROPPED / output.name, stack)
@@ -180,6 +240,16 @@ class Tallies:
         if source not in self._by_source:
             self._by_source[source] = Tally(source, self._drops)
         return self._by_source[source]
+
+    def count(self, batch: pa.RecordBatch, fates: Fates) -> None:
+        """Count, record and show the documents of a batch by source; see ``Tally.count``."""
+        sources = batch["source"].dictionary_encode()
+        numbers, kept = sources.indices.to_numpy(), fates.numbers < 0
+        for number, source in enumerate(sources.dictionary.to_pylist()):
+            own = numbers == number
+            part = Fates(fates.numbers[own], fates.reasons, fates.scores[own], fates.lengths[own],
+                         fates.lengths_out[own[kept]])  # fmt: skip
+            self[source].count(batch if own.all() else batch.filter(pa.array(own)), part)
 
     @property
     def files(self) -> list[str]:

@@ -44,6 +44,8 @@ MAX_ENTITY_LEVELS = 16
 WIDE = re.compile("[\uff01-\uff5e]")  # ASCII in full width, the ampersand too, which ftfy narrows
 MAX_COMBINING_MARKS = 100
 COMBINING_MARKS = range(0x300, 0x1F000)
+_MARK = f"[{chr(COMBINING_MARKS[0])}-{chr(COMBINING_MARKS[-1])}]"
+PERHAPS_STACKED = re.compile(f"{_MARK}{_MARK}{{{MAX_COMBINING_MARKS - 1}}}")  # what is one by one takes far longer
 MAX_PIECE_CHARACTERS = ftfy.TextFixerConfig().max_decode_length
 
 
@@ -75,7 +77,7 @@ def unbounded_cost_reason(text: str) -> str | None:
     """
     if _is_nested_deeply(text):
         return "nested_entities"
-    if not text.isascii() and _stacked_marks().search(text):
+    if not text.isascii() and PERHAPS_STACKED.search(text) and _stacked_marks().search(text):
         return "stacked_marks"
     return None
 

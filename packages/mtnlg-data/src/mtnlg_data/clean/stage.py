@@ -46,7 +46,7 @@ VARIANTS: dict[str, tuple[Rule, ...]] = {
 }
 RECORDED = ("language", "language_score")
 BY_LENGTH = ("javascript", "short")  # reasons of which the record has the length
-BROKEN_SPACE = re.compile(r"  +|\b\n+ ?")
+BROKEN_SPACE = re.compile(r"  +|\n(?<=\w\n)\n* ?")  # is "  +|\b\n+ ?", but begins with letters: thrice as fast
 BLANK_LINES = re.compile(r"\n\n+")
 TOKENIZED = re.compile(r" (?=['!.?])| ([-@]) ")
 JAVASCRIPT = re.compile("javascript", re.IGNORECASE)

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from mtnlg_data.document import read_rows
 from mtnlg_data.engine import Unit
-from mtnlg_data.words import fmix64, text_batches
+from mtnlg_data.filters.texts import small_batches
+from mtnlg_data.words import fmix64
 
 from .copies import source_ranks
 from .minhash import hash_shingles, read_signatures
@@ -65,10 +66,10 @@ def collect_candidates(unit: CandidateUnit) -> Summary:
     first = size = 0
     with write_runs(unit.output) as runs:
         for _, batch in read_rows(unit.shard.path, rows, ["text"]) if len(rows) else ():
-            for texts in text_batches(batch["text"].to_pylist()):
-                values, bounds = shingle_sets(*hash_shingles(texts, unit.kind, unit.length))
-                part = slice(first, first := first + len(texts))
-                of_part = signatures.slice(part.start, len(texts))
+            for texts in small_batches(batch):
+                values, bounds = shingle_sets(*hash_shingles(texts["text"], unit.kind, unit.length))
+                part = slice(first, first := first + texts.num_rows)
+                of_part = signatures.slice(part.start, texts.num_rows)
                 columns = {
                     "document": documents[part],
                     "rank": source_ranks(of_part["source"].to_numpy(), unit.priority),

@@ -24,7 +24,7 @@ import numpy as np
 from mtnlg_data.engine import Unit
 from mtnlg_data.exchange import KEYS
 
-from .runs import Corpus, Exchanged, RunWriter, merge_runs, write_runs
+from .runs import LIBRARY_BYTES, Corpus, Exchanged, RunWriter, merge_runs, write_runs
 from .union_find import reduce_links
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
 
 FOREST_ROWS = 1 << 24  # ends of links that one unit unites
+LINK_MEMORY_BYTES = 100  # of a link while it is united with others
 LINKS_REDUCED = 1 << 20  # links that a unit reduces to a forest together before it writes them
 
 Step = Literal["large", "small", "label"]
@@ -98,7 +99,7 @@ class StarUnit(Unit):
 
 def write_stars(unit: StarUnit) -> Summary:
     """Write one range of a step; ``changed`` of the summary counts the links that did not lead to roots already."""
-    first, last = (bound >> unit.corpus.shift for bound in _key_bounds(unit.number, unit.links.ranges))
+    first, last = unit.corpus.bounds(unit.number, unit.links.ranges)
     documents = np.arange(first, last + 1, dtype=np.int64)
     lowest, is_linked = documents.copy(), np.zeros(len(documents), np.bool_)
     for table in unit.links.read(unit.number):
@@ -123,17 +124,19 @@ def write_stars(unit: StarUnit) -> Summary:
     return {"rows": links.rows, "changed": changed}
 
 
-def _key_bounds(number: int, ranges: int) -> tuple[int, int]:
-    return number * KEYS // ranges, (number + 1) * KEYS // ranges - 1
-
-
 @dataclass(frozen=True)
 class ForestUnit(Unit):
     """Unit: all links, where they fit into memory → each linked document's root, by document."""
 
     corpus: Corpus
     links: Exchanged
+    rows: int  # of the links, each under both ends
     output: Path
+
+    @property
+    def memory(self) -> int:
+        """All links, while they are united."""
+        return LIBRARY_BYTES + LINK_MEMORY_BYTES * self.rows // 2
 
     def _key_parts(self) -> tuple[object, ...]:
         return ("forest", self.corpus.digest, self.links.folder.name)

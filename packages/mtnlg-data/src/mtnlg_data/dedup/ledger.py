@@ -1,13 +1,15 @@
-"""The ledger ``dropped/duplicates.parquet``, and the shards without what it removes.
+"""The ledger ``dropped/duplicates-*.parquet``, and the shards without what it removes.
 
 A ledger row is one removed document, its kept twin, their Jaccard similarity and their component, which goes by the
 number of the document that it keeps. Rows are by component, then by document. A unit takes the removed documents of one
-shard and adds their names; another those whose twins are in one shard, and adds the names of these.
+shard and adds their names; another those whose twins are in one range of documents, adds the names of these, and writes
+its part of the ledger, which has components whole.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mtnlg_data.document import read_documents, read_rows, write_documents
+from mtnlg_data.document import DocumentFile, read_documents, read_rows, write_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path
 from mtnlg_data.tally import DROPPED_SCHEMA, Tallies
@@ -25,8 +27,10 @@ from mtnlg_data.words import fmix64
 from .runs import Corpus, Exchanged, write_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
@@ -67,105 +71,115 @@ class NamesUnit(Unit):
 
 
 def write_names(unit: NamesUnit) -> Summary:
-    """Write one shard's removed documents; the summary counts them by source."""
-    removed: Counter[str] = Counter()
+    """Write one shard's removed documents."""
     with write_runs(unit.output) as runs:
         for table in unit.removals.read_documents(unit.corpus, unit.shard.first, unit.shard.rows):
             rows = unit.corpus.numbers(table["sort"].to_numpy()) - unit.shard.first
             names = pa.Table.from_batches([batch for _, batch in read_rows(unit.shard.path, rows, NAMES)])
-            removed.update(names["source"].to_pylist())
             shard = pa.repeat(unit.shard.path.name, len(rows))
             columns = {**_columns(names), "score": table["score"], "shard": shard, "row": rows}
             runs.add(unit.corpus.keys(table["kept"].to_numpy()), columns)
-    return {"removed": dict(sorted(removed.items()))}
+    return {"removed": runs.rows}
 
 
 def _columns(table: pa.Table) -> Mapping[str, pa.ChunkedArray]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-@dataclass(frozen=True)
-class LedgerPartUnit(Unit):
-    """Unit: the removed documents whose twins are in one shard → its part of the ledger."""
+class _Names:
+    """Names and places of kept documents. Asked for in their order, a shard is opened once."""
 
-    corpus: Corpus
-    number: int  # of the shard
-    shard: Shard
-    removed: Exchanged
-    output: Path
+    def __init__(self, shards: Sequence[Shard], stack: ExitStack) -> None:
+        self._shards = shards
+        self._firsts = [shard.first for shard in shards]
+        self._stack = stack
+        self._open: tuple[int, DocumentFile] | None = None
 
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("ledger part", self.removed.digest, self.number)
+    def of(self, documents: NDArray[np.int64]) -> pa.Table:
+        """One row for each of these documents, which ascend."""
+        shard_of = np.searchsorted(self._firsts, documents, "right") - 1
+        tables = []
+        for number in np.unique(shard_of).tolist():
+            rows = documents[shard_of == number] - self._firsts[number]
+            names = pa.Table.from_batches([batch for _, batch in self._file(number).read_rows(rows, NAMES)])
+            columns = {f"kept_{name}": column for name, column in _columns(names).items()}
+            shard = pa.repeat(self._shards[number].path.name, len(rows))
+            tables.append(pa.table({**columns, "kept": columns["kept_id"], "kept_shard": shard, "kept_row": rows}))
+        return pa.concat_tables(tables).combine_chunks()
 
-
-def write_ledger_part(unit: LedgerPartUnit) -> Summary:
-    """Write one part."""
-    with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer:
-        for table in unit.removed.read_documents(unit.corpus, unit.shard.first, unit.shard.rows):
-            component = unit.corpus.numbers(table["sort"].to_numpy())
-            kept, place = np.unique(component - unit.shard.first, return_inverse=True)
-            names = pa.Table.from_batches([batch for _, batch in read_rows(unit.shard.path, kept, NAMES)])
-            columns = {
-                **_columns(table),
-                **{f"kept_{name}": names[name].take(pa.array(place)) for name in NAMES},
-                "reason": pa.repeat(REASON, len(place)),
-                "component": component,
-                "kept_shard": pa.repeat(unit.shard.path.name, len(place)),
-                "kept_row": kept[place],
-            }
-            columns["kept"] = columns["kept_id"]
-            writer.write_table(pa.table([columns[name] for name in LEDGER_SCHEMA.names], LEDGER_SCHEMA))
-    return {}
+    def _file(self, number: int) -> DocumentFile:
+        if self._open is None or self._open[0] != number:
+            self._stack.close()
+            self._open = number, self._stack.enter_context(DocumentFile(self._shards[number].path))
+        return self._open[1]
 
 
 @dataclass(frozen=True)
 class LedgerUnit(Unit):
-    """Unit: the parts of the ledger → one table, in their order."""
+    """Unit: the removed documents whose twins are in one range of documents → a part of the ledger."""
 
-    digest: str  # of everything that the ledger depends on
-    parts: Path  # folder of ``count`` parts
-    count: int
-    documents: Sequence[tuple[str, int]]  # of each source
-    removed: Sequence[tuple[str, int]]
+    corpus: Corpus
+    number: int  # of the range
+    shards: Sequence[Shard]  # that the range is in
+    removed: Exchanged
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        return ("ledger", self.digest)
-
-
-def part_path(folder: Path, number: int) -> Path:
-    """A part of the ledger."""
-    return folder / f"{number:07d}.parquet"
+        return ("ledger", self.removed.digest, self.number, self.removed.ranges)
 
 
 def write_ledger(unit: LedgerUnit) -> Summary:
-    """Join the parts, a row group at a time; the summary has cluster sizes, and rows of pairs to review."""
+    """Write a part; the summary counts what it removes, and clusters by size, and has pairs to review."""
+    removed: Counter[str] = Counter()
     cluster_sizes: Counter[int] = Counter()
     samples: list[tuple[int, dict[str, Any]]] = []
     last, size = -1, 0  # component of the last row, and how many rows it has so far
-    with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer:
-        for number in range(unit.count):
-            with pq.ParquetFile(part_path(unit.parts, number)) as file:
-                for group in range(file.num_row_groups):
-                    table = file.read_row_group(group)
-                    writer.write_table(table)
-                    samples = sorted([*samples, *_sample_rows(table)], key=lambda sample: sample[0])[:SAMPLES]
-                    components, counts = np.unique(table["component"].to_numpy(), return_counts=True)
-                    if components[0] == last:
-                        counts[0] += size
-                    elif size:
-                        cluster_sizes[size + 1] += 1
-                    cluster_sizes.update((counts[:-1] + 1).tolist())
-                    last, size = int(components[-1]), int(counts[-1])
+    with (
+        atomic_path(unit.output) as partial,
+        pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer,
+        ExitStack() as stack,
+    ):
+        names = _Names(unit.shards, stack)
+        for rows in unit.removed.read(unit.number):
+            component = unit.corpus.numbers(rows["sort"].to_numpy())
+            kept, place, counts = np.unique(component, return_inverse=True, return_counts=True)
+            twins = names.of(kept).take(pa.array(place))
+            columns = {**_columns(rows), **_columns(twins), "reason": pa.repeat(REASON, len(rows))}
+            columns["component"] = component
+            table = pa.table([columns[name] for name in LEDGER_SCHEMA.names], LEDGER_SCHEMA)
+            writer.write_table(table)
+            removed.update(table["source"].to_pylist())
+            samples = _lowest([*samples, *_sample_rows(table)])
+            if kept[0] == last:
+                counts[0] += size
+            elif size:
+                cluster_sizes[size + 1] += 1
+            cluster_sizes.update((counts[:-1] + 1).tolist())
+            last, size = int(kept[-1]), int(counts[-1])
     if size:
         cluster_sizes[size + 1] += 1
+    return {"removed": dict(removed), "cluster_sizes": sorted(cluster_sizes.items()), "samples": samples}
+
+
+def ledger_summary(parts: Iterable[Summary]) -> Summary:
+    """Components, cluster sizes, pairs to review and removed documents of each source, of all parts together."""
+    removed: Counter[str] = Counter()
+    cluster_sizes: Counter[int] = Counter()
+    samples: list[tuple[int, dict[str, Any]]] = []
+    for part in parts:
+        removed.update(part["removed"])
+        cluster_sizes.update(dict(part["cluster_sizes"]))
+        samples = _lowest([*samples, *part["samples"]])
     return {
         "components": cluster_sizes.total(),
         "cluster_sizes": {str(count): cluster_sizes[count] for count in sorted(cluster_sizes)},
-        "documents": dict(unit.documents),
-        "removed": dict(unit.removed),
+        "removed": dict(sorted(removed.items())),
         "samples": [row for _, row in samples],
     }
+
+
+def _lowest(samples: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    return sorted(samples, key=lambda sample: sample[0])[:SAMPLES]
 
 
 def _sample_rows(table: pa.Table) -> list[tuple[int, dict[str, Any]]]:

@@ -18,8 +18,11 @@ has none and is nobody's duplicate.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,8 +32,12 @@ from datasketch import MinHash
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path
+from mtnlg_data.filters.texts import code_at, small_batches, texts_of
 from mtnlg_data.words import (
+    CHARACTER_BASE,
     LETTER,
+    LONGEST_SUM,
+    NO_WORD,
     WORD_BASE,
     character_kinds,
     code_points,
@@ -40,13 +47,12 @@ from mtnlg_data.words import (
     jit,
     jit_or_python,
     join_texts,
+    long_word_hash,
     ngram_hashes,
-    text_batches,
     word_spans,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -95,11 +101,11 @@ def write_signatures(unit: SignatureUnit) -> Summary:
         sources.update(batch_sources)
         hash_of = {source: hash_name(source) for source in set(batch_sources)}
         names[0, row : row + batch.num_rows] = [hash_of[source] for source in batch_sources]
-        names[1, row : row + batch.num_rows] = [hash_name(key) for key in batch["key"].to_pylist()]
-        for texts in text_batches(batch["text"].to_pylist()):
-            shingles, bounds = hash_shingles(texts, unit.kind, unit.length)
+        names[1, row : row + batch.num_rows] = _hash_names(batch["key"])
+        for part in small_batches(batch):
+            shingles, bounds = hash_shingles(part["text"], unit.kind, unit.length)
             signatures = minhash((shingles >> np.uint64(32)).astype(np.uint32), bounds, a, b)
-            rows = slice(row, row := row + len(texts))
+            rows = slice(row, row := row + part.num_rows)
             counts[rows] = np.diff(bounds)
             contents[:, rows] = content_hashes(shingles, bounds)
             keys[rows] = band_keys(signatures, unit.bands)
@@ -128,31 +134,106 @@ def hash_name(name: str) -> int:
     return int.from_bytes(digest, "big")
 
 
+def _hash_names(names: pa.StringArray) -> NDArray[np.uint64]:
+    """``hash_name`` of each."""
+    digests = (hashlib.blake2b(name, digest_size=8).digest() for name in names.cast(pa.binary()).to_pylist())
+    return np.frombuffer(b"".join(digests), ">u8")
+
+
 def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Multipliers a (odd) and offsets b of ``count`` permutations, from datasketch."""
     a, b = MinHash(num_perm=count, seed=seed, scheme="affine32").permutations
     return a.astype(np.uint32), b.astype(np.uint32)
 
 
-def hash_shingles(texts: Sequence[str], kind: ShingleKind, length: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def hash_shingles(
+    column: pa.LargeStringArray, kind: ShingleKind, length: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Shingle hashes of all texts, repeats included, and bounds: text t has ``shingles[bounds[t] : bounds[t + 1]]``."""
-    folded = [fold_case(text) for text in texts]
-    lengths = np.full(len(texts), length)
+    lengths = np.full(len(column), length)
     if kind == "word":
-        codes, text_bounds = join_texts(folded)
-        hashes, starts, _ = word_spans(codes, character_kinds())
-        bounds = np.searchsorted(starts, text_bounds)
-        is_character = character_kinds()[codes[starts]] > LETTER
-        characters = np.diff(np.concatenate([[0], np.cumsum(is_character)])[bounds])
+        with np.errstate(over="ignore"):
+            hashes, bounds, characters = hash_words(*texts_of(column), folded_codes(), character_kinds())
         lengths[2 * characters > np.diff(bounds)] = -(-3 * length // 5)
     else:
-        collapsed = [" ".join(text.split()) for text in folded]
+        collapsed = [" ".join(fold_case(text).split()) for text in column.to_pylist()]
         hashes = fmix64(code_points("".join(collapsed)).astype(np.uint64))
         bounds = np.concatenate([[0], np.cumsum([len(text) for text in collapsed], dtype=np.int64)])
     counts = np.diff(bounds)
     sizes = np.where(counts < lengths, counts > 0, counts - lengths + 1)
     shingle_bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     return shingle_ngrams(hashes, bounds, shingle_bounds), shingle_bounds
+
+
+@cache
+def folded_codes() -> NDArray[np.uint32]:
+    """Table over all code points: the one that ``fold_case`` puts in its place."""
+    return code_points(fold_case("".join(map(chr, range(sys.maxunicode + 1)))))
+
+
+def _hash_words_numpy(
+    data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], kinds: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    texts = [bytes(data[begin:end]).decode() for begin, end in pairwise(bounds.tolist())]
+    codes, text_bounds = join_texts(texts)
+    codes = folds[codes]
+    hashes, starts, _ = word_spans(codes, kinds)
+    word_bounds = np.searchsorted(starts, text_bounds)
+    characters = np.concatenate([[0], np.cumsum(kinds[codes[starts]] > LETTER)])[word_bounds]
+    return hashes, word_bounds, np.diff(characters)
+
+
+@jit(fallback=_hash_words_numpy)
+def hash_words(
+    data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], kinds: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """``words.find_words`` of folded texts in UTF-8: the words' hashes and bounds, and how many are characters."""
+    hashes = np.empty((bounds[-1] - bounds[0]) // 2 + len(bounds), np.uint64)
+    word_bounds, characters = np.zeros(len(bounds), np.int64), np.zeros(len(bounds) - 1, np.int64)
+    count = 0
+    for text in range(len(bounds) - 1):
+        place, end = bounds[text], bounds[text + 1]
+        begin, letters, total, power = place, 0, np.uint64(0), np.uint64(1)
+        while place < end:
+            code, size = int(data[place]), 1
+            if code >= 0x80:
+                code, size = code_at(data, place)
+            code = folds[code]
+            kind = kinds[code]
+            if kind == LETTER:
+                begin = begin if letters else place
+                total += np.uint64(code) * power
+                power *= CHARACTER_BASE
+                letters += 1
+                place += size
+                continue
+            if letters:
+                hashes[count] = fmix64_scalar(total)
+                if letters > LONGEST_SUM:
+                    hashes[count] = _hash_long_word(data, begin, place, folds)
+                count += 1
+                letters, total, power = 0, np.uint64(0), np.uint64(1)
+            if kind != NO_WORD:
+                hashes[count] = fmix64_scalar(np.uint64(code))
+                count += 1
+                characters[text] += 1
+            place += size
+        if letters:
+            hashes[count] = _hash_long_word(data, begin, end, folds) if letters > LONGEST_SUM else fmix64_scalar(total)
+            count += 1
+        word_bounds[text + 1] = count
+    return hashes[:count], word_bounds, characters
+
+
+@jit_or_python
+def _hash_long_word(data: NDArray[np.uint8], begin: int, end: int, folds: NDArray[np.uint32]) -> np.uint64:
+    codes = np.empty(end - begin, np.uint32)
+    count = 0
+    while begin < end:
+        code, size = code_at(data, begin)
+        codes[count] = folds[code]
+        count, begin = count + 1, begin + size
+    return long_word_hash(codes[:count])
 
 
 def _shingle_ngrams_numpy(

@@ -8,39 +8,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mtnlg_data.document import CHARACTERS_PER_GROUP, ROWS_PER_GROUP
+from mtnlg_data.document import group_memory
 from mtnlg_data.exchange import Exchange
 from mtnlg_data.words import BATCH_CHARACTERS
 
-from .clusters import FOREST_ROWS, LINKS_REDUCED
+from .clusters import FOREST_ROWS, LINK_MEMORY_BYTES, LINKS_REDUCED
 from .minhash import signature_bytes
-from .runs import ROWS_PER_RANGE, RUN_BYTES
+from .runs import LIBRARY_BYTES, MERGE_COPIES, ROWS_PER_RANGE, RUN_BYTES
 from .verify import GROUP_BYTES
 
 if TYPE_CHECKING:
     from .stage import DeduplicateSettings
 
-LIBRARY_BYTES = 350_000_000  # Python, NumPy, Arrow, SciPy and numba, in every process
 CHARACTERS_PER_WORD = 6  # of English, separator included
+BATCH_COPIES = 16  # memory for a character of a batch of texts whose shingles are hashed
 # A row on disk: of a content hash, a key of a band, an end of a link, a cluster's root, a candidate beside its keys and
 # set, a removed document, the same with its names, and compressed in the ledger.
 CONTENT_BYTES, KEY_BYTES, LINK_BYTES, ROOT_BYTES, CANDIDATE_BYTES = 36, 16, 16, 16, 36
 REMOVAL_BYTES, NAMED_BYTES, LEDGER_BYTES = 20, 160, 64
 FILE_BYTES = 4096  # of a file beside its rows
-MERGE_BYTES = 7 * RUN_BYTES  # memory of a merge: rows as read, together, sorted, and waiting to be written
-LINK_MEMORY_BYTES = 100  # of a link while it is united with others
 
 
 class StepState(NamedTuple):
-    """One step: bytes it leaves on disk, and peak memory of each of its processes.
-
-    ``workers`` is False for a step that runs in one process while the others wait: a copy of the ledger's parts.
-    """
+    """One step: bytes it writes, and peak memory of each of its processes; ``scratch`` goes when the stage is done."""
 
     step: str
     disk: int
     memory: int
-    workers: bool
+    scratch: bool = False
 
 
 def deduplication_state_bytes(
@@ -61,27 +56,48 @@ def deduplication_state_bytes(
     shingles = characters // CHARACTERS_PER_WORD if settings.shingle == "word" else characters
     candidate_bytes = 8 * shingles + 8 * bands + CANDIDATE_BYTES
     group = min(GROUP_BYTES, candidate_bytes * candidates)
-    # A row group in Arrow and as Python strings, and the arrays of one batch of texts.
-    text = 3 * min(ROWS_PER_GROUP * characters, CHARACTERS_PER_GROUP) + 64 * BATCH_CHARACTERS
+    text = group_memory(characters, documents * characters)
+    text += BATCH_COPIES * min(BATCH_CHARACTERS, documents * characters)
     shard = min(largest_shard, documents)
     shards = -(-documents // largest_shard)
     files = FILE_BYTES * shards
     copies = 1 + sum(1 for _ in Exchange(shards, 1).merges())  # of what shards hand on
     in_range = min(ROWS_PER_RANGE, documents)
-    merge = min(MERGE_BYTES, 7 * KEY_BYTES * bands * documents)
+    keys_in_range = min(ROWS_PER_RANGE, bands * documents)
     forest = LINK_MEMORY_BYTES * min(FOREST_ROWS // 2, candidates)
     links = LINK_MEMORY_BYTES * min(LINKS_REDUCED, bands * candidates)
-    named = candidates * (2 * copies * REMOVAL_BYTES + copies * NAMED_BYTES + LEDGER_BYTES)
-    # (step, disk, memory beside the libraries, workers)
+    keys = (copies * KEY_BYTES * documents + LINK_BYTES * candidates) * bands
     steps = (
-        ("signatures", signature_bytes(documents, bands) + files, text + signature_bytes(shard, bands), True),
-        ("copies", copies * CONTENT_BYTES * documents + files, merge + 2 * CONTENT_BYTES * in_range, True),
-        ("bands", (copies * KEY_BYTES * documents + LINK_BYTES * candidates) * bands, merge + links, True),
-        ("clusters", ROOT_BYTES * candidates, max(forest, merge + 2 * ROOT_BYTES * in_range), True),
-        ("candidates", copies * candidate_bytes * candidates, text + merge + signature_bytes(shard, bands), True),
-        ("verify", REMOVAL_BYTES * candidates, merge + 2 * group, True),
-        ("ledger", named, merge + 2 * REMOVAL_BYTES * in_range, True),
-        ("join", LEDGER_BYTES * candidates, min(MERGE_BYTES, 7 * NAMED_BYTES * candidates), False),
-        ("write", 0, text + shard, True),
+        StepState("signatures", signature_bytes(documents, bands) + files, text + signature_bytes(shard, bands)),
+        StepState(
+            "copies",
+            copies * CONTENT_BYTES * documents + files,
+            _merge(CONTENT_BYTES * documents) + 3 * CONTENT_BYTES * in_range,
+        ),
+        StepState("bands", keys, _merge(KEY_BYTES * bands * documents) + links + KEY_BYTES * keys_in_range),
+        StepState(
+            "clusters",
+            ROOT_BYTES * candidates,
+            max(forest, _merge(LINK_BYTES * candidates) + 2 * ROOT_BYTES * in_range),
+        ),
+        StepState(
+            "candidates",
+            copies * candidate_bytes * candidates,
+            text + _merge(candidate_bytes * candidates) + signature_bytes(shard, bands),
+            scratch=True,
+        ),
+        StepState("verify", REMOVAL_BYTES * candidates, _merge(candidate_bytes * candidates) + 2 * group, scratch=True),
+        StepState("names", copies * NAMED_BYTES * candidates, text + _merge(NAMED_BYTES * candidates), scratch=True),
+        StepState(
+            "ledger",
+            (copies * REMOVAL_BYTES + LEDGER_BYTES) * candidates,
+            _merge(NAMED_BYTES * candidates) + 2 * REMOVAL_BYTES * in_range,
+        ),
+        StepState("write", 0, text + shard),
     )
-    return tuple(StepState(step, disk, LIBRARY_BYTES + memory, workers) for step, disk, memory, workers in steps)
+    return tuple(step._replace(memory=LIBRARY_BYTES + step.memory) for step in steps)
+
+
+def _merge(size: int) -> int:
+    """Memory of a merge of so many bytes."""
+    return MERGE_COPIES * min(RUN_BYTES, size)

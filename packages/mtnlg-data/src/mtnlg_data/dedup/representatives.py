@@ -13,9 +13,9 @@ import numpy as np
 
 from mtnlg_data.engine import Unit
 
-from .runs import Corpus, Exchanged, write_runs
+from .runs import LIBRARY_BYTES, MERGE_COPIES, RUN_BYTES, Corpus, Exchanged, write_runs
 from .union_find import components, new_forest, unite
-from .verify import Candidates, gather_candidates, jaccard, verify_pairs
+from .verify import GROUP_BYTES, Candidates, gather_candidates, jaccard, verify_pairs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +36,11 @@ class GroupUnit(Unit):
     rounds: int
     seed: int
     output: Path
+
+    @property
+    def memory(self) -> int:
+        """The candidates of a group of the usual size, and a merge of them."""
+        return LIBRARY_BYTES + MERGE_COPIES * RUN_BYTES + 2 * GROUP_BYTES
 
     def _key_parts(self) -> tuple[object, ...]:
         return ("group", self.corpus.digest, self.number)

@@ -10,6 +10,7 @@ them, not even where all rows have one key.
 
 from __future__ import annotations
 
+import mmap
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 RUN_BYTES = 1 << 25  # of a run, and of the rows that a merge yields at a time
 ROWS_PER_RANGE = 1 << 22  # of narrow rows: what a unit reads, more or less
+LIBRARY_BYTES = 380_000_000  # memory of a worker that has extracted and cleaned before, with all that it has imported
+MERGE_COPIES = 5  # in memory, of a run in a merge: as read, together, sorted, and waiting to be written
 KEY_BITS = 64
 
 
@@ -53,6 +56,10 @@ class Corpus(NamedTuple):
     def numbers(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The documents of these keys."""
         return (keys >> np.uint64(self.shift)).astype(np.int64)
+
+    def bounds(self, number: int, ranges: int) -> tuple[int, int]:
+        """First and last number of the documents in one of so many ranges of keys; there may be fewer documents."""
+        return number * KEYS // ranges >> self.shift, (number + 1) * KEYS // ranges - 1 >> self.shift
 
     def exchanged(self, name: str, files: int, ranges: int) -> Exchanged:
         """The rows that so many units hand on under this name, for at least this many ranges."""
@@ -210,25 +217,35 @@ def merge_runs(paths: Iterable[Path], first: int, last: int) -> Iterator[pa.Tabl
 
     All rows of a key come in one table, unless they alone are more than one holds.
     """
-    with ExitStack() as stack:
-        runs: list[_Run] = []
-        for path in paths:
-            if path.stat().st_size:  # a file without rows has no schema
-                file = stack.enter_context(pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path)))))
-                runs += (_Run(file.get_batch(number), first, last) for number in range(file.num_record_batches))
+    runs: list[_Run] = []
+    mappings: list[mmap.mmap] = []
+    for path in paths:
+        if path.stat().st_size:  # a file without rows has no schema
+            with path.open("rb") as file:
+                mappings.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            reader = pa.ipc.open_file(pa.py_buffer(mappings[-1]))
+            runs += (_Run(reader.get_batch(number), first, last) for number in range(reader.num_record_batches))
+    runs = [run for run in runs if run.begin < run.end]
+    size = sum(run.batch.nbytes / run.batch.num_rows for run in runs) / len(runs) if runs else 1
+    limit = max(1, int(RUN_BYTES / max(1, size)))
+    while runs:
+        window = max(1, limit // len(runs))
+        cuts = [run.keys[run.begin + window] for run in runs if run.begin + window < run.end]
+        ends = [run.below(min(cuts), window) if cuts else run.end for run in runs]
+        taken = [run.take(end) for run, end in zip(runs, ends, strict=True) if end > run.begin]
+        if taken:
+            yield _sorted(pa.Table.from_batches(taken))
+            _forget(mappings)
+        else:  # more rows of one key than fit a window
+            for run in runs:
+                end = run.through(min(cuts))
+                while run.begin < end:
+                    yield pa.Table.from_batches([run.take(min(run.begin + limit, end))])
+                    _forget(mappings)
         runs = [run for run in runs if run.begin < run.end]
-        size = sum(run.batch.nbytes / run.batch.num_rows for run in runs) / len(runs) if runs else 1
-        limit = max(1, int(RUN_BYTES / max(1, size)))
-        while runs:
-            window = max(1, limit // len(runs))
-            cuts = [run.keys[run.begin + window] for run in runs if run.begin + window < run.end]
-            ends = [run.below(min(cuts), window) if cuts else run.end for run in runs]
-            taken = [run.take(end) for run, end in zip(runs, ends, strict=True) if end > run.begin]
-            if taken:
-                yield _sorted(pa.Table.from_batches(taken))
-            else:  # more rows of one key than fit a window
-                for run in runs:
-                    end = run.through(min(cuts))
-                    while run.begin < end:
-                        yield pa.Table.from_batches([run.take(min(run.begin + limit, end))])
-            runs = [run for run in runs if run.begin < run.end]
+
+
+def _forget(mappings: Iterable[mmap.mmap]) -> None:
+    """Take back what was read of mapped files, which would count as memory; it is read again where it is needed."""
+    for mapping in mappings:
+        mapping.madvise(mmap.MADV_DONTNEED)

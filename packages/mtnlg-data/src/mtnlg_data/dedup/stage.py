@@ -17,6 +17,7 @@ every step.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 from shutil import rmtree
@@ -38,14 +39,12 @@ from .clusters import FOREST_ROWS, STEPS, ForestUnit, StarUnit, write_forest, wr
 from .copies import KEPT_BY, ContentUnit, CopyUnit, RemovalUnit, find_copies, write_contents, write_removals
 from .ledger import (
     REASON,
-    LedgerPartUnit,
     LedgerUnit,
     NamesUnit,
     SurvivorUnit,
-    part_path,
+    ledger_summary,
     sample_pairs,
     write_ledger,
-    write_ledger_part,
     write_names,
     write_survivors,
 )
@@ -55,7 +54,7 @@ from .runs import Corpus, Exchanged, count_ranges, merge_files
 from .verify import GROUP_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from mtnlg_data.document import Shard
@@ -83,7 +82,7 @@ class DeduplicateSettings(Settings):
 def deduplicate_documents(
     shards: Sequence[Path], out: Path, settings: DeduplicateSettings, priority: Sequence[str], engine: Engine
 ) -> Summary:
-    """Write the surviving documents to ``out/<shard name>`` and the ledger ``out/dropped/duplicates.parquet``.
+    """Write the surviving documents to ``out/<shard name>`` and the ledger ``out/dropped/duplicates-*.parquet``.
 
     ``priority`` names the sources, best first: each component keeps its document from the best source; unnamed sources
     share the last rank. Returns the stage's summary; its ``duplicates`` has components, cluster sizes, sample pairs and
@@ -95,10 +94,10 @@ def deduplicate_documents(
     numbered = number_shards(shards)
     stage = StageFolder(out, "deduplicate", engine)
     search = _search_candidates(numbered, stage, settings, tuple(priority))
-    ledger, removals, duplicates = _find_duplicates(search, settings)
-    documents, removed = duplicates.pop("documents"), duplicates.pop("removed")
+    removals, duplicates = _find_duplicates(search, settings)
+    documents, removed = dict(search.documents), duplicates.pop("removed")
     duplicates["samples"] = sample_pairs({shard.path.name: shard.path for shard in numbered}, duplicates["samples"])
-    _check_losses(documents, removed, settings.alarm_share, ledger)
+    _check_losses(documents, removed, settings.alarm_share, out / DROPPED / "duplicates-*.parquet")
     shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
     duplicates["removed_share"] = {source: round(share, 6) for source, share in shares.items()}
     rmtree(out / VERIFICATION_FOLDER, ignore_errors=True)
@@ -195,7 +194,7 @@ def _label_clusters(search: Search, links: Exchanged, rows: int) -> Exchanged:
             return labels
         turn += 1
     labels = corpus.exchanged("forest", 1, 1)
-    search.stage.run(write_forest, [ForestUnit(corpus, links, labels.path(0))], label)
+    search.stage.run(write_forest, [ForestUnit(corpus, links, rows, labels.path(0))], label)
     return labels
 
 
@@ -206,8 +205,8 @@ class Removals(NamedTuple):
     rows: Exchanged
 
 
-def _find_duplicates(search: Search, settings: DeduplicateSettings) -> tuple[Path, Removals, Summary]:
-    """Run the units up to the ledger, unless it is done; returns its path, what it removes, and its summary."""
+def _find_duplicates(search: Search, settings: DeduplicateSettings) -> tuple[Removals, Summary]:
+    """Run the units up to the ledger, unless it is done; returns what it removes, and its summary."""
     stage, shards = search.stage, search.shards
     verification = (settings.threshold, settings.rounds, settings.seed)
     code = [code_digest(unit.__module__) for unit in (CandidateUnit, GroupUnit, RemovalUnit, LedgerUnit)]
@@ -215,33 +214,34 @@ def _find_duplicates(search: Search, settings: DeduplicateSettings) -> tuple[Pat
     corpus = search.corpus._replace(digest=digest)
     removals = Removals(corpus, corpus.exchanged("removals", search.copies.ranges, len(shards)))
     scratch = corpus._replace(folder=stage.path / VERIFICATION_FOLDER)
-    names = scratch.exchanged("names", len(shards), len(shards))
-    parts = names.folder.with_name("ledger")
-    ledger = LedgerUnit(digest, parts, len(shards), search.documents, (), stage.path / DROPPED / "duplicates.parquet")
+    names = scratch.exchanged("names", len(shards), search.copies.ranges)
+    ledger = [
+        LedgerUnit(corpus, n, own, names, stage.path / DROPPED / f"duplicates-{n:05d}.parquet")
+        for n, own in enumerate(_shards_of_ranges(shards, corpus, names.ranges))
+    ]
     near = scratch.exchanged("near", 0, search.copies.ranges)
     removers = [RemovalUnit(corpus, n, near, search.copies, removals.rows.path(n)) for n in range(search.copies.ranges)]
-    made = [*removers, *(unit for units in removals.rows.merges() for unit in units)]
-    if (summary := verified_summary(ledger)) is not None and all(verified_summary(unit) is not None for unit in made):
-        stage.keep([ledger, *made])
-        return ledger.output, removals, summary
+    made = [*ledger, *removers, *(unit for units in removals.rows.merges() for unit in units)]
+    done = [summary for unit in made if (summary := verified_summary(unit)) is not None]
+    if len(done) == len(made):
+        stage.keep(made)
+        return removals, ledger_summary(done[: len(ledger)])
     near = near._replace(files=_verify_groups(search, scratch, settings))
     search.merge(near, "deduplicate: verify")
     stage.run(write_removals, [replace(unit, near=near) for unit in removers], "deduplicate: ledger")
     search.merge(removals.rows, "deduplicate: ledger")
-    named = stage.run(
-        write_names,
-        [NamesUnit(corpus, n, shard, removals.rows, names.path(n)) for n, shard in enumerate(shards)],
-        "deduplicate: ledger",
-    )
+    named = [NamesUnit(corpus, n, shard, removals.rows, names.path(n)) for n, shard in enumerate(shards)]
+    stage.run(write_names, named, "deduplicate: ledger")
     search.merge(names, "deduplicate: ledger")
-    writers = [LedgerPartUnit(corpus, n, shard, names, part_path(parts, n)) for n, shard in enumerate(shards)]
-    stage.run(write_ledger_part, writers, "deduplicate: ledger")
-    removed: Counter[str] = Counter()
-    for of_shard in named:
-        removed.update(of_shard["removed"])
-    ledger = replace(ledger, removed=tuple(sorted(removed.items())))
-    (summary,) = stage.run(write_ledger, [ledger], "deduplicate: ledger")
-    return ledger.output, removals, summary
+    return removals, ledger_summary(stage.run(write_ledger, ledger, "deduplicate: ledger"))
+
+
+def _shards_of_ranges(shards: list[Shard], corpus: Corpus, ranges: int) -> Iterator[tuple[Shard, ...]]:
+    """The shards that each range of documents is in."""
+    ends = [shard.first + shard.rows for shard in shards]
+    for number in range(ranges):
+        first, last = corpus.bounds(number, ranges)
+        yield tuple(shards[bisect_right(ends, first) : bisect_right(ends, last) + 1])
 
 
 def _verify_groups(search: Search, corpus: Corpus, settings: DeduplicateSettings) -> int:

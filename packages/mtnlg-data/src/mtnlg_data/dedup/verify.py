@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_BYTES = 1 << 28  # of the candidates of a group, more or less
-SPILL_BYTES = 1 << 29  # the sets, and the band keys, of a group that has a larger cluster go to disk
+SPILL_BYTES = GROUP_BYTES  # the sets, and the band keys, of a group that has a larger cluster go to disk
 
 
 class ShingleSets(NamedTuple):

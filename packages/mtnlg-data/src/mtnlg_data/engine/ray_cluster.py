@@ -109,7 +109,7 @@ class Ray:
         return self._most or UNITS_PER_WORKER * max(1, self._cpus)
 
     def _submit(self, shared: Any, unit: U) -> Any:  # noqa: ANN401  (ray.ObjectRef)
-        memory = unit.memory or 0
+        memory = unit.memory
         if memory > self._largest_memory:
             if self._is_own:  # no other machine will come
                 memory = self._largest_memory

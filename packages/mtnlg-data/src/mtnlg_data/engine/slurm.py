@@ -46,7 +46,7 @@ trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
 trap 'kill $cluster; wait $cluster; rm -rf "$RAY_AUTH_TOKEN_PATH" "$RAY_FOLDER"' EXIT
 (umask 077; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$RAY_AUTH_TOKEN_PATH")
 
-srun --no-kill --kill-on-bad-exit=1 --wait=0 --cpu-bind=none bash -c {node} &
+srun --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none bash -c {node} &
 cluster=$!
 until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do
     kill -0 $cluster || exit 1
@@ -67,7 +67,9 @@ trap : TERM
 {ray} start --block --num-cpus="$SLURM_CPUS_ON_NODE" --object-store-memory={object_store} "${{where[@]}}"
 status=$?
 rm -rf "$RAY_FOLDER"
-[ "$SLURM_PROCID" != 0 ] || exit $status  # which ends the job: without the head the other nodes can do nothing"""
+# Without the head the other nodes can do nothing; without one of them the rest goes on.
+[ "$SLURM_PROCID" != 0 ] || scancel "$SLURM_JOB_ID.$SLURM_STEP_ID"
+exit $status"""
 
 
 def submit(script: str) -> str:

@@ -14,7 +14,7 @@ import os
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mtnlg_data.console import foreign_data, progress, say
 from mtnlg_data.files import read_small, sha256, write_json
@@ -37,10 +37,12 @@ class Unit(ABC):
     Subclasses are frozen dataclasses. ``output`` is written through ``files.atomic_path`` or ``files.atomic_open``.
     """
 
-    #: Bytes that a worker needs for it, where that is more than a core's share of a machine; Ray keeps them free.
-    memory: ClassVar[int | None] = None
-
     output: Path
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a worker needs for it, which Ray keeps free; 0 where that is no more than a core's share."""
+        return 0
 
     @abstractmethod
     def _key_parts(self) -> tuple[object, ...]:

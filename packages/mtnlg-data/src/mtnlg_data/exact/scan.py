@@ -13,8 +13,7 @@ import numpy as np
 
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Unit
-from mtnlg_data.filters.stage import small_batches
-from mtnlg_data.filters.texts import texts_of
+from mtnlg_data.filters.texts import small_batches, texts_of
 
 from .runs import Repeats, write_anchors, write_run
 from .tokens import anchor_keys, find_documents, find_lines, find_windows, hash_strings, windows_with
@@ -71,7 +70,9 @@ def scan_shard(unit: RunUnit) -> Summary:
     for first, batch_orders, items in _items(unit):
         keys.append(items.keys)
         orders.append(batch_orders[items.texts])
-        spans.append(np.stack([first + items.texts, items.begins, items.ends], axis=1).astype(np.uint32))
+        spans.append(np.empty((len(items.keys), 3), np.uint32))
+        for column, values in enumerate((first + items.texts, items.begins, items.ends)):
+            spans[-1][:, column] = values
     return write_run(unit.output, unit.number, np.concatenate(keys), np.concatenate(orders), np.concatenate(spans))
 
 
@@ -110,5 +111,6 @@ def _items(unit: RunUnit) -> Iterator[tuple[int, NDArray[np.uint64], Items]]:
 def _orders(batch: pa.RecordBatch, priority: Sequence[str]) -> NDArray[np.uint64]:
     """Order of each document in the corpus; sources outside ``priority`` share the last rank."""
     rank = {source: place for place, source in enumerate(priority)}
-    ranks = np.array([rank.get(source, len(rank)) for source in batch["source"].to_pylist()], np.uint64)
-    return ranks << SOURCE_BIT | hash_strings(batch["key"]) >> KEY_BITS
+    sources = batch["source"].dictionary_encode()
+    ranks = np.array([rank.get(source, len(rank)) for source in sources.dictionary.to_pylist()], np.uint64)
+    return np.asarray(ranks.take(sources.indices) << SOURCE_BIT | hash_strings(batch["key"]) >> KEY_BITS)

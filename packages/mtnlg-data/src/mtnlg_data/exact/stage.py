@@ -17,19 +17,25 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import number_shards, read_documents, replace_columns, write_documents
 from mtnlg_data.engine import StageFolder, Unit
 from mtnlg_data.exchange import SortedFile
 from mtnlg_data.filters.lists import is_in
-from mtnlg_data.filters.texts import column_of, texts_of
-from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, order_sources, recorded_tallies, stage_summary
+from mtnlg_data.filters.texts import column_of, text_lengths, texts_of
+from mtnlg_data.tally import (
+    EXCERPT_CHARACTERS,
+    Fates,
+    key_ranks,
+    lowest,
+    order_sources,
+    recorded_tallies,
+    stage_summary,
+)
 
 from .cuts import cut_texts, merge_spans
 from .runs import Repeats, Run, find_repeats
@@ -47,7 +53,7 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Engine, Summary
     from mtnlg_data.tally import Tallies
 
-EQUAL, SHORT = "exact_document", "exact_remainder"  # reasons
+REASONS = EQUAL, SHORT = "exact_document", "exact_remainder"
 CUTS_SHOWN = 4  # of each kind
 #: Name, source and effect of the rule of each kind.
 RULES = {
@@ -173,19 +179,22 @@ def cut_shard(unit: CutUnit) -> Summary:
     equal = np.zeros(unit.shard.rows, np.bool_)
     equal[spans.pop("documents", np.empty((0, 3), np.int64))[:, 0]] = True
     spans = {kind: some[~equal[some[:, 0]]] for kind, some in spans.items()}
-    cuts = merge_spans(np.concatenate([np.empty((0, 3), np.int64), *spans.values()]))
+    cuts = next(iter(spans.values()), np.empty((0, 3), np.int64))
+    if len(spans) > 1:
+        cuts = merge_spans(np.concatenate(list(spans.values())))
     samples: list[tuple[str, int, str, str, str]] = []
 
     def remaining(tallies: Tallies) -> Iterator[pa.RecordBatch]:
         first = 0
         for batch in read_documents(unit.shard.path):
             own = slice(first, first + batch.num_rows)
-            texts = texts_of(batch["text"])
-            left = column_of(cut_texts(texts, _between(cuts, own)))
-            kept = _count(tallies, batch, left, equal[own], unit.shortest)
             for kind, some in spans.items():
                 samples.extend(_samples(RULES[kind][0], batch, _between(some, own)))
-            yield replace_columns(batch.filter(kept), {"text": left.filter(kept)})
+            left = batch
+            if len(in_batch := _between(cuts, own)):
+                left = replace_columns(batch, {"text": column_of(cut_texts(texts_of(batch["text"]), in_batch))})
+            kept = _count(tallies, batch, left, equal[own], unit.shortest)
+            yield left if kept.all() else left.filter(pa.array(kept))
             first += batch.num_rows
 
     with recorded_tallies(unit.output) as tallies:
@@ -202,41 +211,29 @@ def _between(spans: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
 
 
 def _count(
-    tallies: Tallies, batch: pa.RecordBatch, left: pa.LargeStringArray, equal: NDArray[np.bool_], shortest: int
-) -> pa.BooleanArray:
+    tallies: Tallies, batch: pa.RecordBatch, left: pa.RecordBatch, equal: NDArray[np.bool_], shortest: int
+) -> NDArray[np.bool_]:
     """Count and record the fate of each document; returns which stay."""
-    columns = [batch[name].to_pylist() for name in ("id", "key", "source")]
-    columns.append(pc.utf8_slice_codeunits(batch["text"], 0, EXCERPT_CHARACTERS).to_pylist())
-    before, after = (pc.utf8_length(texts).to_pylist() for texts in (batch["text"], left))
-    kept = []
-    for (name, key, source, excerpt), is_equal, length, rest in zip(
-        zip(*columns, strict=True), equal.tolist(), before, after, strict=True
-    ):
-        reason = EQUAL if is_equal else SHORT if rest < min(length, shortest) else None
-        kept.append(reason is None)
-        score = float(rest) if reason == SHORT else None
-        if reason is None:
-            tallies[source].keep(length, rest)
-        else:
-            tallies[source].drop(length, reason, name, score, key)
-        tallies[source].show(reason or KEPT, name, excerpt, score, key)
-    return pa.array(kept, pa.bool_())
+    before = text_lengths(batch["text"])
+    after = before if left is batch else text_lengths(left["text"])
+    is_short = ~equal & (after < np.minimum(before, shortest))
+    numbers = np.where(equal, REASONS.index(EQUAL), np.where(is_short, REASONS.index(SHORT), -1))
+    kept = numbers < 0
+    tallies.count(batch, Fates(numbers, REASONS, np.where(is_short, after, np.nan), before, after[kept]))
+    return kept
 
 
 def _samples(rule: str, batch: pa.RecordBatch, spans: NDArray[np.int64]) -> list[tuple[str, int, str, str, str]]:
     """Rule, hash, key, id and text of the first cut of the documents with the lowest hashes."""
     rows, first = np.unique(spans[:, 0], return_index=True)
-    names = batch.select(["id", "key"]).take(pa.array(rows))
-    ranked = sorted(
-        (crc32(key.encode()), key, name, row, span)
-        for name, key, row, span in zip(
-            names["id"].to_pylist(), names["key"].to_pylist(), rows.tolist(), first.tolist(), strict=True
-        )
-    )
-    return [
-        (rule, rank, key, name, _text(batch, row, *spans[span, 1:].tolist()))
-        for rank, key, name, row, span in ranked[:CUTS_SHOWN]
-    ]
+    ranks = key_ranks(batch)[rows]
+    samples = []
+    for place in lowest(ranks, CUTS_SHOWN).tolist():
+        row = int(rows[place])
+        name, key = (batch[column][row].as_py() for column in ("id", "key"))
+        text = _text(batch, row, *spans[first[place], 1:].tolist())
+        samples.append((rule, int(ranks[place]), key, name, text))
+    return sorted(samples)[:CUTS_SHOWN]
 
 
 def _text(batch: pa.RecordBatch, row: int, begin: int, end: int) -> str:

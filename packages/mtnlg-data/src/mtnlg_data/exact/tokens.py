@@ -23,6 +23,7 @@ from mtnlg_data.filters.texts import (
     count_characters,
     hash_bytes,
     hash_span,
+    is_ascii,
     strip,
     texts_of,
     word_spans,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from .settings import TokenUnit
 
-LINE_FEED = 10
+LINE_FEED, BLANK = 10, 32
 
 
 class Items(NamedTuple):
@@ -80,45 +81,78 @@ def hash_strings(column: pa.Array) -> NDArray[np.uint64]:
 def find_documents(column: pa.LargeStringArray) -> Items:
     """The texts themselves, whatever their white space."""
     texts = texts_of(column)
-    starts, ends, bounds = word_spans(texts, character_table(), False)
     with np.errstate(over="ignore"):
-        keys = _hash_texts(_hash_spans(texts.data, starts, ends), bounds)
+        keys = _hash_texts(texts, character_table())
     return Items(keys, np.arange(len(keys)), np.zeros(len(keys), np.int64), np.diff(texts.bounds))
 
 
 @jit_or_python
-def _hash_texts(words: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
+def _hash_texts(texts: Texts, table: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Hash of every text with its words joined by one space."""
+    data, bounds = texts
     keys = np.empty(len(bounds) - 1, np.uint64)
+    joined = np.empty((bounds[1:] - bounds[:-1]).max() if len(keys) else 0, np.uint8)
+    one = np.uint64(1)  # unsigned, places need no look whether they are counted from the end
     for text in range(len(keys)):
-        total = np.uint64(bounds[text + 1] - bounds[text])
-        for word in range(bounds[text], bounds[text + 1]):
-            total = fmix64_scalar(total ^ words[word])
-        keys[text] = total
+        size, after_space = np.uint64(0), one
+        place, end = bounds[text], bounds[text + 1]
+        if is_ascii(data, place, end):  # no branch for each word, since none would be foreseen
+            for byte in data[place:end]:
+                is_space = np.uint64(table[byte] & SPACE != 0)
+                joined[size] = BLANK if is_space else byte
+                size += one - (is_space & after_space)
+                after_space = is_space
+            place = end
+        while place < end:
+            code, width = code_at(data, place)
+            is_space = np.uint64(table[code] & SPACE != 0)
+            if not is_space:
+                for byte in data[place : place + width]:
+                    joined[size] = byte
+                    size += one
+            elif not after_space:
+                joined[size] = BLANK
+                size += one
+            after_space = is_space
+            place += width
+        length = int(np.int64(size))
+        keys[text] = hash_span(joined, 0, length - 1 if length and after_space else length)
     return keys
 
 
 def find_lines(column: pa.LargeStringArray, shortest: int) -> Items:
     """The lines of at least so many characters, whatever their case and the white space around them."""
+    texts, lowered = texts_of(column), texts_of(pc.utf8_lower(column))
     with np.errstate(over="ignore"):
-        return Items(*_lines(texts_of(column), texts_of(pc.utf8_lower(column)), character_table(), shortest))
+        return Items(*_lines(texts, _line_feeds(texts), lowered, _line_feeds(lowered), character_table(), shortest))
+
+
+def _line_feeds(texts: Texts) -> NDArray[np.int64]:
+    begin, end = texts.bounds[0], texts.bounds[-1]
+    return np.asarray(begin + np.flatnonzero(texts.data[begin:end] == LINE_FEED))
 
 
 @jit_or_python
-def _lines(
-    texts: Texts, lowered: Texts, table: NDArray[np.uint8], shortest: int
+def _lines(  # noqa: PLR0917  (numba takes no keywords)
+    texts: Texts,
+    feeds: NDArray[np.int64],
+    lowered: Texts,
+    low_feeds: NDArray[np.int64],
+    table: NDArray[np.uint8],
+    shortest: int,
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Lower case may take other bytes, but has the same line ends: both are walked together."""
-    most = len(texts.bounds)
-    for place in range(texts.bounds[0], texts.bounds[-1]):
-        most += texts.data[place] == LINE_FEED
+    most = len(texts.bounds) + len(feeds)
     keys, rows = np.empty(most, np.uint64), np.empty(most, np.int64)
     begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
-    count = 0
+    count = feed = 0
     for text in range(len(texts.bounds) - 1):
         place, low = texts.bounds[text], lowered.bounds[text]
         while place < texts.bounds[text + 1]:
-            stop = _line_feed(texts.data, place, texts.bounds[text + 1])
-            low_stop = _line_feed(lowered.data, low, lowered.bounds[text + 1])
+            stop, low_stop = texts.bounds[text + 1], lowered.bounds[text + 1]
+            if feed < len(feeds) and feeds[feed] < stop:
+                stop, low_stop = feeds[feed], low_feeds[feed]
+                feed += 1
             first, last = strip(lowered.data, low, low_stop, table)
             if count_characters(lowered.data, first, last) >= shortest:
                 keys[count], rows[count] = hash_span(lowered.data, first, last), text
@@ -127,13 +161,6 @@ def _lines(
                 count += 1
             place, low = stop + 1, low_stop + 1
     return keys[:count].copy(), rows[:count].copy(), begins[:count].copy(), ends[:count].copy()
-
-
-@jit_or_python
-def _line_feed(data: NDArray[np.uint8], place: int, end: int) -> int:
-    while place < end and data[place] != LINE_FEED:
-        place += 1
-    return int(place)
 
 
 def find_windows(texts: Texts, unit: TokenUnit, length: int) -> Windows:

@@ -109,6 +109,9 @@ class _TagCache(dict[str, int]):
         return self[name]
 
 
+TAGS = _TagCache()
+
+
 class _ParagraphBuilder:
     """An lxml parser target that builds paragraphs from a document's events.
 
@@ -117,12 +120,11 @@ class _ParagraphBuilder:
 
     __slots__ = (
         *("_after_break", "_depth", "_in_link", "_in_select", "_is_heading", "_killed_depth", "_link_length"),
-        *("_open_headings", "_open_selects", "_paragraphs", "_pieces", "_tags", "_texts"),
+        *("_open_headings", "_open_selects", "_paragraphs", "_pieces", "_texts"),
     )
 
     def __init__(self) -> None:
         self._paragraphs: list[Paragraph] = []
-        self._tags = _TagCache()
         self._depth = 0
         self._killed_depth = 0  # open tags from the killed one inwards
         self._pieces: list[str] = []  # text since the last tag
@@ -140,7 +142,7 @@ class _ParagraphBuilder:
         if self._killed_depth:
             self._killed_depth += 1
             return
-        tag = self._tags[name]
+        tag = TAGS[name]
         role = tag & ROLES
         if role >= STYLESHEET:
             if role == KILL or (role == STYLESHEET and "stylesheet" in attributes.get("rel", "").lower()):
@@ -154,7 +156,9 @@ class _ParagraphBuilder:
             self._open_headings += tag & HEADING_MARK > 0
             self._open_selects += tag & SELECT_MARK > 0
         if role == BLOCK or (role == BREAK and self._after_break):
-            self._next_paragraph()
+            if self._texts:
+                self._end_paragraph()
+            self._is_heading, self._in_select = self._open_headings > 0, self._open_selects > 0
         elif role == BREAK:
             self._after_break = True
             self._texts.append(" ")
@@ -170,7 +174,7 @@ class _ParagraphBuilder:
             return
         if not self._depth:
             self._killed_depth = 1  # nothing after </html> is part of the page
-        tag = self._tags[name]
+        tag = TAGS[name]
         role = tag & ROLES
         if role == DISSOLVE:
             return
@@ -180,7 +184,9 @@ class _ParagraphBuilder:
             self._open_headings -= tag & HEADING_MARK > 0
             self._open_selects -= tag & SELECT_MARK > 0
         if role == BLOCK:
-            self._next_paragraph()
+            if self._texts:
+                self._end_paragraph()
+            self._is_heading, self._in_select = self._open_headings > 0, self._open_selects > 0
         elif role == LINK:
             self._in_link = False
 
@@ -199,7 +205,7 @@ class _ParagraphBuilder:
     def paragraphs(self) -> list[Paragraph]:
         """All paragraphs, after the page has ended."""
         self._flush()
-        self._next_paragraph()
+        self._end_paragraph()
         return self._paragraphs
 
     def _flush(self) -> None:
@@ -213,14 +219,12 @@ class _ParagraphBuilder:
         if self._in_link:
             self._link_length += len(normalize_whitespace(text)) + text[0].isspace() + text[-1].isspace()
 
-    def _next_paragraph(self) -> None:
+    def _end_paragraph(self) -> None:
         texts = self._texts
-        if texts:
-            if text := normalize_whitespace(texts[0] if len(texts) == 1 else "".join(texts)):
-                self._paragraphs.append(Paragraph(text, self._link_length, self._is_heading, self._in_select))
-            texts.clear()
-            self._link_length = 0
-        self._is_heading, self._in_select = self._open_headings > 0, self._open_selects > 0
+        if text := normalize_whitespace(texts[0] if len(texts) == 1 else "".join(texts)):
+            self._paragraphs.append(Paragraph(text, self._link_length, self._is_heading, self._in_select))
+        texts.clear()
+        self._link_length = 0
 
 
 def normalize_whitespace(text: str) -> str:
@@ -228,9 +232,10 @@ def normalize_whitespace(text: str) -> str:
 
     That is a line feed where the run contains a line feed or carriage return, else a space.
     """
-    if len(text) < WORD_CHARACTERS and len(words := text.split()) == 1:  # as in most menus
-        return words[0]
-    if "\n" not in text and "\r" not in text:
-        return " ".join(text.split())
+    has_lines = "\n" in text or "\r" in text
+    if not has_lines or len(text) < WORD_CHARACTERS:
+        words = text.split()
+        if not has_lines or len(words) == 1:  # as in most menus
+            return " ".join(words)
     lines = (" ".join(line.split()) for line in text.replace("\r", "\n").split("\n"))
     return "\n".join(filter(None, lines))

@@ -11,7 +11,6 @@ or dropped alike on every machine.
 
 from __future__ import annotations
 
-import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 #: What extracting a broken page may raise.
 PARSE_ERRORS = (ValueError, RecursionError, lxml.etree.LxmlError)
-BINARY_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\ufffd]")
+CONTROL_BYTES = bytes([*range(9), 0x0B, *range(0x0E, 0x20), 0x7F])
 SAMPLE_CHARACTERS = 1 << 16
 MAX_BINARY_SHARE = 0.01
 
@@ -104,4 +103,6 @@ def extract_record(record: Record, settings: ExtractSettings) -> Extracted:
 def is_text(text: str) -> bool:
     """Whether at most ``MAX_BINARY_SHARE`` of the text's beginning are control or replacement characters."""
     sample = text[:SAMPLE_CHARACTERS]
-    return len(BINARY_CHARACTERS.findall(sample)) <= MAX_BINARY_SHARE * len(sample)
+    encoded = sample.encode(errors="replace")
+    binary = len(encoded) - len(encoded.translate(None, CONTROL_BYTES)) + sample.count("\ufffd")
+    return binary <= MAX_BINARY_SHARE * len(sample)

@@ -6,20 +6,18 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import read_documents, replace_columns, shard_source, write_documents
 from mtnlg_data.engine import StageFolder, Unit, checksum
-from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, Tally, passthrough_summary, recorded_tallies, stage_summary
+from mtnlg_data.tally import Fates, Tally, passthrough_summary, recorded_tallies, stage_summary
 
-from . import decisions
-from .decisions import REASONS, DocumentFilter
+from .decisions import KEPT, REASONS, DocumentFilter
 from .lists import ListFiles
 from .rules import RULES, Effect, family_rules
 from .settings import LIST_FIELDS
+from .texts import small_batches, text_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,10 +25,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.engine import Engine, Summary
 
-    from .decisions import Decisions
     from .settings import FilterSettings
-
-BYTES_AT_A_TIME = 1 << 20  # of texts, so that the arrays about them stay in the processor's caches
 
 
 def apply_filters(
@@ -114,37 +109,11 @@ def filter_shard(unit: Filtering) -> Summary:
             for part in small_batches(batch):
                 decided = document_filter.decide(part["text"], part["url"].to_pylist())
                 edits.update(decided.edits)
-                _count(tally, part, decided)
-                kept = part.filter(pa.array(decided.reasons == decisions.KEPT))
+                lengths = [text_lengths(texts) for texts in (part["text"], decided.texts)]
+                tally.count(part, Fates(decided.reasons, REASONS, decided.scores, *lengths))
+                kept = part.filter(pa.array(decided.reasons == KEPT))
                 yield replace_columns(kept, {"text": decided.texts})
 
     with recorded_tallies(unit.output) as tallies:
         write_documents(unit.output, survivors(tallies[shard_source(unit.shard)]))
     return {**tallies.summary(), "edits": dict(edits)}
-
-
-def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Consecutive parts of a batch, of about ``BYTES_AT_A_TIME`` of text each."""
-    ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
-    first = 0
-    while first < batch.num_rows:
-        full = ends[first - 1] + BYTES_AT_A_TIME if first else BYTES_AT_A_TIME
-        last = max(first + 1, int(np.searchsorted(ends, full, side="right")))
-        yield batch.slice(first, last - first)
-        first = last
-
-
-def _count(tally: Tally, batch: pa.RecordBatch, decided: Decisions) -> None:
-    columns = [batch[name].to_pylist() for name in ("id", "key")]
-    columns.append(pc.utf8_slice_codeunits(batch["text"], 0, EXCERPT_CHARACTERS).to_pylist())
-    lengths = pc.utf8_length(batch["text"]).to_pylist()
-    lengths_out = iter(pc.utf8_length(decided.texts).to_pylist())
-    decisive = zip(decided.reasons.tolist(), decided.scores.tolist(), strict=True)
-    for name, key, excerpt, length, (number, score) in zip(*columns, lengths, decisive, strict=True):
-        if number == decisions.KEPT:
-            tally.keep(length, next(lengths_out))
-            tally.show(KEPT, name, excerpt, key=key)
-            continue
-        measure = None if np.isnan(score) else score
-        tally.drop(length, REASONS[number], name, measure, key)
-        tally.show(REASONS[number], name, excerpt, measure, key=key)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mtnlg_data.words import LETTER as LETTER_OF_A_WORD
 from mtnlg_data.words import character_kinds, fmix64_scalar, jit_or_python
@@ -51,6 +52,7 @@ NO_WORD, IN_WORD, ALONE, AFTER_ALONE = range(-4, 0)  # beside code points
 BYTE_BASE = np.uint64(0x9E3779B97F4A7C15)
 BYTE_INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 SPREAD = np.uint64(0xD6E8FEB86659FD93)
+BYTES_AT_A_TIME = 1 << 20  # of texts, so that the arrays about them stay in the processor's caches
 
 
 class Texts(NamedTuple):
@@ -70,6 +72,17 @@ def texts_of(column: pa.LargeStringArray) -> Texts:
 def column_of(texts: Texts) -> pa.LargeStringArray:
     """An Arrow column of these texts; ``bounds`` begins at 0."""
     return pa.LargeStringArray.from_buffers(len(texts.bounds) - 1, pa.py_buffer(texts.bounds), pa.py_buffer(texts.data))
+
+
+def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Consecutive parts of a batch, of about ``BYTES_AT_A_TIME`` of text each."""
+    ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
+    first = 0
+    while first < batch.num_rows:
+        full = ends[first - 1] + BYTES_AT_A_TIME if first else BYTES_AT_A_TIME
+        last = max(first + 1, int(np.searchsorted(ends, full, side="right")))
+        yield batch.slice(first, last - first)
+        first = last
 
 
 class Words(NamedTuple):
@@ -272,7 +285,7 @@ def hash_bytes(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
 @jit_or_python
 def hash_span(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
     """Another hash of these bytes, of which each eight are mixed with those before: faster, and hard to make equal."""
-    total, rest = np.uint64(end - begin), np.uint64(0)
+    total, rest = np.uint64(end - begin) * SPREAD, np.uint64(0)  # spread, or "" would be like a control character
     eights = data[begin : end - (end - begin) % 8].view(np.uint64)
     for place in range(len(eights)):
         total = np.uint64((total ^ eights[place]) * BYTE_BASE)
@@ -289,6 +302,19 @@ def count_characters(data: NDArray[np.uint8], begin: int, end: int) -> int:
     for place in range(len(part)):
         count += part[place] & 0xC0 != 0x80
     return count
+
+
+def text_lengths(column: pa.LargeStringArray) -> NDArray[np.int64]:
+    """Characters of each text of a column without nulls."""
+    return _text_lengths(*texts_of(column))
+
+
+@jit_or_python
+def _text_lengths(data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    lengths = np.empty(len(bounds) - 1, np.int64)
+    for text in range(len(lengths)):
+        lengths[text] = count_characters(data, bounds[text], bounds[text + 1])
+    return lengths
 
 
 @jit_or_python

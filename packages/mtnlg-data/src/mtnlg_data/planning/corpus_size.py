@@ -1,4 +1,6 @@
-"""How many documents the files of a recipe hold, and how long they are, estimated from the beginnings of some of them.
+"""Size of a corpus: how many documents the files of a recipe hold, how long they are and how small they pack.
+
+Estimated from the beginnings of some files.
 
 Of each source as many as ``SAMPLED_FILES`` files are read, evenly spread, and of each of these the first
 ``SAMPLED_BYTES`` (of a Parquet or Arrow file ``SAMPLED_ROWS``; of one at a URL a copy is made). Records are extracted
@@ -11,17 +13,18 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
 from mtnlg_data.sources import Record, SourceFile, read_records
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from mtnlg_data.extract.text import ExtractSettings
     from mtnlg_data.recipe import Recipe
@@ -32,30 +35,61 @@ SAMPLED_BYTES = 2_000_000
 SAMPLED_ROWS = 500
 
 
-def estimate_corpus(recipe: Recipe) -> tuple[int, int]:
-    """Number of documents after extraction and their mean length in characters.
+class CorpusSize(NamedTuple):
+    """What a plan starts from; the defaults are of English on the web."""
+
+    documents: int  # after extraction
+    characters: int  # mean length of one
+    packed: float = 0.40  # bytes on disk for a character, in Parquet at zstd-3
+    longest: int = 8_000_000  # bytes of the longest page or record
+    near_duplicates: float = 0.3  # share of documents that have one
+    shares: Mapping[str, float] | None = None  # of each source, of the text; by default their weights in the blend
+
+    @property
+    def text(self) -> int:
+        """Characters of all documents."""
+        return self.documents * self.characters
+
+
+class _Sample(NamedTuple):
+    """What the beginning of a file, of so many bytes, holds."""
+
+    lengths: list[int]
+    packed: int  # bytes of all texts
+    longest: int
+    read: float
+
+
+def estimate_corpus(recipe: Recipe) -> CorpusSize:
+    """Size of the corpus of a recipe; the share of near duplicates is not looked for.
 
     Raises ``Failure`` where a source has no file yet.
     """
     by_source: dict[str, list[SourceFile]] = {}
     for file in recipe.files():
         by_source.setdefault(file.source, []).append(file)
-    documents = characters = 0.0
-    for files in by_source.values():
-        sampled = files[:: -(-len(files) // SAMPLED_FILES)]
-        counts = [_count(file, recipe.extract) for file in sampled]
-        scale = sum(map(_size, files)) / max(1.0, sum(size for _, _, size in counts))
-        documents += scale * sum(count for count, _, _ in counts)
-        characters += scale * sum(length for _, length, _ in counts)
-    return round(documents), round(characters / documents) if documents >= 1 else 0
+    documents = packed = 0.0
+    characters = dict.fromkeys(by_source, 0.0)
+    longest = 0
+    for source, files in by_source.items():
+        samples = [_sample(file, recipe.extract) for file in files[:: -(-len(files) // SAMPLED_FILES)]]
+        scale = sum(map(_size, files)) / max(1.0, sum(sample.read for sample in samples))
+        documents += scale * sum(len(sample.lengths) for sample in samples)
+        characters[source] += scale * sum(sum(sample.lengths) for sample in samples)
+        packed += scale * sum(sample.packed for sample in samples)
+        longest = max([longest, *(sample.longest for sample in samples)])
+    text = sum(characters.values())
+    if documents < 1 or text < 1:
+        return CorpusSize(0, 0)
+    shares = {source: own / text for source, own in characters.items()}
+    return CorpusSize(round(documents), round(text / documents), packed / text, longest, shares=shares)
 
 
 def _size(file: SourceFile) -> int:
     return file.stats[0]
 
 
-def _count(file: SourceFile, settings: ExtractSettings) -> tuple[int, int, float]:
-    """Documents and characters of the beginning of a file, and how many of its bytes that is."""
+def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
     if file.kind in {"parquet", "arrow"}:
         with TemporaryDirectory() as folder, file.local(Path(folder, "copy")) as local:
             items = list(islice(read_records(local, settings.largest), SAMPLED_ROWS))
@@ -63,8 +97,10 @@ def _count(file: SourceFile, settings: ExtractSettings) -> tuple[int, int, float
     else:
         items = list(_read_beginning(file))
         read = min(_size(file), SAMPLED_BYTES)
-    lengths = [len(text) for item in items if isinstance(item, Record) and (text := _text(item, settings))]
-    return len(lengths), sum(lengths), read
+    records = [item for item in items if isinstance(item, Record)]
+    texts = [text for record in records if (text := _text(record, settings))]
+    packed = len(zstandard.compress("".join(texts).encode("utf-8", "surrogatepass"), 3))
+    return _Sample([*map(len, texts)], packed, max((len(record.content) for record in records), default=0), read)
 
 
 def _rows(file: SourceFile) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.exact.runs import KEYS_PER_RANGE
 from mtnlg_data.exchange import FAN_OUT, Exchange
 from mtnlg_data.tokens.stage import TEXT_BYTES_PER_UNIT, TOKENS_PER_UNIT
@@ -51,9 +50,8 @@ COSTS = {
 ENCODER_SECONDS = 0.4  # an encoder is opened anew for every unit
 PAGE_BYTES = 4  # of .warc.gz for a character of text
 PAGE_BYTES_A_SECOND = 6.9e6  # extracted
-TASK_TEXTS, SECONDS_A_TASK_TEXT = 70_000, 0.0004  # of all tasks
+TASK_TEXTS, SECONDS_A_TASK_TEXT = 70_000, 0.0004  # of the paper's tasks
 TRAINING_SECONDS_A_MEGABYTE = 0.26  # of a vocabulary; measured on 5 MB of English
-COPIED_BYTES_A_SECOND = 1e8  # by one process, of Parquet
 TAILS_SHOWN = 3
 CHARACTERS_PER_TOKEN = 4.3  # English, GPT-2's tokenizer
 GOLDEN = 0.6180339887498949  # its multiples spread evenly, in any number
@@ -139,21 +137,26 @@ def steps_of(recipe: Recipe, documents: int, characters: int) -> Iterator[Step]:
         yield spread("filter", "filter", share * shards, share * COSTS["filters.filter_shard"])
     yield footers("deduplicate")
     yield spread("deduplicate", "units", shards, COSTS["dedup"])
-    for step in deduplication_state_bytes(documents, recipe.deduplicate, characters=characters):
-        if not step.workers:
-            yield Step("deduplicate", step.step, 1, step.disk / COPIED_BYTES_A_SECOND)
     if recipe.exact.kinds:
         yield footers("exact")
         yield spread("exact", "scan", shards * (len(recipe.exact.kinds) + 1), COSTS["exact.scan_shard"])
         yield spread("exact", "compare", millions * 1e6 / 100 / KEYS_PER_RANGE, COSTS["exact.write_repeats"])
         yield spread("exact", "cut", shards, COSTS["exact.cut_shard"])
     yield footers("decontaminate")
-    yield Step("decontaminate", "n-grams", 1, TASK_TEXTS * SECONDS_A_TASK_TEXT)
+    yield Step("decontaminate", "n-grams", 1, task_texts(recipe) * SECONDS_A_TASK_TEXT)
     yield spread("decontaminate", "scan", shards, COSTS["decontaminate.scan_shard"])
     yield spread("decontaminate", "count", -(-shards // FAN_OUT), COSTS["decontaminate.count_documents"])
     yield spread("decontaminate", "ledger", shards, COSTS["decontaminate.write_ledger"])
     yield spread("decontaminate", "cut", shards, COSTS["decontaminate.cut_shard"])
     yield from _tokenize(recipe, documents, millions)
+
+
+def task_texts(recipe: Recipe) -> int:
+    """How many texts the recipe's tasks have, a line each; without their file as many as the paper's."""
+    if recipe.texts is None or not (recipe.input / recipe.texts).is_file():
+        return TASK_TEXTS
+    with (recipe.input / recipe.texts).open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def encoded_exchange(text: float, tokens: float, sources: int) -> Exchange:

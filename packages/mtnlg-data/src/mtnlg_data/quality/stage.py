@@ -164,8 +164,9 @@ def _draw_samples(
         SampleUnit(shard, checksum(shard), number < positives, shares[source], settings.seed, samples.path(number))
         for number, (shard, source) in enumerate((shard, shard_source(shard)) for shard in ordered)
     ]
-    stage.run(draw_sample, units, "quality: sample")
-    return samples._replace(contents=key_of([unit.key for unit in units]))
+    drawn = stage.run(draw_sample, units, "quality: sample")
+    documents = sum(summary["documents"] for summary in drawn)
+    return samples._replace(contents=key_of([unit.key for unit in units]), documents=documents)
 
 
 def _classifier(samples: Samples, settings: QualitySettings, stage: StageFolder) -> tuple[UnitOutput, Summary]:

@@ -16,7 +16,7 @@ from mtnlg_data.engine import Unit
 from mtnlg_data.files import write_json
 from mtnlg_data.schema import SCHEMA
 
-from .classifier import BATCH_TEXTS, CLASSIFIED_CHARACTERS, fit_classifier, open_scorer, roc_auc
+from .classifier import BATCH_TEXTS, BUCKETS, CLASSIFIED_CHARACTERS, fit_classifier, open_scorer, roc_auc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from .classifier import Scorer
 
+LIBRARY_BYTES = 350_000_000  # memory of a worker that has trained
+TRAINING_BYTES = 80 * BUCKETS  # the weights of SGD, their means and their updates, while it trains
 HISTOGRAM_EDGES = np.linspace(0.0, 1.0, 21)
 
 
@@ -82,6 +84,7 @@ class Samples(NamedTuple):
     positives: int
     files: int
     contents: str  # digest of their units' keys
+    documents: int = 0
 
     def path(self, number: int) -> Path:
         """The sample of a shard, by its number."""
@@ -100,7 +103,7 @@ class TrainingExamples:
         labels = [np.full(batch.num_rows, positive) for positive, batch in batches]
         table = pa.Table.from_batches([batch for _, batch in batches], SCHEMA)
         keys = table["key"].to_pylist()
-        self._texts = table.column("text")
+        self._texts = table.column("text").combine_chunks()  # else each take would copy all
         self._order = np.argsort(uniform_draws(seed, "order", keys), kind="stable")
         self.held_out = uniform_draws(seed, "held out", keys)[self._order]
         self.labels = np.concatenate([np.empty(0, np.bool_), *labels])[self._order]
@@ -120,6 +123,11 @@ class TrainingUnit(Unit):
     held_out: float
     epochs: int
     output: Path
+
+    @property
+    def memory(self) -> int:
+        """All sampled texts, twice while they are joined."""
+        return LIBRARY_BYTES + TRAINING_BYTES + 2 * CLASSIFIED_CHARACTERS * self.samples.documents
 
     def _key_parts(self) -> tuple[object, ...]:
         hyperparameters = (self.seed, self.held_out, self.epochs)
