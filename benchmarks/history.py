@@ -1,9 +1,10 @@
 """Short forms of the benchmarks, each a ratio against a peer, appended to history.jsonl; a loss beyond noise fails.
 
-    python benchmarks/history.py [--data DATA] [--only NAME,...]
+    python benchmarks/history.py [--data DATA] [--peers PYTHON] [--only NAME,...]
 
-DATA holds web/, extraction/ and near_duplicates/ with articles_1000.train of chrisjmccormick/MinHash; benchmarks that
-need it are left out without. So are those whose peer is in no environment of ours: datatrove, spaCy, fastText.
+DATA holds web/, extraction/, near_duplicates/ with articles_1000.train of chrisjmccormick/MinHash, gpt2/, eval/ and the
+published step times; PYTHON is that of an environment with mtnlg-data and its large peers, as ``nox -s bench`` makes
+one. Benchmarks that need what is not given are left out. Those of `WITHOUT` have no short form.
 
 Short forms are small, so their ratios are not those that README and `results` claim; they compare with themselves. A
 figure is lost if its median is below the least round of the last ten runs in which it was not: below anything that
@@ -14,7 +15,7 @@ noise has done. Fewer than three runs decide nothing. A line of the history:
 
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["mtnlg-data", "mtnlg-model", "mtnlg-parallel", "datasketch", "ftfy", "justext", "transformers"]
+# dependencies = ["mtnlg-data[gigatoken]", "mtnlg-model", "mtnlg-parallel", "mtnlg-eval", "transformers", "accelerate"]
 # ///
 
 from __future__ import annotations
@@ -42,30 +43,80 @@ RUNS, ENOUGH = 10, 3
 class Short(NamedTuple):
     """A benchmark's fewest rounds that tell something, and where its result holds the ratios, by name."""
 
-    words: tuple[str, ...]
+    words: str
     figures: Mapping[str, tuple[str | int, ...]]
-    needs_data: bool = False
+    by_peers: bool = False
 
 
+ARTICLES = "{data}/near_duplicates/articles_1000.train"
+TIMES = "{data}/iteration_times"
 SHORTS = {
-    "signatures": Short(("{data}/near_duplicates/articles_1000.train", "--rounds", "5"), {"signatures": ()}, True),
-    "cleaning": Short(("{data}", "--rounds", "5"), {"ftfy's repairs": ()}, True),
-    "extraction": Short(("{data}", "--rounds", "5"), {"extraction": ()}, True),
-    "decontamination": Short(
-        ("{data}/near_duplicates/articles_1000.train", "--ngrams", "50000", "--rounds", "5"),
-        {"decontamination": ()},
-        True,
+    "signatures": Short(f"{ARTICLES} --rounds 5", {"signatures": ()}),
+    "cleaning": Short("{data} --rounds 5", {"ftfy's repairs": ()}),
+    "extraction": Short("{data} --rounds 5", {"extraction": ()}),
+    "decontamination": Short(f"{ARTICLES} --ngrams 50000 --rounds 5", {"decontamination": ()}),
+    "tokenization": Short(
+        f"{{data}}/gpt2 {ARTICLES} --rounds 5",
+        {"token ids": ("ratios", "ours by tokenizers"), "token ids, gigatoken": ("ratios", "ours by gigatoken, cold")},
+    ),
+    "deduplication": Short(
+        f"{ARTICLES} --documents 600 --rounds 3",
+        {"near duplicates": (), "near duplicates, str.split": ("against_str_split",)},
+        by_peers=True,
+    ),
+    "exact": Short(
+        f"{ARTICLES} --documents 1000 --rounds 3",
+        {"equal lines": ("kinds", "lines"), "equal documents": ("kinds", "documents")},
+        by_peers=True,
+    ),
+    "filters": Short(
+        "{data} --plain --rounds 3",
+        {f"filters, {family}": ("families", family, "against_plain") for family in ("gopher_repetition", "c4", "pii")},
+        by_peers=True,
+    ),
+    "quality": Short(
+        "{folder}/texts --good numpy --other sklearn spacy --write {folder}/texts --rounds 5",
+        {"quality scores": ("sets", 0, "ratio")},
+        by_peers=True,
     ),
     "blend": Short(
-        ("--scale", "0.0002", "--reads", "300"),
+        "--scale 0.0002 --reads 300",
         {"a blend's start": ("ratios", "start"), "a blend's reads": ("ratios", "read ours")},
     ),
-    "generate": Short(("--models", "gpt2", "--rounds", "3"), {"generation": ("results", 0)}),
+    # Of loading alone: the kernel's writing back is charged to whoever is at work, and saving came out at 0.2 to 3.2.
+    "checkpoint_io": Short("--short --rounds 3", {"loading": ("load_against_safetensors",)}),
+    "generate": Short("--models gpt2 --rounds 3", {"generation": ("results", 0)}),
     "training_engine": Short(
-        ("--model", "cpu", "--rounds", "3", "--steps", "2"),
+        "--model cpu --rounds 3 --steps 2",
         {"a training step": ("ratios of tokens/s", "pipeline engine / plain")},
     ),
+    "startup": Short("--rounds 1", {"files to start a rank": ("libraries' files over a rank's",)}),
+    "planner_published": Short(
+        f"{{data}}/published_throughput.csv {TIMES}/dgx_a100_1_node.csv {TIMES}/dgx_a100_many_nodes.csv --shipped",
+        {"the planner's error": ("ratio",)},
+    ),
+    "evaluation": Short(
+        "--data {data}/eval --gpt2 {data}/gpt2 --part whole --shots 0 --documents 1 --rounds 2",
+        {"nine tasks": ("0 shots",)},
+    ),
 }
+WITHOUT = {
+    "calibration": "predictions beside this machine's steps",
+    "chaos": "a run under faults: right or wrong",
+    "checkpoint_manifest": "the peer is an older version",
+    "checkpoint_stall": "a share of our own steps",
+    "curation": "the peer is one worker, beside which two need two idle cores",
+    "curation_scale": "hours; the peer is the plan",
+    "deduplication_state": "the peer is the plan",
+    "failures": "a simulation",
+    "fuzz_layouts": "random layouts: right or wrong",
+    "gpu": "needs a GPU",
+    "plan": "the peer is the plan",
+    "precision": "losses by precision, for minutes",
+    "schedules": "sleeping ranks, whose steps another load makes longer",
+    "unit_costs": "costs of our own steps",
+}
+"""Benchmarks without a short form, and why: most have no peer."""
 
 
 class Figure(NamedTuple):
@@ -97,13 +148,14 @@ def bound(history: Sequence[Mapping[str, Any]], name: str) -> float | None:
 def entry(name: str, measured: Figure, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the line of the history for a figure that was measured now."""
     limit = bound(history, name)
+    rounded = {key: round(value, 3) for key, value in measured._asdict().items()}
     return {
         "date": today(),
         "commit": commit(),
         "name": name,
-        **{key: round(value, 3) for key, value in measured._asdict().items()},
+        **rounded,
         "bound": limit,
-        "lost": limit is not None and measured.ratio < limit,
+        "lost": limit is not None and rounded["ratio"] < limit,
         "load": round(os.getloadavg()[0], 1),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
@@ -116,12 +168,12 @@ def commit() -> str:
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def measure(script: str, short: Short, data: Path | None) -> dict[str, Figure]:
+def measure(script: str, short: Short, python: str, data: Path | None) -> dict[str, Figure]:
     """Run a benchmark's short form and return its figures."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
-        words = [word.format(data=data) for word in short.words]
-        command = [sys.executable, str(HERE / f"{script}.py"), *words, "--out", str(out)]
+        words = [word.format(data=data, folder=folder) for word in short.words.split()]
+        command = [python, str(HERE / f"{script}.py"), *words, "--out", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{script}: status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -129,19 +181,28 @@ def measure(script: str, short: Short, data: Path | None) -> dict[str, Figure]:
     return {name: figure(content, path) for name, path in short.figures.items()}
 
 
+def missing(short: Short, data: Path | None, peers: str | None) -> str:
+    """Return the options that a short form needs and does not have, as words."""
+    needs = {"--data": "{data}" in short.words and not data, "--peers": short.by_peers and not peers}
+    return " and ".join(option for option, is_missing in needs.items() if is_missing)
+
+
 def main() -> None:
     """Append a line for each figure, and end with status 1 if one is a loss."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of samples, for the benchmarks that need it")
+    parser.add_argument("--peers", help="Python of an environment with datatrove, spaCy and fastText")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SHORTS), help=", ".join(SHORTS))
     options = parser.parse_args()
     history = [json.loads(line) for line in HISTORY.read_text("utf-8").splitlines()] if HISTORY.exists() else []
     lost = []
     for script in options.only:
-        if SHORTS[script].needs_data and not options.data:
-            print(f"{script}: left out, it needs --data")
+        short = SHORTS[script]
+        if needed := missing(short, options.data, options.peers):
+            print(f"{script}: left out, it needs {needed}")
             continue
-        for name, measured in measure(script, SHORTS[script], options.data).items():
+        python = options.peers if short.by_peers else sys.executable
+        for name, measured in measure(script, short, python, options.data).items():
             line = entry(name, measured, history)
             with HISTORY.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

@@ -121,7 +121,9 @@ def measure(rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for name, statements in STATEMENTS.items():
             imports[name].append(run(IMPORTS, imports=statements))
+    alone, ours = (imports[name][0]["files"] for name in ("torch and megatron-core alone", "a rank, pipeline_engine"))
     return {
+        "libraries' files over a rank's": round(alone / ours, 3),
         "groups": {name: over_rounds([figures[name] for figures in groups]) for name in groups[0]},
         "imports": {name: over_rounds(figures) for name, figures in imports.items()},
     }

@@ -33,6 +33,7 @@ myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 
 autodoc_default_options = {"members": True, "exclude-members": "model_config"}
+highlight_language = "text"  # of a fence without a language
 smartquotes = False  # which make a dash of the -- before an option
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True

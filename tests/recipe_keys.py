@@ -37,12 +37,12 @@ def _section(name: str, schema: type[BaseModel]) -> Iterator[str]:
     yield f"## {name}\n"
     for table, rows in _tables(schema, ()):
         yield f"### `{table}`\n" if table else "### at the top\n"
-        yield "| key | type | default | unit | paper | what it does |"
+        yield "| key | what it does | default | type | unit | paper |"
         yield "|---|---|---|---|---|---|"
         for leaf in rows:
             default = "False" if leaf.field.default is False else leaf.default
-            cells = (f"`{leaf.path[-1]}`", f"`{_type(leaf.field.annotation)}`", _code(default), leaf.note("unit"))
-            yield _row(*cells, leaf.note("paper"), leaf.field.description or "")
+            cells = (f"`{leaf.path[-1]}`", leaf.field.description or "", _code(default))
+            yield _row(*cells, f"`{_type(leaf.field.annotation)}`", leaf.note("unit"), leaf.note("paper"))
         yield ""
 
 
@@ -90,10 +90,27 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
+def leaves() -> list[Leaf]:
+    """Every key of both recipes."""
+    return [leaf for recipe in (DataRecipe, TrainRecipe) for _, own in _tables(recipe, ()) for leaf in own]
+
+
+def unknown(table: dict[str, Any], above: tuple[str, ...] = ()) -> list[str]:
+    """Keys of a recipe, or of a part of one, that neither kind has."""
+    known = [("model", "preset"), *(leaf.path for leaf in leaves())]  # a preset is replaced before the classes see it
+    found = []
+    for name, value in table.items():
+        path = (*above, name)
+        same_depth = (key for key in known if len(key) == len(path))
+        if any(all(part in {own, "NAME"} for own, part in zip(path, key, strict=True)) for key in same_depth):
+            continue
+        found += unknown(value, path) if isinstance(value, dict) else [".".join(path)]
+    return found
+
+
 def undocumented() -> list[str]:
     """Keys without a description."""
-    rows = (leaf for recipe in (DataRecipe, TrainRecipe) for _, own in _tables(recipe, ()) for leaf in own)
-    return [".".join(leaf.path) for leaf in rows if not leaf.field.description]
+    return [".".join(leaf.path) for leaf in leaves() if not leaf.field.description]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from history import SHORTS, Figure, bound, entry, figure
+from history import SHORTS, WITHOUT, Figure, bound, entry, figure, missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +57,27 @@ def test_a_ratio_is_read_in_every_form_in_which_a_result_has_one(content: dict[s
     assert figure({"a": 2.0}, ("a",)) == Figure(2.0, 2.0, 2.0)
 
 
-def test_every_short_form_names_a_benchmark() -> None:
+def test_a_figure_without_noise_is_no_loss_when_it_comes_again() -> None:
+    first = entry("some", Figure(7.3816, 7.3816, 7.3816), [])
+    assert entry("some", Figure(7.3816, 7.3816, 7.3816), [first] * 3)["lost"] is False
+
+
+def test_every_benchmark_has_a_short_form_or_a_reason_to_have_none() -> None:
     folder = Path(__file__).parents[1] / "benchmarks"
-    assert all((folder / f"{script}.py").exists() for script in SHORTS)
+    scripts = {path.stem for path in folder.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8")}
+    assert {*SHORTS, *WITHOUT} == scripts - {"history"}
+    assert not {*SHORTS} & {*WITHOUT}
+
+
+@pytest.mark.parametrize(
+    ("script", "data", "peers", "needed"),
+    [
+        ("blend", None, None, ""),
+        ("signatures", None, None, "--data"),
+        ("exact", None, None, "--data and --peers"),
+        ("exact", Path(), None, "--peers"),
+        ("exact", Path(), "python", ""),
+    ],
+)
+def test_a_short_form_says_what_it_needs(script: str, data: Path | None, peers: str | None, needed: str) -> None:
+    assert missing(SHORTS[script], data, peers) == needed

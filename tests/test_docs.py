@@ -13,12 +13,15 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from typer.main import get_command
+
+from recipe_keys import unknown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -134,6 +137,12 @@ def test_a_block_runs_or_is_shown_or_says_what_it_needs(page: str) -> None:
             check_commands(block.text, page)
         else:
             assert block.language in SHOWN, f"{page}: a block that nothing runs\n{block.text}"
+
+
+@pytest.mark.parametrize("page", [*OWN_PAGES, *(f"../packages/mtnlg-{package}/README" for package in PACKAGES)])
+def test_a_recipe_that_a_page_shows_has_only_keys_that_exist(page: str) -> None:
+    shown = [tomllib.loads(block.text) for block in blocks(page) if block.language == "toml"]
+    assert [key for recipe in shown for key in unknown(recipe)] == []
 
 
 def options_of(command: Any) -> set[str]:  # noqa: ANN401  (typer's own kind of command)

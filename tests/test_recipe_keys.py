@@ -13,3 +13,12 @@ def test_the_table_of_recipe_keys_is_current() -> None:
 
 def test_every_key_is_explained() -> None:
     assert recipe_keys.undocumented() == []
+
+
+def test_a_key_that_no_recipe_has_is_named() -> None:
+    shown = {
+        "exact": {"kindz": []},
+        "sources": {"crawl": {"weight": 1.0, "weigth": 1.0}},
+        "slurm": {"sbatch": {"x": 1}},
+    }
+    assert recipe_keys.unknown(shown) == ["exact.kindz", "sources.crawl.weigth"]

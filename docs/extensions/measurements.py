@@ -36,6 +36,9 @@ ROWS: tuple[tuple[str, str, str, tuple[str | int, ...]], ...] = (
     ("token ids by gigatoken", "tokenizers", "tokenization", ("ratios", "ours by gigatoken, cold")),
     ("start of a blend", "megatron-core", "blend", ("ratios", "start")),
     ("reads of a blend", "megatron-core", "blend", ("ratios", "read ours")),
+    ("saving a checkpoint", "safetensors", "checkpoint-io", ("save_against_safetensors",)),
+    ("loading a checkpoint", "safetensors", "checkpoint-io", ("load_against_safetensors",)),
+    ("quality scores", "fastText", "quality", ("sets", 0, "ratio")),
     ("two workers", "one", "curation", ("two_workers_over_one", "speed")),
     ("generation, one row", "transformers", "generate", ("results", 0)),
     ("generation, eight rows", "transformers", "generate", ("results", 1)),
@@ -45,7 +48,7 @@ ROWS: tuple[tuple[str, str, str, tuple[str | int, ...]], ...] = (
     ("log-likelihoods, few shots", "lm-eval's hf", "evaluation", ("few shots",)),
 )
 """What, against what, the benchmark, and where its result has the ratio."""
-WIDTH, LABELS, ROW, HISTORY_ROW = 720, 290, 20, 40
+WIDTH, ROW, HISTORY_ROW = 420, 30, 44
 TICKS = (1, 2, 5, 10, 20, 50, 100)
 
 
@@ -84,20 +87,19 @@ def draw(rows: list[Ratio]) -> str:
     low, high = math.log(0.8), math.log(max(ratio.most for ratio in rows) * 1.2)
 
     def x(value: float) -> float:
-        return LABELS + (WIDTH - LABELS) * (math.log(value) - low) / (high - low)
+        return WIDTH * (math.log(value) - low) / (high - low)
 
     height = ROW * len(rows) + 24
-    parts = [f'<div class="picture"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Ratios to peers">']
+    parts = [f'<div class="picture"><svg class="narrow" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Ratios">']
     for tick in TICKS:
         parts.append(f'<line class="axis" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="0" y2="{height - 18}"/>')
         parts.append(f'<text x="{x(tick):.1f}" y="{height - 4}" text-anchor="middle">{tick}</text>')
     for number, ratio in enumerate(rows):
-        y = ROW * number + 4
+        y = ROW * number + 16
         start, end = sorted((x(1), x(ratio.median)))
-        label = escape(f"{ratio.what} : {ratio.against}")
-        parts.append(f'<text x="{LABELS - 30}" y="{y + 10}" text-anchor="end">{label}</text>')
-        parts.append(f'<rect class="bar" x="{start:.1f}" y="{y}" width="{end - start:.1f}" height="{ROW - 7}"/>')
-        parts.append(f'<line x1="{x(ratio.least):.1f}" x2="{x(ratio.most):.1f}" y1="{y + 6}" y2="{y + 6}"/>')
+        parts.append(f'<text x="{x(1):.1f}" y="{y - 4}">{escape(f"{ratio.what} : {ratio.against}")}</text>')
+        parts.append(f'<rect class="bar" x="{start:.1f}" y="{y}" width="{end - start:.1f}" height="9"/>')
+        parts.append(f'<line x1="{x(ratio.least):.1f}" x2="{x(ratio.most):.1f}" y1="{y + 4.5}" y2="{y + 4.5}"/>')
     return "".join(parts) + "</svg></div>"
 
 
@@ -124,28 +126,28 @@ def draw_history(runs: list[dict[str, Any]]) -> str:
         by_name.setdefault(run["name"], []).append(run)
     height = HISTORY_ROW * len(by_name) + 4
     rows = [draw_curve(name, own, HISTORY_ROW * row + 6) for row, (name, own) in enumerate(sorted(by_name.items()))]
-    head = f'<div class="picture"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="History of the ratios">'
+    head = f'<div class="picture"><svg class="narrow" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="History">'
     return "".join((head, *rows, "</svg></div>"))
 
 
 def draw_curve(name: str, runs: list[dict[str, Any]], top: int) -> str:
     """One benchmark's row of the picture."""
     least, most = min(run["least"] for run in runs), max(run["most"] for run in runs)
-    step = (WIDTH - LABELS - 130) / max(1, len(runs) - 1)
+    step = (WIDTH - 16) / max(1, len(runs) - 1)
 
     def point(place: int, figure: str) -> str:
         share = (runs[place][figure] - least) / (most - least) if most > least else 0.5
-        return f"{LABELS - 60 + place * step:.1f},{top + (HISTORY_ROW - 12) * (1 - share):.1f}"
+        return f"{8 + place * step:.1f},{top + 16 + (HISTORY_ROW - 22) * (1 - share):.1f}"
 
     places = range(len(runs))
     x, _, y = point(len(runs) - 1, "ratio").partition(",")
     bounds = [point(place, "most") for place in places] + [point(place, "least") for place in reversed(places)]
     return (
-        f'<text x="{LABELS - 76}" y="{top + 17}" text-anchor="end">{escape(name)}</text>'
+        f'<text x="8" y="{top + 10}">{escape(name)}</text>'
         f'<polygon class="spread" points="{" ".join(bounds)}"/>'
         f'<polyline points="{" ".join(point(place, "ratio") for place in places)}"/>'
         f'<circle cx="{x}" cy="{y}" r="2.5"/>'
-        f'<text x="{WIDTH}" y="{top + 17}" text-anchor="end">{runs[-1]["ratio"]:.2f}, run {len(runs)}</text>'
+        f'<text x="{WIDTH - 8}" y="{top + 10}" text-anchor="end">{runs[-1]["ratio"]:.2f}, run {len(runs)}</text>'
     )
 
 

@@ -24,10 +24,6 @@ def blocks(language: str) -> list[str]:
 def test_the_blocks_of_the_readme_run(write_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "checkpoints")
     shutil.copytree(PACKAGE / "tests" / "rows", tmp_path / "rows")
-    rows = '{"country": "France", "capital": 0}\n{"country": "Italy", "capital": 1}\n'
-    (tmp_path / "capitals.jsonl").write_text(rows)
-    (task,) = blocks("yaml")
-    (tmp_path / "capitals.yaml").write_text(task)
     paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {
         **os.environ,
@@ -38,11 +34,11 @@ def test_the_blocks_of_the_readme_run(write_checkpoint: Callable[..., Path], tmp
     }
     commands = [["bash", "-euc", block] for block in blocks("bash")]
     commands += [[sys.executable, "-c", block] for block in blocks("python")]
-    assert len(commands) == 7
+    assert len(commands) == 6
     for command in commands:
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "eval" / "results.json").exists()
     assert (tmp_path / "eval-python" / "results.json").exists()
     assert (tmp_path / "texts.jsonl").exists()
-    assert re.search(r"^[01]\.[05]", ended.stdout, re.MULTILINE)
+    assert re.search(r"^0\.\d", ended.stdout, re.MULTILINE)
