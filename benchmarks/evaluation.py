@@ -1,7 +1,8 @@
 """An evaluation's time: against lm-eval's hf backend, outside the model, and in a pipeline of 280 GPUs.
 
     python benchmarks/evaluation.py --data ROWS --gpt2 FOLDER [--documents 2] [--rounds 3] [--threads 1]
-                                    [--part driver|whole|fixed_order …] [--shots 0|few …] [--out FILE]
+                                    [--part driver|whole|fixed_order …] [--shots 0|few …] [--family gpt2|llama]
+                                    [--out FILE]
 
 ROWS holds the tasks' published rows, FOLDER GPT-2's encoder.json and vocab.bpe. Prompts are the paper's, at no shots
 and at GPT-3's K. Without ``--part`` and ``--shots`` all are measured; parts measured apart are added to FILE:
@@ -20,7 +21,8 @@ and at GPT-3's K. Without ``--part`` and ``--shots`` all are measured; parts mea
                  in other batches, in both.
 
 The model for `whole` and `fixed_order` is random, exported for transformers: 6 layers of 384 in fp32, or on a GPU the
-1.3B model's 24 of 2,048 in bf16. Ratios are medians over rounds: of CPU time, on a GPU of time.
+1.3B model's 24 of 2,048 in bf16; with ``--family llama`` of a Llama's parts, three heads of queries to one of keys.
+Ratios are medians over rounds: of CPU time, on a GPU of time.
 """
 
 # /// script
@@ -57,7 +59,7 @@ from mtnlg_eval.sharded.coordinator import BATCHES_PER_STAGE, PIPELINE_SHARE
 from mtnlg_eval.tasks.published import TASKS
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
-from mtnlg_model.config import ModelConfig
+from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.decoder import Decoder
@@ -83,7 +85,19 @@ STAGES, GPUS_A_STAGE, PARAMETERS, FLOPS = 35, 8, 530e9, 0.4 * 312e12
 WAVE = 4 * STAGES
 
 
-def write_checkpoint(gpt2: Path, folder: Path, layers: int, hidden: int, heads: int) -> Checkpoint:
+def model_config(layers: int, hidden: int, heads: int) -> ModelConfig:
+    """A GPT-2 of these sizes."""
+    return ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=VOCABULARY)
+
+
+def as_llama(config: ModelConfig) -> ModelConfig:
+    """A Llama of the sizes of a GPT-2."""
+    kinds = ("layers", "hidden", "heads", "head_size", "sequence", "vocabulary")
+    sizes = {name: getattr(config, name) for name in kinds} | {"kv_heads": config.heads // 3 or 1}
+    return PRESETS["llama-3.2-1b"].model_copy(update={**sizes, "ffn": 8 * config.hidden // 3})
+
+
+def write_checkpoint(gpt2: Path, folder: Path, config: ModelConfig) -> Checkpoint:
     """Write a random model with GPT-2's tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     bpe = tokenizers.models.BPE.from_file(str(gpt2 / "encoder.json"), str(gpt2 / "vocab.bpe"))
@@ -92,7 +106,6 @@ def write_checkpoint(gpt2: Path, folder: Path, layers: int, hidden: int, heads: 
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=VOCABULARY)
     first_step = Progress(step=1, samples=0, tokens=0, loss=0.0, stream="none", layout=Layout())
     decoder = Decoder(config, seed=1).to(DTYPE)
     return Checkpoint.open(save(decoder, folder, 1, first_step, folder / "tokenizer.json"))
@@ -296,6 +309,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--shots", choices=SHOTS, action="append")
+    parser.add_argument("--family", choices=["gpt2", "llama"], default="gpt2", help="of the model that is compared")
     options = parser.parse_args()
     silence_lm_eval()
     torch.set_num_threads(options.threads)
@@ -308,15 +322,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "driver" in parts:
-            tiny = write_checkpoint(options.gpt2, folder / "tiny", 1, 16, 1)
+            tiny = write_checkpoint(options.gpt2, folder / "tiny", model_config(1, 16, 1))
             for shots in options.shots or SHOTS:
                 driven = drive(tiny, options.data, shots, options.rounds)
                 seconds = driver(driven)
                 result[f"driver, {shots} shots"] = seconds
                 result[f"pipeline, {shots} shots"] = pipeline(driven, seconds["seconds_by_task"])
         if {"whole", "fixed_order"} & set(parts):
-            result["model"] = f"random, {LAYERS} layers of {HIDDEN:,}, vocabulary {VOCABULARY:,}, {DTYPE}"
-            checkpoint = write_checkpoint(options.gpt2, folder / "model", LAYERS, HIDDEN, HEADS)
+            config = model_config(LAYERS, HIDDEN, HEADS)
+            family, of_family = options.family, "" if options.family == "gpt2" else f", {options.family}"
+            sizes = f"{LAYERS} layers of {HIDDEN:,}, vocabulary {VOCABULARY:,}, {DTYPE}"
+            result[f"model{of_family}"] = f"random {family}, {sizes}"
+            checkpoint = write_checkpoint(
+                options.gpt2, folder / "model", as_llama(config) if family == "llama" else config
+            )
         if "whole" in parts:
             with progress("export", len(checkpoint.names), "tensors") as advance:
                 export_huggingface(checkpoint, folder / "hf", advance)
@@ -325,7 +344,7 @@ def main() -> None:
             hf = HFLM(pretrained=str(folder / "hf"), device=device, dtype=dtype, batch_size=size)
             result["clock"] = CLOCK.__name__
             for shots in options.shots or SHOTS:
-                result[f"{shots} shots"] = whole(checkpoint, hf, options, shots)
+                result[f"{shots} shots{of_family}"] = whole(checkpoint, hf, options, shots)
         if "fixed_order" in parts and GPU:
             result["fixed order"] = fixed_order(checkpoint, options.data, options.documents, options.rounds)
     earlier = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
