@@ -64,13 +64,13 @@ def _dropped_sum_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
+    """Keep bias and seed, not save them: recomputation of a layer runs up to the last tensor that is saved in it."""
     del output
-    _x_H, bias_H, _residual_H, seed, ctx.rate = inputs
-    ctx.save_for_backward(bias_H, seed)
+    _x_H, ctx.bias_H, _residual_H, ctx.seed, ctx.rate = inputs
 
 
 def _gradients(ctx: Any, out_grad_H: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
-    bias_H, seed = ctx.saved_tensors
+    bias_H, seed = ctx.bias_H, ctx.seed
     if bias_H is None and seed is None:
         return out_grad_H, None, out_grad_H, None, None
     x_grad_H, bias_grad_H = _dropped_sum_backward(out_grad_H, bias_H, seed, ctx.rate)

@@ -13,17 +13,21 @@ may not see are not read or computed, only written as 0.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from mtnlg_model import functional
 
 from .dropout_mask import draw, kept, kept_of_row, threshold_and_scale
 from .tiles import TILE, Matrix, custom_op, launch, tile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LEAST = tl.constexpr(-3.0e38)
 
@@ -114,6 +118,19 @@ def _gradients(ctx: Any, out_grad_BNSD: Tensor, _: None) -> tuple[Tensor | None,
 
 
 _attention.register_autograd(_gradients, setup_context=_save)
+
+
+def _count_products(products: int) -> Callable[..., int]:
+    """What PyTorch's counter of floating-point operations adds for an operator of so many products of S x T x D."""
+
+    def count(q_shape: torch.Size, k_shape: torch.Size, *_: object, **__: object) -> int:
+        return 2 * products * q_shape.numel() * k_shape[-2]
+
+    return count
+
+
+register_flop_formula(torch.ops.mtnlg.attention)(_count_products(2))
+register_flop_formula(torch.ops.mtnlg.attention_gradients)(_count_products(4))
 
 
 @triton.jit
