@@ -10,8 +10,6 @@ Backward recomputes x + b and sums over rows for the bias.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -24,6 +22,7 @@ from .tiles import (
     add_slabs,
     contiguous,
     custom_op,
+    differentiate,
     is_last,
     launch,
     slab,
@@ -59,17 +58,7 @@ def _bias_gelu_backward(x_F: Tensor, bias_F: Tensor, out_grad_F: Tensor) -> tupl
     return x_grad_F, bias_grad_F
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Any, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (as above)
-    gradients: tuple[Tensor, Tensor] = _bias_gelu_backward(*ctx.saved_tensors, out_grad_F)
-    return gradients
-
-
-_bias_gelu.register_autograd(_gradients, setup_context=_save)
+differentiate(_bias_gelu, _bias_gelu_backward)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -10,14 +10,14 @@ Gate and x are two matrices, the outputs of two products, without biases. Nothin
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import contiguous, custom_op, launch
+from .tiles import contiguous, custom_op, differentiate, launch
 
 BLOCK: Final = {"ELEMENTS": 1024, "num_warps": 4}
 """Eight elements a thread: one 16-byte load of bf16 a tensor."""
@@ -44,17 +44,7 @@ def _swiglu_gradients(gate_F: Tensor, x_F: Tensor, out_grad_F: Tensor) -> tuple[
     return gate_grad_F, x_grad_F
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Any, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (as above)
-    gradients: tuple[Tensor, Tensor] = _swiglu_gradients(*ctx.saved_tensors, out_grad_F)
-    return gradients
-
-
-_swiglu.register_autograd(_gradients, setup_context=_save)
+differentiate(_swiglu, _swiglu_gradients)
 
 
 def _blocks(count: int) -> tuple[int]:

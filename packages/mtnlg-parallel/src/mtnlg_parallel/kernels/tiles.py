@@ -168,6 +168,19 @@ def custom_op(function: Callable[..., Any], overwritten: str | None = None) -> C
     return operator
 
 
+def differentiate(operator: CustomOpDef, gradients: CustomOpDef) -> None:
+    """Register another operator, of the same tensors and the gradient of the output, for an operator's gradients."""
+
+    def save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
+        del output
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, out_grad: Tensor) -> Any:  # noqa: ANN401  (as above; a tensor for each input)
+        return gradients(*ctx.saved_tensors, out_grad)
+
+    operator.register_autograd(backward, setup_context=save)
+
+
 def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """The tensors, those that have gaps copied; None stays None."""
     return tuple(tensor if tensor is None else tensor.contiguous() for tensor in tensors)

@@ -29,6 +29,7 @@ from mtnlg_parallel.kernels import gelu, loss, norm, rotary, softmax, swiglu
 from mtnlg_parallel.kernels.dropout import bias_dropout_add
 
 from .compilation import collect_launches, describe, disassemble
+from .launch_signatures import run_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,22 +88,19 @@ def launch_bounded() -> None:
     def leaf(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
 
-    def backward(*outputs: Tensor) -> None:
-        torch.autograd.backward(outputs, [torch.empty_like(out) for out in outputs])
-
     x_SBH, row, wide_SBF = leaf(TOKENS, 1, HIDDEN), leaf(HIDDEN), leaf(TOKENS, 1, MLP)
-    backward(norm.layer_norm(x_SBH, row, row, 1e-5))
-    backward(norm.rms_norm(x_SBH, row, 1e-5))
-    backward(gelu.bias_gelu(wide_SBF, leaf(MLP)))
-    backward(swiglu.swiglu(wide_SBF, wide_SBF))
+    run_backward(norm.layer_norm(x_SBH, row, row, 1e-5))
+    run_backward(norm.rms_norm(x_SBH, row, 1e-5))
+    run_backward(gelu.bias_gelu(wide_SBF, leaf(MLP)))
+    run_backward(swiglu.swiglu(wide_SBF, wide_SBF))
     for rate in (0.0, 0.1):
-        backward(bias_dropout_add(x_SBH, row, x_SBH, rate, True))
-        backward(*norm.bias_dropout_add_norm(x_SBH, row, x_SBH, rate, True, row, row, 1e-5))
-        backward(*norm.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, row, 1e-5))
+        run_backward(bias_dropout_add(x_SBH, row, x_SBH, rate, True))
+        run_backward(*norm.bias_dropout_add_norm(x_SBH, row, x_SBH, rate, True, row, row, 1e-5))
+        run_backward(*norm.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, row, 1e-5))
         q_BNSD = leaf(1, HEADS, TOKENS, 160)
-        backward(softmax.core_attention(q_BNSD, q_BNSD, q_BNSD, 1.0, rate))
+        run_backward(softmax.core_attention(q_BNSD, q_BNSD, q_BNSD, 1.0, rate))
     angles_SB11R = leaf(TOKENS, 1, 1, 1, 128).detach()
-    backward(rotary.rotate(leaf(TOKENS, 1, HEADS, 1, 128), angles_SB11R, angles_SB11R))
+    run_backward(rotary.rotate(leaf(TOKENS, 1, HEADS, 1, 128), angles_SB11R, angles_SB11R))
     logits_NV, targets_N = leaf(TOKENS, VOCABULARY).detach(), torch.empty(TOKENS, dtype=torch.int64, device="meta")
     loss.gradient(logits_NV, targets_N, 0, loss.statistics(logits_NV, targets_N, 0)[0], 1.0)
 

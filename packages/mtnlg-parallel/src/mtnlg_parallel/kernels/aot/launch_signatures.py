@@ -47,28 +47,29 @@ def launch_all_variants(dtype: str) -> None:
 
     for width in WIDTHS:
         x_SBH, bias_H = leaf(64, 2, width), leaf(width)
-        _backward(ops.layer_norm(x_SBH, bias_H, bias_H, 1e-5))
-        _backward(ops.rms_norm(x_SBH, bias_H, 1e-5))
-        _backward(ops.bias_gelu(x_SBH, bias_H))
-        _backward(ops.swiglu(bias_H, bias_H))
+        run_backward(ops.layer_norm(x_SBH, bias_H, bias_H, 1e-5))
+        run_backward(ops.rms_norm(x_SBH, bias_H, 1e-5))
+        run_backward(ops.bias_gelu(x_SBH, bias_H))
+        run_backward(ops.swiglu(bias_H, bias_H))
         for rate in DROPOUT_RATES:
-            _backward(ops.bias_dropout_add(x_SBH, bias_H, x_SBH, rate, True))
-            _backward(ops.dropout_add(x_SBH, x_SBH, rate, True))
-            _backward(*ops.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, bias_H, 1e-5))
-            _backward(*ops.bias_dropout_add_norm(x_SBH, bias_H, x_SBH, rate, True, bias_H, bias_H, 1e-5))
+            run_backward(ops.bias_dropout_add(x_SBH, bias_H, x_SBH, rate, True))
+            run_backward(ops.dropout_add(x_SBH, x_SBH, rate, True))
+            run_backward(*ops.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, bias_H, 1e-5))
+            run_backward(*ops.bias_dropout_add_norm(x_SBH, bias_H, x_SBH, rate, True, bias_H, bias_H, 1e-5))
     for (queries, keys), rate in product(ATTENTION_SHAPES, DROPOUT_RATES):
         k_BNTD = leaf(1, 2, keys, 160)
-        _backward(softmax.core_attention(leaf(1, 2, queries, 160), k_BNTD, k_BNTD, 1.0, rate))
+        run_backward(softmax.core_attention(leaf(1, 2, queries, 160), k_BNTD, k_BNTD, 1.0, rate))
     for sharing, size, turned in ROTARY_HEADS:
         qkv_SBGND, angles_SB11R = leaf(64, 2, 1, sharing + 2, size), leaf(64, 1, 1, 1, turned).detach()
-        _backward(ops.rotate(qkv_SBGND[..., :sharing, :], angles_SB11R, angles_SB11R))
+        run_backward(ops.rotate(qkv_SBGND[..., :sharing, :], angles_SB11R, angles_SB11R))
     for width in VOCABULARIES:
         logits_NV, targets_N = leaf(256, width).detach(), torch.empty(256, dtype=torch.int64, device=META)
         ops.statistics(logits_NV, targets_N, 0)
         ops.gradient(logits_NV, targets_N, 0, torch.empty(256, device=META), 1.0)
 
 
-def _backward(*outputs: Tensor) -> None:
+def run_backward(*outputs: Tensor) -> None:
+    """Launch what the gradients of these outputs need."""
     torch.autograd.backward(outputs, tuple(map(torch.empty_like, outputs)))
 
 
@@ -89,4 +90,4 @@ def launch_recipe(recipe: Recipe) -> None:
                 out_SBH = norm(layer(x_SBH.requires_grad_(training)))
                 loss = mean_loss(*head_inputs(head, out_SBH), targets_BS, slicing, ops)
             if training:
-                _backward(loss)
+                run_backward(loss)
