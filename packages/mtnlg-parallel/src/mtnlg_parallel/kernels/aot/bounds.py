@@ -28,8 +28,7 @@ from mtnlg_model.files import write_text
 from mtnlg_parallel.kernels import gelu, loss, norm, rotary, softmax, swiglu
 from mtnlg_parallel.kernels.dropout import bias_dropout_add
 
-from .compilation import collect_launches, describe, disassemble
-from .launch_signatures import run_backward
+from .compilation import collect_launches, describe, disassemble, run_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -24,6 +25,8 @@ from .build import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
 USAGE: Final = re.compile(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)")
 SPILL: Final = re.compile(r"\b(?:LDL|STL)\b")
@@ -75,6 +78,11 @@ def collect_launches(target: str, launches: Callable[[], object]) -> list[Launch
     finally:
         on_compiled.remove(collect)
     return collected
+
+
+def run_backward(*outputs: Tensor) -> None:
+    """Launch what the gradients of these outputs need."""
+    torch.autograd.backward(outputs, tuple(map(torch.empty_like, outputs)))
 
 
 def disassemble(compiled: Any) -> str:  # noqa: ANN401  (as above)

@@ -17,6 +17,8 @@ from mtnlg_parallel.model.head import mean_loss
 from mtnlg_parallel.model.slicing import fake_process_group
 from mtnlg_parallel.model.stage_modules import Head, Layer, Norm, head_inputs
 
+from .compilation import run_backward
+
 if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
@@ -66,11 +68,6 @@ def launch_all_variants(dtype: str) -> None:
         logits_NV, targets_N = leaf(256, width).detach(), torch.empty(256, dtype=torch.int64, device=META)
         ops.statistics(logits_NV, targets_N, 0)
         ops.gradient(logits_NV, targets_N, 0, torch.empty(256, device=META), 1.0)
-
-
-def run_backward(*outputs: Tensor) -> None:
-    """Launch what the gradients of these outputs need."""
-    torch.autograd.backward(outputs, tuple(map(torch.empty_like, outputs)))
 
 
 def launch_recipe(recipe: Recipe) -> None:
