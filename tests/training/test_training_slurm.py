@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +15,11 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Slurm
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
+from slurm_jobs import Job, lose, output, processes
 from training.reference_loop import assert_same_steps, recipe_of, reference_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 STEPS = 120
 # The names of these nodes are no host names.
@@ -41,74 +40,39 @@ def undisturbed(data: Path) -> list[dict[str, Any]]:
     return reference_run(RECIPE, data)[0]
 
 
-class Job:
-    """A run of two ranks, on a node each, submitted as a Slurm job."""
+class Run(Job):
+    """A run of two ranks, on a node each, submitted as a job."""
 
     def __init__(self, data: Path, folder: Path, *words: str) -> None:
         self.out, recipe = folder / "out", folder / "train.toml"
         recipe.write_text(dump(RECIPE))
         options = ["--data", str(data), "--out", str(self.out), "--launcher", "slurm", "--ranks-a-node=1", *words]
-        command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", str(recipe), *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        self.number = done.stderr.split(" as job ")[1].split(";")[0]
-
-    def until(self, condition: Callable[[], object]) -> None:
-        """Wait for the condition, three minutes at most."""
-        deadline = time.monotonic() + 180
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(f"the condition did not come true; {output('squeue')}{self.log()}")
-            time.sleep(0.05)
+        train = [sys.executable, "-m", "mtnlg_parallel.cli", "train", str(recipe), *options]
+        super().__init__(train, folder, "out/slurm-*.log")
 
     def until_trained(self, steps: int, attempt: int = 1) -> None:
         """Wait until the ranks, started for the given time, have recorded so many steps."""
         self.until(lambda: len(self.starts()) == attempt and self.steps()[steps - 1 :])
 
-    def until_ended(self) -> None:
-        """Wait until no job is pending, running or completing."""
-        self.until(lambda: not output("squeue", "--noheader"))
-
-    def log(self) -> str:
-        """What the jobs of the run have printed."""
-        logs = sorted(self.out.glob("slurm-*.log"), key=lambda path: int(path.stem.removeprefix("slurm-")))
-        return "".join(path.read_text() for path in logs)
-
     def starts(self) -> list[int]:
         """The steps from which rank 0 has trained."""
         return [int(step) for step in re.findall(r"rank 0 \(.*\) holds .*; at step (\d+)\n", self.log())]
-
-    def rank_on(self, node: str) -> int:
-        """The process of the rank on a node."""
-        wanted = {f"SLURMD_NODENAME={node}", f"SLURM_CONF={os.environ['SLURM_CONF']}", "LOCAL_RANK=0"}
-        return min(pid for pid in processes() if wanted <= environment(pid))
 
     def steps(self) -> list[dict[str, Any]]:
         """The steps recorded so far."""
         return [dict(step) for step in read_steps(self.out)]
 
 
-def output(command: str, *words: str) -> str:
-    return subprocess.run([command, *words], capture_output=True, text=True, check=True).stdout
-
-
-def processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-
-
-def environment(pid: int) -> set[str]:
-    """The variables of a process at its start; none if it has ended."""
-    try:
-        return set(Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"))
-    except OSError:
-        return set()
+def rank_on(node: str) -> int:
+    """The process of the rank on a node; others that have its variable are its own."""
+    return processes(node, "LOCAL_RANK=0")[0]
 
 
 @pytest.mark.usefixtures("slurm")
 def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end(
     data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
-    job = Job(data, tmp_path, "--device=cpu")
+    job = Run(data, tmp_path, "--device=cpu")
     job.until_trained(3)
     # As Slurm does before the time limit.
     output("scancel", "--signal=USR1", job.number)
@@ -123,10 +87,10 @@ def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end(
 def test_a_killed_rank_restarts_on_its_node_and_after_the_second_time_on_another(
     data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
-    job = Job(data, tmp_path, "--device=cpu")
+    job = Run(data, tmp_path, "--device=cpu")
     for attempt in (1, 2):
         job.until_trained(20 * attempt, attempt)
-        os.kill(job.rank_on("n2"), signal.SIGKILL)
+        os.kill(rank_on("n2"), signal.SIGKILL)
     job.until_ended()
     assert_same_steps(job.steps(), undisturbed)
     failed = [event for event in read_events(job.out) if event["event"] == "failed"]
@@ -139,7 +103,7 @@ def test_a_killed_rank_restarts_on_its_node_and_after_the_second_time_on_another
 
 @pytest.mark.usefixtures("slurm")
 def test_a_rank_without_its_gpu_ends_the_run_with_a_line_that_names_its_node(data: Path, tmp_path: Path) -> None:
-    job = Job(data, tmp_path, "--max-restarts=0")
+    job = Run(data, tmp_path, "--max-restarts=0")
     assert re.search(r"TresPerNode=gres.gpu:1\b", output("scontrol", "show", "job", job.number))
     job.until_ended()
     # Whichever is first; srun ends the other.
@@ -153,14 +117,11 @@ def test_a_rank_without_its_gpu_ends_the_run_with_a_line_that_names_its_node(dat
 def test_a_lost_node_has_its_job_requeued_and_the_run_goes_on_without_it(
     slurm: Path, data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
-    job = Job(data, tmp_path, "--device=cpu")
+    job = Run(data, tmp_path, "--device=cpu")
     job.until_trained(20)
-    rank = job.rank_on("n2")
+    rank = rank_on("n2")
     step = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])  # the parent, slurmstepd
-    for pid in (int((slurm / "slurmd-n2.pid").read_text()), step, rank):
-        os.kill(pid, signal.SIGKILL)
-    # As slurmctld does when a node has not answered for SlurmdTimeout.
-    output("scontrol", "update", "nodename=n2", "state=down", "reason=lost")
+    lose("n2", slurm, (step, rank))
     job.until_ended()
     assert_same_steps(job.steps(), undisturbed)
     assert len(job.starts()) == 2
