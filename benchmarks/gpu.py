@@ -1,18 +1,21 @@
-"""Everything that one GPU can tell in half an hour, in order of worth; each figure is written when it is measured.
+"""Everything that one GPU can tell in half an hour, what is safe first; each figure is written when measured.
 
     python benchmarks/gpu.py --out DIR [--minutes 9] [--only rank,kernels] [--from PACK]
     python benchmarks/gpu.py --pack PACK [--python 3.12] [--rows ROWS --gpt2 FOLDER] [--tokens FOLDER]
 
-    checks       the kernels' numbers; compute-sanitizer's memcheck and racecheck at tiny sizes
+    rates        matrix products, copies, launches; clock and power under load
+    waiting      whether a norm's backward pass ends, whose programs wait for each other; if not, the rest goes without
+    checks       the kernels' numbers
     rank         one rank of the 530B's 2,240: three layers, ours against eager and torch.compile, with power and clock
     kernels      every kernel against eager, torch.compile and Liger-Kernel, and as a share of a copy's bandwidth
     training     the first steps equal to a CPU's; 350M and 1.3B trained: MFU of wall time, stall, the planner's figure
-    rates        matrix products, copies, launches; clock and power under load
+    sanitizer    compute-sanitizer's memcheck and racecheck of the kernels at tiny sizes
     evaluation   the paper's prompts on a 1.3B decoder in bf16, against lm-eval's hf backend
 
-Each part is a process with a time limit, and appends to DIR/results.jsonl. The same command goes on where it ended: a
-part that has ended well does not run again, and of another what is in the file is not measured again. Printed output is
-in DIR/log.txt.
+Each part is a process with a time limit, and appends to DIR/results.jsonl. What fails is a row there, too, and a part
+whose process dies runs again behind it. The same command goes on where it ended: a part that has ended does not run
+again, and of another what is in the file is not measured again. Printed output is in DIR/log.txt, its end after a
+failure on the screen.
 
 ``--pack`` puts into one folder what a machine without network lacks: wheels of what this environment has installed for
 the packages and their peers, but for torch and what comes with it, for another Python; and rows and tokens where they
@@ -21,11 +24,12 @@ are given. With ``--from`` the wheels of packages that the machine does not have
 
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["mtnlg-parallel[kernels]", "mtnlg-eval", "torch>=2.6", "liger-kernel==0.8.5", "transformers"]
+# dependencies = ["mtnlg-parallel[kernels]", "mtnlg-eval", "torch>=2.12", "liger-kernel==0.8.5", "transformers"]
 # ///
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -34,16 +38,29 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 
-from gpu_parts.results import Results, read_rows
+from gpu_parts.results import RUNNING, Results, read_rows
 from record import conditions, gpu
 
 HERE: Final = Path(__file__).parent
-LIMITS: Final = {"checks": 150, "rank": 180, "kernels": 240, "training": 300, "rates": 60, "evaluation": 240}
-"""Seconds that a part may take at most, in order of worth."""
+LIMITS: Final = {
+    "rates": 60,
+    "waiting": 60,
+    "checks": 150,
+    "rank": 180,
+    "kernels": 240,
+    "training": 300,
+    "sanitizer": 200,
+    "evaluation": 240,
+}
+"""Seconds that a part may take at most, in order."""
+
+HUNG: Final = 40
+"""Seconds after which what a stopped part was at counts as failed, and is not tried again."""
 
 LEAST_SECONDS: Final = 20
 """A part does not begin with less time left."""
@@ -71,8 +88,11 @@ def main() -> int:
     number = sum(row["part"] == "call" for row in read_rows(options.out))
     calls.add(str(number), "begun", conditions() | gpu())
     for part in options.only:
+        if any(row["part"] == "waiting" and "error" in row for row in read_rows(options.out)):
+            environment["MTNLG_GPU_WITHOUT"] = "norm"
         limit = min(LIMITS[part], deadline - time.monotonic())
-        if Results(options.out, part).has("ended"):
+        results = Results(options.out, part)
+        if results.has("ended") or results.has("stopped"):
             print(f"{part}: has ended before")
         elif limit < LEAST_SECONDS and not options.tiny:
             print(f"{part}: not begun, {max(limit, 0):.0f} s are left")
@@ -119,27 +139,57 @@ def part_environment(options: Namespace) -> dict[str, str]:
 
 
 def run_part(part: str, options: Namespace, environment: dict[str, str], limit: float) -> bool:
-    """Run a part to its end or its limit; returns whether it ended well, and then records it."""
-    words = [sys.executable, "-m", f"gpu_parts.{part}", "--out", str(options.out), *(["--tiny"] * options.tiny)]
-    began = time.monotonic()
-    with (options.out / "log.txt").open("a", encoding="utf-8") as log:
-        log.write(f"\n== {part}\n")
-        log.flush()
-        process = subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
-        try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # ranks that it has started too
-            process.wait()
-            print(f"{part}: stopped after {limit:.0f} s; the same command goes on")
-            return True
+    """Run a part to its end or its limit, again where it died behind new figures; returns whether nothing failed."""
+    words = [sys.executable, "-X", "faulthandler", "-m", f"gpu_parts.{part}", "--out", str(options.out)]
+    began, known, status = time.monotonic(), -1, 1
+    while status and known < (known := len(read_rows(options.out))) and limit > time.monotonic() - began:
+        with (options.out / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"\n== {part}\n")
+            log.flush()
+            process = subprocess.Popen(
+                [*words, *(["--tiny"] * options.tiny)], stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+            try:
+                status = process.wait(limit - (time.monotonic() - began))
+            except subprocess.TimeoutExpired:
+                stop(process)
+                print(f"{part}: stopped after {limit:.0f} s; the same command goes on. {last_lines(options.out)}")
+                record_hung(part, options.out)
+                return True
+    results = Results(options.out, part)
     seconds = time.monotonic() - began
     if status == 0:
-        Results(options.out, part).add("ended", f"after {seconds:.0f} s", {"seconds": seconds})
-        return True
-    last = (options.out / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-    print(f"{part}: FAILED with status {status}: {''.join(last)[:300]}")
-    return False
+        results.add("ended", f"after {seconds:.0f} s", {"seconds": seconds})
+    else:
+        print(f"{part}: FAILED with status {status}: {last_lines(options.out)}")
+    return status == 0 and not any(row["part"] == part and "error" in row for row in read_rows(options.out))
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a part and the ranks that it has started; its threads' stacks go to the log."""
+    for sent in (signal.SIGABRT, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, sent) if sent == signal.SIGABRT else os.killpg(process.pid, sent)
+        with suppress(subprocess.TimeoutExpired):  # one that the GPU's driver holds may never end
+            process.wait(5)
+
+
+def record_hung(part: str, out: Path) -> None:
+    """Record what a stopped part had been at for long, and that a part of few seconds was stopped."""
+    results = Results(out, part)
+    with suppress(FileNotFoundError):
+        running = json.loads((out / RUNNING).read_text(encoding="utf-8"))
+        seconds = time.time() - running["began"]
+        if running["part"] == part and seconds > HUNG:
+            results.add(running["key"], f"STOPPED: had not ended after {seconds:.0f} s", {"error": "did not end"})
+    if part == "waiting":  # all other parts need to know
+        results.add("stopped", "a norm's backward pass may not end here", {"error": "did not end"})
+
+
+def last_lines(out: Path, count: int = 12) -> str:
+    """The end of the log."""
+    lines = (out / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return "\n    ".join(["", *(line[:300] for line in lines[-count:])]) if len(lines) > 1 else ""
 
 
 def install_missing(wheels: Path, site: Path) -> Path:

@@ -18,8 +18,6 @@ ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "docs" / "kernels"
 SOURCES = ROOT / "packages" / "mtnlg-parallel" / "src" / "mtnlg_parallel" / "kernels"
 TARGETS = ("sm_80", "sm_90", "sm_100")
-BELOW_GOAL = {"dropout_backward", "loss_statistics", "softmax_forward", "softmax_backward"}
-"""Kernels that miss the goal on some GPU: docs/reference/kernels.md says by how much and why."""
 
 GREEDY = """
 import sys
@@ -140,7 +138,7 @@ def test_the_table_lists_every_kernel_with_every_branch_and_no_spills(target: st
     launched = {
         name.removeprefix("_")
         for path in SOURCES.glob("*.py")
-        for name in re.findall(r"\blaunch\(\s*(_\w+)", path.read_text(encoding="utf-8"))
+        for name in re.findall(r"\b_?launch\(\s*(_\w+)", path.read_text(encoding="utf-8"))
     }
     branches = defaultdict(set)
     with (TABLES / f"{target}.csv").open(encoding="utf-8", newline="") as file:
@@ -164,4 +162,4 @@ def test_the_bounds_are_of_every_kernel_on_every_gpu_and_reach_their_goals() -> 
         bounds = [row for row in rows if row["gpu"] == gpu.name]
         assert {row["kernel"] for row in bounds} == {name for name, _ in variants}
         assert not [row for row in bounds if not 0 < float(row["bound"]) <= 1]
-        assert not [row for row in bounds if float(row["bound"]) < gpu.goal and row["kernel"] not in BELOW_GOAL]
+        assert not [row for row in bounds if float(row["bound"]) < gpu.goal]

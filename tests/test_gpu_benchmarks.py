@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import time
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-SIDES = (("checks", "kernels", "evaluation"), ("rank", "rates", "training"))
+SIDES = (("waiting", "checks", "kernels", "evaluation"), ("rates", "rank", "training", "sanitizer"))
 
 Rows = dict[tuple[str, str], dict[str, Any]]
 
@@ -107,6 +110,73 @@ def torn(tmp_path: Path, rows: Rows) -> Iterator[Path]:
 def test_a_part_that_was_cut_off_goes_on(torn: Path) -> None:
     subprocess.run(command(torn, ["rates"], "--tiny"), env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
     assert {key for part, key in read(torn) if part == "rates"} >= {"launch", "copy", "load", "ended"}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401  (a module)
+    """The script as a module, with parts of the test's own in ``tmp_path/gpu_parts``."""
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    (tmp_path / "gpu_parts").mkdir()
+    (tmp_path / "gpu_parts" / "__init__.py").touch()
+    return importlib.import_module("gpu")
+
+
+def run_part(gpu: Any, folder: Path, name: str, code: str, limit: float) -> bool:  # noqa: ANN401  (a module)
+    (folder / "gpu_parts" / f"{name}.py").write_text(f"from pathlib import Path\nout = Path({str(folder)!r})\n{code}")
+    return bool(gpu.run_part(name, Namespace(out=folder, tiny=False), ENVIRONMENT | {"PYTHONPATH": str(folder)}, limit))
+
+
+def test_a_part_that_dies_behind_new_figures_runs_again_and_then_its_end_is_shown(
+    gpu: Any,  # noqa: ANN401  (a module)
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = '{"part": "frail", "key": "KEY", "line": "", "error": "invalid access"}\n'
+    dies_twice = f"""
+rows = (out / "results.jsonl").read_text().count("frail") if (out / "results.jsonl").exists() else 0
+if rows < 2:
+    (out / "results.jsonl").open("a").write({row!r}.replace("KEY", str(rows)))
+raise SystemExit(f"died, as a GPU was lost, with {{rows}} rows" if rows < 2 or out.name == "stays" else 0)
+"""
+    assert not run_part(gpu, tmp_path, "frail", dies_twice, 600.0), "a row has an error"
+    assert {key for part, key in read(tmp_path) if part == "frail"} == {"0", "1", "ended"}
+    assert not run_part(gpu, tmp_path, "broken", 'print("before")\nraise SystemExit("no more")', 600.0)
+    shown = capsys.readouterr().out
+    assert "broken: FAILED with status 1:" in shown
+    assert "before" in shown
+    assert "no more" in shown
+    assert ("broken", "ended") not in read(tmp_path)
+
+
+def test_what_never_ends_is_stopped_and_counts_as_failed_and_the_rest_goes_without_it(
+    gpu: Any,  # noqa: ANN401  (a module)
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hangs = "import threading\nthreading.Event().wait()"
+    running = {"part": "waiting", "key": "64 x 1000", "began": time.time() - 2 * gpu.HUNG}
+    (tmp_path / "running.json").write_text(json.dumps(running))
+    assert run_part(gpu, tmp_path, "waiting", hangs, 0.5)
+    assert "waiting: stopped after" in capsys.readouterr().out
+    rows = read(tmp_path)
+    assert set(rows) == {("waiting", "64 x 1000"), ("waiting", "stopped")}
+    assert all("error" in row for row in rows.values())
+    ended = subprocess.run(
+        command(tmp_path, ["waiting", "rates"], "--tiny"), env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert "waiting: has ended before" in ended.stdout
+    script = "from gpu_parts import clock, operations; print([o.name for o in operations.OPERATIONS])"
+    environment = ENVIRONMENT | {"MTNLG_GPU_WITHOUT": "norm", "TRITON_INTERPRET": "1"}
+    left = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=BENCHMARK.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "bias_gelu" in left
+    assert "norm" not in left
 
 
 def test_a_part_that_is_over_its_limit_is_stopped_and_not_called_ended(tmp_path: Path) -> None:

@@ -3,17 +3,12 @@
 Every operation's outputs and gradients, in three dtypes, with the widest rows and with ragged ones, against eager fp64:
 the error is at most four times eager's own in that dtype, plus two roundings of the greatest value. The same for the
 head's two kernels and, in fp32, for operations with dropout, under a mask computed by a reference Philox-4x32-7 (Salmon
-et al. 2011, sections 2 and 3.3). That mask bit by bit. Bias + GeLU of more than 2³¹ elements, each of them. Then, at
-tiny sizes, under compute-sanitizer.
+et al. 2011, sections 2 and 3.3). That mask bit by bit. Bias + GeLU of more than 2³¹ elements, each of them.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
-import subprocess
-import sys
-import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,14 +23,13 @@ from .clock import DEVICE, DTYPE, GPU, begin, kernels, release
 from .operations import EPS, OPERATIONS, Shape, random_input
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from mtnlg_parallel.model.head import ParallelOps
 
     from .operations import Operation
-    from .results import Results
 
 WIDE = Shape("widest rows", 64, 2, 20480, 81920 // 8, 16, 160, 51200 // 8)
 RAGGED = Shape("ragged", 37, 3, 1001, 1013, 3, 72, 1003)
@@ -56,56 +50,43 @@ class Check(NamedTuple):
         return self.error <= self.allowed
 
 
-def run_checks(ops: ParallelOps, tiny: bool) -> Iterator[Check]:
-    """Run all checks; ``tiny`` shrinks the shapes for a trial."""
+def all_checks(ops: ParallelOps, tiny: bool) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
+    """Return all checks, named by the first claim of each; ``tiny`` shrinks the shapes for a trial."""
     dtypes = (torch.float32, DTYPE) if tiny else (torch.float32, torch.bfloat16, torch.float16)
     for shape in TINY if tiny else (WIDE, RAGGED):
         for dtype in dtypes:
             for operation in OPERATIONS:
                 if not operation.drops:
-                    yield _against_fp64(operation, ops, shape, dtype)
-            yield from _head_kernels(ops, shape, dtype)
+                    what = f"{operation.name}, {shape.name}, {_short(dtype)}"
+                    yield what, partial(_against_fp64, what, operation, ops, shape, dtype)
+            what = f"{shape.name}, {_short(dtype)}"
+            yield f"head's statistics, {what}", partial(_head_kernels, what, ops, shape, dtype)
         for operation in OPERATIONS:
             if operation.drops:
-                yield _check_dropout(operation, ops, shape)
-        yield _check_mask(ops, shape)
-        release()
-    yield _past_31_bits(ops, *((7, 40) if tiny else ((1 << 17) + 3, 20480)))
-    release()
-
-
-def sanitize(results: Results) -> None:
-    """Run the checks at tiny sizes under compute-sanitizer: accesses out of bounds, and races in shared memory."""
-    program = shutil.which("compute-sanitizer")
-    for tool in ("memcheck", "racecheck"):
-        if results.has(tool):
-            continue
-        if program is None:
-            results.add(tool, "not run: no compute-sanitizer here", {"why_not": "no compute-sanitizer"})
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            words = [sys.executable, "-m", __spec__.name, "--tiny", "--out", folder]
-            command = [program, "--tool", tool, "--error-exitcode", "9", *words]
-            ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        last = (ended.stdout + ended.stderr).strip().splitlines()[-1:] or [""]
-        results.add(tool, f"exit status {ended.returncode}: {last[0]}", {"status": ended.returncode})
+                what = f"{operation.name}, {shape.name}, fp32"
+                yield what, partial(_check_dropout, what, operation, ops, shape)
+        what = f"dropout's mask, {shape.name}: elements that differ"
+        yield what, partial(_check_mask, what, ops, shape)
+    rows, columns = (7, 40) if tiny else ((1 << 17) + 3, 20480)
+    what = f"bias_gelu of {rows * columns:,} elements, bf16{'' if GPU else ' (small, for a trial)'}"
+    yield what, partial(_past_31_bits, what, ops, rows, columns)
 
 
 def main() -> None:
-    """Check; exit with 1 where a number is wrong."""
+    """Check."""
     tiny, results = begin(__doc__, "checks")
-    ops, wrong = kernels(), False
-    for check in run_checks(ops, tiny):
-        line = f"error {check.error:.2e}, allowed {check.allowed:.2e}{'' if check.passed else ': WRONG'}"
-        if not results.has(check.what):
-            results.add(check.what, line, check._asdict() | {"passed": check.passed})
-        wrong |= not check.passed
-    if GPU and not tiny:
-        sanitize(results)
-    sys.exit(wrong)
+    for what, run in all_checks(kernels(), tiny):
+        if results.has(what):
+            continue
+        with results.attempt(what):
+            for check in run():
+                line = f"error {check.error:.2e}, allowed {check.allowed:.2e}{'' if check.passed else ': WRONG'}"
+                wrong = {} if check.passed else {"error": line}
+                results.add(check.what, line, check._asdict() | {"passed": check.passed} | wrong)
+        release()
 
 
-def _against_fp64(operation: Operation, ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> Check:
+def _against_fp64(what: str, operation: Operation, ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> tuple[Check]:
     generator = torch.Generator(DEVICE).manual_seed(7)
     inputs = [random_input(size, dtype, generator) for size in operation.inputs(shape)]
     sides = operation.sides(ops, shape)
@@ -114,8 +95,7 @@ def _against_fp64(operation: Operation, ops: ParallelOps, shape: Shape, dtype: t
     upstream = [torch.randn(out.shape, generator=generator, device=DEVICE).to(dtype) for out in reference]
     tensors = {name: _with_gradients(sides[name](*inputs), inputs, upstream) for name in ("kernel", "eager")}
     expected = _with_gradients(reference, exact, [tensor.double() for tensor in upstream])
-    what = f"{operation.name}, {shape.name}, {_short(dtype)}"
-    return _worst(what, tensors["kernel"], tensors["eager"], expected, dtype)
+    return (_worst(what, tensors["kernel"], tensors["eager"], expected, dtype),)
 
 
 def _with_gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor], upstream: list[Tensor]) -> list[Tensor]:
@@ -133,14 +113,13 @@ def _worst(what: str, ours: list[Tensor], eager: list[Tensor], expected: list[Te
     return max(results, key=lambda check: math.inf if math.isnan(check.error) else check.error / (check.allowed or 1))
 
 
-def _head_kernels(ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> tuple[Check, Check]:
+def _head_kernels(about: str, ops: ParallelOps, shape: Shape, dtype: torch.dtype) -> tuple[Check, Check]:
     """Check the head on a slice in the middle of the vocabulary, with targets before, in and after it."""
     generator, width = torch.Generator(DEVICE).manual_seed(8), shape.vocabulary
     tokens = shape.sequence * shape.batch
     logits = 4 * torch.randn(tokens, width, generator=generator, device=DEVICE)
     targets = torch.randint(3 * width, (tokens,), generator=generator, device=DEVICE)
     logits, exact = logits.to(dtype), logits.to(dtype).double()
-    about = f"{shape.name}, {_short(dtype)}"
     expected = head.statistics(exact, targets, width)
     ours, eager = (list(side(logits, targets, width)) for side in (ops.statistics, head.statistics))
     statistics = _worst(f"head's statistics, {about}", ours, eager, list(expected), torch.float32)
@@ -190,16 +169,16 @@ def _predict_seed() -> int:
     return seed
 
 
-def _check_mask(ops: ParallelOps, shape: Shape) -> Check:
+def _check_mask(what: str, ops: ParallelOps, shape: Shape) -> tuple[Check]:
     """Dropout of ones, added to zeros, shows the mask."""
     ones = torch.ones(shape.sequence * shape.batch, shape.hidden, device=DEVICE)
     expected = keep_mask(_predict_seed(), *ones.shape)
     zeros = torch.zeros_like(ones)
     mask = ops.bias_dropout_add(ones, zeros[0], zeros, RATE, True) != 0
-    return Check(f"dropout's mask, {shape.name}: elements that differ", float((mask != expected).sum()), 0.0)
+    return (Check(what, float((mask != expected).sum()), 0.0),)
 
 
-def _check_dropout(operation: Operation, ops: ParallelOps, shape: Shape) -> Check:
+def _check_dropout(what: str, operation: Operation, ops: ParallelOps, shape: Shape) -> tuple[Check]:
     """An operation with dropout and its gradients, against fp64 under the reference mask."""
     generator = torch.Generator(DEVICE).manual_seed(9)
     inputs = [random_input(size, torch.float32, generator) for size in operation.inputs(shape)]
@@ -213,7 +192,7 @@ def _check_dropout(operation: Operation, ops: ParallelOps, shape: Shape) -> Chec
     eager = _with_gradients(masked(*inputs), inputs, upstream)
     _predict_seed()
     ours = _with_gradients(operation.sides(ops, shape)["kernel"](*inputs), inputs, upstream)
-    return _worst(f"{operation.name}, {shape.name}, fp32", ours, eager, expected, torch.float32)
+    return (_worst(what, ours, eager, expected, torch.float32),)
 
 
 def _masked_add(keeps: Tensor, x: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
@@ -239,7 +218,7 @@ MASKED: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 }
 
 
-def _past_31_bits(ops: ParallelOps, rows: int, columns: int) -> Check:
+def _past_31_bits(what: str, ops: ParallelOps, rows: int, columns: int) -> tuple[Check]:
     """Check every element of a tensor beyond 32-bit offsets; a wrong offset shows as an error of about 1."""
     x = torch.empty(rows, columns, dtype=DTYPE, device=DEVICE)
     upstream = torch.empty_like(x)
@@ -262,8 +241,7 @@ def _past_31_bits(ops: ParallelOps, rows: int, columns: int) -> Check:
             worst = max(worst, ((ours.float() - exact).abs() / (1 + exact.abs())).max().item())
     error = (bias_grad.double() - bias_expected).abs().max() / bias_expected.abs().max()
     worst = max(worst, error.item())
-    eps = torch.finfo(DTYPE).eps
-    return Check(f"bias_gelu of {rows * columns:,} elements, bf16{'' if GPU else ' (small, for a trial)'}", worst, eps)
+    return (Check(what, worst, torch.finfo(DTYPE).eps),)
 
 
 def _short(dtype: torch.dtype) -> str:

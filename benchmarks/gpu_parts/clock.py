@@ -7,6 +7,7 @@ and no dirty lines, and the host runs ahead meanwhile, so launch time costs no c
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import suppress
+from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -51,12 +53,21 @@ def begin(doc: str | None, part: str) -> tuple[bool, Results]:
     return options.tiny, Results(options.out, part)
 
 
+WITHOUT = os.environ.get("MTNLG_GPU_WITHOUT")
+"""Kernels with this in their name do not end on this GPU (`waiting`)."""
+
+
 def kernels() -> ParallelOps:
-    """Return the fused kernels of this device; exit where there are none."""
+    """Return the fused kernels of this device, but those of `WITHOUT`; exit where there are none."""
     ops = best_ops(DEVICE)
     if ops is EAGER:
         sys.exit(f"no kernels on {DEVICE}; on a CPU, set TRITON_INTERPRET=1 to try them")
-    return ops
+    return replace(ops, **{field.name: getattr(EAGER, field.name) for field in fields(ops) if is_left_out(field.name)})
+
+
+def is_left_out(name: str) -> bool:
+    """Whether an operation goes without its kernel."""
+    return WITHOUT is not None and WITHOUT in name
 
 
 class Times(NamedTuple):

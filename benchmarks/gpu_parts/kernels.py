@@ -46,6 +46,7 @@ class Measurement:
             times = self.clock.compare(sides, key)
         except Exception as error:  # noqa: BLE001  (one kernel that fails must not cost the others' figures)
             self.results.add(key, f"FAILED: {error!r:.200}", {"error": repr(error)})
+            release()
             return
         ours, *others = times
         seconds = times[ours].median
@@ -64,8 +65,11 @@ class Measurement:
         keys = {name: f"{operation.name}, {shape.name}, {name}" for name in ("forward", "forward + backward")}
         if not operation.apart:
             del keys["forward"]
-        if all(map(self.results.has, keys.values())):
-            return
+        if not all(map(self.results.has, keys.values())):
+            with self.results.attempt(keys["forward + backward"]):
+                self._operation(operation, ops, shape, keys)
+
+    def _operation(self, operation: Operation, ops: ParallelOps, shape: Shape, keys: dict[str, str]) -> None:
         generator = torch.Generator(DEVICE).manual_seed(5)
         inputs = [random_input(size, DTYPE, generator) for size in operation.inputs(shape)]
         sides = operation.sides(ops, shape)
@@ -83,7 +87,8 @@ class Measurement:
             way, passes = (forward, 1) if name == "forward" else (both, 2)
             tensors = sum(operation.moved[:passes]) if operation.moved else None
             size = tensors * prod(operation.inputs(shape)[0]) * DTYPE.itemsize if tensors else None
-            self.compare(key, {side: way(call) for side, call in sides.items()}, size)
+            if not self.results.has(key):
+                self.compare(key, {side: way(call) for side, call in sides.items()}, size)
 
     def head(self, ops: ParallelOps, shape: Shape) -> None:
         """Time the head's two kernels over the logits of at most 2,048 tokens."""

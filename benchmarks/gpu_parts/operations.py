@@ -18,7 +18,7 @@ from mtnlg_model import functional
 from mtnlg_parallel.kernels.softmax import core_attention
 from mtnlg_parallel.model import head
 
-from .clock import DEVICE, GPU
+from .clock import DEVICE, GPU, is_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,7 +224,7 @@ def _rotate_inputs(shape: Shape) -> Sizes:
     return ((shape.sequence, shape.batch, shape.heads, 1, shape.head_size),) * 2
 
 
-OPERATIONS = (
+_ALL = (
     # x → y; x, dy → dx
     Operation("layer_norm", _norm_inputs, _layer_norm, (2, 3)),
     # x, r → sum, y; sum, dsum, dy → dx, dr, which are one tensor without dropout
@@ -246,6 +246,8 @@ OPERATIONS = (
     Operation("head and loss", lambda shape: (shape.x, (shape.vocabulary, shape.hidden)), _head, None, apart=False),
 )
 """The comments list what `moved` counts: read → written forward; backward."""
+
+OPERATIONS = tuple(operation for operation in _ALL if not is_left_out(operation.name))
 
 
 def random_input(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

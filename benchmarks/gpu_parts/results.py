@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
+import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 FILE = "results.jsonl"
+RUNNING = "running.json"
+"""What is being measured, and since when."""
 
 Row = dict[str, Any]
 
@@ -27,7 +33,7 @@ class Results:
 
     def __init__(self, out: Path, part: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        self._path, self._part = out / FILE, part
+        self._path, self._part, self._running = out / FILE, part, out / RUNNING
         rows = read_rows(out)
         self._path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))  # without a torn line
         self._keys = {row["key"] for row in rows if row["part"] == part}
@@ -35,6 +41,22 @@ class Results:
     def has(self, key: str) -> bool:
         """Whether this call or an earlier one has measured ``key``."""
         return key in self._keys
+
+    @contextmanager
+    def attempt(self, key: str) -> Iterator[None]:
+        """Record a failure of the block as ``key``, so that no later run of the part tries it again."""
+        self._running.write_text(json.dumps({"part": self._part, "key": key, "began": time.time()}), encoding="utf-8")
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (a compiler may raise anything)
+            traceback.print_exc()
+            self.add(
+                key, f"FAILED: {type(error).__name__}: {str(error).partition(chr(10))[0]:.200}", {"error": repr(error)}
+            )
+            if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+                torch.cuda.synchronize()  # a GPU that an invalid access has stopped ends this process; the next goes on
+        finally:
+            self._running.unlink(missing_ok=True)
 
     def add(self, key: str, line: str, figures: Mapping[str, object]) -> None:
         """Append a row and print it as ``line``."""

@@ -22,7 +22,7 @@ from mtnlg_parallel.launch.preflight import forecast
 from mtnlg_parallel.record.metrics import read_steps
 from training_engine import make_data
 
-from .clock import Sampler, begin
+from .clock import Sampler, begin, is_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .results import Results
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+WITHOUT_KERNELS = ["train.kernels=false"] * is_left_out("norm")
 ONE_GPU = ("layout.dp=1", 'train.schedule="zero-bubble"', "train.validation_every=0", "train.keep=1", "train.warmup=8")
 TINY = ("model.layers=2", "model.hidden=64", "model.heads=4", "model.sequence=64", "train.kernels=false")
 EVERY = 10
@@ -41,7 +42,7 @@ TOLERANCE = 1e-4
 
 def train(name: str, settings: Sequence[str], data: Path, folder: Path, device: str) -> tuple[Recipe, list[Step]]:
     """Train, and return the steps."""
-    recipe = mtnlg_parallel.load_recipe(RECIPES / name, (*ONE_GPU, *settings))
+    recipe = mtnlg_parallel.load_recipe(RECIPES / name, (*ONE_GPU, *WITHOUT_KERNELS, *settings))
     options = mtnlg_parallel.RunOptions(device="cpu" if device == "cpu" else "auto")
     mtnlg_parallel.train(recipe, data, folder, options=options, force=True, max_restarts=0)
     return recipe, list(read_steps(folder))
@@ -107,14 +108,17 @@ def main() -> None:
         if not given:
             make_data(data, 51200, 1 << 23)
         if not results.has("first steps"):
-            first_steps(results, data, folder, shape)
+            with results.attempt("first steps"):
+                first_steps(results, data, folder, shape)
         small = ["train.batch=4", "train.micro_batch=2", 'train.precision="bf16"', f"train.samples={4 * 14}", *shape]
         if not results.has("350m"):
             settings = small if tiny else ["train.batch=64", "train.micro_batch=16", f"train.samples={64 * 50}"]
-            measured(results, "350m", settings, data, folder)
+            with results.attempt("350m"):
+                measured(results, "350m", settings, data, folder)
         if not tiny and not results.has("1.3b"):
             settings = ["train.batch=64", "train.micro_batch=8", f"train.samples={64 * 25}"]
-            measured(results, "1.3b", [*settings, "train.ramp={start=64, increment=64, samples=64}"], data, folder)
+            with results.attempt("1.3b"):
+                measured(results, "1.3b", [*settings, "train.ramp={start=64, increment=64, samples=64}"], data, folder)
 
 
 if __name__ == "__main__":

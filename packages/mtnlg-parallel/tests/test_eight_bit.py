@@ -85,6 +85,36 @@ def test_a_layers_product_and_its_gradients_are_those_of_fp32_within_the_roundin
         assert bound / 2 < float((ours - theirs).norm() / theirs.norm()) < bound
 
 
+@pytest.mark.parametrize("product", [products.column, products.row])
+def test_a_weight_is_rounded_once_a_step_and_again_after_its_update(
+    product: Any,  # noqa: ANN401  (as above)
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight, rounded_weights = noise(4, 8, 64).requires_grad_(), noise(48, 64).requires_grad_(), []
+
+    def counted(x_RK: Tensor, dtype: torch.dtype) -> eight_bit.Factor:
+        rounded_weights.extend([x_RK] if x_RK is weight else [])
+        return rounded(x_RK, dtype)
+
+    monkeypatch.setattr(eight_bit, "rounded", counted)
+    answers = []
+    for _ in range(2):
+        with eight_bit.weights_unchanged():
+            for _ in range(3):  # micro-batches
+                out = product(x, weight, ONE_RANK)
+                answers.append([out.detach(), *torch.autograd.grad(out, [x, weight], torch.ones_like(out))])
+        with torch.no_grad():
+            weight.data.neg_()  # as an engine updates: no version of autograd's says so
+    assert len(rounded_weights) == 2
+    for first, second in zip(answers[0], answers[1], strict=True):
+        assert torch.equal(first, second)
+    (before, before_grad, _), (after, after_grad, _) = answers[0], answers[3]
+    assert torch.equal(after, -before)
+    assert torch.equal(after_grad, -before_grad)
+    product(x, weight, ONE_RANK)
+    assert len(rounded_weights) == 3, "outside of a step nothing is kept"
+
+
 def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
     config = preset("mt-nlg-530b")
     assert eight_bit_error(Layout(tp=8, pp=35, dp=8), config, 1) is None

@@ -58,6 +58,17 @@ def test_every_kernel_drops_the_elements_that_philox_selects(rows: int, columns:
     torch.testing.assert_close(total_H, expected_H)
 
 
+def test_an_element_whose_number_is_the_threshold_is_kept() -> None:
+    torch.manual_seed(4)
+    seed = int(torch.randint(1 << 62, ()))
+    word = philox((0, 0, 0, 0), (seed & 0xFFFFFFFF, seed >> 32), 7)[1]
+    for column, number in ((2, word & 0xFFFF), (3, word >> 16)):
+        for rate, stays in ((number / 65536, True), ((number + 1) / 65536, False)):
+            torch.manual_seed(4)
+            out_H = dropout.dropout_add(torch.ones(1, 8), torch.zeros(1, 8), rate, True)
+            assert bool(out_H[0, column]) is stays
+
+
 def test_dropped_elements_have_no_gradient_and_the_others_are_scaled() -> None:
     x_H, bias_H = torch.randn(67, 24, requires_grad=True), torch.randn(24, requires_grad=True)
     residual_H, upstream_H = torch.randn(67, 24, requires_grad=True), torch.randn(67, 24)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mtnlg_parallel.kernels import best_ops
 from mtnlg_parallel.model.head import EAGER
@@ -89,7 +91,9 @@ def test_replaying_an_operation_after_its_seed_changed_on_the_device_drops_other
     torch.manual_seed(1)
     seed = dropout_mask.draw(0.5, x_H)
     assert seed is not None
-    assert seed.device == x_H.device
+    on_meta = dropout_mask.draw(0.5, x_H.to("meta"))
+    assert on_meta is not None
+    assert on_meta.is_meta, "it is drawn where the tensor is"
     operations: list[Callable[[], Any]] = [
         lambda: dropout._dropped_sum(x_H, None, zero_H, seed, 0.5),
         lambda: norm._add_norm(x_H, None, zero_H, seed, 0.5, row, None, EPS)[0],
@@ -99,6 +103,28 @@ def test_replaying_an_operation_after_its_seed_changed_on_the_device_drops_other
     assert all(torch.equal(operation(), first) for operation, first in zip(operations, before, strict=True))
     seed.add_(1)
     assert not any(torch.equal(operation(), first) for operation, first in zip(operations, before, strict=True))
+
+
+def test_attention_of_a_tensor_parallel_rank_draws_its_seed_on_the_device() -> None:
+    """So the layer is one graph of torch.compile, ranks drop other probabilities, and recomputation the same."""
+    q_BNSD = torch.randn(1, 2, 6, 8)
+
+    def attend(rank: int, recompute: bool, compiled: bool) -> list[Tensor]:
+        attention: Callable[..., Tensor] = best_ops(CPU).attention_of_rank
+        if recompute:
+            attention = partial(checkpoint, attention, use_reentrant=False)
+        if compiled:
+            attention = torch.compile(attention, fullgraph=True, backend="aot_eager")
+        torch.manual_seed(3)
+        inputs = [q_BNSD.clone().requires_grad_() for _ in range(3)]
+        out_BNSD = attention(rank, *inputs, None, 0.4, 0.5)
+        torch.rand(5)  # recomputation must restore the generator
+        return [out_BNSD, *torch.autograd.grad(out_BNSD.square().sum(), inputs)]
+
+    first = attend(0, recompute=False, compiled=False)
+    assert all(map(torch.equal, first, attend(0, recompute=True, compiled=False)))
+    torch.testing.assert_close(attend(0, recompute=False, compiled=True), first)
+    assert not any(map(torch.equal, first, attend(1, recompute=False, compiled=False)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

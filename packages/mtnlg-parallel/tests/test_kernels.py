@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mtnlg_model import functional
-from mtnlg_parallel.planner.costs.layer import FUSED, ROTARY
+from mtnlg_parallel.planner.costs.layer import FUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
 
-from mtnlg_parallel.kernels import dropout, gelu, norm, rotary, softmax, swiglu
+from triton.runtime import interpreter
+
+from mtnlg_parallel.kernels import dropout, gelu, norm, rotary, softmax, swiglu, tiles
 
 EPS = 1e-5
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -135,7 +137,7 @@ def test_swiglu_and_rotary_move_the_bytes_that_the_planner_counts(monkeypatch: p
     torch.autograd.backward(rotary.rotate(q, *angles(q, 8, False, 0)).sum())
     moved = [sum(tensor.nbytes for tensor in tensors) for tensors in launched]
     table = 2 * 6 * 8 * 2  # of cosines and sines, which all heads share
-    assert moved == [*(each * x.numel() for each in FUSED.gate), *[ROTARY * q.numel() + table] * 2]
+    assert moved == [*(each * x.numel() for each in FUSED.gate), *[FUSED.rotary * q.numel() + table] * 2]
 
 
 def turned_q_and_k(
@@ -174,9 +176,45 @@ def test_a_norms_gradient_adds_up_a_row_of_three_parts(monkeypatch: pytest.Monke
     assert_agree(norm.rms_norm, functional.rms_norm, [(1, 1, 2056), (2056,)], torch.float32, 4, EPS)
 
 
-def test_softmax_of_a_row_longer_than_a_block() -> None:
+def test_sums_over_rows_add_up_more_parts_than_one_step_of_their_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiles.SLAB, "ROWS", 8)
+    monkeypatch.setitem(norm.GROUP, "ROWS", 8)
+    shape, row = (131, 1, 16), (16,)
+    assert_agree(gelu.bias_gelu, functional.bias_gelu, [shape, row], torch.float32, 1)
+    assert_agree(norm.rms_norm, functional.rms_norm, [shape, row], torch.float32, 2, EPS)
+
+
+def test_softmax_of_a_long_row_and_torchs_own_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [(1, 1, 3, 8), *[(1, 1, 4112, 8)] * 2]
     assert_agree(softmax.core_attention, eager_attention, shapes, torch.float32, 3, 0.4, 0.0)
+    q_BNSD = torch.randn(1, 1, 4, 8, requires_grad=True)
+    assert "mtnlg" in str(softmax.attention(q_BNSD, q_BNSD, q_BNSD, None, 0.4, 0.0).grad_fn)
+    monkeypatch.setattr(softmax, "LONGEST", 3)
+    assert "mtnlg" not in str(softmax.attention(q_BNSD, q_BNSD, q_BNSD, None, 0.4, 0.0).grad_fn)
+
+
+def test_keys_that_a_query_may_not_see_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those of a vector of 16; their scores may be anything, and count for nothing in forward and backward."""
+    inside, (s, t), read = vars(softmax), (37, 37), []
+    load = interpreter.interpreter_builder.create_masked_load
+
+    def count(at: Any, there: Any, *rest: Any) -> Any:  # noqa: ANN401  (the interpreter's)
+        read.append(int(there.data.sum()))
+        return load(at, there, *rest)
+
+    monkeypatch.setattr(interpreter.interpreter_builder, "create_masked_load", count)
+    score_ST, grad_ST = torch.randn(s, t), torch.randn(s, t)
+    seen_ST = functional.causal_mask(s, t)
+    results = []
+    for hidden in (0.0, torch.nan):
+        p_ST, p_grad_ST = (each.masked_fill(~seen_ST, hidden) for each in (score_ST, grad_ST))
+        inside["_launch"](inside["_softmax_forward"], p_ST, None, None, scale=0.5, rate=0.0)
+        assert not p_ST[~seen_ST].any()
+        inside["_launch"](inside["_softmax_backward"], p_grad_ST, p_ST, None, None, scale=0.5, rate=0.0)
+        results.append(torch.stack((p_ST, p_grad_ST)))
+    assert sum(read) == 6 * sum(min(-(-visible // 16) * 16, t) for visible in range(1, s + 1))
+    assert torch.equal(*results)
+    assert not results[0][:, ~seen_ST].any()
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # NumPy warns: it interprets

@@ -44,6 +44,7 @@ def best_ops(device: torch.device) -> ParallelOps:
         swiglu=_with_fallback(swiglu.swiglu, EAGER.swiglu, device),
         rotate=_with_fallback(rotary.rotate, EAGER.rotate, device),
         attention=_with_fallback(softmax.attention, EAGER.attention, device),
+        attention_of_rank=_with_fallback(softmax.attention_of_rank, EAGER.attention_of_rank, device),
         statistics=_with_fallback(loss.statistics, EAGER.statistics, device),
         gradient=_with_fallback(loss.gradient, EAGER.gradient, device, 1),  # logsumexp is always fp32
     )

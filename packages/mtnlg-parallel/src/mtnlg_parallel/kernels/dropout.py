@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .dropout_mask import draw, kept, threshold_and_scale
 from .tiles import (
-    SLAB,
     TILE,
     Matrix,
     add_slabs,
@@ -59,7 +58,7 @@ def _dropped_sum_backward(
     bias_grad_H = None if bias_H is None else size.sum_like(bias_H)
     sums = size.partial_sums(1, device)[0], size.slab_counters(device)
     arguments = (out_grad_H, x_grad_H, bias_grad_H, *sums, seed, *size, *threshold_and_scale(rate))
-    launch(_dropout_backward, size.slab_grid, *arguments, **SLAB)
+    launch(_dropout_backward, size.slab_grid, *arguments, **size.slab)
     return x_grad_H, out_grad_H.new_empty(0) if bias_grad_H is None else bias_grad_H
 
 

@@ -7,7 +7,8 @@ number does not depend on how a kernel is cut into blocks.
 
 The seed is one number a call from the default generator of the tensors' device, and stays on that device: a replayed
 CUDA graph draws it anew, and no call waits for the host. Recomputation restores that generator's state and so draws the
-same mask. Whether tensor-parallel ranks share the state is decided in `training.loop` and `model.tensor_parallel`.
+same mask. `training.loop` decides whether tensor-parallel ranks share the state; attention's masks are a rank's own
+(`model.attention_masks`).
 """
 
 # ruff: noqa: ANN001, ANN201  (Triton's own language)
@@ -24,9 +25,12 @@ RESOLUTION = 1 << 16
 """Number of different rates."""
 
 
-def draw(rate: float, x: Tensor) -> Tensor | None:
-    """Seed of a new mask for dropout of ``x`` at ``rate`` in [0, 1); at rate 0 no number is drawn."""
-    return torch.randint(1 << 62, (), device=x.device) if round(rate * RESOLUTION) else None
+def draw(rate: float, x: Tensor, rank: int = 0) -> Tensor | None:
+    """Seed of a new mask for dropout of ``x`` at ``rate`` in [0, 1), of a rank's own; at rate 0 no number is drawn."""
+    if not round(rate * RESOLUTION):
+        return None
+    seed = torch.randint(1 << 62, (), device=x.device)
+    return seed ^ rank if rank else seed
 
 
 def threshold_and_scale(rate: float) -> tuple[int, float]:
@@ -41,8 +45,8 @@ def kept(seed, threshold, row, group):
     zero = row.to(tl.uint32) * 0 + group.to(tl.uint32) * 0
     a, b, c, d = tl.philox(seed, zero + group.to(tl.uint32), zero + row.to(tl.uint32), zero, zero, 7)
     words = tl.join(tl.join(a, c), tl.join(b, d))  # so that they lie as a, b, c, d
-    halves = tl.join(words & 0xFFFF, words >> 16)
-    return tl.reshape(halves, (halves.shape[0], halves.shape[1] * 8)).to(tl.int32) >= threshold
+    upper = tl.join(words << 16, words)  # 16 bits at the top, whatever follows them
+    return tl.reshape(upper, (upper.shape[0], upper.shape[1] * 8)) >= threshold.to(tl.uint32) << 16
 
 
 @triton.jit

@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .tiles import (
-    SLAB,
     TILE,
     Matrix,
     add_slabs,
@@ -25,6 +24,7 @@ from .tiles import (
     differentiate,
     is_last,
     launch,
+    sigmoid,
     slab,
     step_of,
     store_sums,
@@ -32,7 +32,7 @@ from .tiles import (
 )
 
 _TWICE = tl.constexpr(1.5957691216057308)  # 2 √(2/π)
-_CUBIC = tl.constexpr(0.044715)
+_CUBE = tl.constexpr(0.044715 * 1.5957691216057308)
 
 
 def bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def _bias_gelu_backward(x_F: Tensor, bias_F: Tensor, out_grad_F: Tensor) -> tupl
     x_grad_F, bias_grad_F = torch.empty_like(x_F, memory_format=torch.contiguous_format), size.sum_like(bias_F)
     sums = size.partial_sums(1, device)[0], size.slab_counters(device)
     read = contiguous(x_F, bias_F, out_grad_F)
-    launch(_gelu_backward, size.slab_grid, *read, x_grad_F, bias_grad_F, *sums, *size, **SLAB)
+    launch(_gelu_backward, size.slab_grid, *read, x_grad_F, bias_grad_F, *sums, *size, **size.slab)
     return x_grad_F, bias_grad_F
 
 
@@ -66,7 +66,7 @@ def _gelu_forward(x_at, bias_at, out_at, rows, columns, ROWS: tl.constexpr, COLU
     _row, column, _group, at, there = tile(rows, columns, ROWS, COLUMNS)
     x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
     x += tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
-    out = x * tl.sigmoid((x + x * x * x * _CUBIC) * _TWICE)
+    out = x * sigmoid(x * (x * x * _CUBE + _TWICE))
     tl.store(out_at + at, out.to(out_at.dtype.element_ty), mask=there)
 
 
@@ -91,8 +91,8 @@ def _gelu_backward(
     for step in range(0, height, STRIDE):
         _row, at, there = step_of(first + step, rows, columns, column, STRIDE)
         x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32) + bias
-        share = tl.sigmoid((x + x * x * x * _CUBIC) * _TWICE)
-        slope = share + x * share * (1.0 - share) * (1.0 + x * x * (3 * _CUBIC)) * _TWICE
+        share = sigmoid(x * (x * x * _CUBE + _TWICE))
+        slope = share + x * share * (1.0 - share) * (x * x * (3 * _CUBE) + _TWICE)
         x_grad = slope * tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
         tl.store(x_grad_at + at, x_grad.to(x_grad_at.dtype.element_ty), mask=there)
         bias_grad += tl.where(there, x_grad, 0.0)

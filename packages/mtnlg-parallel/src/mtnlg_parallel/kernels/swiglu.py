@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import contiguous, custom_op, differentiate, launch
+from .tiles import contiguous, custom_op, differentiate, launch, sigmoid
 
 BLOCK: Final = {"ELEMENTS": 1024, "num_warps": 4}
 """Eight elements a thread: one 16-byte load of bf16 a tensor."""
@@ -63,7 +63,7 @@ def _swiglu_forward(gate_at, x_at, out_at, count, ELEMENTS: tl.constexpr):
     at, there = _place(count, ELEMENTS)
     gate = tl.load(gate_at + at, mask=there, other=0.0).to(tl.float32)
     x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
-    out = x * (gate * tl.sigmoid(gate))
+    out = x * (gate * sigmoid(gate))
     tl.store(out_at + at, out.to(out_at.dtype.element_ty), mask=there)
 
 
@@ -73,7 +73,7 @@ def _swiglu_backward(gate_at, x_at, out_grad_at, gate_grad_at, x_grad_at, count,
     gate = tl.load(gate_at + at, mask=there, other=0.0).to(tl.float32)
     x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
     out_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
-    share = tl.sigmoid(gate)
+    share = sigmoid(gate)
     gate_grad = out_grad * x * (share * (1.0 + gate * (1.0 - share)))
     x_grad = out_grad * (gate * share)
     tl.store(gate_grad_at + at, gate_grad.to(gate_grad_at.dtype.element_ty), mask=there)

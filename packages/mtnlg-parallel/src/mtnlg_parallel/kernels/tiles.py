@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
 TILE: Final = {"ROWS": 4, "COLUMNS": 512, "num_warps": 4}
-SLAB: Final = {"ROWS": 64, "STRIDE": 4, "COLUMNS": 256, "num_warps": 4}
+SLAB: Final = {"ROWS": 128, "STRIDE": 8, "COLUMNS": 128, "num_warps": 4}
 ROW_BLOCK: Final = 4096
 """Most columns in a row kernel's block: 16 a thread, two 16-byte loads of bf16 that are under way together. So 256
 rows, a rank's share of 2,048 under sequence parallelism, keep 16 KiB a multiprocessor of an H100 under way, about what
@@ -61,6 +61,11 @@ class Matrix(NamedTuple):
     def slab_grid(self) -> tuple[int]:
         """Grid of a slab kernel."""
         return (triton.cdiv(self.rows, SLAB["ROWS"]) * triton.cdiv(self.columns, SLAB["COLUMNS"]),)
+
+    @property
+    def slab(self) -> dict[str, int]:
+        """Constants of a slab kernel; masks take registers."""
+        return {**SLAB, "STRIDE": SLAB["STRIDE"] // (2 if self.columns % 16 else 1)}
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -110,6 +115,18 @@ def step_of(top, rows, columns, column, STRIDE: tl.constexpr):
     """So many rows of a slab from ``top`` on: their numbers [R, 1], offsets [R, C], which exist."""
     row = top + tl.arange(0, STRIDE)[:, None]
     return row, row * columns + column, (row < rows) & (column < columns)
+
+
+@triton.jit
+def exp(x):
+    """Exponential of x. A power of 2 is one instruction, as tiny results become 0; tl.exp takes four more for those."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
 
 
 @triton.jit

@@ -7,16 +7,23 @@ most 57,344), as in Micikevicius et al. 2022. Each matrix has one scale, from it
 history of a run, so a resumed one rounds as an untouched one, and it is the only scaling whose products PyTorch leaves
 in fp32, in which weight gradients are summed.
 
+A weight is rounded once a step, to both its factor and the transpose, 2 bytes a parameter until the update: forward,
+recomputation and backward of each micro-batch would round the same numbers again (`weights_unchanged`).
+
 8-bit factors multiply exactly in fp32. So a CPU, which only converts and multiplies in fp32, gives what a GPU gives
 within the rounding of fp32 sums, and shows how such a run learns.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FORWARD: Final = torch.float8_e4m3fn
 """Of weights and activations."""
@@ -39,9 +46,34 @@ class Factor(NamedTuple):
 @torch.no_grad()
 def rounded(x_RK: Tensor, dtype: torch.dtype) -> Factor:
     """Round a matrix to 8 bits; its largest elements become the largest of the format. No host waits for them."""
-    largest = torch.finfo(dtype).max
-    scale = x_RK.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny * largest) / largest
+    largest, tiny = torch.finfo(dtype).max, torch.finfo(torch.float32).tiny
+    scale = torch.linalg.vector_norm(x_RK, torch.inf).float().clamp(min=tiny * largest) / largest
     return Factor((x_RK.float() / scale).clamp(-largest, largest).to(dtype), scale)
+
+
+_weights: dict[Tensor, dict[bool, Factor]] | None = None
+"""Factors of weights, and whether they are transposed; None where weights may change."""
+
+
+@contextmanager
+def weights_unchanged() -> Iterator[None]:
+    """Round each weight once within the block, which must not use a weight after it has been updated."""
+    global _weights  # noqa: PLW0603  (autograd's threads run backward: no context of theirs would have it)
+    _weights = {}
+    try:
+        yield
+    finally:
+        _weights = None
+
+
+def weight_factor(weight_OI: Tensor, *, transposed: bool) -> Factor:
+    """A weight in 8 bits, [O, I], or transposed [I, O]."""
+    known = {} if _weights is None else _weights.setdefault(weight_OI, {})
+    if transposed not in known:
+        known[transposed] = (
+            weight_factor(weight_OI, transposed=False).t() if transposed else rounded(weight_OI, FORWARD)
+        )
+    return known[transposed]
 
 
 @torch.no_grad()

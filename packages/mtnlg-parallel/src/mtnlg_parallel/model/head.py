@@ -25,6 +25,7 @@ from mtnlg_model import functional
 from mtnlg_parallel.layout import head_chunk
 
 from . import sequence_parallel
+from .attention_masks import attention_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +74,7 @@ class ParallelOps(functional.Ops):
 
     statistics: Callable[[Tensor, Tensor, int], Tensor] = statistics
     gradient: Callable[[Tensor, Tensor, int, Tensor, float], None] = gradient
+    attention_of_rank: Callable[[int, Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor] = attention_of_rank
 
 
 EAGER = ParallelOps()

@@ -23,12 +23,16 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from . import eight_bit
-from .eight_bit import BACKWARD, FORWARD, Factor, rounded
+from .eight_bit import BACKWARD, FORWARD, Factor, rounded, weight_factor
 
 if TYPE_CHECKING:
     from torch.distributed import Work
 
     from .slicing import Slicing
+
+
+ADDS_IN_FP32 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+"""Whether addmm adds a product of bf16 factors to an fp32 sum on a GPU; `benchmarks/gpu.py` may meet an older one."""
 
 
 class GradientSink(Protocol):
@@ -62,6 +66,9 @@ def add_product(total_OI: Tensor, dy_NO: Tensor | Factor, x_NI: Tensor | Factor,
     factors, beta = (dy_NO.t(), x_NI), int(not first)
     if x_NI.dtype == total_OI.dtype:
         torch.addmm(total_OI, *factors, beta=beta, out=total_OI)
+    elif total_OI.is_cuda and not ADDS_IN_FP32:
+        dw_OI = torch.mm(*factors, out_dtype=total_OI.dtype)
+        total_OI.copy_(dw_OI) if first else total_OI.add_(dw_OI)
     elif total_OI.is_cuda:
         torch.addmm(total_OI, *factors, beta=beta, out_dtype=total_OI.dtype, out=total_OI)
     else:
@@ -134,14 +141,14 @@ def _forward(x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:
     x_NI = _factor(x, FORWARD, slicing)
     if not isinstance(x_NI, Factor):
         return x @ weight.t()
-    return eight_bit.product(x_NI, rounded(weight, FORWARD), x.dtype).view(*x.shape[:-1], -1)
+    return eight_bit.product(x_NI, weight_factor(weight, transposed=False), x.dtype).view(*x.shape[:-1], -1)
 
 
 def _backward(dy: Tensor, dy_NO: Tensor | Factor, weight: Tensor) -> Tensor:
     """Dy W."""
     if not isinstance(dy_NO, Factor):
         return dy @ weight
-    return eight_bit.product(dy_NO, rounded(weight, FORWARD).t(), dy.dtype).view(*dy.shape[:-1], -1)
+    return eight_bit.product(dy_NO, weight_factor(weight, transposed=True), dy.dtype).view(*dy.shape[:-1], -1)
 
 
 def _weight_gradient(weight: Tensor, dy_NO: Tensor | Factor, x: Tensor, slicing: Slicing) -> Tensor | None:

@@ -36,7 +36,6 @@ from . import products, sequence_parallel
 
 if TYPE_CHECKING:
     from mtnlg_model.decoder import EmbeddingTable, Linear
-    from mtnlg_model.functional import AttentionOp
     from mtnlg_parallel.layout import Recompute
 
     from .head import ParallelOps
@@ -133,34 +132,10 @@ def parallelize_module(module: nn.Module, slicing: Slicing, device: torch.device
 
 def parallel_ops(slicing: Slicing, recompute: Recompute, ops: ParallelOps) -> ParallelOps:
     """``ops`` with attention over this rank's heads, recomputed in backward if ``recompute`` is selective."""
-    attention = partial(_local_heads_attention, slicing, ops.attention)
+    attention = partial(ops.attention_of_rank, slicing.rank)
     if recompute == "selective":
         attention = partial(checkpoint_activations, attention)
     return replace(ops, attention=attention)
-
-
-def _local_heads_attention(  # noqa: PLR0917  (the signature of attention)
-    slicing: Slicing,
-    attention: AttentionOp,
-    q_BNSD: Tensor,
-    k_BNTD: Tensor,
-    v_BNTD: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    rate: float,
-) -> Tensor:
-    """Attention with a dropout mask of this rank's own.
-
-    All other dropout acts on values that the group's ranks share and must be the same on each, so they share the
-    default generator's state. Here the seed is one number drawn from it and the rank, and the state is restored
-    afterwards; recomputation, which restores the default state, then draws the same masks again.
-    """
-    if not rate:
-        return attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
-    seed = int(torch.randint(1 << 62, (), device="cpu")) ^ slicing.rank
-    with torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else []):
-        torch.manual_seed(seed)
-        return attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
 
 
 def checkpoint_activations(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)

@@ -22,6 +22,7 @@ from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_parallel import kernels
 from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.layout import stages
+from mtnlg_parallel.model.eight_bit import weights_unchanged
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record.metrics import Step, peak_flops, throughput
@@ -158,7 +159,8 @@ class Training:
         lr = recipe.train.learning_rate.at(samples)
         torch.manual_seed(self._dropout_seed(before.samples))
         waited, micro_batches = batches.waited if batches else 0.0, batch // recipe.batch_size.multiple
-        loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, lr, self.guard.skip_reason)
+        with weights_unchanged():
+            loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, lr, self.guard.skip_reason)
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,

@@ -1,13 +1,14 @@
 """The share of a GPU's memory bandwidth that a compiled kernel can reach, from its binary alone.
 
     memory    bytes moved / bandwidth
-    issue     instructions a warp · warps / (4 a clock and multiprocessor)
-    bound     least bytes / bytes moved · min(1, memory / issue)
+    busy      clocks of the busiest unit of a multiprocessor for its share of the warps' instructions, over memory
+    bound     least bytes / bytes moved · min(1, 1 / busy)
 
-A launch moves every tensor that it is given once, those that it overwrites or only notes sums in twice; the least
-leaves the notes out. A warp's instructions are those of its binary outside loops, branches not taken included, and
-those of its loops as often as the launch's shape asks. So a bound holds for a kernel whose loads never wait for each
-other; only a measurement on the GPU says how near it comes.
+A launch moves every tensor that it is given once, those that it overwrites or only notes sums in twice, and of causal
+scores reads half; the least leaves the notes out. A warp's instructions are those of its binary outside loops, branches
+not taken included, and those of its loops as often as the launch's shape asks. Four warps issue one each a clock; the
+units behind them take fewer (`UNITS`). So a bound holds for a kernel whose loads never wait for each other; only a
+measurement on the GPU says how near it comes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from math import ceil
 from multiprocessing import get_context
@@ -58,12 +60,37 @@ TOKENS, HIDDEN, MLP, HEADS, VOCABULARY = 2048, 20480, 10240, 16, 6400
 """A micro-batch of one sequence, and a rank's share of MT-NLG at tensor-parallel degree 8; heads have 160 values."""
 
 SCRATCH: Final = {"sums_at", "means_at", "counters_at"}
-OVERWRITTEN: Final = {
-    "_softmax_forward": {"p_at"},
-    "_softmax_backward": {"grad_at"},
-    "_loss_gradient": {"logits_at"},
+PASSES: Final = {
+    ("_softmax_forward", "p_at"): 1.5,
+    ("_softmax_backward", "grad_at"): 1.5,
+    ("_softmax_backward", "p_at"): 0.5,
+    ("_loss_gradient", "logits_at"): 2.0,
 }
+"""How often a tensor is moved, where not once: half of causal scores are read, and all written."""
+
+UNITS: Final = {
+    "issue": (r"", 1 / 4, 1 / 4),
+    "fma": (r"F(ADD|MUL|FMA)|IMAD|HFMA2", 1 / 2, 1 / 4),
+    "imad": (r"IMAD", 1 / 2, 1 / 2),
+    "alu": (
+        r"(?!F(ADD|MUL|FMA)|IMAD|HFMA2|MUFU|[IF]2[IF]\b|FLO|POPC|SHFL|LD|ST|ATOM|U|S2|R2UR|CS2R|BRA|B?EXIT|NOP|B(AR|SS|SY))",
+        1 / 2,
+        1 / 2,
+    ),
+    "xu": (r"MUFU|[IF]2[IF]\b|FLO|POPC", 2, 2),
+    "lsu": (r"SHFL|(LD|ST)[GS]", 1, 1),
+}
+"""Units of a multiprocessor: its opcodes, and the clocks that a warp's instruction takes it on an A100 and later.
+
+Lanes are those of the CUDA programming guide's table of throughputs: 64 for integers and comparisons, 64 and from the
+H100 on 128 for fp32, of which 64 multiply integers, 16 for exponentials and reciprocals, 32 for shuffles; 128 bytes of
+loads. Products of integers that keep 64 bits or the upper 32 are taken for two."""
+
 INSTRUCTION: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
+GUARD: Final = re.compile(r"^@!?U?P\w+\s+")
+WIDE: Final = {".WIDE": 2, ".HI": 2, ".128": 4, ".64": 2}
+"""Turns of a unit for one instruction."""
+
 BRANCH: Final = re.compile(r"\bBRA\b.* `?\(?(0x[0-9a-f]+)")
 
 
@@ -76,7 +103,8 @@ class Bound(NamedTuple):
     registers: int
     megabytes: float
     instructions: float  # an element of the largest tensor
-    issue: float  # share of the memory's time
+    unit: str  # the busiest
+    busy: float  # its share of the memory's time
     bound: float
     measured: str = ""  # no GPU has run them yet
 
@@ -118,18 +146,21 @@ def _bound(gpu: Gpu, launch: Launch) -> Bound:
     kernel = describe(compiled)
     least, moved = _bytes(compiled.name, arguments)
     elements = max(x.numel() for x in _tensors(arguments).values())
-    programs = elements / _elements_of_a_program(arguments)
-    issued = programs * compiled.metadata.num_warps * _instructions_of_a_warp(compiled, arguments)
-    issue = issued / (4 * gpu.clock * gpu.processors) / (moved / gpu.bandwidth)
+    warps = elements / _elements_of_a_program(arguments) * compiled.metadata.num_warps
+    code = _instructions_of_a_warp(compiled, arguments)
+    clocks = {unit: warps * each for unit, each in _clocks(code, gpu.target).items()}
+    unit = max(clocks, key=clocks.__getitem__)
+    busy = clocks[unit] / (gpu.clock * gpu.processors) / (moved / gpu.bandwidth)
     return Bound(
         gpu.name,
         kernel.name,
         kernel.variant,
         kernel.registers,
         round(least / 1e6, 1),
-        round(32 * issued / elements, 1),
-        round(issue, 2),
-        round(least / moved * min(1, 1 / issue), 3),
+        round(32 * warps * sum(code.values()) / elements, 1),
+        unit,
+        round(busy, 2),
+        round(least / moved * min(1, 1 / busy), 3),
     )
 
 
@@ -137,10 +168,9 @@ def _tensors(arguments: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in arguments.items() if isinstance(value, Tensor) and name not in SCRATCH}
 
 
-def _bytes(kernel: str, arguments: dict[str, Any]) -> tuple[int, int]:
+def _bytes(kernel: str, arguments: dict[str, Any]) -> tuple[float, float]:
     """Least bytes of a launch, and those that it moves."""
-    overwritten = OVERWRITTEN.get(kernel, set())
-    least = sum(x.nbytes * (1 + (name in overwritten)) for name, x in _tensors(arguments).items())
+    least = sum(x.nbytes * PASSES.get((kernel, name), 1.0) for name, x in _tensors(arguments).items())
     return least, least + sum(2 * arguments[name].nbytes for name in SCRATCH & set(arguments))
 
 
@@ -176,13 +206,12 @@ def _trips(kernel: str, arguments: dict[str, Any]) -> list[tuple[float, int]]:
         return [*means, (arguments["ROWS"] / stride, 0), *sums]
     if kernel in {"_dropout_backward", "_gelu_backward"}:
         return [(arguments["ROWS"] / stride, 1 if kernel == "_dropout_backward" else 2), *sums]
-    if kernel in {"_softmax_forward", "_softmax_backward"}:
-        return [(blocks, 0), (blocks, 0)]
     return [(blocks, 0)] if kernel == "_loss_statistics" else []
 
 
-def _instructions_of_a_warp(compiled: Any, arguments: dict[str, Any]) -> float:  # noqa: ANN401  (Triton has no annotations)
-    code = [(int(at, 16), text) for at, text in INSTRUCTION.findall(disassemble(compiled))]
+def _instructions_of_a_warp(compiled: Any, arguments: dict[str, Any]) -> dict[str, float]:  # noqa: ANN401  (Triton has no annotations)
+    """How often a warp issues each opcode."""
+    code = [(int(at, 16), GUARD.sub("", text)) for at, text in INSTRUCTION.findall(disassemble(compiled))]
     code = code[: 1 + max(number for number, (_, text) in enumerate(code) if "EXIT" in text)]  # padding follows
     jumps = [(int(found[1], 16), at) for at, text in code if (found := BRANCH.search(text))]
     loops, trips = sorted((start, end) for start, end in jumps if start < end), _trips(compiled.name, arguments)
@@ -190,15 +219,33 @@ def _instructions_of_a_warp(compiled: Any, arguments: dict[str, Any]) -> float: 
         raise Failure(
             f"{compiled.name}: {len(loops)} loops in its binary, not the {len(trips)} of aot/bounds.py: _trips"
         )
-    total = float(len(code))
+    issued: dict[str, float] = dict(Counter(_opcode(text) for _, text in code))
     for (start, end), (count, loads) in zip(loops, trips, strict=True):
         inner = [(first, last) for first, last in loops if start < first and last < end]
-        body = [
-            text for at, text in code if start <= at <= end and not any(first <= at <= last for first, last in inner)
-        ]
-        unrolled = sum("LDG" in text for text in body) // loads if loads else 1
-        total += (count / unrolled - 1) * len(body)
-    return total
+        body = Counter(
+            _opcode(text)
+            for at, text in code
+            if start <= at <= end and not any(first <= at <= last for first, last in inner)
+        )
+        unrolled = sum(body[opcode] for opcode in body if opcode.startswith("LDG")) // loads if loads else 1
+        for opcode, each in body.items():
+            issued[opcode] += (count / unrolled - 1) * each
+    return issued
+
+
+def _opcode(text: str) -> str:
+    return text.split(maxsplit=1)[0]
+
+
+def _clocks(issued: dict[str, float], target: str) -> dict[str, float]:
+    """Clocks of a multiprocessor's units for a warp's instructions."""
+    clocks = dict.fromkeys(UNITS, 0.0)
+    for unit, (pattern, first, later) in UNITS.items():
+        for opcode, count in issued.items():
+            if re.match(pattern, opcode):
+                wide = 1 if unit == "issue" else next((each for mark, each in WIDE.items() if mark in opcode), 1)
+                clocks[unit] += count * wide * (first if target == "sm_80" else later)
+    return clocks
 
 
 def write_bounds(folder: Path, targets: Iterable[str]) -> None:

@@ -28,8 +28,8 @@ DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.fl
 WIDTHS: Final = (20480, 1000)
 """MT-NLG's hidden size (its MLP's slices launch the same kernels), and one that 16 does not divide."""
 
-ATTENTION_SHAPES: Final = ((2048, 2048), (5, 77))
-"""Numbers of queries and of keys."""
+ATTENTION_SHAPES: Final = ((2048, 2048), (5, 77), (2, softmax.LONGEST - 1))
+"""Numbers of queries and of keys: MT-NLG's, what 16 does not divide, and as many as a program takes."""
 
 ROTARY_HEADS: Final = ((4, 128, 128), (1, 64, 16), (3, 20, 10))
 """Heads of q for one of k, their size, and how much of it is turned: Llama's, Pythia's, and what 16 does not divide."""

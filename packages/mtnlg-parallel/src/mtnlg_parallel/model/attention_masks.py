@@ -1,0 +1,33 @@
+"""Attention whose dropout is a rank's own, since each tensor-parallel rank has other heads.
+
+All other dropout acts on values that the group's ranks share and must be the same on each, so they share the default
+generators' states. The seed of a rank's own mask is one number drawn from these and the rank. So recomputation, which
+restores the states, draws the same masks again. Fused attention draws and keeps that seed on the tensors' device;
+PyTorch's attention takes no seed, so here a generator is seeded with it, on the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mtnlg_model import functional
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank)
+    rank: int, q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Tensor | None, scale: float, rate: float
+) -> Tensor:
+    """`mtnlg_model.functional.attention` with a dropout mask of this rank's own.
+
+    Of the default generators the CPU's moves on by one number, on every rank; those of GPUs are as before.
+    """
+    if not rate:
+        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
+    seed = int(torch.randint(1 << 62, (), device="cpu")) ^ rank
+    with torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else []):
+        torch.manual_seed(seed)
+        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
