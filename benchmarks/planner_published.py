@@ -12,7 +12,7 @@
    constants.
 2. Hold out groups of rows, whole hidden sizes, whole tensor parallel degrees, and whole sources, and predict each with
    constants fitted without it: Gauss-Newton steps from the fit on all rows. A constant that no row left tells anything
-   of takes its neutral value, as for a program that nobody has measured.
+   of takes its neutral value, as for a program that nobody has measured; a GPU's clock the mean of the other clocks.
 3. Predict with the shipped constants, by a roofline, and by six operations a parameter and token.
 
 Prints a table by program and GPU, ``covered`` the share of its runs in the interval that their program's other hidden
@@ -26,6 +26,7 @@ import argparse
 import csv
 import json
 import sys
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -35,6 +36,7 @@ from scipy.stats import spearmanr
 
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.costs import layer, products
+from mtnlg_parallel.planner.interval import kind_of
 from mtnlg_parallel.planner.published.predicted import measured_seconds
 from mtnlg_parallel.planner.published.rows import PublishedRun, Row, read_rows
 from record import default_out, today, write_result
@@ -54,7 +56,10 @@ INTERVALS: Final = Path(step.__file__).parent / "intervals.toml"
 
 
 class Constant(NamedTuple):
-    """A fitted constant: where it applies (a part of a GPU's or program's name), bounds, value of who knows nothing."""
+    """A fitted constant: where it applies (a part of a GPU's or program's name), bounds, value of who knows nothing.
+
+    That is nan where others of the same field are measured: their mean.
+    """
 
     where: str
     low: float
@@ -63,10 +68,10 @@ class Constant(NamedTuple):
 
 
 CONSTANTS: Final = {
-    "gpu clock A100": Constant("A100", 0.7, 1.0, 1.0),
-    "gpu clock H100-SXM5-80GB": Constant("H100-SXM5-80GB", 0.5, 1.0, 0.9),
-    "gpu clock H100-SXM5-96GB": Constant("H100-SXM5-96GB", 0.5, 1.0, 0.7),
-    "gpu clock H200": Constant("H200", 0.5, 1.0, 0.9),
+    "gpu clock A100": Constant("A100", 0.7, 1.0, nan),
+    "gpu clock H100-SXM5-80GB": Constant("H100-SXM5-80GB", 0.5, 1.0, nan),
+    "gpu clock H100-SXM5-96GB": Constant("H100-SXM5-96GB", 0.5, 1.0, nan),
+    "gpu clock H200": Constant("H200", 0.5, 1.0, nan),
     "gpu fp8": Constant("H100|H200", 0.7, 1.2, 1.0),
     "gpu native_flash": Constant("H100|H200", 0.3, 0.8, 0.6),
     "gpu link_seconds": Constant("A100", 1e-6, 30e-6, 10e-6),
@@ -113,7 +118,7 @@ class Rows:
             thing = run.cluster.gpu.name if kind == "gpu" else run.software.name
             if any(part in thing for part in CONSTANTS[name].where.split("|")):
                 return float(getattr(run.cluster.measured if kind == "gpu" else run.software, field))
-        return CONSTANTS[name].neutral
+        return CONSTANTS[name].high
 
     def errors(self, values: Vector) -> Vector:
         """Log of predicted over measured seconds with these constants."""
@@ -196,7 +201,8 @@ def hold_out(rows: Rows, fitted: Vector, slopes: NDArray[np.float64], group: Cal
     for name in sorted(set(groups), key=str):
         out = np.array([each == name for each in groups])
         told = np.abs(slopes[~out]).max(axis=0) > 1e-6
-        values = np.where(told, fitted, neutral)
+        clocks = np.isnan(neutral)
+        values = np.where(told, fitted, np.where(clocks, fitted[clocks & told].mean(), neutral))
         for _ in range(STEPS):
             errors = rows.errors(values)
             soft = rows.weights * (1 + (errors / SOFT) ** 2) ** -0.25
@@ -248,89 +254,73 @@ def six_operations(published: PublishedRun) -> float:
     return 6 * run.model.parameters * tokens / run.gpus / (0.5 * published.cluster.gpu.peak_flops)
 
 
-def write_intervals(rows: Rows, errors: Vector) -> None:
-    """Write the interval of each program with runs enough, and of all, from held-out errors.
-
-    Quantiles of some shapes are too narrow for others: all are widened by one factor (`fitting_widening`).
-    """
-    names, sizes = programs_and_sizes(rows)
-    widening = fitting_widening(names, sizes, errors, rows.shipped_errors)
-    lines = ["# Measured over predicted step time, 90 % of held-out runs: benchmarks/planner_published.py."]
-    for name in ["all", *sorted({n for n in names if (names == n).sum() >= MANY})]:
-        chosen = errors[(names == name) | (name == "all")]
-        low, high = quantiles(chosen, widening)
-        lines += [f"\n[{name}]", f"runs = {len(chosen)}", f"low = {low:.3f}", f"high = {high:.3f}"]
-    INTERVALS.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for factor in (1.0, widening):
-        seen = covered(names, errors, rows.shipped_errors, factor).mean()
-        unseen = left_out_covered(names, sizes, errors, factor).mean()
-        print(f"widened by {factor:.2f}, intervals cover {unseen:.1%} of left-out hidden sizes and {seen:.1%} of all")
+COVERED: Final = 0.9
+SHRINKAGE: Final = 5
+"""Runs of the mean kind that are added to each kind: what few runs say of their width is drawn towards it."""
 
 
-def quantiles(errors: Vector, widening: float) -> tuple[float, float]:
-    """Return the 5 % and 95 % quantiles of measured over predicted, their logarithms times ``widening``."""
-    low, high = np.quantile(-errors, [0.05, 0.95])
-    return float(np.exp(min(low, -LEAST) * widening)), float(np.exp(max(high, LEAST) * widening))
-
-
-def programs_and_sizes(rows: Rows) -> tuple[NDArray[np.str_], NDArray[np.int_]]:
-    """Return each run's program and hidden size."""
+def kinds_and_sizes(rows: Rows) -> tuple[NDArray[np.str_], NDArray[np.int_]]:
+    """Return each run's kind and hidden size."""
     return (
-        np.array([run.software.name for run in rows.runs]),
+        np.array([kind_of(run.run, run.software) for run in rows.runs]),
         np.array([run.run.model.hidden for run in rows.runs]),
     )
 
 
-def fitting_widening(names: NDArray[np.str_], sizes: NDArray[np.int_], errors: Vector, shipped: Vector) -> float:
-    """Return the least widening with which intervals cover enough, be a run's hidden size among those seen or not.
-
-    That is the mean of two shares, of left-out sizes and of all runs with the shipped constants, which saw them.
-    """
-    for factor in np.arange(1.0, 4.0, 0.05):
-        unseen = left_out_covered(names, sizes, errors, factor).mean()
-        if (unseen + covered(names, errors, shipped, factor).mean()) / 2 >= COVERED:
-            return float(factor)
-    raise SystemExit("no interval covers so much")
+def width(kinds: NDArray[np.str_], errors: Vector, kind: str) -> float:
+    """Return the mean absolute log error of a kind, drawn towards the mean of all kinds."""
+    sizes = np.abs(errors)
+    mean = np.mean([sizes[kinds == each].mean() for each in set(kinds.tolist())])
+    own = sizes[kinds == kind]
+    return float((SHRINKAGE * mean + own.sum()) / (SHRINKAGE + len(own)))
 
 
-def covered(names: NDArray[np.str_], errors: Vector, shipped: Vector, widening: float) -> NDArray[np.bool_]:
-    """Return whether each run's shipped error is in the interval of its program's held-out errors."""
-    inside = np.zeros(len(errors), dtype=bool)
-    for name in set(names.tolist()):
-        own = names == name
-        low, high = quantiles(errors[own] if own.sum() >= MANY else errors, widening)
-        inside[own] = (low <= np.exp(-shipped[own])) & (np.exp(-shipped[own]) <= high)
-    return inside
+def scores(rows: Rows, errors: Vector) -> Vector:
+    """Return each run's absolute error over the width of its kind, found without its hidden size."""
+    kinds, sizes = kinds_and_sizes(rows)
+    result = np.abs(errors)
+    for kind, size in {*zip(kinds.tolist(), sizes.tolist(), strict=True)}:
+        rest = sizes != size
+        result[(kinds == kind) & (sizes == size)] /= width(kinds[rest], errors[rest], kind)
+    return result
 
 
-def left_out_covered(
-    names: NDArray[np.str_], sizes: NDArray[np.int_], errors: Vector, widening: float
-) -> NDArray[np.bool_]:
-    """Return whether each run is in the interval that its program's other hidden sizes give."""
-    inside = np.zeros(len(errors), dtype=bool)
-    for name, size in {*zip(names.tolist(), sizes.tolist(), strict=True)}:
-        out = (names == name) & (sizes == size)
-        rest = (names == name) & (sizes != size)
-        low, high = quantiles(errors[rest if rest.sum() >= MANY else sizes != size], widening)
-        inside[out] = (low <= np.exp(-errors[out])) & (np.exp(-errors[out]) <= high)
-    return inside
+def quantile(rows: Rows, values: Vector) -> float:
+    """Return what `COVERED` of the runs do not exceed; a kind weighs as the root of its number of runs."""
+    kinds, _ = kinds_and_sizes(rows)
+    weights = np.array([(kinds == kind).sum() ** -0.5 for kind in kinds])
+    order = np.argsort(values)
+    covered = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(covered, COVERED)])
 
 
-COVERED: Final = 0.9
-LEAST: Final = 0.03
-"""Least half-width of an interval, as a logarithm."""
+def write_intervals(rows: Rows, errors: Vector) -> None:
+    """Write the interval of each kind of runs from held-out errors, and of other programs what holds all runs."""
+    kinds, _ = kinds_and_sizes(rows)
+    factor = quantile(rows, scores(rows, errors))
+    halves = {kind: factor * width(kinds, errors, kind) for kind in sorted(set(kinds.tolist()))}
+    lines = ["# Measured over predicted step time, 90 % of held-out runs: benchmarks/planner_published.py."]
+    for kind, half in {"all": np.quantile(np.abs(errors), COVERED), **halves}.items():
+        number = (kinds == kind).sum() or len(kinds)
+        lines += [f'\n["{kind}"]', f"runs = {number}", f"low = {np.exp(-half):.3f}", f"high = {np.exp(half):.3f}"]
+    INTERVALS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-MANY: Final = 14
+
 TRIALS: Final = "bloom-prequel"
 """Source of trials of layouts, which a planner should rank."""
 
 
 def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
-    """Return mean absolute and mean errors by source, GPU and precision, and shares that left-out intervals cover."""
-    names, sizes = programs_and_sizes(rows)
-    held = columns["without hidden size"]
-    widening = fitting_widening(names, sizes, held, columns["shipped"])
-    inside = left_out_covered(names, sizes, held, widening)
+    """Return mean absolute and mean errors by source, GPU and precision, and shares in the intervals.
+
+    ``covered``: held-out errors in those that other hidden sizes give; ``shipped in``: shipped errors in those of all.
+    """
+    held, (names, _) = columns["without hidden size"], kinds_and_sizes(rows)
+    left_out = scores(rows, held)
+    factor = quantile(rows, left_out)
+    inside = left_out <= factor
+    widths = np.array([width(names, held, name) for name in names])
+    shipped_inside = np.abs(columns["shipped"]) <= factor * widths
     kinds = []
     for row, run in zip(rows.rows, rows.runs, strict=True):
         nodes = "one node" if run.run.gpus <= run.cluster.node.gpus else "many nodes"
@@ -343,6 +333,7 @@ def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
             figures[name] = float(np.abs(np.expm1(errors[mask])).mean())
         figures["mean"] = float(np.expm1(columns["shipped"][mask]).mean())
         figures["covered"] = float(inside[mask].mean())
+        figures["shipped in"] = float(shipped_inside[mask].mean())
         result.append(figures)
     return result
 
@@ -402,10 +393,13 @@ def main() -> None:
         "6ND": np.log([six_operations(run) for run in rows.runs] / rows.measured),
     }
     figures = table(rows, columns)
-    print("| runs | rows | " + " | ".join(columns) + " | mean | covered |\n" + "|---" * (len(columns) + 4) + "|")
+    shares = ("covered", "shipped in")
+    print("| " + " | ".join(["runs", "rows", *columns, "mean", *shares]) + " |\n" + "|---" * (len(columns) + 5) + "|")
     for line in figures:
-        shown = " | ".join(f"{line[name]:.1%}" for name in columns)
-        print(f"| {line['runs']} | {line['rows']} | {shown} | {line['mean']:+.1%} | {line['covered']:.0%} |")
+        shown = " | ".join([f"{line[name]:.1%}" for name in columns] + [f"{line['mean']:+.1%}"])
+        print(f"| {line['runs']} | {line['rows']} | {shown} | " + " | ".join(f"{line[s]:.0%}" for s in shares) + " |")
+    for share in shares:
+        print(f"{share}: {sum(line[share] * line['rows'] for line in figures) / len(rows.rows):.1%} of all")
     trials = np.array([source_of(row) == TRIALS for row in rows.rows])
     rank = {
         name: float(spearmanr(rows.measured[trials], (rows.measured * np.exp(columns[name]))[trials]).statistic)

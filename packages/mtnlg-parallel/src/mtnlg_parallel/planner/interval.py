@@ -1,9 +1,9 @@
 """A 90 % interval of a predicted step time, from errors on published runs whose group was left out of the fit.
 
-`benchmarks/planner_published.py` holds out folds of whole hidden sizes, fits the constants on all
-others, and writes quantiles of measured over predicted, widened so that 90 % are covered in the mean of hidden sizes
-left out and of all runs, to ``intervals.toml``: by program where there are enough runs, else over all. A program that
-nobody has measured gets the latter (docs/decisions/0110, 0140).
+`benchmarks/planner_published.py` holds out folds of whole hidden sizes, fits the constants on all others, and writes to
+``intervals.toml`` how wide a kind of runs is: one factor times its mean error, drawn towards that of all kinds where it
+has few runs. A kind is a program, in 8 bits or not; one that nobody has measured gets what holds 90 % of all runs
+(docs/decisions/0110, 0151).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from .programs import Software
+    from .run import Run
 
 ANY: Final = "all"
 
@@ -33,10 +34,14 @@ def _intervals() -> dict[str, dict[str, float]]:
     return tomllib.loads(text)
 
 
-def interval_of(software: Software) -> Interval:
-    """The interval of this program's step times."""
-    measured = _intervals()
-    name = software.name if software.name in measured else ANY
-    figures = measured[name]
-    kind = f"{figures['runs']:.0f} runs of {name}" if name != ANY else f"{figures['runs']:.0f} runs of other programs"
+def kind_of(run: Run, software: Software) -> str:
+    """The kind of runs whose errors this one's is taken to be like."""
+    return software.name + (" fp8" if run.precision == "fp8" else "")
+
+
+def interval_of(run: Run, software: Software) -> Interval:
+    """The interval of this run's step time."""
+    measured, name = _intervals(), kind_of(run, software)
+    figures = measured.get(name) or measured[ANY]
+    kind = f"{figures['runs']:.0f} runs of {name if name in measured else 'other programs'}"
     return Interval(figures["low"], figures["high"], kind)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 LOSS_BYTES: Final = 8
 """Bytes a logit of the cross entropy in fp32: its logits, and their gradient or the exponentials before it."""
 
+SHARDED_LOSS_BYTES: Final = 16
+"""The same of sliced logits, where each operation is apart: logits, less their maximum, exponentials, result."""
+
 CONTEXT_BYTES: Final = 1.2e9
 """GPU memory in use before the first tensor: driver context, library workspaces."""
 
@@ -111,7 +114,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     embedding = _end_activations(run, stage)
     if software.fused_accumulation and not software.fused_head and stage in {0, layout.pp - 1}:
         embedding += shape.width * shape.model.vocabulary * shape.model.hidden / layout.tp
-    logits = _logit_bytes(shape, software) if stage == layout.pp - 1 else 0.0
+    logits = _logit_bytes(shape, software, recomputed) if stage == layout.pp - 1 else 0.0
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp * run.cp))
     # ZeRO's buckets; its fp16 optimizer copies its share of the gradients to fp32.
     buckets = software.bucket_bytes if run.zero else 0.0
@@ -172,11 +175,18 @@ def _recomputed_bytes(shape: Shape, software: Software) -> float:
     return 0.0
 
 
-def _logit_bytes(shape: Shape, software: Software) -> float:
-    """Logits of a micro-batch and their fp32 copy; or, with a chunked head, of a chunk, and the gradient of x."""
+def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
+    """Logits of a micro-batch and their fp32 copy; or, with a chunked head, of a chunk, and the gradient of x.
+
+    Sliced logits are the most of all: before a layer is recomputed, and with the head's gathered input and its gradient
+    unless its product gathers piece by piece.
+    """
     width = ceil(shape.model.vocabulary / shape.tp)
     if software.fused_loss:
         return 2.0 * shape.width * shape.tokens * width
+    if software.slices_loss and shape.tp > 1:
+        gathered = 0 if software.overlap_forward else 2 * shape.width * shape.elements
+        return max((shape.width + SHARDED_LOSS_BYTES) * shape.tokens * width + gathered - recomputed, 0.0)
     if not software.chunked_head:
         return (shape.width + LOSS_BYTES) * shape.tokens * width
     rows = min(head_chunk(shape.tokens, shape.model.hidden, width), shape.tokens)

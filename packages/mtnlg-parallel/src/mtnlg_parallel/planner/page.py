@@ -114,7 +114,7 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
         scaled = run._replace(layout=Layout(tp=run.layout.tp, pp=run.layout.pp, dp=max(dp, 1)))
         if dp and not run_error(scaled, software):
             points.append((scaled.gpus, predict(scaled, cluster, software).seconds))
-    interval = interval_of(software)
+    interval = interval_of(run, software)
     most_x, most_y = max(x for x, _ in points), max(y for _, y in points) * interval.high
     shapes = []
     for gpus, seconds in points:

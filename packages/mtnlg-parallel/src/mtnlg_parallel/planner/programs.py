@@ -18,9 +18,13 @@ class Software(Settings):
 
     name: str = "a program of its own"
     fused_kernels: bool = Field(True, description="bias+GeLU, bias+dropout+add, scale+mask+softmax as one kernel each")
+    composite_norms: bool = Field(
+        False, description="without fused kernels norms and rotary positions are several operations of fp32"
+    )
     flash_attention: bool = Field(False, description="scores stay on chip: no s x s tensor is written")
     native_attention: bool = Field(False, description="attention kernels made for the GPU's generation")
     fused_loss: bool = Field(False, description="cross entropy in one pass over 16-bit logits")
+    slices_loss: bool = Field(False, description="the loss of sliced logits is operations of fp32, one after the other")
     skips_last_product: bool = Field(
         False, description="with fused kernels recomputation ends before a layer's last product"
     )
@@ -54,6 +58,7 @@ class Software(Settings):
     slices_context: bool = Field(False, description="has context parallelism")
     shards_weights: bool = Field(False, description="has FSDP, or ZeRO-2 and 3")
     multiplies_fp8: bool = Field(False, description="has products of 8 bits")
+    scales_whole: bool = Field(False, description="a matrix of 8 bits has its own maximum, read before the cast")
     pads_vocabulary: bool = Field(True, description="pads the vocabulary to a multiple of 128 tp, as Megatron does")
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="rate of its flash attention relative to the GPU's best of the kind"
@@ -85,6 +90,7 @@ _OURS: Final = Software(
     slices_sequence=True,
     skips_last_product=True,
     multiplies_fp8=True,
+    scales_whole=True,
 )
 _PIPELINE_ENGINE: Final = {
     "fused_accumulation": True,
@@ -147,9 +153,13 @@ SOFTWARE: Final[dict[str, Software]] = {
             whole_groups=False,
             native_attention=True,
         ),
-        # FSDP2, eager or compiled as a row says; stages send what they have before they go on.
+        # FSDP2 and TorchAO's 8 bits, eager or compiled as a row says; stages send what they have before they go on.
         "torchtitan": Software(
             uneven_stages=True,
+            composite_norms=True,
+            scales_whole=True,
+            slices_loss=True,
+            prefetch_share=0.75,
             interleaves=True,
             whole_groups=False,
             pads_vocabulary=False,

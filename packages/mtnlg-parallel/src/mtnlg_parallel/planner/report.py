@@ -53,7 +53,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
     hardware = hardware_flops(run)
     stages = memory(run, software)
     fullest = fullest_stage(stages)
-    interval = interval_of(software)
+    interval = interval_of(run, software)
     return {
         "cluster": cluster.name,
         "gpus": gpus,
@@ -208,7 +208,7 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )
     out.print(table)
-    low, high, kind = interval_of(result.best[0].software)
+    low, high, kind = interval_of(result.best[0].run, result.best[0].software)
     out.print(f"90 % of steps take {low:.2f} to {high:.2f} times the seconds here, by the errors on {kind}")
     for kind, number in result.reasons.most_common():
         closest = min(

@@ -40,7 +40,10 @@ TABLE_BYTES: Final = 12
 CAST_BYTES: Final = 4
 """Traffic an element of a cast to 8 bits: read, written, and written transposed."""
 
-COPIED_SHARE: Final = 0.72
+SCALED_CAST_BYTES: Final = 7
+"""The same where its scale is that of the tensor itself: read for the maximum, cast, and copied transposed."""
+
+COPIED_SHARE: Final = 0.68
 """Share of an overlapped collective that costs no time where it is made of copies, which take no processors."""
 
 
@@ -48,25 +51,26 @@ class Kernels(NamedTuple):
     """Element-wise kernels of a layer: bytes an element that they move, their number, and operations the host launches.
 
     ``residual``: bias + dropout + sum; ``plain_residual`` the same without dropout; ``inner`` bias + GeLU; ``gate``
-    SiLU and product, of an element of the product. Each forward and backward.
+    SiLU and product, of an element of the product; ``norm`` a norm, backward also its parameters' gradients;
+    ``rotary``, of q and k. Each forward and backward.
     """
 
     residual: tuple[int, int]
     plain_residual: tuple[int, int]
     inner: tuple[int, int]
     gate: tuple[int, int]
+    norm: tuple[int, int]
+    rotary: int
     number: tuple[int, int]
     launches: tuple[int, int]
 
 
-FUSED: Final = Kernels((7, 13), (6, 8), (4, 6), (6, 10), (12, 42), (17, 42))
-APART: Final = Kernels((15, 17), (10, 8), (8, 10), (10, 16), (16, 50), (24, 50))
+FUSED: Final = Kernels((7, 13), (6, 8), (4, 6), (6, 10), (4, 10), 4, (12, 42), (17, 42))
+APART: Final = Kernels((15, 17), (10, 8), (8, 10), (10, 16), (4, 10), 4, (16, 50), (24, 50))
 
-NORM: Final = (4, 10)
-"""Bytes an element of a norm: read and written; backward also its parameters' gradients."""
-
-ROTARY: Final = 4
-"""Bytes an element of q and k in each phase: read and written."""
+# A norm is cast, squared, averaged, divided, weighted and cast, in fp32 between (6 + 8 + 4 + 8 + 8 + 6 bytes); q and k
+# are cast, rotated as complex numbers and cast (6 + 8 + 6).
+COMPOSITE: Final = APART._replace(norm=(40, 92), rotary=20, number=(34, 82), launches=(42, 82))
 
 WEIGHT_LAUNCHES: Final = 8
 """Host operations of a layer's four products of weight gradients: a view and a product each."""
@@ -106,8 +110,8 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
         gemm_seconds(cluster, shape.tokens, columns, depth, width=shape.product_width)
         for columns, depth in shape.linears
     )
-    kernels = FUSED if software.fused_kernels else APART
-    memory = _traffic_seconds(shape, cluster, kernels, 0)
+    kernels = _kernels(software)
+    memory = _traffic_seconds(shape, cluster, software, 0)
     collectives = tensor_collectives(shape, cluster, 2)
     if software.overlap_forward:
         collectives = collectives._replace(
@@ -123,11 +127,11 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
         gemm_seconds(cluster, shape.tokens, depth, columns, width=shape.product_width)
         for columns, depth in shape.linears
     )
-    kernels = FUSED if software.fused_kernels else APART
+    kernels = _kernels(software)
     parameters = sum(columns * depth for columns, depth in shape.linears)
     # FSDP reduces the gradients of every micro-batch, and adds what is left of them.
     added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * parameters
-    memory = _traffic_seconds(shape, cluster, kernels, 1) + memory_seconds(cluster, added, 0)
+    memory = _traffic_seconds(shape, cluster, software, 1) + memory_seconds(cluster, added, 0)
     collectives = _exposed_collectives(shape, cluster, software, inputs)
     cost = Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
     return cost.plus(_exchange(shape, cluster, software))
@@ -146,13 +150,17 @@ def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     return Cost(collectives=seconds, launches=2)
 
 
-def _traffic_seconds(shape: Shape, cluster: Cluster, kernels: Kernels, phase: int) -> float:
+def _kernels(software: Software) -> Kernels:
+    return FUSED if software.fused_kernels else COMPOSITE if software.composite_norms else APART
+
+
+def _traffic_seconds(shape: Shape, cluster: Cluster, software: Software, phase: int) -> float:
     """Seconds of a layer's element-wise kernels, in the forward (0) or backward (1) phase."""
-    model, rank_tokens = shape.model, shape.tokens / shape.tp
+    model, rank_tokens, kernels = shape.model, shape.tokens / shape.tp, _kernels(software)
     qkv = (model.heads + 2 * model.kv_heads) * model.head_size
     gated = model.mlp == "swiglu"
     residual = (kernels.residual if model.dropout else kernels.plain_residual)[phase]
-    whole = 2 * (NORM[phase] + residual) * shape.repeated
+    whole = 2 * (kernels.norm[phase] + residual) * shape.repeated
     sliced = (kernels.gate if gated else kernels.inner)[phase] * model.ffn
     sliced += 4 * model.heads * model.head_size  # the context made contiguous, and its gradient
     if model.bias:  # over qkv (4); the sums of their gradients (2)
@@ -160,13 +168,14 @@ def _traffic_seconds(shape: Shape, cluster: Cluster, kernels: Kernels, phase: in
     if phase:  # gradients of q, k, v put together
         sliced += 4 * qkv
     if model.positions == "rotary":
-        sliced += ROTARY * (model.heads + model.kv_heads) * model.head_size
+        sliced += kernels.rotary * (model.heads + model.kv_heads) * model.head_size
     moved = whole + sliced * rank_tokens
     if shape.product_width == 1:  # inputs of the four products; backward the gradients of their results
         widths = sum(columns if phase else depth for columns, depth in shape.linears)
-        moved += CAST_BYTES * widths * shape.tokens
-        if shape.shards > 1:
-            moved += CAST_BYTES * sum(columns * depth for columns, depth in shape.linears)
+        cast = SCALED_CAST_BYTES if software.scales_whole else CAST_BYTES
+        moved += cast * widths * shape.tokens
+        if phase == 0 or shape.shards > 1:  # weights of every micro-batch, with FSDP as often as they are gathered
+            moved += cast * sum(columns * depth for columns, depth in shape.linears)
     return memory_seconds(cluster, moved * shape.width / 2, kernels.number[phase])
 
 

@@ -42,7 +42,7 @@ def predict_row(row: Row) -> dict[str, Any]:
     if row.published is None:
         return result
     run, cluster, software = row.published
-    seconds, interval = predict(run, cluster, software).seconds, interval_of(software)
+    seconds, interval = predict(run, cluster, software).seconds, interval_of(run, software)
     stages = memory(run, software)
     tokens = run.batch * run.model.sequence
     rates = {
