@@ -228,10 +228,10 @@ def stage_row(name: str, watch: RunWatch, out: Path, planned: dict[str, Any]) ->
     return {
         "seconds": round(cost.seconds, 2),
         "cpu_seconds": round(cost.cpu_seconds, 2),
-        "planned_seconds": round(3600 * (plan.get("hours") or 0), 2),
+        "planned_cpu_seconds": round(3600 * plan.get("core_hours", 0.0), 2),
         "driver_bytes": cost.driver_bytes,
         "worker_bytes": cost.worker_bytes,
-        "planned_worker_bytes": plan.get("memory_a_worker"),
+        "planned_bytes": plan.get("memory_a_worker" if cost.worker_bytes else "memory"),
         "disk_bytes": sum(map(folder_bytes, [*out.glob(f"*-{name}"), *folders])),
         "planned_disk_bytes": plan.get("disk"),
         "opens": sum(cost.opens.values()),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 IN_OPEN, IN_CREATE, IN_MOVED_TO, IN_CLOSE = 0x20, 0x100, 0x80, 0x18  # closes keep two opens of a file from merging
 IN_OVERFLOW, IN_DIRECTORY = 0x4000, 0x40000000
 EVENT = struct.Struct("iIII")
+ACCOUNT = "account.json"
 PAUSE, DISK_PAUSE = 0.2, 10.0  # seconds between two looks at the processes, at the disk
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -84,6 +85,8 @@ class RunWatch:
         for inner in folder.iterdir():
             if inner.is_dir():
                 self._add(inner, f"{name}/{inner.name}".lstrip("/"))
+            elif inner.name == ACCOUNT:  # renamed into place before there was a watch
+                self._finish(name.partition("-")[2])
 
     def _read(self) -> None:
         while not self._end.is_set() or select.select([self._queue], [], [], 0)[0]:
@@ -106,10 +109,12 @@ class RunWatch:
                         self._add(folder / file, f"{name}/{file}".lstrip("/"))
             elif mask & IN_OPEN:
                 self.opened[name] += 1
-            elif mask & IN_MOVED_TO and file == "account.json":
+            elif mask & IN_MOVED_TO and file == ACCOUNT:
                 self._finish(name.partition("-")[2])
 
     def _finish(self, stage: str) -> None:
+        if stage in self.stages:
+            return
         self._look_at_processes(reset=True)
         now = time.monotonic(), sum(self._ticks.values()) / TICKS
         self.stages[stage] = StageCost(
@@ -127,19 +132,27 @@ class RunWatch:
         self.disk_bytes = max(self.disk_bytes, folder_bytes(self._out))
 
     def _look_at_processes(self, *, reset: bool = False) -> None:
-        of_driver = set(descendants(self._driver))
+        own = command(self._driver)
+        workers = {process for process in descendants(self._driver) if command(process) != own}  # else before its exec
         for process in descendants(os.getpid()):
             with suppress(OSError):
                 stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
                 self._ticks[process, stat[19]] = int(stat[11]) + int(stat[12])
                 fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-                if process in of_driver or process == self._driver or fields["Name"].startswith("ray::"):
+                if process in workers or process == self._driver or fields["Name"].startswith("ray::"):
                     peak = 1024 * int(fields.get("VmHWM", "0 kB").split()[0])
                     driver, worker = self._peaks
                     is_driver = process == self._driver
                     self._peaks = (max(driver, peak), worker) if is_driver else (driver, max(worker, peak))
                     if reset:
                         Path(f"/proc/{process}/clear_refs").write_text("5")
+
+
+def command(process: int) -> bytes:
+    """The command line of a process; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 def descendants(process: int) -> Iterator[int]:

@@ -33,7 +33,7 @@ def ours(texts: list[str]) -> np.ndarray:
     signatures = []
     for batch in text_batches(texts):
         values, bounds = hash_shingles(pa.array(batch, pa.large_string()), "word", WORDS)
-        signatures.append(minhash((values >> np.uint64(32)).astype(np.uint32), bounds, a, b))
+        signatures.append(minhash(values, bounds, a, b))
     return np.concatenate(signatures)
 
 

@@ -1,10 +1,14 @@
-"""Cost of every step of a curation: core-seconds for each million characters, or in all where a step is bounded.
+"""Cost of every step of a curation: core-seconds for each million characters that its stage reads.
 
-    python benchmarks/unit_costs.py [--documents 4000] [--rounds 3] [--out FILE]
+    python benchmarks/unit_costs.py [--pages 8000] [--documents 4000] [--rounds 3] [--out FILE]
 
-The corpus is that of benchmarks/plan.py: documents of 4,600 characters of real news in two sources, one of them
-filtered, a fifth of them copies, and task texts. A curation runs in one process, over the corpus and over a few
-documents; a step's cost is what lies between. ``mtnlg_data.planning.schedule`` reckons with these figures.
+Stages are measured on a crawl of known duplicates beside a curated source (``curation_scale``), filters and the search
+for exact repeats on real news (``plan``). A curation runs in one process, over all and over a few; a step's cost is
+what lies between. The cost of starting is what a process of its own takes beyond that, over a few. Real web pages, with
+much more HTML to their text than those of the crawl, tell the two parts of a page's cost apart.
+
+``mtnlg_data.planning.schedule`` reckons with these ``costs`` and ``start_seconds``; ``plan`` compares what it then has
+for the crawl, and for one of twice the pages, with the seconds that these take.
 """
 
 # /// script
@@ -18,135 +22,246 @@ import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from curation_scale import read_paragraphs
+from curation_scale import write_corpus as write_crawl
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
-from mtnlg_data.planning.schedule import steps_of
+from mtnlg_data.planning import schedule
+from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
+from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
 from mtnlg_data.recipe import load_recipe
-from plan import FEW, SHARED, sentences, write_corpus
+from plan import FEW, sentences
+from plan import write_corpus as write_news
 from record import conditions, default_out, option_parser, write_result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-RECIPE = f"""
+FILES, FEW_PAGES = 8, 400
+RULES = ["gopher_repetition", "gopher_quality", "c4", "fineweb", "pii"]
+NEWS = f"""
 [sources.news]
 kind = "jsonl"
-paths = ["news/news.jsonl"]
+paths = ["news.jsonl"]
 weight = 0.5
-curated = true
-filters = ["gopher_repetition", "gopher_quality", "c4", "fineweb", "pii"]
+filters = {RULES}
 [sources.web]
-kind = "jsonl"
-paths = ["web/news.jsonl"]
+kind = "warc"
+paths = ["*.warc.gz"]
 weight = 0.5
-filtered = true
-filters = ["gopher_repetition", "gopher_quality", "c4", "fineweb", "pii"]
+filters = {RULES}
+[extract]
+max_failed = 1.0
 [exact]
 kinds = ["documents", "lines", "substrings"]
 alarm_share = 1.0
-[quality]
-alpha = 0.01
-alarm_share = 1.0
 [deduplicate]
 alarm_share = 1.0
-[decontaminate]
-alarm_share = 1.0
 [tokenize]
-tokenizer = "{SHARED / "gpt2"}"
+vocabulary = 400
+sample_bytes = 100_000
 """
+STAGES = {
+    "extract": "extract",
+    "quality": "quality",
+    "clean": "clean",
+    "filters": "filter",
+    "dedup": "deduplicate",
+    "exact": "exact",
+    "decontaminate": "decontaminate",
+    "tokens": "tokenize",
+}
+#: What is planned by another measure than the text that a stage reads.
+CONSTANT = {"decontaminate.write_ngrams", "decontaminate.choose_rare", "tokens.write_tokenizer", "tokens.write_blend"}
 
 
 class Costs(Local):
-    """Sums the CPU seconds and counts the units of every function."""
+    """Sums what every function takes of something that is counted, by default CPU seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Callable[[], float] = time.process_time) -> None:
         super().__init__(1)
-        self.seconds: dict[str, float] = {}
-        self.units: dict[str, int] = {}
+        self.costs: defaultdict[str, float] = defaultdict(float)
+        self._count = count
 
     def imap(self, function: Callable[[Any], Any], units: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Run units in this process."""
         inner = function.args[0]  # type: ignore[attr-defined]  # a partial of the engine
         name = f"{inner.__module__.split('.')[1]}.{inner.__name__}"
         for unit in units:
-            before = time.process_time()
+            before = self._count()
             summary = function(unit)
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - before
-            self.units[name] = self.units.get(name, 0) + 1
+            kind = unit.pieces[0][0].kind if name == "extract.extract_group" else ""
+            self.costs[f"extract.{kind}" if kind else name] += self._count() - before
             yield unit, summary
 
 
-def curation(folder: Path, documents: int, out: Path, pool: list[str]) -> tuple[Costs, float]:
-    """Run a curation; return its costs, and the millions of characters of its documents."""
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        for number, source in enumerate(("news", "web")):
-            write_corpus(folder / source, documents + number, pool)
-        copies = (folder / "news" / "news.jsonl").read_text(encoding="utf-8").splitlines()[: documents // 2]
-        with (folder / "web" / "news.jsonl").open("a", encoding="utf-8") as file:  # a fifth of all
-            file.writelines(f"{line}\n" for line in copies)
-        (folder / "data.toml").write_text(RECIPE, encoding="utf-8")
-    overrides = [f"texts='{folder / 'news' / 'texts.jsonl'}'"]
-    engine = Costs()
-    summary = curate(load_recipe(folder, overrides), out, engine)
-    return engine, next(stage for stage in summary["stages"] if stage["name"] == "clean")["characters_in"] / 1e6
+class Curation(NamedTuple):
+    """What a curation took by function, and the millions of characters that each stage read."""
+
+    costs: dict[str, float]
+    millions: dict[str, float]
+    size: CorpusSize
+
+    @property
+    def web(self) -> tuple[float, float]:
+        """Millions of bytes of web pages, and of characters of their text."""
+        return self.millions["pages"], self.millions["web text"]
+
+    def amount(self, function: str) -> float:
+        """The millions that a function's cost is for."""
+        if function == "quality.train_classifier":
+            return self.millions["trained"]
+        return self.millions[STAGES[function.partition(".")[0]]]
 
 
-def measure(documents: int, rounds: int) -> dict[str, Any]:
+def curation(
+    folder: Path, out: Path, overrides: Sequence[str] = (), count: Callable[[], float] = time.process_time
+) -> Curation:
+    """Curate a folder's recipe."""
+    recipe = load_recipe(folder, overrides)
+    engine = Costs(count)
+    summary = curate(recipe, out, engine)
+    stages = {stage["name"]: stage for stage in summary["stages"]}
+    size = estimate_corpus(recipe)._replace(near_duplicates=gone(stages["deduplicate"]))
+    millions = {name: stage["characters_in"] / 1e6 for name, stage in stages.items()}
+    web = [name for name, source in recipe.sources.items() if source.kind == "warc"]
+    of_web = [stages["extract"]["sources"][name] for name in web]
+    millions["pages"] = sum(source["characters_in"] for source in of_web) / 1e6
+    millions["web text"] = sum(source["characters_out"] for source in of_web) / 1e6
+    millions["texts"] = stages["extract"]["characters_out"] / 1e6 - millions["web text"]
+    kinds = [[stages["extract"]["sources"][name] for name in names] for names in (recipe.filtered, recipe.curated)]
+    counts = [(sum(own["documents_out"] for own in kind), sum(own["characters_out"] for own in kind)) for kind in kinds]
+    drawn = min(recipe.quality.sample, *(documents for documents, _ in counts))
+    means = [min(CLASSIFIED_CHARACTERS, characters / max(1, documents)) for documents, characters in counts]
+    millions["trained"] = drawn * sum(means) / 1e6
+    return Curation(engine.costs, millions, size)
+
+
+def gone(stage: dict[str, Any]) -> float:
+    """Share of the text that a stage drops."""
+    return float(1 - stage["characters_out"] / stage["characters_in"])
+
+
+def unit_costs(few: Curation, some: Curation) -> dict[str, float]:
+    """Costs of every step for each million, by a small and a large curation of one kind; of web pages in all."""
+    costs = {"extract.texts": some.costs["extract.jsonl"] / some.millions["texts"]}
+    costs["extract.warc"] = (some.costs["extract.warc"] - few.costs["extract.warc"]) / (some.web[1] - few.web[1])
+    for function in some.costs:
+        if not function.startswith("extract."):
+            more = some.costs[function] - few.costs[function]
+            costs[function] = max(0.0, more / (some.amount(function) - few.amount(function)))
+    return costs
+
+
+def of_pages(crawl: Curation, one: float, news: Curation, other: float) -> dict[str, float]:
+    """The two parts of a page's cost, by the costs of a million characters in two kinds of pages."""
+    bytes_one, bytes_other = (own.web[0] / own.web[1] for own in (crawl, news))
+    a_byte = max(0.0, (other - one) / (bytes_other - bytes_one))
+    return {"extract.page_bytes": a_byte, "extract.page_text": one - bytes_one * a_byte}
+
+
+def start(folder: Path, out: Path) -> tuple[float, Curation]:
+    """What a process takes until it has a recipe, and then for its first curation."""
+    return time.process_time(), curation(folder, out)
+
+
+def start_seconds(folder: Path, out: Path, costs: dict[str, float]) -> dict[str, float]:
+    """Core-seconds of a new process, by stage, beyond those that the text costs; what is planned by itself is not."""
+    for turn in range(2):  # the first compiles what is not in the cache
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            began, cold = pool.submit(start, folder, out / f"{turn}").result()
+    seconds = defaultdict(float, extract=began)
+    for function, own in cold.costs.items():
+        if function not in CONSTANT:
+            text = 0.0 if function.startswith("extract.") else costs[function] * cold.amount(function)
+            seconds[STAGES[function.partition(".")[0]]] += own - text
+    (pages, of_web), texts = cold.web, cold.millions["texts"]
+    seconds["extract"] -= costs["extract.page_bytes"] * pages + costs["extract.page_text"] * of_web
+    seconds["extract"] -= costs["extract.texts"] * texts
+    return {stage: round(max(0.0, own), 2) for stage, own in seconds.items()}
+
+
+def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
     """Return the costs of every step."""
-    pool = sentences()
-    slopes: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
-        curation(base / "few", FEW, base / "first", pool)  # compiles what is compiled once
+        pool, news = read_paragraphs(base), sentences()
+        for size in (FEW_PAGES, pages, 2 * pages):
+            write_crawl(base / f"crawl-{size}", pool, FILES, size // FILES)
+        for size in (FEW, documents):
+            write_news(base / f"news-{size}", size, news)
+            (base / f"news-{size}" / "data.toml").write_text(NEWS, encoding="utf-8")
+        names = [f"crawl-{FEW_PAGES}", f"crawl-{pages}", f"news-{FEW}", f"news-{documents}"]
+        for small in names[::2]:
+            curation(base / small, base / f"first-{small}")  # compiles what is compiled once
+        slopes: dict[str, list[float]] = {}
         for turn in range(rounds):
-            few, some = curation(base / "few", FEW, base / f"few-{turn}", pool)
-            costs, characters = curation(base / "all", documents, base / f"all-{turn}", pool)
-            for step, seconds in costs.seconds.items():
-                slope = (seconds - few.seconds.get(step, 0.0)) / (characters - some)
-                slopes.setdefault(step, []).append(max(0.0, slope))
-        planned = {
-            str(size): compare(
-                base / "all", size, *curation(base / f"check-{size}", size, base / f"checked-{size}", pool)
-            )
-            for size in (documents, 2 * documents)
+            few, some, few_news, some_news = (curation(base / each, base / f"{each}-{turn}") for each in names)
+            costs, of_news = unit_costs(few, some), unit_costs(few_news, some_news)
+            costs |= of_pages(some, costs.pop("extract.warc"), some_news, of_news["extract.warc"])
+            costs |= {step: own for step, own in of_news.items() if step.partition(".")[0] in ("filters", "exact")}
+            for step, own in costs.items():
+                slopes.setdefault(step, []).append(own)
+        median = {step: statistics.median(own) for step, own in slopes.items()}
+        started = start_seconds(base / names[0], base / "starts", median)
+        schedule.COSTS.update(costs := planned_costs(median))
+        recipe = load_recipe(base / names[1])
+        compared = {
+            str(size): compare(recipe, curation(base / f"crawl-{size}", base / f"check-{size}"))
+            for size in (pages, 2 * pages)
         }
     steps = {
-        step: {
-            "seconds_a_million": round(statistics.median(own), 6),
-            "from": round(min(own), 6),
-            "to": round(max(own), 6),
-            "units": costs.units[step],
-            "seconds": round(costs.seconds[step], 3),
-        }
+        step: {"seconds_a_million": round(median[step], 6), "from": round(min(own), 6), "to": round(max(own), 6)}
         for step, own in slopes.items()
     }
-    return {"steps": steps, "millions_of_characters": round(characters, 3), "documents": documents, "plan": planned}
+    return {
+        "steps": steps,
+        "costs": costs,
+        "start_seconds": started,
+        "pages": pages,
+        "documents": documents,
+        "plan": compared,
+    }
 
 
-def compare(folder: Path, documents: int, costs: Costs, millions: float) -> dict[str, float]:
-    """Return the seconds that the plan has for such a curation, and those measured, both without the tasks' n-grams.
+def planned_costs(costs: dict[str, float]) -> dict[str, float]:
+    """The costs that a plan is made of, of those of every function."""
+    return {
+        name: round(sum(own for step, own in costs.items() if step == name or step.startswith(f"{name}.")), 5)
+        for name in schedule.COSTS
+    }
 
-    The plan has as many task texts as the paper's tasks have, whatever the corpus.
-    """
-    number = 2.5 * documents
-    planned = steps_of(load_recipe(folder), round(number), round(1e6 * millions / number))
-    seconds = sum(step.units * step.seconds for step in planned if step.step != "n-grams" and not step.driver)
-    measured = sum(each for name, each in costs.seconds.items() if name != "decontaminate.write_ngrams")
-    return {"planned_seconds": round(seconds, 2), "measured_seconds": round(measured, 2), "ratio": seconds / measured}
+
+def compare(recipe: Any, curated: Curation) -> dict[str, Any]:  # noqa: ANN401  (a recipe)
+    """What the plan has for such a corpus, and what it took, by stage, without starts and what is once for all."""
+    planned: defaultdict[str, float] = defaultdict(float)
+    for step in schedule.steps_of(recipe, curated.size):
+        if step.of == "units" and step.step not in ("n-grams", "vocabulary"):
+            planned[step.stage] += step.units * step.seconds
+    took: defaultdict[str, float] = defaultdict(float)
+    for function, own in curated.costs.items():
+        if function not in CONSTANT:
+            took[STAGES[function.partition(".")[0]]] += own
+    return {stage: {"planned": round(planned[stage], 2), "measured": round(took[stage], 2)} for stage in planned} | {
+        "ratio": round(sum(planned.values()) / sum(took.values()), 3)
+    }
 
 
 def main() -> None:
     """Measure; print the result and write it to ``--out``."""
     parser = option_parser(__doc__, rounds=3)
-    parser.add_argument("--documents", type=int, default=4000)
+    parser.add_argument("--pages", type=int, default=8000, help="of the crawl")
+    parser.add_argument("--documents", type=int, default=4000, help="of news")
     parser.set_defaults(out=default_out("unit-costs"))
     options = parser.parse_args()
     machine = conditions("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers", "gigatoken")
-    result = measure(options.documents, options.rounds)
+    result = measure(options.pages, options.documents, options.rounds)
     result |= {"rounds": options.rounds, "machine": machine | {"load_average_after": round(os.getloadavg()[0], 1)}}
     write_result(result, options.out)
 

@@ -23,7 +23,8 @@ HISTORY = RESULTS.parent / "history.jsonl"
 DATES = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
 ROWS: tuple[tuple[str, str, str, tuple[str | int, ...]], ...] = (
     ("fuzzy deduplication", "datatrove, spaCy's words", "deduplication", ()),
-    ("fuzzy deduplication", "datatrove, str.split", "deduplication", ("against_str_split",)),
+    ("fuzzy deduplication", "datatrove, str.split", "deduplication-plain", ("against_str_split",)),
+    ("WARC to token ids", "datatrove, str.split", "curation-peer", ()),
     ("MinHash signatures", "datasketch", "signatures", ()),
     ("equal lines", "datatrove", "exact", ("kinds", "lines")),
     ("equal documents", "datatrove", "exact", ("kinds", "documents")),
@@ -130,10 +131,15 @@ class Measurements(SphinxDirective):
 
 
 def draw_history(runs: list[dict[str, Any]]) -> str:
-    """A curve for each benchmark's ratio over its runs, between the least and the most of their rounds."""
+    """A curve for each benchmark's ratio over its runs, between the least and the most of their rounds.
+
+    Runs on another machine or Python than the benchmark's newest are left out, since they are not compared.
+    """
     by_name: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         by_name.setdefault(run["name"], []).append(run)
+    for name, own in by_name.items():
+        by_name[name] = [run for run in own if all(run[key] == own[-1][key] for key in ("cpus", "processor", "python"))]
     height = HISTORY_ROW * len(by_name) + 4
     rows = [draw_curve(name, own, HISTORY_ROW * row + 6) for row, (name, own) in enumerate(sorted(by_name.items()))]
     head = f'<div class="picture"><svg class="narrow" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="History">'

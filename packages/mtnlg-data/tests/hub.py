@@ -1,7 +1,8 @@
-"""What reading a data set needs of the Hugging Face Hub's HTTP interface, on loopback, with files in memory."""
+"""What reading and committing a data set need of the Hugging Face Hub's HTTP interface, on loopback, in memory."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -37,6 +38,14 @@ class Hub(ThreadingHTTPServer):
             return {**entry, "lfs": large} if path.endswith(".parquet") else entry
         return {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
 
+    def commit(self, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            match line["key"]:
+                case "file":
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                case "deletedFile":
+                    del self.files[line["value"]["path"]]
+
     def tree(self, below: str, *, recursive: bool) -> list[dict[str, Any]]:
         prefix = f"{below}/" if below else ""
         inside = [path for path in self.files if path.startswith(prefix)]
@@ -62,6 +71,15 @@ class Handler(BaseHTTPRequestHandler):
         elif asked.path.startswith(f"{REPOSITORY}/paths-info/"):
             paths = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
             self.send(json.dumps([self.server.entry(path) for path in paths if path in self.server.files]).encode())
+        elif asked.path == f"{REPOSITORY}/preupload/{revision}":
+            regular = {"uploadMode": "regular", "shouldIgnore": False}
+            self.send(json.dumps({"files": [{**file, **regular} for file in json.loads(body)["files"]]}).encode())
+        elif asked.path == f"{REPOSITORY}/commit/{revision}":
+            self.server.commit([json.loads(line) for line in body.splitlines()])
+            done = {"commitUrl": f"{self.server.url}/datasets/me/rows/commit/{'2' * 40}", "commitOid": "2" * 40}
+            self.send(json.dumps(done).encode())
+        elif asked.path == "/api/validate-yaml":  # of a card
+            self.send(b'{"errors": [], "warnings": []}')
         elif asked.path in {REPOSITORY, f"{REPOSITORY}/revision/{revision}"}:
             self.send(json.dumps({"id": "me/rows", "sha": "1" * 40, "private": False, "tags": []}).encode())
         elif (content := self.server.files.get(asked.path.removeprefix(resolved))) is not None:

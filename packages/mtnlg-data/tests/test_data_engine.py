@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from mtnlg_data.engine import Summary, Unit
+
 
 def ran(folder: Path) -> list[str]:
     return sorted((folder / "log").read_text().split())
@@ -35,6 +37,25 @@ def test_summaries_come_in_the_order_of_the_units_and_a_second_run_does_nothing(
             summaries = run_units(engine, units.echo, units.units_in(tmp_path, "cab"), "echo")
             assert [summary["word"] for summary in summaries] == ["c", "a", "b"]
     assert ran(tmp_path) == ["a", "b", "c"]
+
+
+def test_the_memory_that_a_unit_has_freed_is_given_back(tmp_path: Path, units: ModuleType) -> None:
+    """Of 100 MB in small pieces glibc would keep all that lies below the piece that is still in use."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def scatter(unit: Unit) -> Summary:
+        pieces = [bytes(1000) for _ in range(100_000)]
+        stays.append(pieces[-1])
+        taken.append(resident())
+        summary: Summary = units.echo(unit)
+        return summary
+
+    stays: list[bytes] = []
+    taken: list[int] = []
+    run_units(Local(1), scatter, units.units_in(tmp_path, "a"), "scatter")
+    assert resident() < taken[0] - 80_000_000
 
 
 def test_a_unit_with_another_key_or_another_checksum_or_no_manifest_runs_again(

@@ -128,6 +128,11 @@ def test_of_a_cluster_the_document_of_the_best_source_stays_and_the_ledger_says_
     assert {(row["source"], row["kept_source"]) for row in of_five} == {("web", "books"), ("books", "books")}
     assert summary["sources"]["books"]["dropped"] == {"duplicate": 1}
     assert summary["sources"]["web"]["dropped"] == {"duplicate": 4}
+    stay = [len(document.text) for document in documents if document.id not in {row["id"] for row in ledger}]
+    assert (summary["documents_out"], summary["characters_out"]) == (len(stay), sum(stay))
+    assert summary["characters_in"] == sum(len(document.text) for document in documents)
+    lengths = [source["lengths"] for source in summary["sources"].values()]
+    assert sum(count for octaves in lengths for count in octaves.values()) == len(stay)
     reversed_priority, _ = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("web", "books"))
     assert reversed_priority["sources"]["books"]["dropped"] == {"duplicate": 2}
 

@@ -19,6 +19,7 @@ from mtnlg_data.dedup.bands import _chains
 from mtnlg_data.dedup.candidates import shingle_sets
 from mtnlg_data.dedup.copies import source_ranks
 from mtnlg_data.dedup.minhash import (
+    _band_keys_numpy,
     _content_hashes_numpy,
     _hash_words_numpy,
     _minhash_numpy,
@@ -65,7 +66,7 @@ sorted_sets = st.sets(st.integers(0, 2**64 - 1), max_size=40).map(lambda values:
 )
 def test_signatures_are_datasketchs_bit_for_bit_with_and_without_numba(values: list[list[int]], seed: int) -> None:
     a, b = permutations(260, seed)
-    flat = np.array(list(itertools.chain(*values)), np.uint32)
+    flat = np.array(list(itertools.chain(*values)), np.uint64) << np.uint64(32)
     bounds = np.cumsum([0, *map(len, values)])
     ours = minhash(flat, bounds, a, b)
     assert ours.dtype == np.uint32
@@ -74,6 +75,16 @@ def test_signatures_are_datasketchs_bit_for_bit_with_and_without_numba(values: l
         theirs.update_batch(text)
         assert signature.tolist() == theirs.hashvalues.tolist()
     assert _minhash_numpy(flat, bounds, a, b).tolist() == ours.tolist()
+
+
+def test_documents_share_the_key_of_a_band_exactly_where_its_rows_agree_with_and_without_numba() -> None:
+    rows = np.random.default_rng(1).integers(0, 1 << 32, (2, 20), np.uint32)
+    rows[1, :8], rows[1, 19] = rows[0, :8], rows[0, 19]  # two bands of four, and a row of the last
+    keys = band_keys(rows, 5)
+    assert (keys[0] == keys[1]).tolist() == [True, True, False, False, False]
+    assert len(np.unique(keys)) == 8
+    assert band_keys(rows[:, [1, 0, *range(2, 20)]], 5)[0, 0] != keys[0, 0]  # rows have an order
+    assert _band_keys_numpy(rows, 5).tolist() == keys.tolist()
 
 
 @given(
@@ -239,7 +250,14 @@ def test_the_intersection_is_counted_exactly_with_and_without_numba(
         assert similarity == expected / len(set(one.tolist()) | set(other.tolist()))
 
 
-plain_verified = getattr(verify_buckets, "py_func", verify_buckets)  # what runs where there is no numba
+def verified(
+    sizes: Sequence[int], draws: NDArray[np.int64], times: NDArray[np.int64], sets: ShingleSets, threshold: float
+) -> NDArray[np.int64]:
+    """The verified pairs of buckets of so many candidates each, which stand one after another."""
+    found = verify_buckets(np.arange(len(times)), np.array(sizes), draws, times, sets, threshold)
+    return np.concatenate([np.empty((0, 2), np.int64), *found])
+
+
 small_sets = st.lists(st.sets(st.integers(0, 6), min_size=1), min_size=2, max_size=12)
 
 
@@ -255,8 +273,7 @@ def test_every_pair_of_a_bucket_of_twelve_is_joined_or_below_the_threshold_or_be
     stored = store_sets([np.array(sorted(one), np.uint64) for one in flat])
     bounds = np.cumsum([0, *map(len, sets_)])
     turns, times = np.array(draws_).reshape(3, 11)[: len(sets_)], np.arange(len(flat)) % 3 + 1
-    pairs = verify_buckets(np.arange(len(flat)), bounds, turns, times, stored, 0.8)
-    assert pairs.tolist() == plain_verified(np.arange(len(flat)), bounds, turns, times, stored, 0.8).tolist()
+    pairs = verified([*map(len, sets_)], turns, times, stored, 0.8)
     for one, other in pairs.tolist():
         assert len(flat[one] & flat[other]) / len(flat[one] | flat[other]) >= 0.8
     removed = set(pairs[:, 1].tolist())
@@ -278,7 +295,7 @@ def test_a_candidate_of_many_copies_is_drawn_as_often_as_they_would_be() -> None
     sets_ = [page] + [np.sort(np.append(page[n % 2 * 10 :][:90], 1000 + n).astype(np.uint64)) for n in range(40)]
     turns = draw_pivots(np.arange(50, dtype=np.uint64), 0, 1, 1)
     found = [
-        len(verify_buckets(np.arange(41), np.array([0, 41]), turn[None], times, store_sets(sets_), 0.85))
+        len(verified([41], turn[None], times, store_sets(sets_), 0.85))
         for turn in turns
         for times in (np.where(np.arange(41) == 0, 10_000, 1),)
     ]
@@ -290,7 +307,7 @@ def test_a_pair_that_just_reaches_the_threshold_is_a_duplicate(candidates: int) 
     """In a bucket of two, and in a larger one whose third candidate is like neither."""
     sets_ = [np.arange(4, dtype=np.uint64), np.arange(5, dtype=np.uint64), np.arange(90, 99, dtype=np.uint64)]
     places, sets = np.arange(candidates), store_sets(sets_[:candidates])
-    group = Candidates(places, *no_order(candidates), np.ones((candidates, 1), np.uint64), sets)
+    group = Candidates(places, *no_order(candidates), [np.ones(candidates, np.uint64)], sets)
     for threshold, pairs in ((0.8, [[0, 1]]), (np.nextafter(0.8, 1), [])):
         assert np.sort(np.concatenate(list(verify_pairs(group, threshold, 11, 1)))).tolist() == pairs
 
@@ -300,7 +317,7 @@ def test_a_bucket_gets_no_more_rounds_than_it_has_draws(rounds: int) -> None:
     """Each round finds one of the thirty pairs of twins in the bucket."""
     twins = store_sets([np.array([number // 2], np.uint64) for number in range(60)])
     turns = draw_pivots(np.array([7], np.uint64), 3, rounds, 1)
-    pairs = verify_buckets(np.arange(60), np.array([0, 60]), turns, np.ones(60, np.int64), twins, 0.8)
+    pairs = verified([60], turns, np.ones(60, np.int64), twins, 0.8)
     assert len(pairs) == rounds
     assert (pairs // 2 == pairs[:, :1] // 2).all()
 
@@ -361,7 +378,7 @@ def test_the_lowest_rank_stays_then_the_lowest_hash_then_the_first_document(
         ranks.astype(np.uint32),
         orders.astype(np.uint64),
         np.ones_like(documents),
-        np.empty((0, 1), np.uint64),
+        [],
         empty,
     )
     kept = choose_representatives(group, np.arange(len(candidates)), component)

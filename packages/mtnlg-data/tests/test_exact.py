@@ -300,6 +300,8 @@ def test_a_mark_of_the_text_is_none_of_the_search() -> None:
     keys = find_documents(column).keys.tolist()
     assert keys[0] == keys[1]
     assert len({*keys}) == 4
+    between = find_documents(pa.array([f"a{chr(code)}b" for code in range(128)], pa.large_string())).keys
+    assert [chr(code).isspace() for code in range(128)] == (between == keys[0]).tolist()
     lines = find_lines(pa.array(["İstanbul ÄB\n  x \nistanbul äb\u3000", "i\u0307stanbul äb"], pa.large_string()), 2)
     assert lines.texts.tolist() == [0, 0, 1]
     assert lines.begins.tolist() == [0, 19, 0]

@@ -218,6 +218,22 @@ def test_a_file_that_changes_on_the_hub_is_not_read_as_the_one_that_was_listed(t
         fetch_files(files, tmp_path)
 
 
+def test_a_run_is_exported_to_a_data_set_as_the_hub_creates_it(tmp_path: Path, hub: Hub, finished: Run) -> None:
+    hub.files[".gitattributes"] = b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"
+    out = ("--out", "hf://datasets/me/rows", "--work", tmp_path / "work")
+    for said in ("3 of 3 files published", "has all 3 files already"):
+        status, line = command("export", finished.out, "--to", "hf", *out)
+        assert status == 0, line
+        assert said in line
+    assert command("export", finished.out, "--to", "hf", "--out", tmp_path / "here")[0] == 0
+    here = {path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*.*")}
+    assert hub.files.keys() - {".gitattributes"} == here.keys() - {".lock"}
+    assert all(hub.files[name] == path.read_bytes() for name, path in here.items() if name != ".lock")
+    status, line = command("export", finished.out, "--out", "hf://datasets/me/rows", "--work", tmp_path / "other")
+    assert status == 1
+    assert "holds 3 files that were not published from" in line
+
+
 def test_googles_checksum_of_a_file_is_checked() -> None:
     assert _digests({"md5Hash": "XUFAKrxLKna5cZ2REBfFkg=="}) == {"md5": "5d41402abc4b2a76b9719d911017c592"}
     assert _digests({"ETag": '"5d41402abc4b2a76b9719d911017c592"', "lfs": None}) == {}

@@ -309,6 +309,21 @@ def test_metadata_counts_for_the_size_of_a_row_group(tmp_path: Path) -> None:
         assert max(file.row_group(group).num_rows for group in range(file.num_row_groups)) <= 4
 
 
+def test_texts_and_ids_have_no_dictionary_and_what_repeats_has_one(tmp_path: Path) -> None:
+    extract(tmp_path, write_lines(tmp_path / "d.jsonl", [{"text": text} for text in TEXTS]))
+    pq.write_table(all_types(), tmp_path / "a.parquet")
+    extract(tmp_path / "parquet", tmp_path / "a.parquet", "parquet", "body")
+    with_one: list[set[str]] = []
+    for folder in (tmp_path, tmp_path / "parquet"):
+        group = pq.read_metadata(folder / "documents" / "own-00000.parquet").row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+        with_one.append({column.path_in_schema for column in columns if column.has_dictionary_page})
+        assert all(column.is_stats_set for column in columns if column.path_in_schema in {"id", "mtnlg.key"})  # `why`
+    assert with_one[0] == {"source", "language"}
+    assert {"category", "tags.list.element", "nested.l.list.element.t", "mtnlg.source"} <= with_one[1]
+    assert not {"body", "mtnlg.id", "mtnlg.key", "mtnlg.url"} & with_one[1]
+
+
 def test_the_bytes_of_a_row_are_those_of_its_values_however_they_are_nested() -> None:
     table = all_types()
     for name in table.column_names:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
@@ -147,6 +148,20 @@ def test_a_stage_does_not_begin_in_the_folder_of_another_whose_results_it_would_
         with pytest.raises(Failure, match=f"{name}: holds the output of the stage {stage}, which would go; give"):
             extract_pages(tmp_path / "in", out, engine)
         assert files_of(out) == before
+
+
+def test_a_command_changes_nothing_in_the_folder_of_another_stage(
+    shrunk: tuple[Path, Path], tmp_path: Path, corpus: ModuleType, engine: Local
+) -> None:
+    corpus.write_texts(tmp_path / "a.jsonl", [corpus.text(0)])
+    standalone.dedup(find_inputs([str(tmp_path / "a.jsonl")]), tmp_path / "out", DeduplicateSettings(), engine)
+    before = files_of(tmp_path / "out")
+    assert "documents/documents-00000.parquet" in before
+    with pytest.raises(Failure, match="holds the output of the stage deduplicate, which would go; give another"):
+        standalone.clean(
+            find_inputs([str(shrunk[0] / "03-clean")]), tmp_path / "out", CleanSettings(), engine, rules=["unicode"]
+        )
+    assert files_of(tmp_path / "out") == before
 
 
 def test_extract_too_takes_the_folder_of_a_stage_by_its_list(shrunk: tuple[Path, Path]) -> None:

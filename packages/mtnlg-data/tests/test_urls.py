@@ -19,9 +19,10 @@ from mtnlg_data.recipe import load_recipe
 from mtnlg_data.stream import open_stream
 from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.transfer import download, url_files
+from mtnlg_data.transfer.download import TransientError
 from mtnlg_data.transfer.publish import Place, result_files
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
-from mtnlg_data.transfer.urls import connect, url_of
+from mtnlg_data.transfer.urls import connect, driver_errors, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,6 +236,29 @@ def test_denied_access_is_one_line(store: Store, tmp_path: Path, method: str) ->
     status, line = command("extract", f"s3://{store.bucket}/a.jsonl", "--out", tmp_path / "out", "--workers", 1)
     assert status == 1
     assert line.startswith(f"s3://{store.bucket}/a.jsonl: access denied")
+
+
+def driver_error(name: str, text: str = "", **attributes: object) -> Exception:
+    """An error as a driver raises it that is not installed here."""
+    error: Exception = type(name, (Exception,), attributes)(text)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (driver_error("ResourceNotFoundError", "The specified container does not exist."), "no such file"),
+        (driver_error("HttpResponseError", "Server failed to authenticate", status_code=403), "access denied: Server"),
+        (driver_error("HttpError", "no, 401", code=401), "access denied: no"),
+        (OSError("Forbidden: b/bucket/o\nno"), "access denied: Forbidden: b/bucket/o;"),
+    ],
+)
+def test_what_azures_and_googles_drivers_raise_is_told_apart_from_an_outage(error: Exception, said: str) -> None:
+    with pytest.raises(Failure, match=f"^az://a/b: {said}") as caught, driver_errors("az://a/b"):
+        raise error
+    assert not isinstance(caught.value, IoFailure)
+    with pytest.raises(TransientError), driver_errors("az://a/b"):
+        raise driver_error("HttpResponseError", "busy", status_code=503)
 
 
 def test_a_server_that_refuses_connections_is_one_line_that_says_to_try_again(

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from .console import Failure
 from .engine import checksum, manifest_path
 from .files import atomic_path, sha256
-from .schema import SCHEMA, Document, FileColumns, document_columns, stored_columns, stored_schema
+from .schema import SCHEMA, Document, FileColumns, document_columns, repeating_columns, stored_columns, stored_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,6 +157,7 @@ def writing_documents(path: Path, schema: pa.Schema = SCHEMA) -> Iterator[Docume
             compression="zstd",
             compression_level=3,
             data_page_size=BYTES_PER_PAGE,
+            use_dictionary=repeating_columns(schema),  # statistics of all columns: by those of ids `why` finds them
         ) as file,
     ):
         writer = DocumentWriter(file, schema)
@@ -206,7 +207,8 @@ class DocumentFile:
         """The documents of row group ``group``, all columns or these."""
         wanted = self.schema.names if columns is None else columns
         with self._report_damage():
-            table = self._file.read_row_group(group, columns=self._columns.stored(wanted))
+            stored = self._columns.stored(wanted)
+            table = self._file.read_row_group(group, columns=stored, use_threads=False)  # a unit has one core
             (batch,) = table.combine_chunks().to_batches()
             return self._columns.documents(batch, self._firsts[group], wanted)
 

@@ -8,10 +8,12 @@ what a stage makes of a Parquet file is a Parquet file with the same columns (do
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from .console import Failure
 
@@ -129,6 +131,17 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
     fields = [] if pa.types.is_null(kind) else list(kind)
     fields.insert(text["place"], pa.field(text["name"], getattr(pa, text["type"])()))
     return pa.schema([*fields, pa.field(OWN, pa.struct(OWN_FIELDS))], schema.metadata)
+
+
+def repeating_columns(schema: pa.Schema) -> list[str]:
+    """The columns of such a shard that gain by a dictionary, as Parquet names them: not those of texts and keys."""
+    if not has_own_columns(schema):
+        return ["source", "language"]
+    empty = BytesIO()
+    pq.write_table(stored_schema(schema).empty_table(), empty)
+    columns = pq.ParquetFile(empty).schema
+    unlike = {_text_column(schema)["name"], *(f"{OWN}.{name}" for name in ("id", "key", "url"))}
+    return [name for name in (column.path for column in columns) if name not in unlike]
 
 
 def has_own_columns(documents: pa.Schema) -> bool:

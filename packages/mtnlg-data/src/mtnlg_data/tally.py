@@ -93,10 +93,8 @@ class Tally:
     def keep(self, characters: int, characters_out: int | None = None) -> None:
         """Count a document as kept; ``characters_out`` is its length after the stage, if the stage changed it."""
         length = characters if characters_out is None else characters_out
-        self.counts["documents_in"] += 1
-        self.counts["documents_out"] += 1
-        self.counts["characters_in"] += characters
-        self.counts["characters_out"] += length
+        for count, size in zip(COUNTS, (1, 1, characters, length), strict=True):
+            self.counts[count] += size
         self.lengths[length.bit_length()] += 1
 
     def drop(
@@ -140,12 +138,7 @@ class Tally:
     def count(self, batch: pa.RecordBatch, fates: Fates) -> None:
         """Count, record and show the documents of a batch, which are all of this source."""
         kept = fates.numbers < 0
-        self.counts["documents_in"] += batch.num_rows
-        self.counts["documents_out"] += len(fates.lengths_out)
-        self.counts["characters_in"] += int(fates.lengths.sum())
-        self.counts["characters_out"] += int(fates.lengths_out.sum())
-        bits, counts = np.unique(np.frexp(fates.lengths_out)[1], return_counts=True)
-        self.lengths.update(dict(zip(bits.tolist(), counts.tolist(), strict=True)))
+        self.measure(fates.lengths, fates.lengths_out)
         ranks = key_ranks(batch)
         for number in np.unique(fates.numbers).tolist():
             rows, fate = np.flatnonzero(fates.numbers == number), KEPT
@@ -160,6 +153,13 @@ class Tally:
             reasons = pa.array(fates.reasons, pa.string()).take(pa.array(fates.numbers[~kept]))
             scores = pa.array(fates.scores[~kept].astype(np.float32), from_pandas=True)  # NaN as null
             self._drops.add_batch(pa.record_batch([*dropped.columns, reasons, scores], DROPPED_SCHEMA))
+
+    def measure(self, lengths: NDArray[np.integer[Any]], lengths_out: NDArray[np.integer[Any]]) -> None:
+        """Count documents of these lengths, and those that are kept, of these lengths after the stage."""
+        for count, size in zip(COUNTS, (len(lengths), len(lengths_out), lengths.sum(), lengths_out.sum()), strict=True):
+            self.counts[count] += int(size)
+        bits, counts = np.unique(np.frexp(lengths_out)[1], return_counts=True)
+        self.lengths.update(dict(zip(bits.tolist(), counts.tolist(), strict=True)))
 
     def summary(self) -> Summary:
         """The tally as JSON, for a unit's manifest; an octave's key is its shortest length."""

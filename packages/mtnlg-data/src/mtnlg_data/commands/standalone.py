@@ -127,17 +127,18 @@ class StandaloneRunner:
 
 
 @contextmanager
-def standalone_runner(out: Path, engine: Engine, *inputs: Inputs) -> Iterator[StandaloneRunner]:
-    """Lock ``out`` for one run; write summary and report when the block ends.
+def standalone_runner(stage: str, out: Path, engine: Engine, *inputs: Inputs) -> Iterator[StandaloneRunner]:
+    """Lock ``out`` for one run of a stage; write summary and report when the block ends.
 
     Raises ``UsageFailure`` where ``out`` is in an input folder: what is written there would overwrite the input, or be
-    read as one by the next run.
+    read as one by the next run. Raises ``Failure`` where it is the folder of another stage, before anything changes.
     """
     for path in (path for given in inputs for path in given.paths):
         folder = path if path.is_dir() else path.parent
         if out.resolve() == folder.resolve() or (path.is_dir() and folder.resolve() in out.resolve().parents):
             raise UsageFailure(f"--out {out} is in the input {path}; give a folder outside of it")
     with lock_folder(out):
+        StageFolder(out, stage, engine)
         runner = StandaloneRunner(out, engine)
         yield runner
         write_json(out / "summary.json", runner.summary())
@@ -146,7 +147,7 @@ def standalone_runner(out: Path, engine: Engine, *inputs: Inputs) -> Iterator[St
 
 def extract(inputs: Inputs, out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
     """Records to documents: ``out/<source>-<number>.parquet``."""
-    with standalone_runner(out, engine, inputs) as runner:
+    with standalone_runner("extract", out, engine, inputs) as runner:
         runner.run(lambda: extract_documents(inputs.files, out, settings, engine))
     return runner.summary()
 
@@ -162,7 +163,7 @@ def score(inputs: Inputs, out: Path, settings: QualitySettings, engine: Engine, 
     if settings.model is None and not curated:
         raise UsageFailure("score needs --positive INPUT, examples of good documents, or --model FILE")
     settings.check()
-    with standalone_runner(out, engine, inputs, positives) as runner:
+    with standalone_runner("quality", out, engine, inputs, positives) as runner:
         shards = [*runner.shards(inputs), *runner.shards(positives, "positives")]
         before = _count_documents(shards)
         runner.run(lambda: filter_documents(shards, out, settings, filtered, curated, before=before, engine=engine))
@@ -184,7 +185,7 @@ def clean(inputs: Inputs, out: Path, settings: CleanSettings, engine: Engine, *,
     """Apply these rules to every document."""
     rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
     wanted = {name: getattr(settings, name) for name in LanguageSettings.model_fields}
-    with standalone_runner(out, engine, inputs) as runner:
+    with standalone_runner("clean", out, engine, inputs) as runner:
         shards = runner.shards(inputs, settings=ExtractSettings(**wanted))
         runner.run(lambda: clean_documents(shards, out, settings, rules_by_source, engine))
     return runner.summary()
@@ -195,7 +196,7 @@ def filter_by_rules(
 ) -> Summary:
     """Drop and edit documents by these rules of the stage filter."""
     rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
-    with standalone_runner(out, engine, inputs) as runner:
+    with standalone_runner("filter", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         before: dict[str, Summary] = {source: {} for source in inputs.sources}  # of none that passes unread
         runner.run(lambda: apply_filters(shards, out, settings, rules_by_source, before=before, engine=engine))
@@ -204,7 +205,7 @@ def filter_by_rules(
 
 def dedup(inputs: Inputs, out: Path, settings: DeduplicateSettings, engine: Engine) -> Summary:
     """Keep one of near duplicates, the copy from the source that the inputs name first."""
-    with standalone_runner(out, engine, inputs) as runner:
+    with standalone_runner("deduplicate", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         runner.run(lambda: deduplicate_documents(shards, out, settings, inputs.sources, engine))
     return runner.summary()
@@ -212,7 +213,7 @@ def dedup(inputs: Inputs, out: Path, settings: DeduplicateSettings, engine: Engi
 
 def exact(inputs: Inputs, out: Path, settings: ExactSettings, engine: Engine) -> Summary:
     """Keep one copy of equal documents, lines and passages, the one from the source that the inputs name first."""
-    with standalone_runner(out, engine, inputs) as runner:
+    with standalone_runner("exact", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         runner.run(lambda: remove_repeats(shards, out, settings, inputs.sources, engine))
     return runner.summary()
@@ -225,7 +226,7 @@ def decontaminate(
     texts = local_path(texts)
     if not texts.is_file():
         raise Failure(f"{texts}: no such file of task texts; mtnlg-eval texts --out {texts} writes it")
-    with standalone_runner(out, engine, inputs) as runner:
+    with standalone_runner("decontaminate", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         runner.run(lambda: decontaminate_documents(shards, out, settings, texts, engine))
     return runner.summary()
@@ -238,7 +239,7 @@ def tokenize(
     weights = weights or (dict.fromkeys(inputs.sources, 1.0) if len(inputs.sources) == 1 else {})
     if set(weights) != set(inputs.sources):
         raise UsageFailure(f"--weight needs NAME=SHARE for each of {', '.join(inputs.sources)}")
-    with standalone_runner(out, engine, inputs) as runner:
+    with standalone_runner("tokenize", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         by_source = {source: [s for s in shards if shard_source(s) == source] for source in inputs.sources}
         runner.run(lambda: tokenize_documents(by_source, out, settings, weights, engine))

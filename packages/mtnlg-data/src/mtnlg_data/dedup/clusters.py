@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from mtnlg_data.engine import Summary
 
-FOREST_ROWS = 1 << 24  # ends of links that one unit unites
+FOREST_ROWS = 1 << 22  # ends of links that one unit unites
 LINK_MEMORY_BYTES = 100  # of a link while it is united with others
-LINKS_REDUCED = 1 << 20  # links that a unit reduces to a forest together before it writes them
+LINKS_REDUCED = 1 << 19  # links that a unit reduces to a forest together before it writes them
 
 Step = Literal["large", "small", "label"]
 STEPS: tuple[Step, Step] = ("large", "small")  # of a round
@@ -59,10 +59,12 @@ class LinkWriter:
 
     def add(self, links: NDArray[np.int64]) -> None:
         """Add links [links, 2]."""
-        self._waiting.append(links)
-        self._count += len(links)
-        if self._count >= LINKS_REDUCED:
-            self.flush()
+        while len(links):
+            part, links = np.split(links, [LINKS_REDUCED - self._count])
+            self._waiting.append(part)
+            self._count += len(part)
+            if self._count == LINKS_REDUCED:
+                self.flush()
 
     def flush(self) -> None:
         """Write the links added so far."""

@@ -238,11 +238,11 @@ def _surviving_batches(unit: SurvivorUnit, tallies: Tallies) -> Iterator[pa.Reco
     first = 0
     for batch in read_documents(unit.shard.path):
         stays = document_stays[first : first + batch.num_rows]
-        lengths = pc.utf8_length(batch["text"]).to_pylist()
-        for source, length, is_kept in zip(batch["source"].to_pylist(), lengths, stays.tolist(), strict=True):
-            if is_kept:
-                tallies[source].keep(length)
-            else:
-                tallies[source].drop(length, REASON)
+        lengths = pc.utf8_length(batch["text"]).to_numpy()
+        sources = batch["source"].dictionary_encode()
+        for number, source in enumerate(sources.dictionary.to_pylist()):
+            own = sources.indices.to_numpy() == number
+            tallies[source].measure(lengths[own], lengths[own & stays])
+            tallies[source].reasons.update({REASON: removed} if (removed := int((own & ~stays).sum())) else {})
         yield batch.filter(pa.array(stays)) if not stays.all() else batch
         first += batch.num_rows

@@ -32,7 +32,7 @@ from datasketch import MinHash
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path
-from mtnlg_data.filters.texts import code_at, small_batches, texts_of
+from mtnlg_data.filters.texts import code_at, code_before, small_batches, texts_of
 from mtnlg_data.words import (
     CHARACTER_BASE,
     LETTER,
@@ -47,7 +47,6 @@ from mtnlg_data.words import (
     jit,
     jit_or_python,
     join_texts,
-    long_word_hash,
     ngram_hashes,
     word_spans,
 )
@@ -65,6 +64,7 @@ ShingleKind = Literal["word", "character"]
 MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # told apart by these bits, flipped before
 EMPTY_MINHASH = np.uint32(0xFFFFFFFF)
 BATCH_SHINGLES = 4096
+ASCII = 128  # first code point, and first byte, that is none of it
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,13 @@ def write_signatures(unit: SignatureUnit) -> Summary:
     sources: Counter[str] = Counter()
     row = 0
     for batch in read_documents(unit.shard.path, ["source", "key", "text"]):
-        batch_sources = batch["source"].to_pylist()
-        sources.update(batch_sources)
-        hash_of = {source: hash_name(source) for source in set(batch_sources)}
-        names[0, row : row + batch.num_rows] = [hash_of[source] for source in batch_sources]
+        of_batch = batch["source"].dictionary_encode()
+        sources.update({name["values"]: name["counts"] for name in batch["source"].value_counts().to_pylist()})
+        names[0, row : row + batch.num_rows] = _hash_names(of_batch.dictionary)[of_batch.indices.to_numpy()]
         names[1, row : row + batch.num_rows] = _hash_names(batch["key"])
         for part in small_batches(batch):
             shingles, bounds = hash_shingles(part["text"], unit.kind, unit.length)
-            signatures = minhash((shingles >> np.uint64(32)).astype(np.uint32), bounds, a, b)
+            signatures = minhash(shingles, bounds, a, b)
             rows = slice(row, row := row + part.num_rows)
             counts[rows] = np.diff(bounds)
             contents[:, rows] = content_hashes(shingles, bounds)
@@ -187,53 +186,71 @@ def _hash_words_numpy(
 def hash_words(
     data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """``words.find_words`` of folded texts in UTF-8: the words' hashes and bounds, and how many are characters."""
+    """``words.find_words`` of folded texts in UTF-8: the words' hashes and bounds, and how many are characters.
+
+    Over ASCII there is no branch for each word, which no processor foresees: letters are summed and counted under a
+    mask, and the sum so far is stored at each byte, in the place of the word that may end there.
+    """
+    folded, powers = folds[:ASCII], np.full(ASCII, CHARACTER_BASE)
+    powers[0] = np.uint64(1)
+    powers = np.cumprod(powers)
+    letter_of = np.where(kinds[folded] == LETTER, folded, 0).astype(np.uint64)
     hashes = np.empty((bounds[-1] - bounds[0]) // 2 + len(bounds), np.uint64)
     word_bounds, characters = np.zeros(len(bounds), np.int64), np.zeros(len(bounds) - 1, np.int64)
-    count = 0
+    none, one = np.uint64(0), np.uint64(1)
+    count = none
     for text in range(len(bounds) - 1):
-        place, end = bounds[text], bounds[text + 1]
-        begin, letters, total, power = place, 0, np.uint64(0), np.uint64(1)
+        place, end = np.uint64(bounds[text]), np.uint64(bounds[text + 1])
+        letters = total = none
         while place < end:
-            code, size = int(data[place]), 1
-            if code >= 0x80:
-                code, size = code_at(data, place)
+            while place < end and data[place] < ASCII and letters <= LONGEST_SUM:
+                letter = letter_of[data[place]]
+                inside = none - np.uint64(letter != none)  # all bits or none
+                hashes[count] = total
+                count += np.uint64(letters != none) & ~inside
+                total = (total + letter * powers[letters]) & inside
+                letters = (letters + one) & inside
+                place += one
+            if place == end:
+                break
+            code, size = code_at(data, int(np.int64(place)))
             code = folds[code]
-            kind = kinds[code]
-            if kind == LETTER:
-                begin = begin if letters else place
-                total += np.uint64(code) * power
-                power *= CHARACTER_BASE
-                letters += 1
-                place += size
-                continue
-            if letters:
-                hashes[count] = fmix64_scalar(total)
-                if letters > LONGEST_SUM:
-                    hashes[count] = _hash_long_word(data, begin, place, folds)
-                count += 1
-                letters, total, power = 0, np.uint64(0), np.uint64(1)
-            if kind != NO_WORD:
-                hashes[count] = fmix64_scalar(np.uint64(code))
-                count += 1
-                characters[text] += 1
-            place += size
+            if kinds[code] == LETTER:
+                total += np.uint64(code) * powers[letters % ASCII]
+                letters += one
+            else:
+                if letters:
+                    hashes[count] = _word_sum(total, letters, data, place, folds)
+                    count += one
+                    letters = total = none
+                if kinds[code] != NO_WORD:
+                    hashes[count] = code
+                    count += one
+                    characters[text] += 1
+            place += np.uint64(size)
         if letters:
-            hashes[count] = _hash_long_word(data, begin, end, folds) if letters > LONGEST_SUM else fmix64_scalar(total)
-            count += 1
+            hashes[count] = _word_sum(total, letters, data, place, folds)
+            count += one
         word_bounds[text + 1] = count
-    return hashes[:count], word_bounds, characters
+    hashes = hashes[:count]
+    for word in range(len(hashes)):
+        hashes[word] = fmix64_scalar(hashes[word])
+    return hashes, word_bounds, characters
 
 
 @jit_or_python
-def _hash_long_word(data: NDArray[np.uint8], begin: int, end: int, folds: NDArray[np.uint32]) -> np.uint64:
-    codes = np.empty(end - begin, np.uint32)
-    count = 0
-    while begin < end:
-        code, size = code_at(data, begin)
-        codes[count] = folds[code]
-        count, begin = count + 1, begin + size
-    return long_word_hash(codes[:count])
+def _word_sum(
+    total: np.uint64, letters: np.uint64, data: NDArray[np.uint8], end: np.uint64, folds: NDArray[np.uint32]
+) -> np.uint64:
+    """What ``fmix64`` makes the hash of the word of so many letters that ends here: its sum, unless it is long."""
+    if letters <= LONGEST_SUM:
+        return total
+    place, total = int(np.int64(end)), np.uint64(0)
+    for letter in range(np.int64(letters) - 1, -1, -1):
+        code, size = code_before(data, place)
+        total += fmix64_scalar((np.uint64(letter) << np.uint64(32)) + np.uint64(folds[code]))
+        place -= size
+    return total
 
 
 def _shingle_ngrams_numpy(
@@ -268,9 +285,9 @@ def shingle_ngrams(
 
 
 def _minhash_numpy(
-    shingles: NDArray[np.uint32], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
+    shingles: NDArray[np.uint64], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    mixed = _fmix32_numpy(shingles)
+    mixed = _fmix32_numpy((shingles >> np.uint64(32)).astype(np.uint32))
     signatures = np.full((len(bounds) - 1, len(a)), EMPTY_MINHASH)
     for text in range(len(bounds) - 1):
         for begin in range(bounds[text], bounds[text + 1], BATCH_SHINGLES):
@@ -281,9 +298,9 @@ def _minhash_numpy(
 
 @jit(fallback=_minhash_numpy)
 def minhash(
-    shingles: NDArray[np.uint32], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
+    shingles: NDArray[np.uint64], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """Signatures [texts, permutations] of 32-bit shingle hashes; all ones for a text without shingles.
+    """Signatures [texts, permutations] of the shingles' upper halves; all ones for a text without shingles.
 
     Four shingles per pass, the last of a text repeated, so that a signature is written to memory a quarter as often.
     """
@@ -291,8 +308,8 @@ def minhash(
     for text in range(len(bounds) - 1):
         signature, last = signatures[text], bounds[text + 1] - 1
         for first in range(bounds[text], last + 1, 4):
-            h0, h1 = fmix32_scalar(shingles[first]), fmix32_scalar(shingles[min(first + 1, last)])
-            h2, h3 = fmix32_scalar(shingles[min(first + 2, last)]), fmix32_scalar(shingles[min(first + 3, last)])
+            h0, h1 = fmix32_upper(shingles[first]), fmix32_upper(shingles[min(first + 1, last)])
+            h2, h3 = fmix32_upper(shingles[min(first + 2, last)]), fmix32_upper(shingles[min(first + 3, last)])
             for p in range(len(a)):
                 low = min(np.uint32(a[p] * h0 + b[p]), np.uint32(a[p] * h1 + b[p]))
                 high = min(np.uint32(a[p] * h2 + b[p]), np.uint32(a[p] * h3 + b[p]))
@@ -309,8 +326,9 @@ def _fmix32_numpy(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 @jit_or_python
-def fmix32_scalar(h: np.uint32) -> np.uint32:
-    """MurmurHash3's 32-bit finalizer of one value, for use inside compiled loops."""
+def fmix32_upper(value: np.uint64) -> np.uint32:
+    """MurmurHash3's 32-bit finalizer of the upper half of a value, for use inside compiled loops."""
+    h = np.uint32(value >> np.uint64(32))
     h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
     return np.uint32(h ^ (h >> np.uint32(16)))
@@ -336,10 +354,21 @@ def content_hashes(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> N
     return hashes
 
 
-def band_keys(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    """Keys [texts, bands]; two texts share one exactly where all rows of the band agree."""
+def _band_keys_numpy(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
     by_band = signatures.reshape(len(signatures), bands, -1).astype(np.uint64)
     total = np.zeros(by_band.shape[:2], np.uint64)
     for row in range(by_band.shape[2]):
         total = fmix64(total + by_band[:, :, row] + np.uint64(1))
     return total
+
+
+@jit(fallback=_band_keys_numpy)
+def band_keys(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
+    """Keys [texts, bands]; two texts share one exactly where all rows of the band agree."""
+    keys = np.zeros((len(signatures), bands), np.uint64)
+    rows = signatures.shape[1] // bands
+    for text in range(len(signatures)):
+        for row in range(rows):
+            for band in range(bands):
+                keys[text, band] = fmix64_scalar(keys[text, band] + signatures[text, band * rows + row] + np.uint64(1))
+    return keys

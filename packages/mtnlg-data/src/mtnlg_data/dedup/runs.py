@@ -225,6 +225,7 @@ def merge_runs(paths: Iterable[Path], first: int, last: int) -> Iterator[pa.Tabl
                 mappings.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             reader = pa.ipc.open_file(pa.py_buffer(mappings[-1]))
             runs += (_Run(reader.get_batch(number), first, last) for number in range(reader.num_record_batches))
+            _forget(mappings[-1:])  # which has been searched for the keys
     runs = [run for run in runs if run.begin < run.end]
     size = sum(run.batch.nbytes / run.batch.num_rows for run in runs) / len(runs) if runs else 1
     limit = max(1, int(RUN_BYTES / max(1, size)))

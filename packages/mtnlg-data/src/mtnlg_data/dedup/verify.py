@@ -9,6 +9,7 @@ likely drawn as all of them: it is the one that most near duplicates come from.
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-GROUP_BYTES = 1 << 28  # of the candidates of a group, more or less
-SPILL_BYTES = GROUP_BYTES  # the sets, and the band keys, of a group that has a larger cluster go to disk
+GROUP_BYTES = 1 << 27  # of the candidates of a group, more or less
+SPILL_BYTES = GROUP_BYTES  # the sets of a group that has a larger cluster go to disk, and so do its band keys
+
+FAULT_BYTES = 1 << 21  # of a mapped file that the kernel may map at a time, however few are read
 
 
 class ShingleSets(NamedTuple):
-    """Set i is ``values[starts[i]:ends[i]]``, ascending."""
+    """Set i is ``values[starts[i]:ends[i]]``, ascending; ``mapping`` is the file that the values are in, if any."""
 
     values: NDArray[np.uint64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
+    mapping: mmap.mmap | None = None
 
 
 class Candidates(NamedTuple):
@@ -42,7 +46,7 @@ class Candidates(NamedTuple):
     ranks: NDArray[np.uint32]
     orders: NDArray[np.uint64]
     times: NDArray[np.int64]  # that its text stands in the corpus
-    keys: NDArray[np.uint64]  # [candidates, bands]
+    keys: Iterable[NDArray[np.uint64]]  # of each band, once
     sets: ShingleSets
 
 
@@ -50,67 +54,81 @@ def gather_candidates(tables: Iterable[pa.Table], scratch: Path) -> Candidates:
     """Collect a group's candidates; ``scratch`` is a folder to spill band keys and sets to."""
     columns: dict[str, list[NDArray[np.generic]]] = {"document": [], "rank": [], "order": [], "times": []}
     sizes = [np.empty(0, np.int64)]
-    keys, values, bands = Column(scratch), Column(scratch), 1
+    keys: list[Column] = []
+    values = Column(scratch, SPILL_BYTES)
     for table in tables:
         for name, parts in columns.items():
             parts.append(table[name].to_numpy())
         bands = table.schema.field("keys").type.list_size
+        keys = keys or [Column(scratch, SPILL_BYTES // bands) for _ in range(bands)]
         for chunk in table["keys"].chunks:
-            keys.append(chunk.flatten().to_numpy())
+            for column, of_band in zip(keys, chunk.flatten().to_numpy().reshape(-1, bands).T, strict=True):
+                column.append(of_band)
         for chunk in table["shingles"].chunks:
             sizes.append(np.diff(chunk.offsets.to_numpy()))
             values.append(chunk.flatten().to_numpy())
     ends = np.cumsum(np.concatenate(sizes))
-    sets = ShingleSets(values.array(), ends - np.concatenate(sizes), ends)
+    starts = np.concatenate([[0], ends])[:-1]
     documents, ranks, orders, times = (
         np.concatenate([np.empty(0, dtype), *parts])
         for dtype, parts in zip((np.int64, np.uint32, np.uint64, np.int64), columns.values(), strict=True)
     )
-    return Candidates(documents, ranks, orders, times, keys.array().reshape(-1, bands), sets)
+    sets = ShingleSets(values.array(), starts, ends, values.mapping)
+    return Candidates(documents, ranks, orders, times, _in_turn(keys), sets)
+
+
+def _in_turn(columns: list[Column]) -> Iterator[NDArray[np.uint64]]:
+    """The numbers of each column, of which none is kept."""
+    while columns:
+        yield columns.pop(0).array()
 
 
 class Column:
-    """Numbers that are appended to, in memory up to ``SPILL_BYTES``, and then in a file that is mapped."""
+    """Numbers that are appended to, in memory up to so many bytes, and then in a file that is mapped."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, limit: int) -> None:
+        self.mapping: mmap.mmap | None = None  # once there is an array
         self._scratch = scratch
-        self._parts = [np.empty(0, np.uint64)]
+        self._limit = limit
+        self._parts: list[NDArray[np.uint64]] = []
         self._bytes = 0
         self._file: IO[bytes] | None = None
 
     def append(self, numbers: NDArray[np.uint64]) -> None:
         """Append numbers, which may be part of a mapped file."""
         self._bytes += numbers.nbytes
-        if self._file is None and self._bytes > SPILL_BYTES:
-            self._file = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115  (the map outlives it)
+        self._parts.append(numbers.copy())
+        if self._bytes > self._limit:
+            self._file = self._file or tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115  (the map outlives it)
             for part in self._parts:
                 self._file.write(part.data)
             self._parts = []
-        if self._file is None:
-            self._parts.append(numbers.copy())
-        else:
-            self._file.write(np.ascontiguousarray(numbers).data)
 
     def array(self) -> NDArray[np.uint64]:
-        """All numbers."""
+        """All numbers; nothing can be appended then."""
         if self._file is None:
-            return np.concatenate(self._parts)
+            numbers, end = np.empty(self._bytes // 8, np.uint64), self._bytes // 8
+            while self._parts:  # from the last, so that each goes as it is copied
+                part = self._parts.pop()
+                numbers[end - len(part) : end] = part
+                end -= len(part)
+            return numbers
         with self._file as file:
             file.flush()
-            return np.memmap(file, np.uint64, "r", shape=(self._bytes // 8,))
+            self.mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(self.mapping, np.uint64)
 
 
 def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield verified pairs [pairs, 2], a band at a time: (pivot, duplicate), as rows of the group."""
-    pairs_of_two: list[NDArray[np.int64]] = []
-    for band in range(candidates.keys.shape[1]):
-        keys = np.ascontiguousarray(candidates.keys[:, band])
+    """Yield verified pairs [pairs, 2], some at a time: (pivot, duplicate), as rows of the group."""
+    pairs_of_two = [np.empty((0, 2), np.int64)]
+    for band, keys in enumerate(candidates.keys):
         members, sizes = buckets(keys)
         pairs_of_two.append(members[np.repeat(sizes == 2, sizes)].reshape(-1, 2))
-        large = members[np.repeat(sizes > 2, sizes)]
-        bounds = np.concatenate([[0], np.cumsum(sizes[sizes > 2])])
-        draws = draw_pivots(keys[large[bounds[:-1]]], band, rounds, seed)
-        yield verify_buckets(large, bounds, draws, candidates.times, candidates.sets, threshold)
+        large, of_large = members[np.repeat(sizes > 2, sizes)], sizes[sizes > 2]
+        del members
+        draws = draw_pivots(keys[large[np.cumsum(of_large) - of_large]], band, rounds, seed)
+        yield from verify_buckets(large, of_large, draws, candidates.times, candidates.sets, threshold)
     once = np.unique(np.concatenate(pairs_of_two), axis=0)  # one pair often shares the keys of many bands
     yield once[jaccard(once, candidates.sets) >= threshold]
 
@@ -131,54 +149,63 @@ def draw_pivots(keys: NDArray[np.uint64], band: int, rounds: int, seed: int) -> 
     return (fmix64(keys[:, None] + turns) >> np.uint64(1)).astype(np.int64)
 
 
-@jit_or_python
-def verify_buckets(  # noqa: PLR0917  (numba takes no keywords)
+def verify_buckets(  # noqa: PLR0917  (all of a band)
     members: NDArray[np.int64],
-    bounds: NDArray[np.int64],
+    sizes: NDArray[np.int64],
     draws: NDArray[np.int64],
     times: NDArray[np.int64],
     sets: ShingleSets,
     threshold: float,
-) -> NDArray[np.int64]:
-    """Verified pairs [pairs, 2], (pivot, duplicate), of the buckets ``members[bounds[b]:bounds[b + 1]]``.
+) -> Iterator[NDArray[np.int64]]:
+    """Yield verified pairs [pairs, 2], (pivot, duplicate), of all buckets, which have so many of the members each.
 
     ``draws`` [buckets, rounds] selects the pivots, each candidate as likely as ``times`` of them.
     """
-    values, starts, ends = sets
-    pairs = np.empty((len(members), 2), np.int64)
-    rest = members.copy()
-    count = 0
-    for bucket in range(len(bounds) - 1):
-        begin, end = bounds[bucket], bounds[bucket + 1]
-        for turn in range(draws.shape[1]):
-            if end - begin < 2:
-                break
-            before = draws[bucket, turn] % times[rest[begin:end]].sum()
-            drawn = begin
-            while before >= times[rest[drawn]]:
-                before -= times[rest[drawn]]
-                drawn += 1
-            end -= 1
-            pivot, rest[drawn] = rest[drawn], rest[end]
-            size = ends[pivot] - starts[pivot]
-            kept = begin
-            for position in range(begin, end):
-                other = rest[position]
-                both = intersection_size(values[starts[pivot] : ends[pivot]], values[starts[other] : ends[other]])
-                if both / (size + ends[other] - starts[other] - both) >= threshold:
-                    pairs[count, 0], pairs[count, 1] = pivot, other
-                    count += 1
-                else:
-                    rest[kept] = other
-                    kept += 1
-            end = kept
-    return pairs[:count]
+    rest = members
+    for turn in range(draws.shape[1]):
+        is_open = sizes > 1
+        rest, sizes, draws = rest[np.repeat(is_open, sizes)], sizes[is_open], draws[is_open]
+        if not len(sizes):
+            return
+        lasts = np.cumsum(sizes) - 1
+        through = np.cumsum(times[rest])
+        before = np.append(0, through[lasts[:-1]])
+        drawn = np.searchsorted(through, before + draws[:, turn] % (through[lasts] - before), "right")
+        del through
+        pivots = rest[drawn]
+        rest[drawn] = rest[lasts]
+        rest, sizes = np.delete(rest, lasts), sizes - 1
+        pairs = np.stack([np.repeat(pivots, sizes), rest], axis=1)
+        is_duplicate = jaccard(pairs, sets) >= threshold
+        yield pairs[is_duplicate]
+        found = np.add.reduceat(is_duplicate, np.cumsum(sizes) - sizes, dtype=np.int64)
+        rest, sizes = rest[~is_duplicate], sizes - found
+
+
+def jaccard(pairs: NDArray[np.int64], sets: ShingleSets) -> NDArray[np.float64]:
+    """Jaccard similarity of each pair [pairs, 2] of sets; no set is empty.
+
+    Of mapped sets no more than about ``SPILL_BYTES`` count as memory at a time.
+    """
+    values, starts, ends, mapping = sets
+    if mapping is None:
+        return _jaccard(pairs, values, starts, ends)
+    read = np.zeros(len(pairs), np.int64)
+    for one in pairs.T:
+        read += 8 * (ends[one] - starts[one])
+        read[1:] += FAULT_BYTES * (np.diff(starts[one] // (FAULT_BYTES // 8)) != 0)
+    read = np.cumsum(read) // SPILL_BYTES
+    similarities = []
+    for part in np.split(pairs, np.flatnonzero(np.diff(read)) + 1):
+        similarities.append(_jaccard(part, values, starts, ends))
+        mapping.madvise(mmap.MADV_DONTNEED)
+    return np.concatenate(similarities)
 
 
 @jit_or_python
-def jaccard(pairs: NDArray[np.int64], sets: ShingleSets) -> NDArray[np.float64]:
-    """Jaccard similarity of each pair [pairs, 2] of sets; no set is empty."""
-    values, starts, ends = sets
+def _jaccard(
+    pairs: NDArray[np.int64], values: NDArray[np.uint64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.float64]:
     similarities = np.empty(len(pairs), np.float64)
     for pair in range(len(pairs)):
         a, b = pairs[pair, 0], pairs[pair, 1]

@@ -8,9 +8,11 @@ Neither the number of workers nor the engine enters a key, so neither changes a 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import sys
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
@@ -29,6 +31,8 @@ Summary = dict[str, Any]
 
 #: Threads that verify existing outputs: reading and hashing a file releases the GIL.
 VERIFY_THREADS = min(8, os.cpu_count() or 1)
+#: glibc's function that returns its free pages; other C libraries have none, or need none.
+TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class Unit(ABC):
@@ -103,7 +107,16 @@ def run_unit(function: Callable[[U], Summary], unit: U) -> Summary:
         write_json(manifest_path(unit.output.parent / name), {"key": unit.key, "sha256": digest})
     manifest = {"key": unit.key, "sha256": output, "files": files, "summary": summary}
     write_json(manifest_path(unit.output), manifest)
+    release_memory()
     return summary
+
+
+def release_memory() -> None:
+    """Give back what allocators keep of a unit for the next, which else would be the most that any unit has taken."""
+    if (arrow := sys.modules.get("pyarrow")) is not None:
+        arrow.default_memory_pool().release_unused()
+    if TRIM is not None:
+        TRIM(0)
 
 
 def manifest_path(output: Path) -> Path:

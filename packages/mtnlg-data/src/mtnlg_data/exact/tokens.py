@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from .settings import TokenUnit
 
-LINE_FEED, BLANK = 10, 32
+LINE_FEED, BLANK = 10, np.uint8(32)
 
 
 class Items(NamedTuple):
@@ -92,32 +92,65 @@ def _hash_texts(texts: Texts, table: NDArray[np.uint8]) -> NDArray[np.uint64]:
     data, bounds = texts
     keys = np.empty(len(bounds) - 1, np.uint64)
     joined = np.empty((bounds[1:] - bounds[:-1]).max() if len(keys) else 0, np.uint8)
-    one = np.uint64(1)  # unsigned, places need no look whether they are counted from the end
     for text in range(len(keys)):
-        size, after_space = np.uint64(0), one
-        place, end = bounds[text], bounds[text + 1]
-        if is_ascii(data, place, end):  # no branch for each word, since none would be foreseen
-            for byte in data[place:end]:
-                is_space = np.uint64(table[byte] & SPACE != 0)
-                joined[size] = BLANK if is_space else byte
-                size += one - (is_space & after_space)
-                after_space = is_space
-            place = end
-        while place < end:
-            code, width = code_at(data, place)
-            is_space = np.uint64(table[code] & SPACE != 0)
-            if not is_space:
-                for byte in data[place : place + width]:
-                    joined[size] = byte
-                    size += one
-            elif not after_space:
-                joined[size] = BLANK
-                size += one
-            after_space = is_space
-            place += width
-        length = int(np.int64(size))
-        keys[text] = hash_span(joined, 0, length - 1 if length and after_space else length)
+        part = data[bounds[text] : bounds[text + 1]]
+        length = len(part)
+        if not _blank_spaces(part, joined) or (length and joined[0] == BLANK) or _has_pair(joined[:length]):
+            length = _join_words(part, joined, table)
+        keys[text] = hash_span(joined, 0, length - 1 if length and joined[length - 1] == BLANK else length)
     return keys
+
+
+@jit_or_python
+def _blank_spaces(part: NDArray[np.uint8], blanked: NDArray[np.uint8]) -> bool:
+    """Copy a text with a blank for each white space of ASCII; returns whether all of the text is ASCII.
+
+    Like ``_has_pair`` it has no branch and no index but its counter, so that many bytes are looked at together.
+    """
+    bits = np.uint8(0)
+    for place in range(len(part)):
+        byte = part[place]
+        is_space = (byte >= 9) & (byte <= 13) | (byte >= 28) & (byte <= 32)
+        blanked[place] = BLANK if is_space else byte
+        bits = np.uint8(bits | byte)
+    return bool(bits < 0x80)
+
+
+@jit_or_python
+def _has_pair(blanked: NDArray[np.uint8]) -> bool:
+    """Whether a blank follows another."""
+    firsts, seconds, pair = blanked[:-1], blanked[1:], np.uint8(0)
+    for place in range(len(seconds)):
+        pair = np.uint8(pair | ((firsts[place] == BLANK) & (seconds[place] == BLANK)))
+    return bool(pair)
+
+
+@jit_or_python
+def _join_words(part: NDArray[np.uint8], joined: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
+    """Copy a text with one blank for each run of white space, and none before the first word; returns its length."""
+    one = np.uint64(1)  # unsigned, places need no look whether they are counted from the end
+    size, after_space = np.uint64(0), one
+    place, end = 0, len(part)
+    if is_ascii(part, place, end):  # no branch for each word, since none would be foreseen
+        for byte in part:
+            is_space = np.uint64(table[byte] & SPACE != 0)
+            joined[size] = BLANK if is_space else byte
+            size += one - (is_space & after_space)
+            after_space = is_space
+        place = end
+    while place < end:
+        code, width = code_at(part, place)
+        is_space = np.uint64(table[code] & SPACE != 0)
+        if not is_space:
+            for byte in part[place : place + width]:
+                joined[size] = byte
+                size += one
+        elif not after_space:
+            joined[size] = BLANK
+            size += one
+        after_space = is_space
+        place += width
+    return int(np.int64(size))
 
 
 def find_lines(column: pa.LargeStringArray, shortest: int) -> Items:

@@ -20,11 +20,12 @@ import pyarrow.parquet as pq
 import zstandard
 
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
+from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
 from mtnlg_data.sources import Record, SourceFile, read_records
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from mtnlg_data.extract.text import ExtractSettings
     from mtnlg_data.recipe import Recipe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 SAMPLED_FILES = 8
 SAMPLED_BYTES = 2_000_000
 SAMPLED_ROWS = 500
+REMOVED_SHARE = 0.75  # of documents with a near duplicate: all but one of each cluster go, of four on average
 
 
 class CorpusSize(NamedTuple):
@@ -44,11 +46,28 @@ class CorpusSize(NamedTuple):
     longest: int = 8_000_000  # bytes of the longest page or record
     near_duplicates: float = 0.3  # share of documents that have one
     shares: Mapping[str, float] | None = None  # of each source, of the text; by default their weights in the blend
+    page_bytes: float = 17.0  # of web pages, for a character of their text
 
     @property
     def text(self) -> int:
         """Characters of all documents."""
         return self.documents * self.characters
+
+    @property
+    def rest(self) -> CorpusSize:
+        """What deduplication leaves."""
+        return self._replace(documents=round(self.documents * (1 - REMOVED_SHARE * self.near_duplicates)))
+
+    def share(self, recipe: Recipe, sources: Iterable[str]) -> float:
+        """Share of these sources in the text."""
+        shares = self.shares or {name: source.weight for name, source in recipe.sources.items()}
+        return sum(shares[name] for name in sources) / sum(shares.values())
+
+    def training_sample(self, recipe: Recipe) -> tuple[int, int]:
+        """Documents that the classifier trains on, and the characters that it reads of them."""
+        rarer = min(self.share(recipe, recipe.filtered), self.share(recipe, recipe.curated))
+        sampled = 2 * min(recipe.quality.sample, round(rarer * self.documents))
+        return sampled, sampled * min(CLASSIFIED_CHARACTERS, self.characters)
 
 
 class _Sample(NamedTuple):
@@ -57,6 +76,7 @@ class _Sample(NamedTuple):
     lengths: list[int]
     packed: int  # bytes of all texts
     longest: int
+    content: int  # bytes of all pages and records
     read: float
 
 
@@ -68,7 +88,7 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
     by_source: dict[str, list[SourceFile]] = {}
     for file in recipe.files():
         by_source.setdefault(file.source, []).append(file)
-    documents = packed = 0.0
+    documents = packed = pages = 0.0
     characters = dict.fromkeys(by_source, 0.0)
     longest = 0
     for source, files in by_source.items():
@@ -78,11 +98,15 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
         characters[source] += scale * sum(sum(sample.lengths) for sample in samples)
         packed += scale * sum(sample.packed for sample in samples)
         longest = max([longest, *(sample.longest for sample in samples)])
+        if recipe.sources[source].kind == "warc":
+            pages += scale * sum(sample.content for sample in samples)
     text = sum(characters.values())
     if documents < 1 or text < 1:
         return CorpusSize(0, 0)
     shares = {source: own / text for source, own in characters.items()}
-    return CorpusSize(round(documents), round(text / documents), packed / text, longest, shares=shares)
+    size = CorpusSize(round(documents), round(text / documents), packed / text, longest, shares=shares)
+    web = text * size.share(recipe, (name for name, source in recipe.sources.items() if source.kind == "warc"))
+    return size._replace(page_bytes=pages / web) if web else size
 
 
 def _size(file: SourceFile) -> int:
@@ -100,7 +124,8 @@ def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
     records = [item for item in items if isinstance(item, Record)]
     texts = [text for record in records if (text := _text(record, settings))]
     packed = len(zstandard.compress("".join(texts).encode("utf-8", "surrogatepass"), 3))
-    return _Sample([*map(len, texts)], packed, max((len(record.content) for record in records), default=0), read)
+    sizes = [len(record.content) for record in records]
+    return _Sample([*map(len, texts)], packed, max(sizes, default=0), sum(sizes), read)
 
 
 def _rows(file: SourceFile) -> int:

@@ -1,6 +1,6 @@
 """Disk, memory and hours of a curation, estimated stage by stage before it runs.
 
-    disk     what each stage leaves, as if no document were dropped; of all the most at a time
+    disk     what each stage leaves, as if no document were dropped but duplicates; of all the most at a time
     memory   what each worker holds at once, times the workers, plus the process that hands out the work
     hours    of the stage's units on the workers, at their measured costs (``schedule.py``)
 
@@ -24,7 +24,7 @@ from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.dedup.runs import LIBRARY_BYTES
 from mtnlg_data.document import group_memory
 from mtnlg_data.exact.plan import exact_state_bytes
-from mtnlg_data.quality.classifier import BUCKETS, CLASSIFIED_CHARACTERS
+from mtnlg_data.quality.classifier import BUCKETS
 from mtnlg_data.quality.training import LIBRARY_BYTES as TRAINING_LIBRARIES
 from mtnlg_data.quality.training import TRAINING_BYTES
 from mtnlg_data.tokens.encoder import MAX_BATCH_CHARACTERS
@@ -32,11 +32,9 @@ from mtnlg_data.tokens.encoding import TOKENS_PER_BATCH
 from mtnlg_data.tokens.stage import TEXT_BYTES_PER_UNIT
 from mtnlg_data.tokens.store import dtype_for
 
-from .schedule import CHARACTERS_PER_TOKEN, MEAN_SHARD, PAGE_BYTES, efficiency_plan, encoded_exchange, task_texts
+from .schedule import CHARACTERS_PER_TOKEN, GPT2_VOCABULARY, MEAN_SHARD, efficiency_plan, encoded_exchange, task_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mtnlg_data.extract.language import LanguageSettings
     from mtnlg_data.recipe import Recipe
 
@@ -47,7 +45,6 @@ INDEX_ROW_BYTES = 20  # of a document in an .idx
 ENCODED_ROW_BYTES = 16  # of a document in an encoded file: a key and an offset
 SUMMARY_BYTES = 20_000  # memory of a shard's summary in the process that collects them
 BATCHES_HELD = 4  # of tokens, by a unit that sorts: the last one, and the next as read, gathered and sorted
-GPT2_VOCABULARY = 50_257
 #: Memory of a worker that has run the stages up to this one, beside what it holds at work: Python, what it has imported
 #: by then, tables of libraries, and compiled code.
 LIBRARIES = {
@@ -90,16 +87,12 @@ class _Plan:
         self._libraries = 0
         self._group = group_memory(corpus.characters, min(corpus.text, recipe.extract.shard_characters))
         self._text_disk = self._packed(corpus.text, corpus.documents)
+        self._kept = corpus.rest.documents / max(1, corpus.documents)
         shards = 1 + corpus.text // round(MEAN_SHARD * recipe.extract.shard_characters)
         self._driver = DRIVER_BYTES + self._group + SUMMARY_BYTES * shards
 
     def _packed(self, characters: int, documents: int) -> int:
         return int(self._corpus.packed * characters) + ROW_BYTES * documents
-
-    def _share(self, sources: Iterable[str]) -> float:
-        """Share of these sources in the text."""
-        shares = self._corpus.shares or {name: source.weight for name, source in self._recipe.sources.items()}
-        return sum(shares[name] for name in sources) / sum(shares.values())
 
     def add(self, name: str, disk: int, working_set: int, *, scratch: int = 0, alone: int = 0) -> None:
         """Add a stage; ``working_set`` is a worker's memory beside its libraries, ``alone`` that of one that trains."""
@@ -124,16 +117,14 @@ class _Plan:
 
     def quality(self) -> None:
         """One process trains on the beginnings of all sampled documents; then the workers score."""
-        recipe, corpus = self._recipe, self._corpus
-        rarer = min(self._share(recipe.filtered), self._share(recipe.curated))
-        sampled = 2 * min(recipe.quality.sample, round(rarer * corpus.documents))
-        characters = sampled * min(CLASSIFIED_CHARACTERS, corpus.characters)
-        disk = round(self._share(recipe.filtered) * self._text_disk) + self._packed(characters, sampled) + 4 * BUCKETS
+        sampled, characters = self._corpus.training_sample(self._recipe)
+        share = self._corpus.share(self._recipe, self._recipe.filtered)
+        disk = round(share * self._text_disk) + self._packed(characters, sampled) + 4 * BUCKETS
         self.add("quality", disk, self._group, alone=TRAINING_BYTES + 2 * characters)
 
     def filter(self) -> None:
         """Only sources with filters are read."""
-        self.add_shards("filter", share=self._share(self._recipe.filters))
+        self.add_shards("filter", share=self._corpus.share(self._recipe, self._recipe.filters))
 
     def deduplicate(self) -> None:
         """The figures of ``deduplication_state_bytes``, plus the documents that are written."""
@@ -146,18 +137,22 @@ class _Plan:
             candidate_share=corpus.near_duplicates,
         )
         scratch = sum(step.disk for step in steps if step.scratch)
-        disk = self._text_disk + sum(step.disk for step in steps) - scratch
+        disk = round(self._kept * self._text_disk) + sum(step.disk for step in steps) - scratch
         self.add("deduplicate", disk, max(step.memory for step in steps) - LIBRARY_BYTES, scratch=scratch)
 
     def exact(self) -> None:
         """A stage over the shards, with the state of its search."""
-        corpus, recipe = self._corpus, self._recipe
+        corpus, recipe = self._corpus.rest, self._recipe
         state = exact_state_bytes(corpus.documents, corpus.characters, recipe.extract.shard_characters, recipe.exact)
-        self.add_shards("exact", state.memory, state.disk)
+        self.add_shards("exact", state.memory, state.disk, self._kept)
+
+    def decontaminate(self) -> None:
+        """The n-grams of all task texts are in the memory of each worker."""
+        self.add_shards("decontaminate", TASK_TEXT_BYTES * task_texts(self._recipe), share=self._kept)
 
     def tokenize(self) -> None:
         """Tokens are on disk as encoded, merged once for each level of the exchange, and in the stores."""
-        corpus, settings = self._corpus, self._recipe.tokenize
+        corpus, settings = self._corpus.rest, self._recipe.tokenize
         vocabulary = settings.vocabulary or GPT2_VOCABULARY
         width = dtype_for(vocabulary).itemsize
         tokens = int(corpus.text / CHARACTERS_PER_TOKEN) + corpus.documents
@@ -193,14 +188,14 @@ def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
     planned.deduplicate()
     if recipe.exact.kinds:
         planned.exact()
-    planned.add_shards("decontaminate", TASK_TEXT_BYTES * task_texts(recipe))
+    planned.decontaminate()
     planned.tokenize()
     stages = planned.stages
     left = accumulate(stage.disk for stage in stages)
     disk = max(so_far + stage.scratch for so_far, stage in zip(left, stages, strict=True))
     memory = max(stage.memory for stage in stages)
-    scheduled = efficiency_plan(recipe, corpus.documents, corpus.characters, workers)
-    hours = scheduled.pop("stages")
+    scheduled = efficiency_plan(recipe, corpus, workers)
+    hours, core_hours = scheduled.pop("stages"), scheduled.pop("core_hours")
     memory_here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     disk_here = shutil.disk_usage(recipe.input).free
     return {
@@ -208,7 +203,9 @@ def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
         "characters_a_document": corpus.characters,
         "near_duplicates": corpus.near_duplicates,
         "workers": workers,
-        "stages": [{**stage._asdict(), "hours": hours[stage.stage]} for stage in stages],
+        "stages": [
+            {**stage._asdict(), "hours": hours[stage.stage], "core_hours": core_hours[stage.stage]} for stage in stages
+        ],
         "disk": disk,
         "memory": memory,
         "here": {"disk": disk_here, "memory": memory_here},
@@ -237,9 +234,9 @@ def print_plan(planned: dict[str, Any]) -> None:
     here, console = planned["here"], output(soft_wrap=True)
     console.print(table)
     near = f"{planned['near_duplicates']:.0%} of them with a near duplicate"
-    console.print(f"Disk as if no document were dropped, {near}, and no file removed on the way.")
+    console.print(f"Disk with duplicates dropped and nothing else, {near}, and no file removed on the way.")
     console.print(
-        f"Hours at the costs of {run['costs']}; of pages, with {PAGE_BYTES} bytes of .warc.gz for a character."
+        f"Hours at the costs of {run['costs']}; of pages, with {run['page_bytes']:.1f} bytes for a character."
     )
     idle = ", ".join(f"{step} {share:.1%}" for step, share in run["idle"].items())
     console.print(f"Of the workers' hours {run['efficiency']:.1%} are work; most are idle at {idle}.")

@@ -1,4 +1,4 @@
-"""How well a curation uses its workers: its units, scheduled one after another, at their measured costs.
+"""How long a curation takes, and how well it uses its workers: its units, scheduled one after another, at their costs.
 
 A step's units go to whichever worker is free first, the next step begins when all are done, and one process reads the
 footers of the shards before each stage. What that leaves idle is what the number of workers costs. Units of a step are
@@ -7,13 +7,15 @@ taken to differ by half their mean either way: groups of files fill a half to a 
     efficiency   core-seconds of all units / (workers x wall seconds)
     tail         the step at which most worker-seconds are idle
 
-Costs are those of ``MEASURED_COSTS`` (benchmarks/unit_costs.py), for English; extraction's is by the web page.
+Costs are those of ``MEASURED_COSTS`` (benchmarks/unit_costs.py), for English. A stage's are for each character that it
+reads: behind deduplication that is what it leaves of the text. Extraction of web pages is by their
+bytes, most of which the parser alone sees, and by the characters of their text.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mtnlg_data.exact.runs import KEYS_PER_RANGE
 from mtnlg_data.exchange import FAN_OUT, Exchange
@@ -25,55 +27,69 @@ if TYPE_CHECKING:
 
     from mtnlg_data.recipe import Recipe
 
+    from .corpus_size import CorpusSize
+
 MEASURED_COSTS = "benchmarks/results/2026-11-23-unit-costs.json"
-#: Core-seconds for each million characters of each function; of all those of deduplication under ``dedup``.
+#: Core-seconds of each function for each million characters; for each million bytes of pages of ``extract.page_bytes``.
 COSTS = {
-    "extract.extract_group": 0.05487,
-    "quality.draw_sample": 0.00673,
-    "quality.train_classifier": 0.07053,
-    "quality.filter_shard": 0.00952,
-    "clean.clean_shard": 0.01889,
-    "filters.filter_shard": 0.06066,
-    "exact.scan_shard": 0.04726,
-    "exact.write_repeats": 0.00871,
-    "exact.cut_shard": 0.00881,
-    "decontaminate.scan_shard": 0.05451,
-    "decontaminate.count_documents": 0.0008,
-    "decontaminate.write_ledger": 0.01823,
-    "decontaminate.cut_shard": 0.03814,
-    "tokens.encode_groups": 0.00273,
-    "tokens.count_ranges": 0.00011,
-    "tokens.write_range": 0.00063,
-    "tokens.check_span": 0.00068,
-    "dedup": 0.02921,
+    "extract.page_bytes": 0.0198,
+    "extract.page_text": 0.21852,
+    "extract.texts": 0.06356,
+    "quality.draw_sample": 0.00414,
+    "quality.train_classifier": 0.06892,
+    "quality.filter_shard": 0.01952,
+    "clean.clean_shard": 0.02647,
+    "filters.filter_shard": 0.07036,
+    "dedup": 0.02513,
+    "exact.scan_shard": 0.05847,
+    "exact.write_repeats": 0.01033,
+    "exact.cut_shard": 0.00819,
+    "decontaminate.scan_shard": 0.01302,
+    "decontaminate.count_documents": 7e-05,
+    "decontaminate.write_ledger": 0.0017,
+    "decontaminate.cut_shard": 0.01287,
+    "tokens.draw_sample": 0.00271,
+    "tokens.encode_groups": 0.02234,
+    "tokens.count_ranges": 0.0001,
+    "tokens.write_range": 0.00133,
+    "tokens.check_span": 0.00178,
 }
-ENCODER_SECONDS = 0.4  # an encoder is opened anew for every unit
-PAGE_BYTES = 4  # of .warc.gz for a character of text
-PAGE_BYTES_A_SECOND = 6.9e6  # extracted
+#: Core-seconds that a worker takes once in each stage: imports, tables, compiled code from its cache.
+START_SECONDS = {
+    "extract": 1.25,
+    "quality": 1.13,
+    "clean": 0.0,
+    "deduplicate": 0.18,
+    "decontaminate": 0.08,
+    "tokenize": 0.34,
+}
+ENCODER_SECONDS = 4e-6  # for each entry of the vocabulary: an encoder is opened anew for every unit
 TASK_TEXTS, SECONDS_A_TASK_TEXT = 70_000, 0.0004  # of the paper's tasks
 TRAINING_SECONDS_A_MEGABYTE = 0.26  # of a vocabulary; measured on 5 MB of English
 TAILS_SHOWN = 3
 CHARACTERS_PER_TOKEN = 4.3  # English, GPT-2's tokenizer
+GPT2_VOCABULARY = 50_257
 GOLDEN = 0.6180339887498949  # its multiples spread evenly, in any number
 MEAN_SHARD = 0.75  # of the largest: groups fill a half to a whole
 SHARD_SECONDS = 0.002  # of the driver, for a shard and stage: footer and manifest; 0.25 ms on a local disk
 
 
 class Step(NamedTuple):
-    """Units of one kind: how many, and the core-seconds of one on average; ``driver`` for work that no worker has."""
+    """Units of one kind: how many, and the core-seconds of one on average; or what the driver, or each worker does."""
 
     stage: str
     step: str
     units: int
     seconds: float
-    driver: bool = False
+    of: Literal["units", "driver", "each"] = "units"
 
 
 class Schedule(NamedTuple):
-    """Wall seconds of all steps and of each stage, their core-seconds, and the idle worker-seconds of each step."""
+    """Wall seconds of all steps, and of each stage; its core-seconds; those of units; idle worker-seconds by step."""
 
     wall: float
     walls: dict[str, float]
+    cores: dict[str, float]
     busy: float
     idle: dict[str, float]
 
@@ -86,69 +102,78 @@ def schedule(steps: list[Step], workers: int) -> Schedule:
     """Schedule the steps, each after the one before."""
     busy = 0.0
     walls: dict[str, float] = {}
+    cores: dict[str, float] = {}
     idle: dict[str, float] = {}
     for step in steps:
         ends = [0.0] * workers
         work = 0.0
-        for number in range(step.units):
+        for number in range(step.units if step.of == "units" else 1):
             seconds = step.seconds * (0.5 + number * GOLDEN % 1 if step.units > 1 else 1.0)
             work += seconds
             heapq.heapreplace(ends, ends[0] + seconds)
         walls[step.stage] = walls.get(step.stage, 0.0) + max(ends)
-        busy += 0.0 if step.driver else work
+        cores[step.stage] = cores.get(step.stage, 0.0) + work * (workers if step.of == "each" else 1)
+        of_units = work if step.of == "units" else 0.0
+        busy += of_units
         name = f"{step.stage}: {step.step}"
-        idle[name] = idle.get(name, 0.0) + workers * max(ends) - (0.0 if step.driver else work)
-    return Schedule(sum(walls.values()), walls, busy, idle)
+        idle[name] = idle.get(name, 0.0) + workers * max(ends) - of_units
+    return Schedule(sum(walls.values()), walls, cores, busy, idle)
 
 
-def steps_of(recipe: Recipe, documents: int, characters: int) -> Iterator[Step]:
-    """The steps of a recipe over so many documents of this mean length, in order."""
-    millions = documents * characters / 1e6
-    shards = -(-documents * characters // round(MEAN_SHARD * recipe.extract.shard_characters))
-
-    def spread(stage: str, step: str, units: float, seconds_a_million: float) -> Step:
-        count = max(1, round(units))
-        return Step(stage, step, count, seconds_a_million * millions / count)
-
-    def footers(stage: str) -> Step:
-        return Step(stage, "footers of shards", 1, SHARD_SECONDS * shards, driver=True)
-
-    weights = {name: source.weight for name, source in recipe.sources.items()}
-    warc = [name for name, source in recipe.sources.items() if source.kind == "warc"]
-    pages = sum(weights[name] for name in warc) / sum(weights.values())
-    yield spread(
-        "extract",
-        "extract",
-        shards,
-        pages * 1e6 * PAGE_BYTES / PAGE_BYTES_A_SECOND + (1 - pages) * COSTS["extract.extract_group"],
-    )
+def steps_of(recipe: Recipe, corpus: CorpusSize) -> Iterator[Step]:
+    """The steps of a recipe over such a corpus, in order."""
+    of_all, rest = _Text(recipe, corpus.text), _Text(recipe, corpus.rest.text)
+    yield from of_all.begin("extract")
+    pages = corpus.share(recipe, (name for name, source in recipe.sources.items() if source.kind == "warc"))
+    of_page = corpus.page_bytes * COSTS["extract.page_bytes"] + COSTS["extract.page_text"]
+    of_text = pages * of_page + (1 - pages) * COSTS["extract.texts"]
+    yield of_all.spread("extract", "extract", of_all.shards, of_text)
     if recipe.filtered:
-        share = sum(weights[name] for name in recipe.filtered) / sum(weights.values())
-        trained = min(2 * recipe.quality.sample, documents) * characters / 1e6
-        yield footers("quality")
-        yield spread("quality", "sample", shards, COSTS["quality.draw_sample"])
-        yield Step("quality", "train", 1, COSTS["quality.train_classifier"] * trained)
-        yield spread("quality", "score", share * shards, 2 * share * COSTS["quality.filter_shard"])
-    yield footers("clean")
-    yield spread("clean", "clean", shards, COSTS["clean.clean_shard"])
+        share = corpus.share(recipe, recipe.filtered)
+        _, sampled = corpus.training_sample(recipe)
+        yield from of_all.begin("quality")
+        yield of_all.spread("quality", "sample", of_all.shards, COSTS["quality.draw_sample"])
+        yield Step("quality", "train", 1, COSTS["quality.train_classifier"] * sampled / 1e6)
+        yield of_all.spread("quality", "score", share * of_all.shards, share * COSTS["quality.filter_shard"])
+    yield from of_all.begin("clean")
+    yield of_all.spread("clean", "clean", of_all.shards, COSTS["clean.clean_shard"])
     if recipe.filters:
-        share = sum(weights[name] for name in recipe.filters) / sum(weights.values())
-        yield footers("filter")
-        yield spread("filter", "filter", share * shards, share * COSTS["filters.filter_shard"])
-    yield footers("deduplicate")
-    yield spread("deduplicate", "units", shards, COSTS["dedup"])
+        share = corpus.share(recipe, recipe.filters)
+        yield from of_all.begin("filter")
+        yield of_all.spread("filter", "filter", share * of_all.shards, share * COSTS["filters.filter_shard"])
+    yield from of_all.begin("deduplicate")
+    yield of_all.spread("deduplicate", "units", of_all.shards, COSTS["dedup"])
     if recipe.exact.kinds:
-        yield footers("exact")
-        yield spread("exact", "scan", shards * (len(recipe.exact.kinds) + 1), COSTS["exact.scan_shard"])
-        yield spread("exact", "compare", millions * 1e6 / 100 / KEYS_PER_RANGE, COSTS["exact.write_repeats"])
-        yield spread("exact", "cut", shards, COSTS["exact.cut_shard"])
-    yield footers("decontaminate")
+        yield from rest.begin("exact")
+        yield rest.spread("exact", "scan", rest.shards * (len(recipe.exact.kinds) + 1), COSTS["exact.scan_shard"])
+        yield rest.spread("exact", "compare", rest.characters / 100 / KEYS_PER_RANGE, COSTS["exact.write_repeats"])
+        yield rest.spread("exact", "cut", rest.shards, COSTS["exact.cut_shard"])
+    yield from rest.begin("decontaminate")
     yield Step("decontaminate", "n-grams", 1, task_texts(recipe) * SECONDS_A_TASK_TEXT)
-    yield spread("decontaminate", "scan", shards, COSTS["decontaminate.scan_shard"])
-    yield spread("decontaminate", "count", -(-shards // FAN_OUT), COSTS["decontaminate.count_documents"])
-    yield spread("decontaminate", "ledger", shards, COSTS["decontaminate.write_ledger"])
-    yield spread("decontaminate", "cut", shards, COSTS["decontaminate.cut_shard"])
-    yield from _tokenize(recipe, documents, millions)
+    yield rest.spread("decontaminate", "scan", rest.shards, COSTS["decontaminate.scan_shard"])
+    yield rest.spread("decontaminate", "count", -(-rest.shards // FAN_OUT), COSTS["decontaminate.count_documents"])
+    yield rest.spread("decontaminate", "ledger", rest.shards, COSTS["decontaminate.write_ledger"])
+    yield rest.spread("decontaminate", "cut", rest.shards, COSTS["decontaminate.cut_shard"])
+    yield from rest.begin("tokenize")
+    yield from _tokenize(recipe, rest, corpus.rest.documents)
+
+
+class _Text:
+    """The text that a stage reads, in shards."""
+
+    def __init__(self, recipe: Recipe, characters: float) -> None:
+        self.characters = characters
+        self.shards = int(-(-characters // round(MEAN_SHARD * recipe.extract.shard_characters)))
+
+    def begin(self, stage: str) -> Iterator[Step]:
+        """What comes before the units of a stage."""
+        yield Step(stage, "start", 1, START_SECONDS.get(stage, 0.0), "each")
+        yield Step(stage, "footers of shards", 1, SHARD_SECONDS * self.shards, "driver")
+
+    def spread(self, stage: str, step: str, units: float, seconds_a_million: float) -> Step:
+        """A step over the text in so many units."""
+        count = max(1, round(units))
+        return Step(stage, step, count, seconds_a_million * self.characters / 1e6 / count)
 
 
 def task_texts(recipe: Recipe) -> int:
@@ -164,37 +189,36 @@ def encoded_exchange(text: float, tokens: float, sources: int) -> Exchange:
     return Exchange(max(1, round(text / TEXT_BYTES_PER_UNIT / sources)), round(tokens / TOKENS_PER_UNIT / sources))
 
 
-def _tokenize(recipe: Recipe, documents: int, millions: float) -> Iterator[Step]:
+def _tokenize(recipe: Recipe, text: _Text, documents: int) -> Iterator[Step]:
     sources = len(recipe.sources)
-    tokens = 1e6 * millions / CHARACTERS_PER_TOKEN + documents
-    files = encoded_exchange(1e6 * millions, tokens, sources)
+    tokens = text.characters / CHARACTERS_PER_TOKEN + documents
+    files = encoded_exchange(text.characters, tokens, sources)
     blocks = len({files.range(number).files for number in range(files.ranges)})
-    levels = [len(level) * sources for level in files.merges()]
-    spans = round((2 * tokens + 20 * documents) / SPAN_BYTES)
-    shards = -(-1e6 * millions // (MEAN_SHARD * recipe.extract.shard_characters))
-    steps = [
-        ("encode", round(1e6 * millions / TEXT_BYTES_PER_UNIT), COSTS["tokens.encode_groups"]),
-        *(("merge", units, COSTS["tokens.write_range"]) for units in levels),
-        ("count", blocks * sources, COSTS["tokens.count_ranges"]),
-        ("shuffle", files.ranges * sources, COSTS["tokens.write_range"]),
-        ("check", spans, COSTS["tokens.check_span"]),
-    ]
-    yield Step("tokenize", "footers of shards", 1, SHARD_SECONDS * shards, driver=True)
+    encoders = max(text.shards, round(text.characters / TEXT_BYTES_PER_UNIT))
     if recipe.tokenize.vocabulary:
-        yield Step("tokenize", "vocabulary", 1, TRAINING_SECONDS_A_MEGABYTE * recipe.tokenize.sample_bytes / 1e6)
-    for step, units, cost in steps:
-        count = max(1, units)
-        yield Step("tokenize", step, count, cost * millions / count + ENCODER_SECONDS * (step == "encode"))
+        sample = min(recipe.tokenize.sample_bytes, text.characters)
+        yield text.spread("tokenize", "sample", text.shards, COSTS["tokens.draw_sample"])
+        yield Step("tokenize", "vocabulary", 1, TRAINING_SECONDS_A_MEGABYTE * sample / 1e6)
+    opened = ENCODER_SECONDS * (recipe.tokenize.vocabulary or GPT2_VOCABULARY)
+    yield text.spread("tokenize", "encode", encoders, COSTS["tokens.encode_groups"])
+    yield Step("tokenize", "encoders", max(1, encoders), opened)
+    for level in files.merges():
+        yield text.spread("tokenize", "merge", len(level) * sources, COSTS["tokens.write_range"])
+    yield text.spread("tokenize", "count", blocks * sources, COSTS["tokens.count_ranges"])
+    yield text.spread("tokenize", "shuffle", files.ranges * sources, COSTS["tokens.write_range"])
+    yield text.spread("tokenize", "check", (2 * tokens + 20 * documents) / SPAN_BYTES, COSTS["tokens.check_span"])
 
 
-def efficiency_plan(recipe: Recipe, documents: int, characters: int, workers: int) -> dict[str, Any]:
+def efficiency_plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
     """Hours of all steps and of each stage, how much of them is work, and the steps that leave most of them idle."""
-    planned = schedule(list(steps_of(recipe, documents, characters)), workers)
+    planned = schedule(list(steps_of(recipe, corpus)), workers)
     longest = sorted(planned.idle.items(), key=lambda item: -item[1])[:TAILS_SHOWN]
     return {
         "hours": planned.wall / 3600,
         "stages": {stage: seconds / 3600 for stage, seconds in planned.walls.items()},
+        "core_hours": {stage: seconds / 3600 for stage, seconds in planned.cores.items()},
         "efficiency": planned.efficiency(workers),
         "idle": {step: seconds / (workers * planned.wall) for step, seconds in longest},
         "costs": MEASURED_COSTS,
+        "page_bytes": corpus.page_bytes,
     }

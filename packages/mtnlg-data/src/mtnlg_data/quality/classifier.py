@@ -237,6 +237,7 @@ def fit_classifier(
     """Fit a classifier by SGD; ``text_at`` fetches texts by index, so that they need not all be in memory."""
     from scipy.sparse import csr_array  # noqa: PLC0415  (takes seconds; only the one training unit needs it)
     from sklearn.linear_model import SGDClassifier  # noqa: PLC0415
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415
 
     model = SGDClassifier(loss="log_loss", alpha=REGULARIZATION, average=True, random_state=seed)
     for epoch in range(epochs):
@@ -245,10 +246,11 @@ def fit_classifier(
             batch = order[begin : begin + BATCH_TEXTS]
             buckets, bounds = hash_features(text_at(batch))
             sizes = np.diff(bounds)
+            ordered = np.sort(np.repeat(np.arange(len(sizes)) << BUCKET_BITS, sizes) | buckets) & (BUCKETS - 1)
             values = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes)
-            features = csr_array((values, buckets, bounds.astype(np.int32)), (len(batch), BUCKETS))
-            features.sort_indices()
-            model.partial_fit(features, labels[batch], classes=np.array([False, True]))
+            features = csr_array((values, ordered.astype(np.int32), bounds.astype(np.int32)), (len(batch), BUCKETS))
+            with threadpool_limits(1):  # a second thread of BLAS would only wait, and take a core for it
+                model.partial_fit(features, labels[batch], classes=np.array([False, True]))
     weights = np.rint(model.coef_[0] * WEIGHT_SCALE).clip(-(2**31) + 1, 2**31 - 1).astype(np.int32)
     return Classifier(weights, round(float(model.intercept_[0]) * WEIGHT_SCALE))
 

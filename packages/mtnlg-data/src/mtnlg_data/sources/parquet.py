@@ -126,7 +126,7 @@ def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType) -> Iterator[Carri
         rows = pa.array(np.flatnonzero(is_small[begin:end]) + begin)
         arrays = [batch[column.name].take(rows).cast(column.type) for column in kind]
         columns = pa.StructArray.from_arrays(arrays, fields=list(kind))
-        names = kind.names
+        names = [column.name for column in kind]  # pyarrow 17 has no kind.names
         ids = _strings(given_ids(columns.field("id"))) if "id" in names else [None] * len(rows)
         has_urls = has_strings(pa.schema(list(kind)), "url")
         urls = _strings(columns.field("url")) if has_urls else [None] * len(rows)

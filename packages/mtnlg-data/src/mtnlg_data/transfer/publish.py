@@ -32,6 +32,7 @@ LISTS = {"blend.json", "stage.json", "summary.json"}
 #: Folders of a stage's own: what it keeps for its reruns, and what it made of its inputs.
 NOT_RESULTS = {"state", "documents", "positives", "inputs", "account.json"}
 PROBE = ".mtnlg-data"
+NOBODYS = {PROBE, ".gitattributes"}  # the Hub begins each data set with the latter
 UPLOADS_AT_A_TIME = 4
 UPLOADS_A_RECORD = 32  # after so many the record is written, so a kill repeats no more
 
@@ -114,7 +115,7 @@ def _check_writable(url: str) -> None:
 def refuse_strangers(record: Path, url: str) -> dict[str, RemoteFile]:
     """The files at the URL. Raises ``Failure`` where one is not of this record: it is not ours to replace."""
     there = list_files(url, missing_ok=True)
-    if strangers := [name for name in there if name not in {*read_record(record), PROBE}]:
+    if strangers := [name for name in there if name not in {*read_record(record), *NOBODYS}]:
         raise Failure(
             f"{url}: holds {len(strangers)} files that were not published from {record.parents[1]}, such as "
             f"{strangers[0]}; give another --out, or the --work that they came from"

@@ -7,6 +7,7 @@ URLs are printed and recorded.
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -30,7 +31,8 @@ EXTRAS = {
     **dict.fromkeys(("http", "https"), "http"),
     "hf": "hf",
 }
-#: Errors of drivers that are no ``PermissionError``, and yet mean that access is denied.
+#: Errors of drivers that mean what ``FileNotFoundError`` and ``PermissionError`` do, and are neither.
+NOT_THERE = {"ResourceNotFoundError"}
 DENIED = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -39,6 +41,9 @@ DENIED = {
     "GatedRepoError",
 }
 DENIED_STATUSES = {401, 403}
+STATUS_KEYS = ("status", "status_code", "code")  # of aiohttp, Azure, gcsfs
+logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # else it prints tracebacks of what it raises
+NOTHING = "no such file, folder or bucket"
 LONGEST_REASON = 200  # characters
 
 
@@ -106,17 +111,24 @@ def driver_errors(url: str) -> Iterator[None]:
     except (Failure, TransientError):
         raise
     except FileNotFoundError:
-        raise Failure(f"{url}: no such file, folder or bucket") from None
+        raise Failure(f"{url}: {NOTHING}") from None
     except (ValueError, TypeError, NotImplementedError) as error:
         raise Failure(f"{url}: {_reason(error)}") from error
     except Exception as error:
-        is_denied = isinstance(error, PermissionError) or type(error).__name__ in DENIED
-        if is_denied or getattr(error, "status", None) in DENIED_STATUSES:
+        if type(error).__name__ in NOT_THERE:
+            raise Failure(f"{url}: {NOTHING}") from None
+        if _is_denied(error):
             raise Failure(
                 f"{url}: access denied: {_first_line(error)}; "
                 "credentials come from the environment, the profile or the role of the machine"
             ) from None
         raise TransientError(_reason(error)) from error
+
+
+def _is_denied(error: Exception) -> bool:
+    by_gcsfs = type(error) is OSError and str(error).startswith("Forbidden: ")
+    named = isinstance(error, PermissionError) or type(error).__name__ in DENIED
+    return by_gcsfs or named or any(getattr(error, key, None) in DENIED_STATUSES for key in STATUS_KEYS)
 
 
 def _reason(error: Exception) -> str:

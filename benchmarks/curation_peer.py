@@ -1,0 +1,183 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "mtnlg-data[trafilatura,gigatoken]", "datatrove==0.10.1", "faust-cchardet", "python-magic", "spacy", "warcio",
+#     "xxhash<4",
+# ]
+# ///
+"""A whole chain from WARC to tokens, mtnlg_data against datatrove: text, filters, fuzzy deduplication, ids; one core.
+
+    python benchmarks/curation_peer.py DATA [--megabytes 40] [--rounds 3] [--scratch FOLDER] [--out FILE]
+
+Pages are those of ``known_crawl``, made of the documentation installed here, and the crawled ones of DATA/web. Both
+sides filter by the rules of FineWeb (``filters``: Gopher's, C4's, its own), search duplicates by 20 bands of 13 rows
+over word 5-grams, and encode with GPT-2's vocabulary (DATA/gpt2). datatrove runs as FineWeb has it, at its fastest:
+Trafilatura in favour of precision, words by ``str.split``, and documents go from the filter of duplicates to the
+tokenizer without a file between. Neither side filters languages, since datatrove's models are downloaded; mtnlg_data
+tells them all the same. It runs with its own extractor, verifies every pair at Jaccard 0.8, writes a ledger and a table
+of what it drops, keeps the shards of every stage, and syncs and checksums each file; it encodes by gigatoken where that
+is installed.
+
+Ratios are of CPU time of the process and its children, in rounds of alternating order. A first run of each side over a
+tenth of the pages imports and compiles.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.dedup import MinhashDedupFilter
+from datatrove.pipeline.extractors import Trafilatura
+from datatrove.pipeline.readers import ParquetReader, WarcReader
+from datatrove.pipeline.tokens import DocumentTokenizer
+from datatrove.pipeline.writers import ParquetWriter
+
+from deduplication import cpu_seconds, find_theirs
+from filters import RULES_ON, SETTINGS, Plain, their_steps
+from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_file
+from mtnlg_data import Local, curate, load_recipe
+from mtnlg_data.tokens.tokenizer import read_tokenizer
+from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+END = "<|endoftext|>"
+SECONDS_A_PAGE = 30.0  # not datatrove's 1 by the clock, which on a busy machine drops pages
+LIBRARIES = (
+    *("mtnlg-data", "datatrove", "trafilatura", "tokenizers", "gigatoken", "warcio", "fastwarc", "numba", "pyarrow"),
+    *("lxml", "pycld2", "xxhash"),
+)
+RULES = [name for name in RULES_ON if not name.startswith("pii")]
+RECIPE = f"""
+[sources.crawl]
+kind = "warc"
+paths = ["crawl/*.warc.gz"]
+weight = 1.0
+rules = []
+filters = {json.dumps(RULES)}
+
+[extract]
+languages = []
+
+[filter]
+words = "whitespace"
+{{filter}}
+
+[deduplicate]
+alarm_share = 1.0
+
+[tokenize]
+tokenizer = "../tokenizer.json"
+"""
+
+
+def write_pages(folder: Path, crawl: KnownCrawl, megabytes: float, samples: list[Path]) -> int:
+    """Write a crawl of so much HTML, these WARC files and the recipe; return the bytes of all, uncompressed."""
+    size = write_file(folder, crawl, 0, round(megabytes * 1e6 / mean_page_bytes(crawl)))
+    for path in samples:
+        packed = path.read_bytes()
+        (folder / "crawl" / path.name).write_bytes(packed)
+        size += len(gzip.decompress(packed))
+    numbers = SETTINGS.model_dump(exclude_defaults=True)
+    settings = "\n".join(f"{name} = {number}" for name, number in numbers.items())
+    (folder / "data.toml").write_text(RECIPE.format(filter=settings))
+    return size
+
+
+def ours(pages: Path, out: Path) -> dict[str, int]:
+    """Run mtnlg_data; return documents and characters that each part leaves, and tokens."""
+    summary = curate(load_recipe(pages / "data.toml", folder=pages), out, Local(1))
+    left: dict[str, int] = {}
+    for stage in summary["stages"]:
+        if stage["name"] in {"extract", "filter", "deduplicate"}:
+            left |= {f"{stage['name']}: {unit}": stage[f"{unit}_out"] for unit in ("documents", "characters")}
+    return {**left, "tokens": sum(source["tokens"] for source in summary["tokens"].values())}
+
+
+def theirs(pages: Path, out: Path) -> dict[str, int]:
+    """Run datatrove; return the same."""
+    reader = WarcReader(str(pages / "crawl"), glob_pattern="*.warc.gz")
+    text, tokens = out / "text", out / "tokens"
+    steps = [Trafilatura(favour_precision=True, timeout=SECONDS_A_PAGE), *their_steps(Plain())]
+    _execute([reader, *steps, ParquetWriter(str(text), compression="zstd")], out / "log-text")
+    find_theirs(ParquetReader(str(text)), out, split=True)
+    tokenizer = DocumentTokenizer(
+        str(tokens), str(pages.parent / "tokenizer.json"), eos_token=END, shuffle_documents=False
+    )
+    stays = MinhashDedupFilter(str(out / "clusters"))
+    _execute([ParquetReader(str(text)), stays, tokenizer], out / "log-tokens")
+    extracted, *_, forwarded = _stats(out / "log-text")[1:]
+    _, kept, encoded = _stats(out / "log-tokens")
+    return {
+        "extract: documents": _total(extracted, "forwarded"),
+        "extract: characters": _total(extracted, "doc_len"),
+        "filter: documents": _total(forwarded, "total"),
+        "filter: characters": _total(forwarded, "doc_len"),
+        "deduplicate: documents": _total(kept, "forwarded"),
+        "tokens": _total(encoded, "tokens"),
+    }
+
+
+def _execute(pipeline: list[Any], log: Path) -> None:
+    LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(log)).run()
+
+
+def _stats(log: Path) -> list[dict[str, Any]]:
+    """What each step of a pipeline counted."""
+    return [step["stats"] for step in json.loads((log / "stats.json").read_text())]
+
+
+def _total(stats: dict[str, Any], name: str) -> int:
+    return int(stats[name]["total"] if isinstance(stats[name], dict) else stats[name])
+
+
+def main() -> None:
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__, rounds=3)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--megabytes", type=float, default=40, help="of HTML")
+    parser.add_argument("--scratch", type=Path)
+    options = parser.parse_args()
+    about = conditions(*LIBRARIES)
+    sides: dict[str, Callable[[Path, Path], dict[str, int]]] = {"mtnlg_data": ours, "datatrove": theirs}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    left: dict[str, dict[str, int]] = {}
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        folder, crawl = Path(scratch), KnownCrawl(paragraphs())
+        gpt2 = options.data / "gpt2"
+        read_tokenizer([gpt2 / "encoder.json", gpt2 / "vocab.bpe"]).save(str(folder / "tokenizer.json"))
+        samples = sorted((options.data / "web").glob("*.warc.gz"))
+        write_pages(folder / "small", crawl, options.megabytes / 10, samples)
+        size = write_pages(folder / "pages", crawl, options.megabytes, samples)
+        for name, side in sides.items():
+            side(folder / "small", folder / f"warm-{name}")
+        for number in range(options.rounds):
+            for name in sorted(sides, reverse=bool(number % 2)):
+                before = cpu_seconds()
+                left[name] = sides[name](folder / "pages", folder / f"{name}-{number}")
+                cpu[name].append(cpu_seconds() - before)
+                print(f"round {number}, {name}: {cpu[name][-1]:.2f} CPU seconds", flush=True)
+    result = {
+        **claimed_ratio(ratios(cpu["datatrove"], cpu["mtnlg_data"])),
+        "megabytes_per_second": rates(size / 1e6, cpu),
+        "left": left,
+        "megabytes": round(size / 1e6, 3),
+        "rounds": options.rounds,
+        "seconds_of_one_core": cpu,
+        **about,
+        "load_average_after": round(os.getloadavg()[0], 1),
+    }
+    write_result(result, options.out)
+
+
+if __name__ == "__main__":
+    main()
