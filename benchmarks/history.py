@@ -7,10 +7,11 @@ published step times; PYTHON is that of an environment with mtnlg-data and its l
 one. Benchmarks that need what is not given are left out. Those of `WITHOUT` have no short form.
 
 Short forms are small, so their ratios are not those that README and `results` claim; they compare with themselves. A
-figure is lost if its median is below the least round of the last ten runs in which it was not: below anything that
-noise has done. Fewer than three runs decide nothing. A line of the history:
+figure is lost if its median is below the least round of the last ten runs in which it was not, by more than half of
+what a run usually spans: beyond anything that noise has done. Runs on another processor, number of cores or Python do
+not count, and fewer than three decide nothing. To accept a loss, set "lost" to false in its line. A line:
 
-    {"date", "commit", "name", "ratio", "least", "most", "bound", "lost", "load", "cpus", "python"}
+    {"date", "commit", "name", "ratio", "least", "most", "bound", "lost", "load", "cpus", "processor", "python"}
 """
 
 # /// script
@@ -23,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -87,8 +89,8 @@ SHORTS = {
     "checkpoint_io": Short("--short --rounds 3", {"loading": ("load_against_safetensors",)}),
     "generate": Short("--models gpt2 --rounds 3", {"generation": ("results", 0)}),
     "training_engine": Short(
-        "--model cpu --rounds 3 --steps 2",
-        {"a training step": ("ratios of tokens/s", "pipeline engine / plain")},
+        "--model cpu --rounds 5 --steps 2",
+        {"a training step": ("ratios of processor seconds", "pipeline engine / plain")},
     ),
     "startup": Short("--rounds 1", {"files to start a rank": ("libraries' files over a rank's",)}),
     "planner_published": Short(
@@ -106,6 +108,7 @@ WITHOUT = {
     "checkpoint_manifest": "the peer is an older version",
     "checkpoint_stall": "a share of our own steps",
     "curation": "the peer is one worker, beside which two need two idle cores",
+    "curation_peer": "minutes, and its peer reads WARC by libraries of its own",
     "curation_scale": "hours; the peer is the plan",
     "deduplication_state": "the peer is the plan",
     "failures": "a simulation",
@@ -139,10 +142,27 @@ def figure(content: Any, path: Sequence[str | int]) -> Figure:  # noqa: ANN401  
     return Figure(*(content[name] for name in names))
 
 
+def machine() -> dict[str, Any]:
+    """Return what must be equal for two runs to be compared: two builds of Python gave ratios of 16 and 25."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpus": os.cpu_count(),
+        "processor": names[0] if names else platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
 def bound(history: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Return the least round of a figure's last runs that were no loss; None while there are too few."""
-    runs = [entry for entry in history if entry["name"] == name and not entry["lost"]][-RUNS:]
-    return min(entry["least"] for entry in runs) if len(runs) >= ENOUGH else None
+    """Return the least round of a figure's last runs here that were no loss, less half of what a run usually spans.
+
+    None while there are too few.
+    """
+    here = machine().items()
+    runs = [run for run in history if run["name"] == name and not run["lost"] and here <= run.items()][-RUNS:]
+    spans = [run["most"] - run["least"] for run in runs]
+    return min(run["least"] for run in runs) - statistics.median(spans) / 2 if len(runs) >= ENOUGH else None
 
 
 def entry(name: str, measured: Figure, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -154,11 +174,10 @@ def entry(name: str, measured: Figure, history: Sequence[Mapping[str, Any]]) -> 
         "commit": commit(),
         "name": name,
         **rounded,
-        "bound": limit,
+        "bound": limit if limit is None else round(limit, 3),
         "lost": limit is not None and rounded["ratio"] < limit,
         "load": round(os.getloadavg()[0], 1),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
+        **machine(),
     }
 
 

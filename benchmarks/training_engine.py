@@ -47,7 +47,7 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.metrics import peak_flops
 from mtnlg_parallel.training.samples import micro_batches, open_data
-from record import option_parser, today, write_result
+from record import exact_ratio, option_parser, ratios, today, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -305,13 +305,14 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     for process in sides.values():
         process.close()
     step = {side: statistics.median(each) for side, each in seconds.items()}
-    processor = {side: statistics.median(each) for side, each in used.items()}
     saving = [(w - o) * steps for w, o in zip(seconds["engine with a checkpoint"], seconds["engine"], strict=True)]
     tokens = recipe.train.batch * recipe.model.sequence
     peak = peak_flops(torch.cuda.get_device_name()) if GPU else None
     return {
         "ratios of tokens/s": {f"{e} / {s}": step[s] / step[e] for e in ENGINES for s in others},
-        "ratios of processor seconds": {f"{e} / {s}": processor[s] / processor[e] for e in ENGINES for s in others},
+        "ratios of processor seconds": {
+            f"{e} / {s}": exact_ratio(ratios(used[s], used[e])) for e in ENGINES for s in others
+        },
         "share of a step waiting for samples": statistics.median(waits),
         f"share of {BETWEEN} steps that a checkpoint takes": statistics.median(saving) / (BETWEEN * step["engine"]),
         "seconds to the first step": [first_step(recipe, folder) for _ in range(3)],

@@ -10,9 +10,9 @@ import io
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
+from zipfile import ZipFile
 
 import griffe
 from changelog import earlier_tags, git, newest_section
@@ -43,10 +43,11 @@ def reference(package: Path) -> str:
 def breaks(package: Path, ref: str) -> list[tuple[str, str]]:
     """Return name and kind of every breaking change of what ``__all__`` holds or held, and of what is in it."""
     module, source = package.name.replace("-", "_"), package / "src"
-    archive = subprocess.run(["git", "archive", ref, str(source)], capture_output=True, check=True).stdout  # noqa: S607
+    words = ["git", "archive", "--format=zip", ref, str(source)]
+    archive = subprocess.run(words, capture_output=True, check=True).stdout
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
+        with ZipFile(io.BytesIO(archive)) as files:
+            files.extractall(folder)
         old = griffe.load(module, search_paths=[Path(folder) / source], resolve_aliases=True)
     new = griffe.load(module, search_paths=[source], resolve_aliases=True)
     gone = [(f"{module}.{name}", "Public object was removed") for name in set(old.exports) - set(new.exports)]

@@ -10,34 +10,51 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from history import SHORTS, WITHOUT, Figure, bound, entry, figure, missing
+from history import SHORTS, WITHOUT, Figure, bound, entry, figure, machine, missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def runs(*leasts: float, name: str = "some", lost: bool = False) -> list[dict[str, Any]]:
-    return [{"name": name, "least": least, "lost": lost} for least in leasts]
+def runs(*leasts: float, **others: object) -> list[dict[str, Any]]:
+    """Runs here, whose rounds span 1."""
+    return [
+        {"name": "some", "least": least, "most": least + 1, "lost": False, **machine(), **others} for least in leasts
+    ]
 
 
 @pytest.mark.parametrize(
     ("history", "limit"),
     [
         (runs(2.0, 1.0), None),
-        (runs(2.0, 1.5, 1.8), 1.5),
-        (runs(0.5, *[2.0] * 10), 2.0),
-        (runs(2.0, 2.0, 2.0) + runs(0.1, lost=True), 2.0),
-        (runs(2.0, 2.0, 2.0) + runs(0.1, name="other"), 2.0),
+        (runs(2.0, 2.0, 2.0), 1.5),
+        (runs(9.0, 1.5, 9.0), 1.0),
+        (runs(0.5, *[2.0] * 10), 1.5),
+        (runs(2.0, 2.0, 2.0) + runs(0.1, lost=True), 1.5),
+        (runs(2.0, 2.0, 2.0) + runs(0.1, name="other"), 1.5),
+        (runs(2.0, 2.0, 2.0) + runs(0.1, python="3.11.99"), 1.5),
+        (runs(2.0, 2.0, 2.0, processor="another"), None),
     ],
-    ids=["too few", "the least round", "old runs are forgotten", "a loss is no bound", "others do not count"],
+    ids=[
+        "too few",
+        "the least round less half a span",
+        "a gain is no noise",
+        "old runs are forgotten",
+        "a loss is no bound",
+        "others do not count",
+        "another Python does not count",
+        "another machine does not count",
+    ],
 )
-def test_the_bound_is_the_least_round_of_the_last_runs(history: Sequence[dict[str, Any]], limit: float | None) -> None:
+def test_the_bound_is_the_least_round_of_the_last_runs_less_half_of_what_they_span(
+    history: Sequence[dict[str, Any]], limit: float | None
+) -> None:
     assert bound(history, "some") == limit
 
 
-@pytest.mark.parametrize(("ratio", "lost"), [(1.49, True), (1.5, False), (9.0, False)])
-def test_a_median_below_every_round_of_before_is_a_loss(ratio: float, lost: bool) -> None:
-    assert entry("some", Figure(ratio, ratio, ratio), runs(2.0, 1.5, 1.8))["lost"] is lost
+@pytest.mark.parametrize(("ratio", "lost"), [(0.99, True), (1.0, False), (9.0, False)])
+def test_a_median_below_what_noise_has_done_is_a_loss(ratio: float, lost: bool) -> None:
+    assert entry("some", Figure(ratio, ratio, ratio), runs(2.0, 1.5, 9.0))["lost"] is lost
 
 
 def test_the_first_runs_are_never_a_loss() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -63,6 +64,17 @@ def test_versions_are_ordered_as_numbers(tmp_path: Path) -> None:
 def test_every_package_agrees_with_its_changelog() -> None:
     for folder in sorted((ROOT / "packages").glob("mtnlg-*")):
         check_release(folder, [], final=False)
+
+
+@pytest.mark.parametrize("name", noxfile.PACKAGES)
+def test_the_workflow_tests_a_package_on_the_pythons_that_its_metadata_names(name: str) -> None:
+    workflow = (ROOT / ".github" / "workflows" / "checks.yml").read_text(encoding="utf-8")
+    pythons = re.search(r"^ +python: \[(.*)\]$", workflow, re.MULTILINE)
+    assert pythons
+    left_out = re.findall(rf'\{{ package: {name}, python: "(.*)" \}}', workflow)
+    metadata = (ROOT / "packages" / f"mtnlg-{name}" / "pyproject.toml").read_text(encoding="utf-8")
+    named = re.findall(r'"Programming Language :: Python :: (3\..*)"', metadata)
+    assert sorted([*named, *left_out]) == sorted(re.findall(r'"(.*?)"', pythons[1]))
 
 
 def test_two_builds_that_differ_in_a_byte_or_a_file_are_refused(tmp_path: Path) -> None:

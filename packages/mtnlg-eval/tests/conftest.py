@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tokenizers
 import torch
+from hypothesis import settings
 from lm_eval.api.model import TemplateLM
 
 from mtnlg_eval.scoring.harness import load_task
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from mtnlg_eval.tasks.stock_task import StockTask
 
 torch.set_num_threads(1)  # for small products threads cost more than they gain
+
+# No deadline: machines differ, and the first example includes imports.
+settings.register_profile("no clock", deadline=None)
+settings.load_profile("no clock")
 
 ROWS = Path(__file__).parent / "rows"
 SEQUENCE = 256

@@ -105,7 +105,7 @@ class Plain(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_tokens_and_their_split_are_lm_evals_with_every_tokenizer(name: str, data: st.DataObject) -> None:
     path, _ = written(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,6 +77,14 @@ def test_another_checkpoint_or_another_precision_never_hits_the_store(
 def test_a_cut_between_context_and_answer_is_part_of_the_key() -> None:
     store = AnswerStore("model")
     assert store.key("score", (1, 2), (3,)) != store.key("score", (1,), (2, 3))
+
+
+def test_a_store_that_is_let_go_of_is_closed() -> None:
+    store = AnswerStore("model")
+    connection = store._connection
+    del store
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
 def test_answers_of_any_kind_come_back_to_the_bit(tmp_path: Path) -> None:

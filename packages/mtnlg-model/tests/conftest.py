@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 # One thread, so that tests that fork have no thread pool to lose and machines with many cores compute the same.
 torch.set_num_threads(1)
 
+# No deadline: machines differ, and the first example includes imports.
+settings.register_profile("no clock", deadline=None)
+settings.load_profile("no clock")
 # MUTATIONS=20000 pytest -k test_any_ tries as many of each kind.
 settings.register_profile(
     "mutations",
     max_examples=int(os.environ.get("MUTATIONS", "128")),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

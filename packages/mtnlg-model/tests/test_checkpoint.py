@@ -69,7 +69,7 @@ def random_tensors(dtype: torch.dtype) -> dict[tuple[str, SlotName], Tensor]:
     }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_any_box_is_read_back_however_a_tensor_was_cut_among_writers(data: st.DataObject, dtype: torch.dtype) -> None:
     tensors = random_tensors(dtype)

@@ -66,7 +66,7 @@ def megatrons(decoder: Decoder, *, stacked: bool) -> dict[str, Any]:
 
 
 def write(folder: Path, tensors: dict[str, Any], **arguments: object) -> Path:
-    save(tensors, checkpoint_id=folder, no_dist=True)
+    save(tensors, checkpoint_id=folder)
     torch.save({"args": argparse.Namespace(**arguments), "iteration": 10}, folder / "common.pt")
     return folder
 

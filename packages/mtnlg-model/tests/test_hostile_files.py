@@ -167,7 +167,7 @@ def test_an_argument_that_is_a_structure_without_an_end_is_refused(
         "embedding.word_embeddings.weight": torch.ones(8, 4),
         "embedding.position_embeddings.weight": torch.ones(8, 4),
     }
-    save_distributed(tensors, checkpoint_id=folder, no_dist=True)
+    save_distributed(tensors, checkpoint_id=folder)
     (folder / "common.pt").unlink(missing_ok=True)
     arguments = b"}(" + unicode("num_attention_heads") + b"K\x04" + unicode(argument) + b")" + DAG + b"u"
     record = unicode("argparse") + unicode("Namespace") + b"\x93)R" + arguments + b"b"
@@ -217,7 +217,7 @@ def test_a_tensor_of_many_axes_is_refused(tmp_path: Path) -> None:
 
 def test_an_index_that_names_the_same_bytes_twice_is_refused(tmp_path: Path) -> None:
     tensors = {"a.weight": torch.ones(8, 4), "b.weight": torch.ones(8, 4)}
-    save_distributed(tensors, checkpoint_id=tmp_path / "iter", no_dist=True)
+    save_distributed(tensors, checkpoint_id=tmp_path / "iter")
     assert len(read_index(tmp_path / "iter")) == 2
     index = pickle.loads((tmp_path / "iter" / ".metadata").read_bytes())  # noqa: S301  (what this test has written)
     index.storage_data = {key: replace_field(info, offset=info.offset // 2) for key, info in index.storage_data.items()}
@@ -233,7 +233,7 @@ def test_a_link_in_a_megatron_folder_is_not_followed(tmp_path: Path, tokenizer_p
         "embedding.word_embeddings.weight": torch.ones(8, 4),
         "embedding.position_embeddings.weight": torch.ones(8, 4),
     }
-    save_distributed(tensors, checkpoint_id=folder, no_dist=True)
+    save_distributed(tensors, checkpoint_id=folder)
     torch.save({"args": argparse.Namespace(num_attention_heads=1)}, folder / "common.pt")
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mtnlg_model.config import ModelConfig
@@ -12,7 +12,6 @@ CONFIG = ModelConfig(layers=2, hidden=48, heads=4, sequence=2 * ROWS + 7, vocabu
 NAMES = sorted(CONFIG.parameter_shapes())
 
 
-@settings(deadline=None)
 @given(data=st.data(), name=st.sampled_from(NAMES), seed=st.integers(0, 3))
 def test_any_box_is_the_slice_of_the_whole(data: st.DataObject, name: str, seed: int) -> None:
     cuts = [
