@@ -141,8 +141,9 @@ def part_environment(options: Namespace) -> dict[str, str]:
 def run_part(part: str, options: Namespace, environment: dict[str, str], limit: float) -> bool:
     """Run a part to its end or its limit, again where it died behind new figures; returns whether nothing failed."""
     words = [sys.executable, "-X", "faulthandler", "-m", f"gpu_parts.{part}", "--out", str(options.out)]
-    began, known, status = time.monotonic(), -1, 1
-    while status and known < (known := len(read_rows(options.out))) and limit > time.monotonic() - began:
+    began, known, status = time.monotonic(), -1, None
+    while status is None or (status and known < len(read_rows(options.out)) and limit > time.monotonic() - began):
+        known = len(read_rows(options.out))
         with (options.out / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"\n== {part}\n")
             log.flush()
@@ -150,7 +151,7 @@ def run_part(part: str, options: Namespace, environment: dict[str, str], limit: 
                 [*words, *(["--tiny"] * options.tiny)], stdout=log, stderr=log, env=environment, start_new_session=True
             )
             try:
-                status = process.wait(limit - (time.monotonic() - began))
+                status = process.wait(max(limit - (time.monotonic() - began), 0.0))
             except subprocess.TimeoutExpired:
                 stop(process)
                 print(f"{part}: stopped after {limit:.0f} s; the same command goes on. {last_lines(options.out)}")

@@ -225,9 +225,10 @@ class Scratch(Local):
 @pytest.mark.parametrize("documents", [1000, 2000])
 def test_each_stage_takes_the_disk_that_is_planned(pool: list[str], tmp_path: Path, documents: int) -> None:
     draw, words = Random(documents), " ".join(pool).split()
-    texts = [" ".join(draw.choices(words, k=220)) for _ in range(documents)]
-    families = texts[-documents // 10 :]  # of four
-    texts[: 3 * len(families)] = [f"{text} {word}" for word in ("more", "else", "again") for text in families]
+    # Each copy is farther from the last than a compressor remembers, as in a crawl.
+    families, others = ([" ".join(draw.choices(words, k=1500)) for _ in range(n * documents // 10)] for n in (1, 6))
+    copies = [[f"{text} {word}" for text in families] for word in ("first", "more", "else", "again")]
+    texts = [text for n, copy in enumerate(copies) for text in (*copy, *others[n::4])]
     (tmp_path / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "data.toml").write_text(RECIPE)
     recipe = load_recipe(tmp_path)

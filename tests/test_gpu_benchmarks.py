@@ -82,7 +82,7 @@ def test_a_rank_runs_exactly_the_products_that_the_formula_counts(rows: Rows, ca
     assert run["kernels"] == run["kernels, 8 bits"] == run["kernels, added after"] == share * row["formula"]["hardware"]
     # Eager attention recomputes up to what backward needs: not its last product.
     assert 0.99 < run["eager"] / row["formula"]["hardware"] <= 1.0
-    assert any(kind.startswith("ours: bias_gelu") for kind in row["sides"]["kernels"]["where"])
+    assert "ours: attention" in row["sides"]["kernels"]["where"]
 
 
 def test_training_begins_as_on_a_cpu(rows: Rows) -> None:
@@ -190,4 +190,5 @@ def test_a_part_that_is_over_its_limit_is_stopped_and_not_called_ended(tmp_path:
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     ended = subprocess.run(command(tmp_path, ["rates"]), env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "rates: FAILED with status 1: no GPU here" in ended.stdout
+    assert "rates: FAILED with status 1: " in ended.stdout
+    assert "no GPU here" in ended.stdout
