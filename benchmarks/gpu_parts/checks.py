@@ -82,7 +82,11 @@ def main() -> None:
             for check in run():
                 line = f"error {check.error:.2e}, allowed {check.allowed:.2e}{'' if check.passed else ': WRONG'}"
                 wrong = {} if check.passed else {"error": line}
-                figures = {"difference": check.error, "allowed": check.allowed, "passed": check.passed}
+                figures: dict[str, object] = {
+                    "difference": check.error,
+                    "allowed": check.allowed,
+                    "passed": check.passed,
+                }
                 results.add(check.what, line, figures | wrong)
         release()
 
