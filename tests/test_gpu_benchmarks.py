@@ -43,8 +43,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         subprocess.Popen(command(out, parts, "--tiny"), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
         for out, parts in zip(outs, SIDES, strict=True)
     ]
-    for process, out in zip(running, outs, strict=True):
-        assert process.wait() == 0, (out / "log.txt").read_text(encoding="utf-8")
+    statuses = [process.wait() for process in running]  # of all, before one ends the test
+    for status, out in zip(statuses, outs, strict=True):
+        assert status == 0, (out / "log.txt").read_text(encoding="utf-8")
     return outs
 
 
