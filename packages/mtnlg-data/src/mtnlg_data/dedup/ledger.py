@@ -243,6 +243,7 @@ def _surviving_batches(unit: SurvivorUnit, tallies: Tallies) -> Iterator[pa.Reco
         for number, source in enumerate(sources.dictionary.to_pylist()):
             own = sources.indices.to_numpy() == number
             tallies[source].measure(lengths[own], lengths[own & stays])
-            tallies[source].reasons.update({REASON: removed} if (removed := int((own & ~stays).sum())) else {})
+            if removed := int((own & ~stays).sum()):
+                tallies[source].reasons[REASON] += removed
         yield batch.filter(pa.array(stays)) if not stays.all() else batch
         first += batch.num_rows
