@@ -407,6 +407,9 @@ def test_a_tokenizer_json_without_an_end_token_gets_one(tmp_path: Path) -> None:
     store = TokenStore(tmp_path / "out" / "code")
     assert min(len(store[n]) for n in range(len(store))) > 10  # nothing is cut
     assert set(store.read(0, store.tokens).tolist()) == {0, 1, 3}  # and nothing is put in but ends
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("quick").ids == [
+        0
+    ]  # nor before prompts
 
 
 @pytest.mark.parametrize(

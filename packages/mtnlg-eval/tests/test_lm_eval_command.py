@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
 from mtnlg_eval import cli
+from mtnlg_eval.scoring.lm_eval_command import CheckpointLM
+from mtnlg_eval.tasks.chat_template import ChatTemplate
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
@@ -183,6 +186,16 @@ def test_prompts_of_a_chat_template_are_the_hf_backends(
         else:
             for mine, sample in zip(answers, expected, strict=True):
                 assert [float(logp) for logp, _ in mine] == pytest.approx([x for x, _ in sample["filtered_resps"]])
+
+
+def test_an_answer_of_a_chat_ends_at_the_token_that_ends_answers(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    lm = CheckpointLM.open(checkpoint)
+    assert isinstance(lm, CheckpointLM)
+    request = Instance("generate_until", {}, ("The cook", {"until": "\n\n", "max_gen_toks": 20}), 0)
+    (text,) = lm.generate_until([request])
+    end = text[len(text) // 2 :][:2]
+    lm._chat = ChatTemplate("", {"eos_token": end}, tmp_path)
+    assert lm.generate_until([request]) == [text[: text.index(end)]]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
+from tokenizers.processors import TemplateProcessing
 
 from mtnlg_eval.scoring import decoder_lm as model_module
 from mtnlg_eval.scoring.answer_store import AnswerStore
@@ -95,12 +97,42 @@ def test_every_task_is_scored_as_lm_evals_own_backend_scores_the_exported_model(
 def test_a_llama_is_scored_as_lm_evals_own_backend_scores_it(
     name: str, shots: int, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    gpt = checkpoint.config.model_dump()
-    config = ModelConfig.model_validate({**gpt, **LLAMA, "kv_heads": 1})
-    progressed = checkpoint.progress
-    folder = save(Decoder(config, seed=3), tmp_path, progressed.step, progressed, checkpoint.tokenizer_path)
-    llama = Checkpoint.open(folder)
+    llama = save_llama(checkpoint, tmp_path, checkpoint.tokenizer_path)
     assert_scored_alike(name, shots, DecoderLM.open(llama), hf_backend(llama, tmp_path / "model"))
+
+
+def test_a_tokenizer_that_begins_texts_with_a_token_of_its_own_begins_prompts_with_it_as_in_lm_evals_own_backend(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    begins = tokenizers.Tokenizer.from_file(str(checkpoint.tokenizer_path))
+    begins.add_special_tokens(["<s>"])
+    begins.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begins.token_to_id("<s>"))])
+    begins.save(str(tmp_path / "tokenizer.json"))
+    llama = save_llama(checkpoint, tmp_path, tmp_path / "tokenizer.json")
+    lm, exported = DecoderLM.open(llama), hf_backend(llama, tmp_path / "model")
+    pairs = [
+        ("the sailors ", "thanked the cook"),
+        ("", "the cook"),
+        ("<s>the cook", " sang"),
+        ("one\n\ntwo", "\nthree"),
+    ]
+    requests = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    whole = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in ("the cook sang", "a b " * 300)]
+    texts = [
+        Instance("generate_until", {}, (text, {"until": ["\n"], "max_gen_toks": 9}), 0) for text, _ in pairs if text
+    ]
+    scores, expected = (
+        [logp for logp, _ in each.loglikelihood(requests)] + each.loglikelihood_rolling(whole)
+        for each in (lm, exported)
+    )
+    assert scores == pytest.approx(expected, abs=10 * CLOSE)
+    assert [lm.generate_until([text]) for text in texts] == [exported.generate_until([text]) for text in texts]
+
+
+def save_llama(checkpoint: Checkpoint, folder: Path, tokenizer: Path) -> Checkpoint:
+    config = ModelConfig.model_validate({**checkpoint.config.model_dump(), **LLAMA, "kv_heads": 1})
+    progressed = checkpoint.progress
+    return Checkpoint.open(save(Decoder(config, seed=3), folder, progressed.step, progressed, tokenizer))
 
 
 def assert_scored_alike(name: str, shots: int, lm: DecoderLM, exported: TemplateLM) -> None:

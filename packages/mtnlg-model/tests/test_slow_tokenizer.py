@@ -207,3 +207,20 @@ def test_no_link_out_of_the_folder_is_followed(byte_level_folder: Path, tmp_path
 def test_a_model_of_words_is_refused(sentencepiece_folder: Callable[..., Path]) -> None:
     with pytest.raises(Failure, match=r"neither BPE nor Unigram; put a tokenizer\.json beside it"):
         opened(sentencepiece_folder(model_type="word", byte_fallback=False))
+
+
+@pytest.mark.parametrize(("declared", "begins"), [(None, True), (True, True), (False, False)])
+def test_the_token_before_every_text_is_as_the_configuration_says(
+    sentencepiece_folder: Callable[..., Path], *, declared: bool | None, begins: bool
+) -> None:
+    folder = sentencepiece_folder()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": declared, "bos_token": "<s>"}))
+    slow = opened(folder)
+    assert slow.before("the fox") == slow.encode_prompt("")[:begins] == [slow.bos][:begins]
+    with tokenizer_of(folder) as path:
+        path.rename(folder / "tokenizer.json")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": not begins, "bos_token": "<s>"}))
+    assert opened(folder).before("the fox") == [slow.bos][: not begins]
+    (folder / "tokenizer_config.json").unlink()
+    assert opened(folder).encode_prompt("<s>the fox")[1:] == slow.encode("<s>the fox")[1:]
+    assert opened(folder).before("the fox") == [slow.bos][:begins]

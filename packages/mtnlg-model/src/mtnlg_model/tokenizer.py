@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -26,6 +27,7 @@ class Tokenizer:
     """A loaded tokenizer.json. Raises ``Failure`` if the file is unreadable or has no token that ends a document.
 
     ``eod`` is that token's number, ``eod_token`` its text; ``bos_token`` begins documents, the same where none does.
+    Many tokenizers put that token before every text that a model is to go on with (`before`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,6 +47,10 @@ class Tokenizer:
         self.eod: int = self._tokenizer.token_to_id(names[0]) or 0  # None is ruled out
         self.bos_token: str = next((name for name in BOS_NAMES if name in special), self.eod_token)
         self.bos: int = self._tokenizer.token_to_id(self.bos_token) or 0
+        with _failures_of(path):
+            sample = self._tokenizer.encode("a")
+        is_added = zip(sample.ids, sample.special_tokens_mask, strict=True)
+        self._before = [token for token, _ in takewhile(lambda pair: pair[1], is_added)]
 
     @property
     def vocabulary(self) -> int:
@@ -63,6 +69,14 @@ class Tokenizer:
         with _failures_of(self._path):
             tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return tokens
+
+    def before(self, text: str) -> list[int]:
+        """Tokens that the tokenizer puts before ``text``; none where the text begins with ``bos_token`` itself."""
+        return [] if text.startswith(self.bos_token) else self._before
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Tokens of a text to go on with, behind those that come `before` it; an empty one begins a document."""
+        return [*self.before(text), *self.encode(text)] or [self.bos]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens``, special tokens included; invalid UTF-8 becomes U+FFFD."""

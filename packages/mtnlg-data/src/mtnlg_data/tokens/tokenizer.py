@@ -228,8 +228,13 @@ def _byte_level(model: BPE) -> Tokenizer:
 
 
 def _add_eod(tokenizer: Tokenizer, eod: str | None) -> Tokenizer:
-    """Make the end token special, with its id or else the next; turn truncation and padding off."""
+    """Make the end token special, with its id or else the next; turn truncation, padding and other additions off.
+
+    Documents have no other token of the tokenizer's own, so no prompt of a model trained on them is to begin with one.
+    """
     tokenizer.add_special_tokens([_end_token(tokenizer, eod)])
+    if tokenizer.num_special_tokens_to_add(is_pair=False):
+        tokenizer.post_processor = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

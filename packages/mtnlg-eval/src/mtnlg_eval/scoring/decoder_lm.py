@@ -135,13 +135,18 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     @property
     def eot_token_id(self) -> int:
-        """Token that ends a document; it also stands in for an empty context."""
+        """Token that ends a document."""
         return self._tokenizer.eod
 
+    @property
+    def prefix_token_id(self) -> int:
+        """Token that stands in for an empty context: the one that begins documents, as in lm-eval's own backend."""
+        return self._tokenizer.bos
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
-        """Tokenize a text; special tokens are never added."""
-        del add_special_tokens
-        return list(self._prompts.encode(string))
+        """Tokenize a text; the tokenizer's own first token comes before it unless ``add_special_tokens`` is False."""
+        before = [] if add_special_tokens is False else self._tokenizer.before(string)
+        return [*before, *self._prompts.encode(string)]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
         """lm-eval's split of a request's tokens, with every piece of text encoded once."""
@@ -171,7 +176,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         """Continue each prompt up to the first of its ``until`` strings; greedy texts are stored."""
         del disable_tqdm
         prompts = [
-            Prompt.parse(self.tok_encode(text) or [self.eot_token_id], options, self.max_length)
+            Prompt.parse(self._prompts.encode_prompt(text), options, self.max_length)
             for text, options in (request.args for request in requests)
         ]
         self._say_what_is_capped(requests, prompts)
@@ -206,7 +211,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
             yield list(texts[key])
 
     def _sample_batch(self, request: SampleRequest) -> PromptBatch:
-        context = self._prompts.encode(request.prompt) or (self.eot_token_id,)
+        context = self._prompts.encode_prompt(request.prompt)
         options = Options(request.stop, request.max_tokens, request.sampling)
         return PromptBatch((context,) * request.samples, options)
 

@@ -12,6 +12,7 @@ import hashlib
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ from .open_model import open_checkpoint, open_lm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from lm_eval.api.instance import Instance
 
     from mtnlg_eval.tasks.chat_template import ChatTemplate
 
@@ -53,6 +56,12 @@ class CheckpointLM(DecoderLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The prompt of a chat."""
         return (self._chat or self._choose(DEFAULT)).render(chat_history, answer=add_generation_prompt)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Continue each prompt, of a chat up to the token that ends an answer too."""
+        if self._chat is not None and self._chat.end:
+            requests = [_ending(request, self._chat.end) for request in requests]
+        return super().generate_until(requests, disable_tqdm)
 
     def _choose(self, name: str) -> ChatTemplate:
         templates = read_chat_templates(self.template_folders)
@@ -105,6 +114,14 @@ class CheckpointLM(DecoderLM):
             sys.exit(0)
         lm.batch_tokens, lm.template_folders = batch_tokens, (opened.directory, path)
         return lm
+
+
+def _ending(request: Instance, end: str) -> Instance:
+    """The request with one more text to stop at."""
+    text, options = request.args
+    until = options.get("until") or ()
+    stops = [*([until] if isinstance(until, str) else until), end]
+    return replace(request, arguments=(text, {**options, "until": stops}))
 
 
 def _layout(arguments: dict[str, Any]) -> str | None:

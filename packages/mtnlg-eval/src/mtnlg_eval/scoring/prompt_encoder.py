@@ -48,21 +48,26 @@ class PromptEncoder:
         return tuple([self._numbers.setdefault(token, token) for token in self._tokenizer.encode(text)])
 
     def _encode(self, text: str) -> Tokens:
-        """Tokens of a whole text."""
+        """Tokens of a whole text, without what the tokenizer puts before a prompt."""
         if not self._may_cut:
             return self._piece(text)
         return tuple(chain.from_iterable(map(self._piece, _pieces(text))))
+
+    def encode_prompt(self, text: str) -> Tokens:
+        """Tokens of a whole prompt; an empty one begins a document."""
+        return (*self._tokenizer.before(text), *self.encode(text)) or (self._tokenizer.bos,)
 
     def encode_pair(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
         """Tokens of a context and of its continuation, split as lm-eval splits them."""
         stripped = context.rstrip()
         context, continuation = stripped, context[len(stripped) :] + continuation
+        before = tuple(self._tokenizer.before(context))
         cut = _last_cut(context, continuation) if self._may_cut else 0
         if cut == len(context) > 0:
-            return self.encode(context), self.encode(continuation)
+            return before + self.encode(context), self.encode(continuation)
         tail = context[cut:]
         head_tokens, tail_tokens = self.encode(context[:cut]) if cut else (), self.encode(tail)
-        return head_tokens + tail_tokens, self.encode(tail + continuation)[len(tail_tokens) :]
+        return before + head_tokens + tail_tokens, self.encode(tail + continuation)[len(tail_tokens) :]
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -33,10 +33,11 @@ END = "THE-LAST-MESSAGE-GOES-ON-HERE "
 
 
 class ChatTemplate:
-    """One template with the special tokens of its tokenizer; ``place`` is where it was read."""
+    """One template with the special tokens of its tokenizer, of which ``end`` ends an answer; read at ``place``."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, str], place: Path) -> None:
         self.text, self.place, self._special_tokens = text, place, special_tokens
+        self.end = special_tokens.get("eos_token", "")
         try:
             self._template = _environment().from_string(text)
         except TemplateError as error:

@@ -1,4 +1,4 @@
-"""A tokenizer.json of a slow tokenizer's files, by what they define; no tokenizer class of others is asked.
+"""A Hugging Face folder's tokenizer.json, or one made of a slow tokenizer's files by what they define.
 
     tokenizer.model             SentencePiece, BPE or Unigram (Llama 2, Mistral): pieces, and how text is normalized
     vocab.json and merges.txt   byte-level BPE, whose text is split as GPT-2's or as Qwen's
@@ -16,13 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from mtnlg_model.checkpoint.manifest import TOKENIZER
 from mtnlg_model.console import Failure, foreign_data
 from mtnlg_model.files import read_small
 from mtnlg_model.tokenizer import BOS_NAMES, EOD_NAMES
-from mtnlg_model.tokenizer_file import LONGEST_TOKEN
+from mtnlg_model.tokenizer_file import LONGEST_TOKEN, read_tokenizer
 
 from .config_json import own_file
 
@@ -44,20 +44,17 @@ QWEN: Final = (
 def tokenizer_of(folder: Path) -> Iterator[Path]:
     """Yield the path of a Hugging Face folder's tokenizer.json, made of its slow tokenizer's files if it has none.
 
-    Raises ``Failure`` if it has neither, or if sentencepiece is needed and missing.
+    Whether it puts a token before every text is as ``add_bos_token`` in tokenizer_config.json says; where that is
+    silent, as the tokenizer.json does, and yes for a tokenizer.model. Raises ``Failure`` if the folder has no
+    tokenizer, or if sentencepiece is needed and missing.
     """
-    if (folder / TOKENIZER).exists():
-        yield own_file(folder, TOKENIZER)
-        return
-    model = SENTENCEPIECE if (folder / SENTENCEPIECE).exists() else BYTE_LEVEL[0]
-    if model != SENTENCEPIECE and not all((folder / name).exists() for name in BYTE_LEVEL):
+    names = (TOKENIZER, SENTENCEPIECE, BYTE_LEVEL[0])
+    model = next((name for name in names if (folder / name).exists()), BYTE_LEVEL[0])
+    if model == BYTE_LEVEL[0] and not all((folder / name).exists() for name in BYTE_LEVEL):
         raise Failure(f"{folder}: no {TOKENIZER}, no {SENTENCEPIECE}, no {' and '.join(BYTE_LEVEL)}; put one there")
     try:
         with foreign_data(folder / model):
-            settings = _read_json(folder, "tokenizer_config.json")
-            tokenizer = _sentencepiece(folder) if model == SENTENCEPIECE else _byte_level(folder, settings)
-            _add_tokens(tokenizer, folder, settings)
-            text = tokenizer.to_str()
+            text = _definition(folder, model, _read_json(folder, "tokenizer_config.json"))
     except Failure:
         raise
     except ImportError:
@@ -79,6 +76,27 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Failure(f"{folder / name}: not a table")
     return content
+
+
+def _definition(folder: Path, model: str, settings: dict[str, Any]) -> str:
+    """The content of tokenizer.json, from the folder's own or from the slow tokenizer's file ``model``."""
+    begins = settings.get("add_bos_token")
+    if model == TOKENIZER:
+        text = read_tokenizer(own_file(folder, TOKENIZER))
+        if begins is None:
+            return text
+        tokenizer = Tokenizer.from_str(text)
+    else:
+        tokenizer = _sentencepiece(folder) if model == SENTENCEPIECE else _byte_level(folder, settings)
+        _add_tokens(tokenizer, folder, settings)
+    if begins or (begins is None and model == SENTENCEPIECE):
+        names = [*_names(settings.get("bos_token")), *BOS_NAMES]
+        numbers = [(name, tokenizer.token_to_id(name)) for name in names if tokenizer.token_to_id(name) is not None][:1]
+        for name, _ in numbers:
+            tokenizer.post_processor = processors.TemplateProcessing(single=[name, "$A"], special_tokens=numbers)
+    elif begins is not None:
+        tokenizer.post_processor = None
+    return tokenizer.to_str()
 
 
 def _byte_level(folder: Path, settings: dict[str, Any]) -> Tokenizer:

@@ -140,7 +140,7 @@ def complete(  # noqa: PLR0917  (the options of a completion)
 
     An empty prompt begins a new document.
     """
-    encoded = [tokenizer.encode(prompt) or [tokenizer.eod] for prompt in prompts]
+    encoded = [tokenizer.encode_prompt(prompt) for prompt in prompts]
     vocabulary, stop_condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
     completions = generate(
         decoder, encoded, max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition
@@ -160,7 +160,7 @@ def stream_text(  # noqa: PLR0917  (as complete)
     lookahead = max((len(text) for text in stop), default=1) - 1
     new: list[int] = []
     shown = 0
-    encoded = tokenizer.encode(prompt) or [tokenizer.eod]
+    encoded = tokenizer.encode_prompt(prompt)
     vocabulary, stop_condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
     for _, token in stream_tokens(
         decoder, [encoded], max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition
