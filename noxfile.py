@@ -4,7 +4,7 @@
 # ///
 """Sessions that compose the four packages into whole runs, and sessions that check them.
 
-All sessions but ``lint``, ``build``, ``wheels``, ``alone`` and ``release`` share one environment, ``.nox/house``, since
+All sessions but ``lint``, ``build``, ``alone`` and ``release`` share one environment, ``.nox/house``, since
 each environment with CUDA wheels costs gigabytes. It is installed once, and again when a pyproject.toml changes
 (decision 0002).
 """
@@ -36,7 +36,7 @@ COMMANDS = {
     "parallel": ("plan", "mt-nlg-530b", "--cluster", "selene"),
     "eval": ("texts", "--data", ROWS, "--out", f"{DIST}/texts.jsonl"),
 }
-"""A real command of each package, by which `wheels` shows that its wheel brings what it needs."""
+"""A real command of each package, by which `alone` shows that its wheel brings what it needs."""
 SIBLINGS = {"data": (), "model": (), "parallel": ("data", "model"), "eval": ("model",)}
 TORCH = "torch==2.13.0"
 # The Triton that this torch requires when built for CUDA; docs/kernels lists what it compiles.
@@ -293,26 +293,19 @@ def release(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False, requires=["build"])
-def wheels(session: nox.Session) -> None:
-    """Install each wheel by Python's own pip, load every public name, run a real command.
-
-    ``python -m venv`` brings the pip of that Python (3.11: 23.2), which misses some requirements that a new pip finds.
-    """
-    for package in PACKAGES:
-        bare = bare_environment(package)
-        session.run(sys.executable, "-m", "venv", "--clear", str(bare))
-        install_wheel(session, package)
-        try_commands(session, package, bare)
-
-
-@nox.session(venv_backend="none", default=False, requires=["wheels"])
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
-    """Run a package's tests against its wheel, with only its declared dependencies installed."""
-    state = state_of_packages()
+    """Install a package's wheel by Python's own pip; load every public name, run a real command, then its tests.
+
+    ``python -m venv`` brings the pip of that Python (3.11: 23.2), which misses some requirements that a new pip finds.
+    The tests' own requirements come after the command has run.
+    """
+    bare, state = bare_environment(package), state_of_packages()
+    session.run(sys.executable, "-m", "venv", "--clear", str(bare))
+    install_wheel(session, package)
+    try_commands(session, package, bare)
     install_wheel(session, package, "[test,kernels]" if package == "parallel" else "[test]", XDIST)
-    python = bare_environment(package) / "bin" / "python"
-    session.run(str(python), "-m", "pytest", *IN_PARALLEL, f"packages/mtnlg-{package}/tests", *session.posargs)
+    session.run(str(bare / "bin" / "python"), "-m", "pytest", *IN_PARALLEL, f"packages/mtnlg-{package}/tests", *session.posargs)
     if not session.posargs:
         passed_alone(package).write_text(state)
 
