@@ -305,7 +305,9 @@ def alone(session: nox.Session, package: str) -> None:
     install_wheel(session, package)
     try_commands(session, package, bare)
     install_wheel(session, package, "[test,kernels]" if package == "parallel" else "[test]", XDIST)
-    session.run(str(bare / "bin" / "python"), "-m", "pytest", *IN_PARALLEL, f"packages/mtnlg-{package}/tests", *session.posargs)
+    session.run(
+        str(bare / "bin" / "python"), "-m", "pytest", *IN_PARALLEL, f"packages/mtnlg-{package}/tests", *session.posargs
+    )
     if not session.posargs:
         passed_alone(package).write_text(state)
 

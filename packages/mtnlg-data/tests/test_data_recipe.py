@@ -240,3 +240,11 @@ def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -
         twice.files()
     with pytest.raises(Failure, match="no such recipe"):
         load_recipe(tmp_path / "nowhere")
+
+
+def test_the_folder_of_a_recipe_may_have_brackets_in_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "[2026]"
+    (folder / "books").mkdir(parents=True)
+    (folder / "books" / "a.jsonl").write_text('{"text": "one"}\n')
+    recipe = load_recipe(write(folder, GOOD.replace("crawl/**/*.warc.gz", "books/*")))
+    assert [(file.source, file.name) for file in recipe.files()] == [("books", "a.jsonl"), ("crawl", "a.jsonl")]

@@ -184,3 +184,57 @@ def test_files_of_one_source_that_would_give_equal_ids_are_refused(tmp_path: Pat
     assert f"{tmp_path / 'b' / 'f.jsonl'}: {tmp_path / 'a' / 'f.jsonl'} of source own has the same name" in str(
         result.exception
     )
+
+
+@pytest.mark.parametrize("name", ["documents", "positives", "inputs"])
+def test_an_output_folder_whose_own_copies_would_replace_the_input_is_refused(tmp_path: Path, name: str) -> None:
+    own = tmp_path / name
+    own.mkdir()
+    (own / "a.jsonl").write_bytes(LINES)
+    assert CliRunner().invoke(app, ["extract", str(own / "a.jsonl"), "--out", str(tmp_path / "shards")]).exit_code == 0
+    (tmp_path / "shards").rename(own / "shards")
+    before = sorted(tmp_path.rglob("*"))
+    for given in (own / "a.jsonl", own / "shards"):
+        result = CliRunner().invoke(app, ["dedup", str(given), "--out", str(tmp_path)])
+        assert f"--out {tmp_path} keeps copies of its inputs in {own}, where {given} is" in str(result.exception)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_records_of_how_files_were_fetched_are_no_input(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(LINES)
+    alone = extract(tmp_path)
+    (tmp_path / "in" / ".fetched.json").write_text('{"text": "a record of fetch"}')
+    (tmp_path / "in" / "a.jsonl.json").write_text('{"text": "its manifest"}')
+    assert extract(tmp_path) == alone
+
+
+def test_a_link_to_a_folder_is_named(tmp_path: Path) -> None:
+    for folder in ("in", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.jsonl").write_bytes(LINES)
+    (tmp_path / "in" / "more").symlink_to(tmp_path / "elsewhere")
+    result = CliRunner().invoke(app, ["extract", str(tmp_path / "in"), "--out", str(tmp_path / "out")])
+    assert f"{tmp_path / 'in' / 'more'}: a link to a folder is not followed; give it as an input of its own" in str(
+        result.exception
+    )
+
+
+def test_a_file_that_two_inputs_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "in" / "a" / "f.jsonl").write_bytes(LINES)
+    inputs = [str(tmp_path / "in"), str(tmp_path / "in" / "a")]
+    result = CliRunner().invoke(app, ["extract", *inputs, "--out", str(tmp_path / "out")])
+    assert f"{tmp_path / 'in' / 'a' / 'f.jsonl'}: given twice" in str(result.exception)
+    assert CliRunner().invoke(app, ["extract", inputs[1], "--out", str(tmp_path / "out")]).exit_code == 0
+    result = CliRunner().invoke(app, ["dedup", *[str(tmp_path / "out")] * 2, "--out", str(tmp_path / "kept")])
+    assert f"{tmp_path / 'out' / 'documents-00000.parquet'}: given twice" in str(result.exception)
+
+
+def test_files_of_no_known_format_are_left_out_aloud(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.jsonl", "b.JSONL", "c.txt"):
+        (tmp_path / "in" / name).write_bytes(LINES)
+    result = CliRunner().invoke(app, ["extract", str(tmp_path / "in"), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0
+    assert f"{tmp_path / 'in'}: 2 files of no known format are left out, b.JSONL the first" in result.stderr

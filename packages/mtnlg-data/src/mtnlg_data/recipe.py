@@ -245,7 +245,7 @@ class Recipe(Settings):
             if (url := url_of(full_pattern)) is not None:
                 _add_files(files, list_files(url).items(), name)
                 continue
-            base = _fixed_folder(full_pattern)
+            base = self.input / _fixed_folder(Path(pattern))
             matches = list(base.glob(str(full_pattern.relative_to(base))))
             if not full_pattern.suffix:  # such as own/**, which matches folders on the way
                 matches = [path for path in matches if not path.is_dir()]

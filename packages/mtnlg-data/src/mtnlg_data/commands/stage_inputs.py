@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.document import shard_source
 from mtnlg_data.engine import listed_shards, manifest_path
 from mtnlg_data.engine.stage_folder import LIST, read_list
@@ -84,6 +85,11 @@ def find_inputs(
             inputs.files += _source_files(source, path, listed, file_options)
             inputs.sources.append(source)
     inputs.sources = list(dict.fromkeys(inputs.sources))
+    given = Counter(
+        path.resolve() for path in [*inputs.shards, *(file.path for file in inputs.files)] if isinstance(path, Path)
+    )
+    if twice := [path for path, count in given.items() if count > 1]:
+        raise UsageFailure(f"{twice[0]}: given twice")
     by_id: dict[tuple[str, str], Path | RemoteFile] = {}
     for file in inputs.files:
         if (first := by_id.setdefault((file.source, file.name), file.path)) != file.path:
@@ -132,6 +138,8 @@ def _source_files(
     elif stages := [file.parent for file in paths if file.name == LIST and read_list(file.parent) is not None]:
         names = ", ".join(str(stage.relative_to(path)) for stage in stages)
         raise Failure(f"{path}: holds the output of several stages; give one of {names}")
+    if links := [file for file in paths if file.is_symlink() and file.is_dir()]:
+        raise Failure(f"{links[0]}: a link to a folder is not followed; give it as an input of its own")
     by_name = {name_below(file, base): file for file in paths if not file.is_dir()}
     chosen = data_files(by_name, lambda name: by_name[name].read_bytes())
     files = _known_files(source, {name: by_name[name] for name in chosen}, path, file_options)
@@ -143,16 +151,21 @@ def _source_files(
 def _known_files(
     source: str, files: Mapping[str, Path | RemoteFile], place: object, file_options: Mapping[str, Any]
 ) -> list[SourceFile]:
-    """The files of a known format, of all that are in a folder or match a pattern."""
+    """The files of a known format, of all that are in a folder or match a pattern; no hidden one and no manifest."""
+    kinds = {name: _kind(name) for name in files if not re.search(r"(^|/)\.", name)}
+    manifests = {f"{name}.json" for name, kind in kinds.items() if kind is not None}
+    data = {name: kind for name, kind in kinds.items() if name not in manifests}
     known = [
-        SourceFile(source, path, name, **{"kind": kind, **file_options})
-        for name, path in files.items()
-        if (kind := _kind(path)) is not None
+        SourceFile(source, files[name], name, **{"kind": kind, **file_options})
+        for name, kind in data.items()
+        if kind is not None
     ]
     if not known:
         raise Failure(f"{place}: no file that ends in .warc.gz, .jsonl (.gz, .zst, .xz, .bz2), .parquet or .arrow")
+    if others := [name for name, kind in data.items() if kind is None]:
+        say(f"{place}: {len(others)} files of no known format are left out, {others[0]} the first")
     return known
 
 
-def _kind(path: Path | RemoteFile) -> Kind | None:
-    return next((kind for pattern, kind in KIND_PATTERNS if re.search(pattern, path.name)), None)
+def _kind(name: str) -> Kind | None:
+    return next((kind for pattern, kind in KIND_PATTERNS if re.search(pattern, name)), None)

@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from .stage_inputs import Inputs
 
 
+#: Folders of an output that hold copies of its inputs, which a run replaces.
+COPIES = ("documents", "positives", "inputs")
+
+
 def parse_rules(names: str) -> tuple[Rule, ...]:
     """The rules of ``clean`` in a comma-separated list. Raises ``UsageFailure`` for one that does not exist."""
     known: dict[str, Rule] = {rule: rule for rule in get_args(Rule)}
@@ -130,13 +134,17 @@ class StandaloneRunner:
 def standalone_runner(stage: str, out: Path, engine: Engine, *inputs: Inputs) -> Iterator[StandaloneRunner]:
     """Lock ``out`` for one run of a stage; write summary and report when the block ends.
 
-    Raises ``UsageFailure`` where ``out`` is in an input folder: what is written there would overwrite the input, or be
-    read as one by the next run. Raises ``Failure`` where it is the folder of another stage, before anything changes.
+    Raises ``UsageFailure`` where ``out`` is in an input folder, or has the input in one of its own: what is written
+    there would overwrite the input, or be read as one by the next run. Raises ``Failure`` where it is the folder of
+    another stage, before anything changes.
     """
     for path in (path for given in inputs for path in given.paths):
         folder = path if path.is_dir() else path.parent
         if out.resolve() == folder.resolve() or (path.is_dir() and folder.resolve() in out.resolve().parents):
             raise UsageFailure(f"--out {out} is in the input {path}; give a folder outside of it")
+        for own in (out.resolve() / name for name in COPIES):
+            if own == folder.resolve() or own in folder.resolve().parents:
+                raise UsageFailure(f"--out {out} keeps copies of its inputs in {own}, where {path} is; give another")
     with lock_folder(out):
         StageFolder(out, stage, engine)
         runner = StandaloneRunner(out, engine)
