@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -27,6 +28,7 @@ from mtnlg_data.planning.plan import BATCHES_HELD, plan
 from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, START_SECONDS, Step, schedule
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
+from mtnlg_data.sources import arrow, parquet
 from mtnlg_data.tokens import encoding
 from mtnlg_data.tokens.stage import tokenize_documents
 from mtnlg_data.tokens.tokenizer import TokenizeSettings
@@ -245,14 +247,27 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
     corpus.write_jsonl(tmp_path / "own" / "a.jsonl", rows)
     for name in ("b.jsonl.gz", "c.parquet"):
         corpus.write_texts(tmp_path / "own" / name, [row["text"] for row in rows])
+    with pa.OSFile(str(tmp_path / "own" / "d.arrow"), "wb") as sink:
+        table = pa.Table.from_pylist(rows)
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table, max_chunksize=20)
+    read: list[int] = []
+    read_batch = parquet.read_batch
+
+    def counted(batch: pa.RecordBatch, *arguments: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
+        read.append(batch.num_rows)
+        return read_batch(batch, *arguments, **options)
+
+    monkeypatch.setattr(arrow, "read_batch", counted)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_BYTES", 30_000)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_ROWS", 50)
-    for name, kind in (("a.jsonl", "jsonl"), ("b.jsonl.gz", "jsonl"), ("c.parquet", "parquet")):
+    for name, kind in (("a.jsonl", "jsonl"), ("b.jsonl.gz", "jsonl"), ("c.parquet", "parquet"), ("d.arrow", "arrow")):
         content = f'tokenize.vocabulary = 400\n[sources.own]\nkind = "{kind}"\npaths = ["own/{name}"]\nweight = 1.0\n'
         (tmp_path / "own.toml").write_text(content)
         documents, characters, *_ = estimate_corpus(load_recipe(tmp_path / "own.toml"))
         assert documents == pytest.approx(400, rel=0.15), name
         assert characters == pytest.approx(sum(len(row["text"]) for row in rows) / 400, rel=0.05), name
+    assert read == [20, 20, 20]  # of 400 rows the 50, and no more to count them
     with pytest.raises(Failure, match="no such file"):
         estimate_corpus(load_recipe(WHOLE, folder=tmp_path))
 

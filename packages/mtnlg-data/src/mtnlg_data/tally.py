@@ -192,7 +192,7 @@ class DropFile:
     def add_batch(self, batch: pa.RecordBatch) -> None:
         """Record documents: rows of ``DROPPED_SCHEMA``."""
         self._batch_rows()
-        self._batches.append(batch)
+        self._batches += [batch] if batch.num_rows else []
         if sum(batch.num_rows for batch in self._batches) >= DROPS_PER_GROUP:
             self.flush()
 

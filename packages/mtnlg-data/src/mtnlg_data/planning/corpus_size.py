@@ -22,6 +22,7 @@ import zstandard
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
 from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
 from mtnlg_data.sources import Record, SourceFile, read_records
+from mtnlg_data.sources.arrow import arrow_rows
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
 
 def _rows(file: SourceFile) -> int:
     if file.kind == "arrow":
-        return sum(1 for _ in read_records(file))
+        return arrow_rows(file.here)
     try:
         return int(pq.read_metadata(file.here).num_rows)
     except pa.ArrowException:

@@ -36,12 +36,12 @@ Batch = tuple[bool, "Callable[[], pa.RecordBatch]"]
 
 
 @contextmanager
-def _opened(path: Path, part: Part) -> Iterator[tuple[pa.Schema, Iterator[Batch]]]:
-    """The schema, and the batches up to the part's end: those before it are mapped, not read.
+def _opened(path: Path, part: Part, *, mapped: bool = False) -> Iterator[tuple[pa.Schema, Iterator[Batch]]]:
+    """The schema, and the batches up to the part's end: of a part, or if ``mapped``, they are mapped, not read.
 
     Of the stream format, which data sets have, or of the file format.
     """
-    with pa.OSFile(str(path)) if part.parts == 1 else pa.memory_map(str(path)) as source:
+    with pa.memory_map(str(path)) if mapped or part.parts > 1 else pa.OSFile(str(path)) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         if is_file:
@@ -63,6 +63,18 @@ def arrow_schema(path: Path, field: str) -> pa.Schema:
     except pa.ArrowException:
         return SCHEMA
     return documents_schema(schema, field) if has_strings(schema, field) else SCHEMA
+
+
+def arrow_rows(path: Path) -> int:
+    """The rows of a file, by its batches' headers; of one that is cut or damaged, those before."""
+    rows = 0
+    try:
+        with _opened(path, WHOLE, mapped=True) as (_, batches):
+            for _, read_next in batches:
+                rows += read_next().num_rows
+    except (StopIteration, pa.ArrowException, OSError):
+        pass
+    return rows
 
 
 def read_arrow(path: Path, field: str, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
