@@ -36,7 +36,7 @@ from scipy.stats import spearmanr
 
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.costs import layer, products
-from mtnlg_parallel.planner.interval import kind_of
+from mtnlg_parallel.planner.interval import ANY, kind_of
 from mtnlg_parallel.planner.published.predicted import measured_seconds
 from mtnlg_parallel.planner.published.rows import PublishedRun, Row, read_rows
 from record import default_out, today, write_result
@@ -255,8 +255,8 @@ def six_operations(published: PublishedRun) -> float:
 
 
 COVERED: Final = 0.9
-SHRINKAGE: Final = 5
-"""Runs of the mean kind that are added to each kind: what few runs say of their width is drawn towards it."""
+SHRINKAGE: Final = 8
+"""Runs of other kinds, each kind the same, that are added to a kind; one of fewer runs than these is not a kind."""
 
 
 def kinds_and_sizes(rows: Rows) -> tuple[NDArray[np.str_], NDArray[np.int_]]:
@@ -268,41 +268,41 @@ def kinds_and_sizes(rows: Rows) -> tuple[NDArray[np.str_], NDArray[np.int_]]:
 
 
 def width(kinds: NDArray[np.str_], errors: Vector, kind: str) -> float:
-    """Return the mean absolute log error of a kind, drawn towards the mean of all kinds."""
-    sizes = np.abs(errors)
-    mean = np.mean([sizes[kinds == each].mean() for each in set(kinds.tolist())])
-    own = sizes[kinds == kind]
-    return float((SHRINKAGE * mean + own.sum()) / (SHRINKAGE + len(own)))
+    """Return what `COVERED` of a kind's next runs do not exceed: a conformal quantile of its absolute log errors.
+
+    That counts the next run among them as the largest, which few runs need. A kind of fewer than `SHRINKAGE` runs gets
+    the quantile of all runs.
+    """
+    sizes, own = np.abs(errors), kinds == kind
+    if own.sum() < SHRINKAGE:
+        return float(np.quantile(sizes, COVERED))
+    others = {other: int((kinds == other).sum()) for other in set(kinds.tolist()) - {kind}}
+    weights = np.array([1.0 if each == kind else SHRINKAGE / len(others) / others[each] for each in kinds.tolist()])
+    order = np.argsort(sizes)
+    place = np.searchsorted(np.cumsum(weights[order]), COVERED * (weights.sum() + 1))
+    return float(sizes[order][min(place, len(sizes) - 1)])
 
 
-def scores(rows: Rows, errors: Vector) -> Vector:
-    """Return each run's absolute error over the width of its kind, found without its hidden size."""
+def inside(rows: Rows, errors: Vector) -> NDArray[np.bool_]:
+    """Return which runs lie in the interval of their kind that other hidden sizes give."""
     kinds, sizes = kinds_and_sizes(rows)
-    result = np.abs(errors)
+    result = np.zeros(len(errors), dtype=bool)
     for kind, size in {*zip(kinds.tolist(), sizes.tolist(), strict=True)}:
-        rest = sizes != size
-        result[(kinds == kind) & (sizes == size)] /= width(kinds[rest], errors[rest], kind)
+        rest, own = sizes != size, (kinds == kind) & (sizes == size)
+        result[own] = np.abs(errors[own]) <= width(kinds[rest], errors[rest], kind)
     return result
-
-
-def quantile(rows: Rows, values: Vector) -> float:
-    """Return what `COVERED` of the runs do not exceed; a kind weighs as the root of its number of runs."""
-    kinds, _ = kinds_and_sizes(rows)
-    weights = np.array([(kinds == kind).sum() ** -0.5 for kind in kinds])
-    order = np.argsort(values)
-    covered = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][np.searchsorted(covered, COVERED)])
 
 
 def write_intervals(rows: Rows, errors: Vector) -> None:
     """Write the interval of each kind of runs from held-out errors, and of other programs what holds all runs."""
     kinds, _ = kinds_and_sizes(rows)
-    factor = quantile(rows, scores(rows, errors))
-    halves = {kind: factor * width(kinds, errors, kind) for kind in sorted(set(kinds.tolist()))}
+    names = [kind for kind in sorted(set(kinds.tolist())) if (kinds == kind).sum() >= SHRINKAGE]
     lines = ["# Measured over predicted step time, 90 % of held-out runs: benchmarks/planner_published.py."]
-    for kind, half in {"all": np.quantile(np.abs(errors), COVERED), **halves}.items():
-        number = (kinds == kind).sum() or len(kinds)
-        lines += [f'\n["{kind}"]', f"runs = {number}", f"low = {np.exp(-half):.3f}", f"high = {np.exp(half):.3f}"]
+    for kind in (ANY, *names):
+        number, half = (kinds == kind).sum() or len(kinds), width(kinds, errors, kind)
+        lines += [f'\n["{kind}"]']
+        lines += [f"gpus = {json.dumps(sorted({run.cluster.gpu.name for run in rows.runs}))}"] if kind == ANY else []
+        lines += [f"runs = {number}", f"low = {np.exp(-half):.3f}", f"high = {np.exp(half):.3f}"]
     INTERVALS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -316,11 +316,9 @@ def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
     ``covered``: held-out errors in those that other hidden sizes give; ``shipped in``: shipped errors in those of all.
     """
     held, (names, _) = columns["without hidden size"], kinds_and_sizes(rows)
-    left_out = scores(rows, held)
-    factor = quantile(rows, left_out)
-    inside = left_out <= factor
-    widths = np.array([width(names, held, name) for name in names])
-    shipped_inside = np.abs(columns["shipped"]) <= factor * widths
+    covered = inside(rows, held)
+    widths = np.array([width(names, held, name) for name in names.tolist()])
+    shipped_inside = np.abs(columns["shipped"]) <= widths
     kinds = []
     for row, run in zip(rows.rows, rows.runs, strict=True):
         nodes = "one node" if run.run.gpus <= run.cluster.node.gpus else "many nodes"
@@ -332,7 +330,7 @@ def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
         for name, errors in columns.items():
             figures[name] = float(np.abs(np.expm1(errors[mask])).mean())
         figures["mean"] = float(np.expm1(columns["shipped"][mask]).mean())
-        figures["covered"] = float(inside[mask].mean())
+        figures["covered"] = float(covered[mask].mean())
         figures["shipped in"] = float(shipped_inside[mask].mean())
         result.append(figures)
     return result

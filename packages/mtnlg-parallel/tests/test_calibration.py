@@ -1,8 +1,10 @@
 """``mtnlg-parallel calibrate``: the figures of a rank, and the cluster that they make."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.settings import dump
@@ -60,3 +62,29 @@ def test_a_cpus_ranks_have_a_core_each_in_turns() -> None:
     assert (few.node.processors, many.node.gpus) == (1, 64)
     assert many.node.processors
     assert many.node.processors <= few.gpu.peak_flops / many.gpu.peak_flops
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [
+        ("NVIDIA H100 80GB HBM3", "dgx-h100"),
+        ("NVIDIA H200", "hgx-h200"),
+        ("NVIDIA B200", "dgx-b200"),
+        ("NVIDIA GB200", "gb200-nvl72"),
+        ("NVIDIA A100-SXM4-80GB", "dgx-a100"),
+        ("NVIDIA A100-SXM4-40GB", "dgx-a100-40gb"),
+        ("Tesla V100-SXM2-32GB", "dgx1-v100"),
+        ("NVIDIA H100 PCIe", "dgx-a100"),
+        ("NVIDIA H100 NVL", "dgx-a100"),
+        ("NVIDIA GH200 480GB", "dgx-a100"),
+        ("NVIDIA L40S", "dgx-a100"),
+    ],
+)
+def test_a_gpu_is_planned_as_the_cluster_that_has_it_or_else_as_a_dgx_a100(
+    name: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 36))
+    machine = this_machine(Layout(dp=2))
+    assert (machine.name, machine.gpu.name, machine.gpu.memory_bytes) == (cluster, name, float(1 << 36))

@@ -160,7 +160,7 @@ def test_a_search_finds_the_best_of_all_that_can_be_priced_within_two_percent(mo
                 offload_activations=offloads and (chunks > 1 or splits_backward),
             )
             program = programs[run.schedule != "1f1b"]
-            if not run_error(run, program, 4) and not memory_error(memory(run, program), SELENE):
+            if not run_error(run, program, SELENE, 4) and not memory_error(memory(run, program), SELENE):
                 best = min(best, step.predict(run, SELENE, program).seconds)
     assert search(template, SELENE, programs, 4).best[0].prediction.seconds <= 1.02 * best < inf
 
@@ -194,3 +194,29 @@ def test_fsdp_holds_shards_and_a_layer() -> None:
     assert stage.gathered == 2 * (2 * layer + table) + 6 * max(layer, table)
     (once,) = memory(run._replace(zero=2), program)
     assert once.gathered > 2 * model.parameters
+
+
+def test_fsdp_in_a_pipeline_holds_whole_weights_and_whole_gradients_of_the_stage() -> None:
+    program, run = load_software("torchtitan"), Run(shape(24, 2048, 16), Layout(pp=2, dp=8), 32, zero=3)
+    for number, stage in enumerate(memory(run, program)):
+        parameters = step.stage_parameters(run, program, number)
+        assert stage.weights + stage.gradients == parameters
+        assert stage.gathered > (2 + 4) * parameters
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (Run(shape(24, 2048, 16), Layout(dp=8), 8, zero=3, shards=64), "shards 64 does not divide dp x cp = 8 ranks"),
+        (Run(shape(24, 2048, 16), Layout(dp=8), 8, zero=3, shards=3), "shards 3 does not divide dp x cp = 8 ranks"),
+        (Run(shape(24, 2048, 16), Layout(dp=8), 8, zero=1, shards=2), "shards 2 needs zero 2 or 3"),
+    ],
+)
+def test_shards_that_the_ranks_do_not_make_up_are_refused(run: Run, reason: str) -> None:
+    assert reason in str(run_error(run, load_software("torchtitan"), SELENE))
+
+
+def test_this_packages_programs_refuse_what_they_cannot_recompute() -> None:
+    run = Run(shape(24, 2048, 16), Layout(dp=2), 8, recompute="operators")
+    assert "has not got recompute operators" in str(run_error(run, load_software(ENGINES[0]), SELENE))
+    assert run_error(run, load_software("megatron-core"), SELENE) is None

@@ -10,13 +10,15 @@ from typer.testing import CliRunner
 
 from mtnlg_model.console import Failure
 from mtnlg_parallel.cli import app
-from mtnlg_parallel.planner.interval import interval_of
+from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.planner.interval import interval_of, kind_of
 from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.published.predicted import COLUMNS, measured_seconds, predict_row
-from mtnlg_parallel.planner.published.rows import Row, network_bandwidth, read_rows
+from mtnlg_parallel.planner.published.rows import PublishedRun, Row, network_bandwidth, read_rows
 
 RUNS = Path(__file__).parent / "data" / "published_runs.csv"
 ROWS = read_rows(RUNS)
+H100 = load_cluster("dgx-h100")
 PREDICTED = {row.cells["id"]: predict_row(row) for row in ROWS}
 
 
@@ -65,29 +67,49 @@ def test_every_row_is_predicted_and_no_run_that_ran_is_called_unfit() -> None:
 
 
 def test_intervals_hold_the_steps_they_are_made_from_and_are_of_use() -> None:
-    """More than 90 %, as these rows were seen; what left-out hidden sizes give is in docs/decisions/0110."""
+    """90 % and more, as these rows were seen; what left-out hidden sizes give is in docs/decisions/0170.
+
+    Of torchtitan's 14 runs in 8 bits two err by more than 20 %, so its interval cannot be as narrow as the others'.
+    """
     inside = [
         predicted["low_step_seconds"] <= (measured_seconds(row) or 0) <= predicted["high_step_seconds"]
         for row in ROWS
         for predicted in (PREDICTED[row.cells["id"]],)
     ]
     assert sum(inside) / len(inside) >= 0.9
-    assert all(p["high_step_seconds"] <= 1.6 * p["low_step_seconds"] for p in PREDICTED.values())
+    for row in ROWS:
+        predicted, (run, _, software) = PREDICTED[row.cells["id"]], row.published or pytest.fail(row.why_not)
+        most = 1.65 if kind_of(run, software) == "torchtitan fp8" else 1.43
+        assert predicted["high_step_seconds"] <= most * predicted["low_step_seconds"]
 
 
 def test_a_program_that_nobody_measured_gets_the_interval_of_all() -> None:
     run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
-    ours, theirs = (interval_of(run, load_software(name)) for name in ("mtnlg-parallel-pipeline", "megatron-core"))
-    assert "other programs" in ours.kind
+    ours, theirs = (
+        interval_of(run, H100, load_software(name)) for name in ("mtnlg-parallel-pipeline", "megatron-core")
+    )
+    assert "all programs" in ours.kind
     assert ours.high - ours.low > theirs.high - theirs.low
 
 
 def test_eight_bits_are_a_kind_of_runs_of_their_own() -> None:
     run = next(row.published.run for row in of_family("nvidia-dgxc", precision="fp8") if row.published)
     software = load_software("megatron-core")
-    narrow, wide = interval_of(run._replace(precision="bf16"), software), interval_of(run, software)
+    narrow, wide = (interval_of(each, H100, software) for each in (run._replace(precision="bf16"), run))
     assert (narrow.kind.endswith("megatron-core"), wide.kind.endswith("megatron-core fp8")) == (True, True)
     assert wide.high - wide.low > narrow.high - narrow.low
+
+
+@pytest.mark.parametrize("name", ["dgx-b200", "gb200-nvl72", "dgx1-v100"])
+def test_a_gpu_that_nobody_measured_gets_an_interval_no_narrower_than_that_of_all(name: str) -> None:
+    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
+    core = load_software("megatron-core")
+    measured, new, other = (
+        interval_of(run, load_cluster(cluster), program)
+        for cluster, program in (("dgx-h100", core), (name, core), ("dgx-h100", load_software("mtnlg-parallel")))
+    )
+    assert (new.low, new.high) == (min(measured.low, other.low), max(measured.high, other.high))
+    assert new.kind == f"{measured.kind}, none of them on this GPU"
 
 
 def test_eager_and_compiled_runs_of_torchtitan_err_alike() -> None:
@@ -118,7 +140,7 @@ def test_the_row_chooses_gpu_network_program_and_shape(tmp_path: Path) -> None:
     (row,) = rewritten(tmp_path, hardware="GB200", network="400 Gb/s RDMA a GPU", sharding="ZeRO-3", arch="llama")
     assert row.published
     run, cluster, _ = row.published
-    assert (cluster.gpu.name, cluster.node.network_bandwidth) == ("GB200-192GB", 8 * 50e9)
+    assert (cluster.gpu.name, cluster.node.network_bandwidth) == ("GB200-192GB", 72 * 50e9)
     assert (run.zero, run.model.mlp, run.model.norm) == (3, "swiglu", "rms")
 
 
@@ -130,6 +152,24 @@ def test_the_row_chooses_gpu_network_program_and_shape(tmp_path: Path) -> None:
         ("1600 Gb/s RoCE a node", 200e9),
         ("400 Gb/s RDMA a GPU", 400e9),
         ("Selene: 8x HDR200 InfiniBand a node", 200e9),
+        ("8x ConnectX-7 400 Gb/s", 400e9),
+        ("8\u00d7 400Gb/s InfiniBand", 400e9),
+        ("400 Gb/s x 8", 400e9),
+        ("3.2 Tb/s EFA", 400e9),
+        ("3.2 Tbps (8 x 400 Gbps) a node", 400e9),
+        ("50 GB/s per GPU", 400e9),
+        ("400 Gbit/s per GPU (8x NDR)", 400e9),
+        ("NVLink 900 GB/s; 8x HDR InfiniBand", 200e9),
+        ("1600Gb/s RoCE, NVSwitch 600 GB/s", 200e9),
+        ("InfiniBand NDR a GPU", 400e9),
+        ("EFAv2 3,200 Gb/s", 400e9),
+        ("400 Gb/s/GPU", 400e9),
+        ("8 NICs of 200 Gb/s", 200e9),
+        ("800 Gb/s (8 x 100)", 100e9),
+        ("8xHDR", 200e9),
+        ("8x400G", 400e9),
+        ("100GbE", 12.5e9),
+        ("InfiniBand", None),
         ("not stated", None),
     ],
 )
@@ -153,6 +193,8 @@ def test_a_network_is_read_from_its_words(text: str, bandwidth: float | None) ->
         ({"hardware": "GH200 96GB"}, "is not known"),
         ({"software": ""}, "software '' is not known"),
         ({"precision": "NVFP4"}, "precision 'NVFP4' is not known"),
+        ({"precision": "TF32"}, "precision 'TF32' is not known"),
+        ({"precision": "fp8", "hardware": "A100-80GB"}, "A100-SXM4-80GB has no products of 8 bits"),
         ({"recompute": "not stated"}, "recompute 'not stated' is not known"),
         ({"schedule": "DualPipe"}, "schedule 'DualPipe' is not known"),
         ({"schedule": "ZB-H1"}, "megatron-core has not got a zero-bubble schedule; use --software mtnlg-parallel"),
@@ -196,6 +238,20 @@ def test_rows_come_back_with_predictions_which_replace_older_ones(tmp_path: Path
     assert list(csv.DictReader(StringIO(plan("--rows", path)))) == back
     told = json.loads(plan("--rows", path, "--json"))
     assert (told["rows"], told["predicted"], len(told["predictions"])) == (3, 3, 3)
+
+
+def test_another_program_predicts_only_the_rows_whose_runs_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    with RUNS.open(encoding="utf-8", newline="") as file:
+        records = [row for row in csv.DictReader(file) if row["family"] == "torchtitan"]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+    for name in ("mtnlg-parallel", "megatron-lm-2021"):
+        told = json.loads(plan("--rows", path, "--software", name, "--json"))
+        assert all(f"{name} has not got" in row["why_not"] for row in told["predictions"])
+    assert json.loads(plan("--rows", path, "--software", "megatron-core", "--json"))["predicted"] == len(records)
 
 
 def test_rates_are_counted_as_the_source_counts_them() -> None:
@@ -297,17 +353,82 @@ def test_megatron_lm_on_gpus_of_2022_and_later_is_megatron_core(tmp_path: Path) 
         {"software": "Megatron-LM", "date": ""},
         {"software": "Megatron-LM", "date": "2024", "hardware": "A100-80GB", "sequence_parallel": "no"},
         {"software": "Megatron-LM", "date": "2021", "hardware": "A100-80GB", "sequence_parallel": "no"},
+        {"software": "Megatron-LM", "date": "Apr 2021", "hardware": "A100-80GB", "sequence_parallel": "no"},
+        {"software": "Megatron-LM", "date": "", "hardware": "h100 sxm", "sequence_parallel": "no"},
     ):
         (row,) = rewritten(tmp_path, **cells)
         assert row.published, row.why_not
         names.append(row.published.software.name)
-    assert names == ["megatron-core", "megatron-core", "megatron-lm-2021"]
+    assert names == ["megatron-core", "megatron-core", "megatron-lm-2021", "megatron-lm-2021", "megatron-core"]
 
 
-def test_fsdp_is_recognized_by_all_of_its_names(tmp_path: Path) -> None:
-    stages = {}
-    for words in ("FSDP", "FSDP2 x8", "ZeRO-3", "ZeRO stage 3", "HYBRID_SHARD", "FSDP SHARD_GRAD_OP", "ZeRO-1", "none"):
-        (row,) = rewritten(tmp_path, sharding=words)
-        assert row.published, row.why_not
-        stages[words] = (row.published.run.zero, row.published.run.shards)
-    assert list(stages.values()) == [(3, None), (3, 8), (3, None), (3, None), (3, 8), (2, None), (1, None), (0, None)]
+def described(tmp_path: Path, **cells: str) -> PublishedRun:
+    (row,) = rewritten(tmp_path, **cells)
+    assert row.published, row.why_not
+    return row.published
+
+
+@pytest.mark.parametrize(
+    ("words", "zero", "shards"),
+    [
+        ("FSDP", 3, None),
+        ("FSDP2 x8", 3, 8),
+        ("ZeRO-3", 3, None),
+        ("ZeRO stage 3", 3, None),
+        ("HYBRID_SHARD", 3, 8),
+        ("FSDP SHARD_GRAD_OP", 2, None),
+        ("ZeRO-1", 1, None),
+        ("distributed optimizer", 1, None),
+        ("none", 0, None),
+        ("FSDP NO_SHARD", 0, None),
+        ("ZeRO-0", 0, None),
+        ("DistributedDataParallel", 0, None),
+        ("DDP, distributed optimizer", 1, None),
+    ],
+)
+def test_sharding_is_recognized_by_all_of_its_names(tmp_path: Path, words: str, zero: int, shards: int | None) -> None:
+    run = described(tmp_path, sharding=words).run
+    assert (run.zero, run.shards) == (zero, shards)
+
+
+def test_hybrid_shards_are_no_more_than_the_ranks(tmp_path: Path) -> None:
+    run = described(tmp_path, sharding="HSDP", gpus="32", tp="8", dp="4", pp="1", cp="1", vpp="1").run
+    assert run.state_shards == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [("amp_fp16", "fp16"), ("16-mixed", "fp16"), ("amp_bf16", "bf16"), ("bf16-mixed", "bf16"), ("amp_fp8", "fp8")],
+)
+def test_precision_is_recognized_by_other_names(tmp_path: Path, words: str, precision: str) -> None:
+    assert described(tmp_path, precision=words).run.precision == precision
+
+
+def test_a_gated_decoder_without_a_stated_width_is_two_thirds_as_wide_as_a_gpt(tmp_path: Path) -> None:
+    """Of three matrices for two, in multiples of 256: Llama's rule."""
+    cells = {"ffn": "", "hidden": "4096", "heads": "32", "kv_groups": "32"}
+    widths = [described(tmp_path, arch=arch, **cells).run.model.ffn for arch in ("llama", "gpt")]
+    assert widths == [11008, 16384]
+
+
+def test_a_vocabulary_that_nobody_states_is_no_misaligned_one(tmp_path: Path) -> None:
+    cells = {"software": "torchtitan", "tp": "1", "dp": "32", "pp": "1", "gpus": "32", "sharding": "FSDP"}
+    assert described(tmp_path, **cells, vocab="").run.model.vocabulary == 50304
+    assert described(tmp_path, **cells, vocab="50257").run.model.vocabulary == 50257
+
+
+def test_a_rack_in_one_nvlink_domain_stays_one_whatever_its_trays_are(tmp_path: Path) -> None:
+    """GB200: 4 GPUs a tray, 72 a rack; and half a server has half of its adapters."""
+    node = described(tmp_path, hardware="GB200", gpus_per_node="4", network="").cluster.node
+    assert (node.gpus, node.network_bandwidth / node.gpus) == (72, 50e9)
+    node = described(tmp_path, hardware="GB200 NVL72", gpus_per_node="4", network="4x NDR400 a node").cluster.node
+    assert (node.gpus, node.network_bandwidth / node.gpus) == (72, 50e9)
+    node = described(tmp_path, hardware="H100", gpus_per_node="4", network="").cluster.node
+    assert (node.gpus, node.network_bandwidth) == (4, 200e9)
+
+
+def test_figures_may_have_commas_and_kinds_capitals(tmp_path: Path) -> None:
+    (row,) = rewritten(tmp_path, step_seconds="", tokens_per_s_per_gpu="1,234.5")
+    assert row.figure("tokens_per_s_per_gpu") == 1234.5
+    kinds = [predict_row(rewritten(tmp_path, tflops_kind=kind)[0]) for kind in ("Hardware FLOPs", "hardware")]
+    assert kinds[0]["predicted_tflops_per_gpu"] == kinds[1]["predicted_tflops_per_gpu"]

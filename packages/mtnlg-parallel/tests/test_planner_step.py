@@ -16,6 +16,7 @@ from mtnlg_parallel.planner.costs import network
 from mtnlg_parallel.planner.costs.activations import layer_bytes
 from mtnlg_parallel.planner.costs.cost import OVERLAP_SHARE
 from mtnlg_parallel.planner.costs.products import TILES, _sustained, gemm_seconds
+from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, SOFTWARE, Software, load_software
 from mtnlg_parallel.planner.published.scaling import PUBLISHED
 from mtnlg_parallel.planner.report import hardware_flops, plan
@@ -224,6 +225,41 @@ def test_a_product_off_16_bytes_is_slower_and_one_of_8_bits_faster() -> None:
     assert 1.7 < gemm_seconds(hopper, *[8192] * 3) / gemm_seconds(hopper, *[8192] * 3, width=1) < 2.2
 
 
+def test_products_of_fp32_run_at_the_gpus_fp32_rate_as_train_allows_no_other() -> None:
+    """19.5 of 312 TFLOP/s on an A100, in layers, attention and head; a CPU has one rate, no tensor cores."""
+    narrow, wide = Run(SMALL, Layout(tp=2), 4), Run(SMALL, Layout(tp=2), 4, precision="fp32")
+    for part in (layer_cost.layer, layer_cost.head):
+        for program in (load_software("megatron-lm"), OURS):
+            seconds = [part(run.shape, DGX, program).forward.products for run in (narrow, wide)]
+            assert 10 < seconds[1] / seconds[0] < 17
+    processor = changed(DGX, "gpu", fp32_flops=None)
+    assert gemm_seconds(processor, 4096, 4096, 4090, width=4) == pytest.approx(
+        gemm_seconds(processor, 4096, 4096, 4096, width=4), rel=0.01
+    )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_this_packages_casts_to_eight_bits_are_operations_of_pytorch_and_of_weights_once_a_step(name: str) -> None:
+    """29 bytes an element of x; backward again, and of dy, and 2 to transpose both; of a weight 31 in all."""
+    bf16 = Run(SMALL, Layout(tp=2, pp=2), 8, recompute="none", splits_backward=name == ENGINES[1])
+    fp8, cluster, program = bf16._replace(precision="fp8"), load_cluster("dgx-h100"), load_software(name)
+    wide, narrow = (layer_cost.layer(run.shape, cluster, program) for run in (bf16, fp8))
+    bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
+    columns, depths = (2048 * sum(sizes) for sizes in zip(*bf16.shape.linears, strict=True))
+    layer_parameters = sum(each * depth for each, depth in bf16.shape.linears)
+    kernels = cluster.measured.kernel_seconds
+    cast = narrow.forward.memory - wide.forward.memory
+    assert cast == pytest.approx(29 * depths / bandwidth + 32 * kernels, rel=1e-6)
+    added = 12 * layer_parameters if program.fused_accumulation else 0  # dW in fp32, added apart
+    cast = narrow.backward.memory - wide.backward.memory
+    assert cast == pytest.approx((31 * (depths + columns) + added) / bandwidth + 72 * kernels, rel=1e-6)
+    assert narrow.forward.launches - wide.forward.launches == 32
+    updates = [predict(run, cluster, program).breakdown.optimizer for run in (bf16, fp8)]
+    assert updates[1] - updates[0] == pytest.approx(16 * (31 * layer_parameters / bandwidth + 36 * kernels))
+    held = [memory(run, program)[0].weights for run in (bf16, fp8)]
+    assert held[1] - held[0] == 2 * 8 * layer_parameters
+
+
 def test_a_clock_slows_products_and_attention_but_not_memory() -> None:
     slow = changed(DGX, "measured", clock=DGX.measured.clock / 2)
     shape, program = Run(SMALL, Layout(tp=2), 4).shape, load_software("megatron-core")
@@ -257,6 +293,19 @@ def test_fsdp_gathers_forward_and_backward_and_zero_2_only_once() -> None:
     gathered = costs[0].forward.collectives
     assert gathered > 0
     assert whole - part == pytest.approx(gathered)
+
+
+def test_stages_of_a_pipeline_gather_their_weights_and_reduce_their_gradients_once_a_step() -> None:
+    """FSDP2 leaves weights whole until a step's end where a pipeline runs, and reduces after the last backward pass."""
+    program, slow = load_software("torchtitan"), changed(DGX, "node", network_bandwidth=1e9)
+    steps = []
+    for cluster in (DGX, slow):
+        runs = [Run(SMALL, Layout(tp=2, pp=2, dp=8), 8 * each, zero=3) for each in (8, 16)]
+        steps.append([predict(run, cluster, program) for run in runs])
+    (fast_few, fast_many), (slow_few, slow_many) = steps
+    assert slow_few.breakdown.data_comms > 10 * fast_few.breakdown.data_comms
+    assert slow_many.breakdown.data_comms == pytest.approx(slow_few.breakdown.data_comms)
+    assert slow_many.breakdown.tensor_comms == pytest.approx(fast_many.breakdown.tensor_comms)
 
 
 def test_a_send_beside_computing_takes_half_of_its_time() -> None:

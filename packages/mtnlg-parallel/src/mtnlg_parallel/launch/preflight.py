@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, load_cluster
+from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, cluster_with, load_cluster
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.run import train_run, train_software
 from mtnlg_parallel.planner.step import predict
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Recipe
-
-CLUSTERS_BY_GPU: Final = {
-    "A100-SXM4-80GB": "dgx-a100",
-    "A100-SXM4-40GB": "dgx-a100-40gb",
-    "H100": "dgx-h100",
-    "H200": "hgx-h200",
-}
-"""The planner's cluster of a GPU, by a part of the GPU's CUDA name."""
 
 CPU_SHARE: Final = "rank's share of"
 CORE_FLOPS: Final = 40.0e9
@@ -91,8 +83,7 @@ def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> Clu
     if device == "cpu" or not torch.cuda.is_available():
         return _cpu_cluster(layout)
     name = torch.cuda.get_device_name()
-    known = next((cluster for part, cluster in CLUSTERS_BY_GPU.items() if part in name), "dgx-a100")
-    cluster = load_cluster(known)
+    cluster = load_cluster(cluster_with(name) or "dgx-a100")
     memory_bytes = float(torch.cuda.get_device_properties(0).total_memory)
     gpu = cluster.gpu.model_copy(update={"name": name, "memory_bytes": memory_bytes})
     return cluster.model_copy(update={"gpu": gpu})

@@ -5,7 +5,7 @@ sheet, published measurement, fitted, set) is in the cluster's file; `benchmarks
 
     gemm            share of the peak that a full wave of 256 x 128 tiles sustains
     clock           share of its clock that a GPU at its power limit keeps through a step; products run at it
-    fp8             8-bit products over twice the 16-bit rate; above 1 where their lower power leaves a higher clock
+    fp8             share of the 8-bit peak over that of the 16-bit one; above 1 where less power leaves a higher clock
     flash           share of the peak that flash attention nears on long rows of large heads
     native_flash    the same of kernels written for the GPU's generation (cuDNN 9, FlashAttention-3)
     memory          share of the peak bandwidth that element-wise kernels reach
@@ -21,12 +21,13 @@ sheet, published measurement, fitted, set) is in the cluster's file; `benchmarks
 
 from __future__ import annotations
 
+import re
 import tomllib
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -39,14 +40,33 @@ Seconds = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(gt=0)]
 
 
+HARDWARE: Final = (  # the first pattern in a GPU's name, and its cluster; None: a GPU without one
+    (r"PCI-?e|\bNVL\b|GH200|V100.*16 ?GB", None),
+    (r"GB200", "gb200-nvl72"),
+    (r"B200", "dgx-b200"),
+    (r"H200", "hgx-h200"),
+    (r"H100.*(96 ?GB|500 ?W|HBM2e)", "hgx-h100-96gb"),
+    (r"H100", "dgx-h100"),
+    (r"A100.*40 ?GB", "dgx-a100-40gb"),
+    (r"A100", "dgx-a100"),
+    (r"V100", "dgx1-v100"),
+)
+
+
 class Gpu(Settings):
     """One GPU, by its data sheet."""
 
     name: str
-    peak_flops: Positive = Field(description="dense 16-bit tensor-core operations a second")
+    peak_flops: Positive = Field(description="dense 16-bit tensor-core operations a second; of a CPU, fp32 ones")
+    fp32_flops: Positive | None = Field(None, description="fp32 operations a second without tensor cores")
+    fp8_flops: Positive | None = Field(None, description="dense 8-bit tensor-core operations a second, if it has them")
     processors: Count = Field(description="streaming multiprocessors")
     memory_bytes: Positive
     memory_bandwidth: Positive = Field(description="bytes a second")
+
+    def flops(self, width: int) -> float:
+        """Peak operations a second of factors of ``width`` bytes; TF32 is off, as PyTorch has it."""
+        return {4: self.fp32_flops, 1: self.fp8_flops}.get(width) or self.peak_flops
 
 
 class Node(Settings):
@@ -117,6 +137,11 @@ def load_cluster(name: str) -> Cluster:
     raise UsageFailure(f"--cluster {name}: unknown; {hint}there are {', '.join(cluster_names())}, or give a TOML file")
 
 
+def cluster_with(gpu: str) -> str | None:
+    """The name of the shipped cluster with a GPU of this name, as CUDA or a publication has it."""
+    return next((name for pattern, name in HARDWARE if re.search(pattern, gpu, re.IGNORECASE)), None)
+
+
 @cache
 def _load_shipped(name: str) -> Cluster:
     return _load(Path(str(_folder() / f"{name}.toml")))
@@ -132,6 +157,8 @@ def _content(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Failure(f"{path}: no such cluster") from None
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageFailure(f"{path}: not TOML: {error}") from None
     like = content.pop("like", None)
@@ -140,7 +167,11 @@ def _content(path: Path) -> dict[str, Any]:
     if like not in cluster_names():
         raise UsageFailure(f"{path}: like = {like!r}: unknown; there are {', '.join(cluster_names())}")
     base = _content(Path(str(_folder() / f"{like}.toml")))
-    return base | {key: base[key] | value if isinstance(value, dict) else value for key, value in content.items()}
+    tables = {key: value for key, value in base.items() if isinstance(value, dict)}
+    return base | {
+        key: tables[key] | value if isinstance(value, dict) and key in tables else value
+        for key, value in content.items()
+    }
 
 
 def _folder() -> Path:

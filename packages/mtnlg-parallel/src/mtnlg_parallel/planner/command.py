@@ -118,6 +118,9 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         return
     if target is None:
         raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
+    if search and (html or timeline):
+        option = "--html" if html else "--timeline"
+        raise UsageFailure(f"{option} is of one layout, not of --search; give the one to show by --layout")
     place = load_cluster(cluster)
     recipe = None if target in PRESETS else load_recipe(Path(target), overrides or [])
     template = _run_template(
@@ -156,7 +159,7 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         request = _fastest_layout(request, switches)
     elif layout is None and nodes:
         request = _spread_over_nodes(request)
-    if reason := run_error(request.run, request.software, gpus if nodes else None, place.node.gpus):
+    if reason := run_error(request.run, request.software, place, gpus if nodes else None):
         raise UsageFailure(f"plan: {reason}")
     if scaling is not None:
         _print_scaling(request, scaling, as_json)
@@ -357,8 +360,11 @@ def _predict_rows(
     if software or switches:
         for number, row in enumerate(rows):
             if row.published:
-                program = _apply_switches(load_software(software) if software else row.published.software, switches)
-                rows[number] = row._replace(published=row.published._replace(software=program))
+                run, place, own = row.published
+                program = _apply_switches(load_software(software) if software else own, switches)
+                reason = run_error(run, program, place)
+                published = None if reason else row.published._replace(software=program)
+                rows[number] = row._replace(published=published, why_not=reason or "")
     predictions = [predict_row(row) for row in rows]
     summary = summarize(rows, predictions)
     if out:

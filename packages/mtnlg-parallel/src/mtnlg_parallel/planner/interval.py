@@ -1,9 +1,9 @@
 """A 90 % interval of a predicted step time, from errors on published runs whose group was left out of the fit.
 
 `benchmarks/planner_published.py` holds out folds of whole hidden sizes, fits the constants on all others, and writes to
-``intervals.toml`` how wide a kind of runs is: one factor times its mean error, drawn towards that of all kinds where it
-has few runs. A kind is a program, in 8 bits or not; one that nobody has measured gets what holds 90 % of all runs
-(docs/decisions/0110, 0151).
+``intervals.toml`` how wide a kind of runs is: what 90 % of its next runs do not exceed, by its held-out errors and some
+of all kinds'. A kind is a program, in 8 bits or not; one of fewer than eight measured runs gets what holds 90 % of all
+runs, and a GPU that nobody has measured no narrower one (docs/decisions/0170).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from .cluster import Cluster
     from .programs import Software
     from .run import Run
 
@@ -29,7 +30,7 @@ class Interval(NamedTuple):
 
 
 @cache
-def _intervals() -> dict[str, dict[str, float]]:
+def _intervals() -> dict[str, dict[str, Any]]:
     text = (files(__package__) / "intervals.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -39,9 +40,14 @@ def kind_of(run: Run, software: Software) -> str:
     return software.name + (" fp8" if run.precision == "fp8" else "")
 
 
-def interval_of(run: Run, software: Software) -> Interval:
+def interval_of(run: Run, cluster: Cluster, software: Software) -> Interval:
     """The interval of this run's step time."""
     measured, name = _intervals(), kind_of(run, software)
-    figures = measured.get(name) or measured[ANY]
-    kind = f"{figures['runs']:.0f} runs of {name if name in measured else 'other programs'}"
-    return Interval(figures["low"], figures["high"], kind)
+    everything = measured[ANY]
+    figures = measured.get(name, everything)
+    low, high = figures["low"], figures["high"]
+    kind = f"{figures['runs']:.0f} runs of {name if name in measured else 'all programs'}"
+    if cluster.gpu.name not in everything["gpus"]:
+        low, high = min(low, everything["low"]), max(high, everything["high"])
+        kind += ", none of them on this GPU"
+    return Interval(low, high, kind)

@@ -121,7 +121,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     copied = 4 * parameters / state if buckets and run.precision == "fp16" else 0.0
     temporary = activations + waiting + recomputed + embedding + logits
     return Memory(
-        weights=weights * parameters / (gradients if shape.gathers_again or run.zero > 1 else 1),
+        weights=weights * parameters / gradients + _cast_bytes(run, software, stage),
         gradients=accumulated * parameters / gradients + copied,
         master=4 * parameters / state if shape.width == 2 and run.zero < 2 else 0.0,
         moments=8 * parameters / state,
@@ -141,6 +141,14 @@ def _weight_bytes(run: Run) -> int:
     return 4 if run.zero > 1 else run.shape.width
 
 
+def _cast_bytes(run: Run, software: Software, stage: int) -> float:
+    """Bytes of the layers' weights in 8 bits, and of their transposes, where both are kept through a step."""
+    if run.precision != "fp8" or not software.casts_apart:
+        return 0.0
+    layers = sum(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
+    return 2.0 * layers * sum(columns * depth for columns, depth in run.shape.linears)
+
+
 def _gradient_bytes(run: Run, software: Software) -> int:
     """Bytes a parameter of gradients: those of a micro-batch, where not added in the product, and the sum."""
     shape = run.shape
@@ -153,13 +161,18 @@ def _gradient_bytes(run: Run, software: Software) -> int:
 
 
 def _gathered_bytes(run: Run, software: Software, parameters: int) -> float:
-    """What FSDP holds beside its shards: the layer at work, the next, the head's table, and gradients of one."""
+    """What FSDP holds beside its shards: the layer at work, the next, the head's table, and gradients of one.
+
+    In a pipeline all weights, and the sums of all gradients.
+    """
     if run.zero < 2:
         return 0.0
     shape = run.shape
     layer = sum(columns * depth for columns, depth in shape.linears)
     table = shape.model.vocabulary * shape.model.hidden / shape.tp
     width = software.reduced_bytes(shape.gradient_bytes)
+    if run.layout.pp > 1:
+        return (2.0 + width) * parameters + 2 * max(layer, table)
     if not shape.gathers_again:
         return 2.0 * parameters + (2 + width) * layer
     return 2 * (2 * layer + table) + (2 + width) * max(layer, table)

@@ -86,7 +86,7 @@ def write_page(path: Path, run: Run, cluster: Cluster, programs: Sequence[Softwa
 
 def _bars(values: Sequence[tuple[str, float]], unit: str, most: float | None = None) -> str:
     """Named horizontal bars; ``most`` is what the width stands for, with a line there."""
-    full = most or max(value for _, value in values) or 1.0
+    full = max(most or 0.0, *(value for _, value in values)) or 1.0
     rows = []
     for number, (name, value) in enumerate(values):
         y, width = number * BAR, max(value, 0.0) / full * (WIDTH - 330)
@@ -95,7 +95,7 @@ def _bars(values: Sequence[tuple[str, float]], unit: str, most: float | None = N
         rows.append(f'<text x="{156 + width:.1f}" y="{y + 15}">{value:.3g} {unit}</text>')
     height = len(values) * BAR
     if most:
-        x = 150 + WIDTH - 330
+        x = round(150 + most / full * (WIDTH - 330))
         rows.append(f'<line x1="{x}" x2="{x}" y1="0" y2="{height}" stroke="#c00"/>')
     return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" font-size="13">{"".join(rows)}</svg>'
 
@@ -112,9 +112,9 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
     for scale in SCALES:
         dp = int(run.layout.dp * scale)
         scaled = run._replace(layout=Layout(tp=run.layout.tp, pp=run.layout.pp, dp=max(dp, 1)))
-        if dp and not run_error(scaled, software):
+        if dp and not run_error(scaled, software, cluster):
             points.append((scaled.gpus, predict(scaled, cluster, software).seconds))
-    interval = interval_of(run, software)
+    interval = interval_of(run, cluster, software)
     most_x, most_y = max(x for x, _ in points), max(y for _, y in points) * interval.high
     shapes = []
     for gpus, seconds in points:

@@ -59,6 +59,9 @@ class Software(Settings):
     shards_weights: bool = Field(False, description="has FSDP, or ZeRO-2 and 3")
     multiplies_fp8: bool = Field(False, description="has products of 8 bits")
     scales_whole: bool = Field(False, description="a matrix of 8 bits has its own maximum, read before the cast")
+    casts_apart: bool = Field(
+        False, description="casts to 8 bits are operations of PyTorch, those of weights once a step and kept"
+    )
     pads_vocabulary: bool = Field(True, description="pads the vocabulary to a multiple of 128 tp, as Megatron does")
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="rate of its flash attention relative to the GPU's best of the kind"
@@ -90,7 +93,7 @@ _OURS: Final = Software(
     slices_sequence=True,
     skips_last_product=True,
     multiplies_fp8=True,
-    scales_whole=True,
+    casts_apart=True,
 )
 _PIPELINE_ENGINE: Final = {
     "fused_accumulation": True,

@@ -45,7 +45,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
     """
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     software = load_software(software or cluster.software) if not isinstance(software, Software) else software
-    if reason := run_error(run, software):
+    if reason := run_error(run, software, cluster):
         raise UsageFailure(f"plan: {reason}")
     prediction = predict(run, cluster, software)
     seconds, gpus, peak = prediction.seconds, run.gpus, cluster.gpu.peak_flops
@@ -53,7 +53,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
     hardware = hardware_flops(run)
     stages = memory(run, software)
     fullest = fullest_stage(stages)
-    interval = interval_of(run, software)
+    interval = interval_of(run, cluster, software)
     return {
         "cluster": cluster.name,
         "gpus": gpus,
@@ -111,7 +111,7 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
     multiple, sequence = batches.multiple, run.model.sequence
     lowest = batches.at(0)
     sizes = sorted({max(round(b / multiple), 1) * multiple for b in np.linspace(lowest, batches.size, KNOTS)})
-    knots = [predict(_with_batch(run, size, software), cluster, software).seconds for size in sizes]
+    knots = [predict(_with_batch(run, size, software, cluster), cluster, software).seconds for size in sizes]
     samples = -(-tokens // sequence)
     ramp = min(batches.ramp.samples if batches.ramp else 0, samples)
     ramped = [batch for _, batch in batches.steps(ramp)]
@@ -126,10 +126,10 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
     }
 
 
-def _with_batch(run: Run, batch: int, software: Software) -> Run:
+def _with_batch(run: Run, batch: int, software: Software, cluster: Cluster) -> Run:
     """The run with another batch; not interleaved where the batch does not allow it."""
     resized = run._replace(batch=batch)
-    return resized._replace(interleave=1) if run_error(resized, software) else resized
+    return resized._replace(interleave=1) if run_error(resized, software, cluster) else resized
 
 
 def days_at_full_batch(fitting: FittingRun, tokens: int) -> float:
@@ -208,7 +208,7 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )
     out.print(table)
-    low, high, kind = interval_of(result.best[0].run, result.best[0].software)
+    low, high, kind = interval_of(result.best[0].run, cluster, result.best[0].software)
     out.print(f"90 % of steps take {low:.2f} to {high:.2f} times the seconds here, by the errors on {kind}")
     for kind, number in result.reasons.most_common():
         closest = min(

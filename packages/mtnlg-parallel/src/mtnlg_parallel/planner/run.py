@@ -12,6 +12,7 @@ from .programs import ENGINES, load_software
 if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
+    from .cluster import Cluster
     from .programs import Software
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -28,7 +29,8 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 class Shape(NamedTuple):
     """The part of a run that a layer's cost depends on: all but numbers of layers and micro-batches.
 
-    ``shards`` ranks hold a layer's weights together (FSDP), ``replicas`` times over; ``gathers_again`` for backward.
+    ``shards`` ranks hold a layer's weights together in a pass (FSDP without a pipeline), ``replicas`` times over;
+    ``gathers_again`` for backward.
     """
 
     model: ModelConfig
@@ -81,7 +83,8 @@ class Run(NamedTuple):
     ``interleave`` is the number of model chunks on each stage, 1 for plain 1F1B. With ``splits_backward`` weight
     gradients wait until a stage would be idle (zero-bubble). ``zero`` 1 shares the optimizer's state among
     data-parallel ranks, 2 gradients too, 3 weights too, gathered a layer at a time (FSDP), over ``shards`` ranks if not
-    over all (HSDP). ``cp`` ranks share a sequence. Under bf16 gradients are accumulated in fp32, under fp16 in fp16.
+    over all (HSDP); in a pipeline once a step, as nothing is given up or reduced before a stage's last backward pass.
+    ``cp`` ranks share a sequence. Under bf16 gradients are accumulated in fp32, under fp16 in fp16.
     """
 
     model: ModelConfig
@@ -131,8 +134,8 @@ class Run(NamedTuple):
     @property
     def shape(self) -> Shape:
         """What a layer's cost depends on."""
-        ranks = self.layout.dp * self.cp
-        shards = (self.shards or ranks) if self.zero > 1 else 1
+        each_pass = self.layout.pp == 1
+        shards = self.state_shards if self.zero > 1 and each_pass else 1
         return Shape(
             self.model,
             self.micro_batch,
@@ -145,8 +148,8 @@ class Run(NamedTuple):
             self.gradient_bytes,
             self.splits_backward,
             shards,
-            ranks // shards,
-            self.zero > SHARED_GRADIENTS,
+            self.layout.dp * self.cp // shards,
+            self.zero > SHARED_GRADIENTS and each_pass,
         )
 
     def __str__(self) -> str:
@@ -184,7 +187,7 @@ def train_software(run: Run, fused_kernels: bool = True) -> Software:
     return engine if fused_kernels else engine.model_copy(update={"fused_kernels": False})
 
 
-def run_error(run: Run, software: Software, gpus: int | None = None, node: int = 8) -> str | None:
+def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None = None) -> str | None:
     """Why this run is impossible, with the nearest possible one; None if possible. `memory` checks memory."""
     layout = run.layout
     if reason := _decoder_error(run):
@@ -197,8 +200,11 @@ def run_error(run: Run, software: Software, gpus: int | None = None, node: int =
         product = f"dp {layout.dp} x micro-batch {run.micro_batch}"
         return f"{product} does not divide the batch {run.batch}; use {closest}batch {near}"
     if gpus is not None and run.gpus > gpus:
-        return f"{layout} is {layout.world} GPUs and there are {gpus}; {_smaller_layout(layout, gpus, node)}"
-    return _schedule_error(run, software)
+        advice = _smaller_layout(layout, gpus, cluster.node.gpus)
+        return f"{layout} is {layout.world} GPUs and there are {gpus}; {advice}"
+    narrow = run.precision == "fp8" and cluster.gpu.fp8_flops is None
+    gpu = f"{cluster.gpu.name} has no products of 8 bits; use --precision bf16" if narrow else None
+    return _schedule_error(run, software) or gpu
 
 
 def _decoder_error(run: Run) -> str | None:
@@ -206,6 +212,10 @@ def _decoder_error(run: Run) -> str | None:
     layout, model = run.layout, run.model
     if reason := layout_error(layout, model, run.sequence_parallel and layout.tp > 1):
         return reason
+    if run.shards and run.zero < SHARED_GRADIENTS:
+        return f"shards {run.shards} needs zero 2 or 3"
+    if run.shards and layout.dp * run.cp % run.shards:
+        return f"shards {run.shards} does not divide dp x cp = {layout.dp * run.cp} ranks"
     return f"cp {run.cp} does not divide model.sequence = {model.sequence}" if model.sequence % run.cp else None
 
 
@@ -225,6 +235,8 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         able = [each.name for each in programs if all(getattr(each, name) for name in needed)]
         advice = f"; use --software {able[0]}" if able else ", nor has any other program all that this run uses"
         return f"{software.name} has not got {abilities[lacking][0]}{advice}"
+    if software.balanced_stages and run.recompute not in RECOMPUTE:
+        return f"{software.name} has not got recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
     if software.balanced_stages:
         return schedule_error(run.layout, run.model, run.schedule, v)
     if run.model.layers % pp and not software.uneven_stages:

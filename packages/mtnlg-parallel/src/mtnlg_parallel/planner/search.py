@@ -74,7 +74,7 @@ def search(
     programs = [software] if isinstance(software, Software) else software
     tried = ((run, each) for each in programs for run in candidates(template, cluster, each, gpus))
     for run, program in tried:
-        if reason := run_error(run, program):
+        if reason := run_error(run, program, cluster):
             rejected.append(RejectedRun(run, reason, inf))
             continue
         stages = memory(run, program)
@@ -96,7 +96,7 @@ def search(
 
 def reason_against(run: Run, cluster: Cluster, software: Software, fastest: FittingRun) -> str:
     """Why this run is not the fastest: it is impossible, does not fit, or what it takes longer for."""
-    if reason := run_error(run, software) or memory_error(memory(run, software), cluster):
+    if reason := run_error(run, software, cluster) or memory_error(memory(run, software), cluster):
         return reason
     own, best = predict(run, cluster, software), fastest.prediction
     longer = {
@@ -117,7 +117,8 @@ def smallest_cluster(template: Run, cluster: Cluster, programs: Sequence[Softwar
     while (nodes := 2 * nodes) <= 2 * cluster.nodes:
         for program in programs:
             runs = candidates(template, cluster, program, nodes * cluster.node.gpus)
-            if any(not run_error(run, program) and not memory_error(memory(run, program), cluster) for run in runs):
+            possible = (run for run in runs if not run_error(run, program, cluster))
+            if any(not memory_error(memory(run, program), cluster) for run in possible):
                 return nodes
     return None
 

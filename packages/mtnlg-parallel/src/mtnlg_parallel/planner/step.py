@@ -19,7 +19,7 @@ from mtnlg_parallel.layout import SLICED_AXES, Layout, stages
 from .costs import layer as layer_cost
 from .costs import network
 from .costs.activations import layer_bytes
-from .costs.cost import OVERLAP_SHARE
+from .costs.cost import OVERLAP_SHARE, exposed
 from .simulation import Pipeline, Timeline, simulate
 
 if TYPE_CHECKING:
@@ -231,10 +231,8 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     scattered = run.zero and software.reduce_scatter
     reduced = [ring.gather(width * n) if scattered else ring.all_reduce(width * n) for n in parameters]
     gathered = ring.gather(shape.width * max(parameters)) if run.zero else 0.0
-    if run.zero > 1:  # gathered and reduced layer by layer
-        reduced, gathered = [0.0] * pp, 0.0
     if run.zero > 1:
-        pass
+        reduced, gathered = _sharded_updates(run, cluster, software, parameters, pipeline)
     elif software.overlap_gradients and software.overlap_chunks:
         reduced, gathered = _exposed_by_chunk(run, software, ring, pipeline, timeline)
     elif software.overlap_gradients:  # with the stage's last backward pass, and the next step's first forward
@@ -250,9 +248,29 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     share = run.state_shards
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
     update = max(parameters) / share * OPTIMIZER_BYTES / bandwidth
+    # The first micro-batch waits on every stage for casts of its weights.
+    update += run.model.layers * layer_cost.weight_cast_seconds(shape, cluster, software)
     data = norm_known - timeline.seconds + gathered
     breakdown = _breakdown(PricedRun(run, cluster, software), timeline, data, update)
     return Prediction(norm_known + update + gathered, breakdown, pipeline)
+
+
+def _sharded_updates(
+    run: Run, cluster: Cluster, software: Software, parameters: list[int], pipeline: Pipeline
+) -> tuple[list[float], float]:
+    """Seconds of each stage's gradient reduction after its work, and of the gathering of weights, under FSDP.
+
+    Layer by layer in every pass (`layer`); but in a pipeline once a step. The first micro-batch then waits on every
+    stage for what its forward pass does not hide.
+    """
+    pp = run.layout.pp
+    if pp == 1:
+        return [0.0], 0.0
+    once = run.shape._replace(shards=run.state_shards, replicas=run.layout.dp * run.cp // run.state_shards)
+    both = [layer_cost.shard_seconds(once, cluster, software, number) for number in parameters]
+    forward = [sum(pipeline.forward[stage::pp]) for stage in range(pp)]
+    gathered = [exposed(gather, f, software.prefetch_share) for (gather, _), f in zip(both, forward, strict=True)]
+    return [reduce for _, reduce in both], sum(gathered)
 
 
 def _exposed_by_chunk(
@@ -266,7 +284,7 @@ def _exposed_by_chunk(
     pp, shape, cut = run.layout.pp, run.shape, chunks(run, software)
     width, (columns, depth) = software.reduced_bytes(shape.gradient_bytes), shape.linears[0]
     last_bucket = ring.gather(width * columns * depth)
-    exposed, gathered = [], 0.0
+    late, gathered = [], 0.0
     starts = [0.0, *accumulate(f + hop for f, hop in zip(pipeline.forward, pipeline.hops, strict=True))]
     for stage in range(pp):
         own = range(stage, len(cut), pp)
@@ -277,14 +295,14 @@ def _exposed_by_chunk(
             first_bucket = begin + (end - begin) * MLP_DOWN / max(cut[chunk].layers, 1)
             reduced = max(reduced, first_bucket) + ring.gather(width * parameters[chunk])
             reduced = max(reduced, end + last_bucket)
-        exposed.append(reduced - timeline.done[stage])
+        late.append(reduced - timeline.done[stage])
         arrived = 0.0
         for chunk in own:
             has_table = cut[chunk].embedding or (cut[chunk].head and (pp > 1 or not run.model.tied))
             table = _rank_parameters(run.model, shape.tp, "head") if has_table else 0
             arrived += ring.gather(shape.width * (parameters[chunk] + table))
             gathered = max(gathered, arrived - starts[chunk])
-    return [max(0.0, seconds) for seconds in exposed], gathered if run.zero else 0.0
+    return [max(0.0, seconds) for seconds in late], gathered if run.zero else 0.0
 
 
 def _breakdown(priced: PricedRun, timeline: Timeline, data: float, update: float) -> Breakdown:

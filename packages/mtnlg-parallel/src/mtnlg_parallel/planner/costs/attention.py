@@ -54,7 +54,7 @@ def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool
     model = shape.model
     s, d, batch = model.sequence, model.head_size, shape.micro_batch * model.heads // shape.tp
     shapes = ((s, d, s), (s, s, d), (s, d, s), (s, d, s)) if backward else ((s, s, d), (s, d, s))
-    products = sum(gemm_seconds(cluster, *each, batch=batch) for each in shapes)
+    products = sum(gemm_seconds(cluster, *each, batch=batch, width=shape.width) for each in shapes)
     fused = software.fused_kernels and s <= SOFTMAX_ROW and batch % SOFTMAX_WARPS == 0
     long = 2 if s > LONG_ROW else 1
     scores = batch * s * s * shape.width / 2
@@ -74,7 +74,7 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
     operations = 2 * shape.micro_batch * s * row * d * model.heads / shape.tp  # half: what the causal mask leaves
     peak_share = measured.native_flash if software.native_attention else measured.flash
     rate = (
-        cluster.gpu.peak_flops
+        cluster.gpu.flops(shape.width)
         * measured.clock
         * software.attention_share
         * peak_share

@@ -43,6 +43,18 @@ CAST_BYTES: Final = 4
 SCALED_CAST_BYTES: Final = 7
 """The same where its scale is that of the tensor itself: read for the maximum, cast, and copied transposed."""
 
+APART_CAST_BYTES: Final = 29
+"""The same by PyTorch's operations, not transposed: maximum (2), to fp32 (6), scaled and bounded (8 each), cast (5)."""
+
+TRANSPOSE_BYTES: Final = 2
+"""Traffic an element of 8 bits that is transposed."""
+
+APART_CAST_KERNELS: Final = 8
+"""Operations of such a cast, of which three make its scale of the maximum."""
+
+APART_SUM_BYTES: Final = 12
+"""Traffic an element of an fp32 product that is added to the sum by an operation of its own."""
+
 COPIED_SHARE: Final = 0.68
 """Share of an overlapped collective that costs no time where it is made of copies, which take no processors."""
 
@@ -85,7 +97,7 @@ def layer(shape: Shape, cluster: Cluster, software: Software) -> Phases:
     weights = Cost(_weight_seconds(shape, cluster, software), launches=WEIGHT_LAUNCHES)
     recompute = _recomputed(shape, cluster, software, forward, core)
     if shape.shards > 1:
-        gather, reduce = _shard_seconds(shape, cluster, software, sum(n * k for n, k in shape.linears))
+        gather, reduce = shard_seconds(shape, cluster, software, sum(n * k for n, k in shape.linears))
         again = 1 if shape.gathers_again else 0
         forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, software.prefetch_share)))
         busy = backward.busy + weights.busy + recompute.busy
@@ -100,7 +112,9 @@ def _recomputed(shape: Shape, cluster: Cluster, software: Software, forward: Cos
     if shape.recompute == "full" and software.skips_last_product and software.fused_kernels:
         columns, depth = shape.linears[-1]
         last = gemm_seconds(cluster, shape.tokens, columns, depth, width=shape.product_width)
-        return forward._replace(products=forward.products - last)
+        apart = software.casts_apart and shape.product_width == 1
+        cast = memory_seconds(cluster, APART_CAST_BYTES * shape.tokens * depth, APART_CAST_KERNELS) if apart else 0.0
+        return forward._replace(products=forward.products - last, memory=forward.memory - cast)
     return {"none": NO_COST, "selective": core, "full": forward, "alternate": forward.times(0.5)}[shape.recompute]
 
 
@@ -118,7 +132,7 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
             collectives=exposed(collectives.collectives, products, _hidden_share(software))
         )
     cost = Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
-    return cost.plus(_exchange(shape, cluster, software))
+    return cost.plus(_casts(shape, cluster, software, 0)).plus(_exchange(shape, cluster, software))
 
 
 def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
@@ -131,10 +145,17 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     parameters = sum(columns * depth for columns, depth in shape.linears)
     # FSDP reduces the gradients of every micro-batch, and adds what is left of them.
     added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * parameters
+    if _sums_apart(shape, software):
+        added = APART_SUM_BYTES * parameters
     memory = _traffic_seconds(shape, cluster, software, 1) + memory_seconds(cluster, added, 0)
     collectives = _exposed_collectives(shape, cluster, software, inputs)
     cost = Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
-    return cost.plus(_exchange(shape, cluster, software))
+    return cost.plus(_casts(shape, cluster, software, 1)).plus(_exchange(shape, cluster, software))
+
+
+def _sums_apart(shape: Shape, software: Software) -> bool:
+    """Whether fp32 weight gradients of 8-bit factors are added by operations of their own, not in the product."""
+    return software.fused_accumulation and software.casts_apart and shape.product_width == 1
 
 
 def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
@@ -170,17 +191,40 @@ def _traffic_seconds(shape: Shape, cluster: Cluster, software: Software, phase: 
     if model.positions == "rotary":
         sliced += kernels.rotary * (model.heads + model.kv_heads) * model.head_size
     moved = whole + sliced * rank_tokens
-    if shape.product_width == 1:  # inputs of the four products; backward the gradients of their results
-        widths = sum(columns if phase else depth for columns, depth in shape.linears)
-        cast = SCALED_CAST_BYTES if software.scales_whole else CAST_BYTES
-        moved += cast * widths * shape.tokens
-        if phase == 0 or shape.shards > 1:  # weights of every micro-batch, with FSDP as often as they are gathered
-            moved += cast * sum(columns * depth for columns, depth in shape.linears)
     return memory_seconds(cluster, moved * shape.width / 2, kernels.number[phase])
+
+
+def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Cost:
+    """Casts to 8 bits: of inputs of the four products; backward of the gradients of their results.
+
+    Apart, inputs are cast again for weight gradients, and both transposed; weights once a step (`weight_cast_seconds`).
+    """
+    if shape.product_width > 1:
+        return NO_COST
+    columns, depths = (sum(widths) * shape.tokens for widths in zip(*shape.linears, strict=True))
+    if software.casts_apart:
+        number = len(shape.linears) * (2 * (APART_CAST_KERNELS + 1) if phase else APART_CAST_KERNELS)
+        moved = (APART_CAST_BYTES + TRANSPOSE_BYTES) * (columns + depths) if phase else APART_CAST_BYTES * depths
+        return Cost(memory=memory_seconds(cluster, moved, number), launches=number)
+    moved = columns if phase else depths
+    if phase == 0 or shape.shards > 1:  # weights of every micro-batch, with FSDP as often as they are gathered
+        moved += sum(columns * depth for columns, depth in shape.linears)
+    cast = SCALED_CAST_BYTES if software.scales_whole else CAST_BYTES
+    return Cost(memory=memory_seconds(cluster, cast * moved * shape.width / 2, 0))
+
+
+def weight_cast_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
+    """Seconds a layer and step to cast its weights to 8 bits and to transpose them, where that is done once a step."""
+    if shape.product_width > 1 or not software.casts_apart:
+        return 0.0
+    parameters = sum(columns * depth for columns, depth in shape.linears)
+    number = len(shape.linears) * (APART_CAST_KERNELS + 1)
+    return memory_seconds(cluster, (APART_CAST_BYTES + TRANSPOSE_BYTES) * parameters, number)
 
 
 def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
     extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if software.fused_accumulation else 0
+    extra = 2 if _sums_apart(shape, software) else extra
     return sum(
         gemm_seconds(cluster, columns, depth, shape.tokens, extra_bytes=extra, width=shape.product_width)
         for columns, depth in shape.linears
@@ -216,7 +260,7 @@ def tensor_collectives(shape: Shape, cluster: Cluster, number: int) -> Cost:
     return Cost(0.0, 0.0, number * ring.all_reduce(shape.width * shape.elements), launches)
 
 
-def _shard_seconds(shape: Shape, cluster: Cluster, software: Software, parameters: float) -> tuple[float, float]:
+def shard_seconds(shape: Shape, cluster: Cluster, software: Software, parameters: float) -> tuple[float, float]:
     """Seconds to gather so many parameters of a rank from their shards, and to reduce their gradients to them."""
     ring = network.ring(cluster, shape.shards, shape.tp)
     width = software.reduced_bytes(shape.gradient_bytes)
@@ -235,7 +279,7 @@ def embedding(shape: Shape, cluster: Cluster, software: Software) -> Phases:
     forward = Cost(0.0, memory_seconds(cluster, 15 * shape.elements, 8), 0.0, 20)
     backward = Cost(0.0, memory_seconds(cluster, 15 * shape.elements + table, 8), 0.0, 20)
     if shape.shards > 1 and not model.tied:  # nothing runs before the first gather or after the last reduction
-        gather, reduce = _shard_seconds(shape, cluster, software, rows * model.hidden)
+        gather, reduce = shard_seconds(shape, cluster, software, rows * model.hidden)
         forward, backward = forward.plus(Cost(collectives=gather)), backward.plus(Cost(collectives=reduce))
     return Phases(forward.plus(tensor_collectives(shape, cluster, 1)), backward, NO_COST)
 
@@ -243,7 +287,7 @@ def embedding(shape: Shape, cluster: Cluster, software: Software) -> Phases:
 @lru_cache(maxsize=4096)
 def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
     """Cost of final norm, logits and fp32 cross entropy; never recomputed."""
-    n, h, rows = shape.tokens, shape.model.hidden, ceil(shape.model.vocabulary / shape.tp)
+    n, h, rows, width = shape.tokens, shape.model.hidden, ceil(shape.model.vocabulary / shape.tp), shape.width
     fused = (software.fused_accumulation and software.fused_head) or shape.shards > 1
     extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if fused and shape.shards == 1 else 0
     table = TABLE_BYTES if shape.model.tied else 0
@@ -253,17 +297,18 @@ def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
         head_chunks = ceil(n / head_chunk(n, h, rows))
         added += 2 * shape.width * (head_chunks * rows * h + shape.elements)
     forward = Cost(
-        gemm_seconds(cluster, n, rows, h),
+        gemm_seconds(cluster, n, rows, h, width=width),
         memory_seconds(cluster, forward_bytes * n * rows + 4 * shape.elements, 12),
         0.0,
         25,
     )
-    products = gemm_seconds(cluster, n, h, rows) + gemm_seconds(cluster, rows, h, n, extra_bytes=extra)
+    products = gemm_seconds(cluster, n, h, rows, width=width)
+    products += gemm_seconds(cluster, rows, h, n, extra_bytes=extra, width=width)
     backward = Cost(
         products, memory_seconds(cluster, backward_bytes * n * rows + 10 * shape.elements + added, 12), 0.0, 25
     )
     if shape.shards > 1:
-        gather, reduce = _shard_seconds(shape, cluster, software, rows * h)
+        gather, reduce = shard_seconds(shape, cluster, software, rows * h)
         forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, software.prefetch_share)))
         backward = backward.plus(Cost(collectives=exposed(reduce, backward.busy, software.prefetch_share)))
     return Phases(forward, backward.plus(tensor_collectives(shape, cluster, 1)), NO_COST)

@@ -41,9 +41,6 @@ ALIGNED: Final = 8
 MISALIGNED: Final = 0.10
 """Rate of products whose rows do not begin at such bytes. Fitted: trials of BLOOM with heads 150 and 108 wide."""
 
-FP8_SPEEDUP: Final = 2.0
-"""Peak of 8-bit products over that of 16-bit ones, on every tensor core that has them."""
-
 
 def _sustained(height: int, width: int) -> float:
     """Rate of a tile relative to the largest one's."""
@@ -59,10 +56,10 @@ def gemm_seconds(
     ``extra_bytes`` more traffic an element of the result.
     """
     gpu, measured = cluster.gpu, cluster.measured
-    rate = gpu.peak_flops / gpu.processors * measured.gemm * measured.clock
+    rate = gpu.flops(width) / gpu.processors * measured.gemm * measured.clock
     if width == 1:
-        rate *= FP8_SPEEDUP * measured.fp8
-    if n % ALIGNED or k % ALIGNED:
+        rate *= measured.fp8
+    if width < SINGLE and (n % ALIGNED or k % ALIGNED):
         rate *= MISALIGNED
     bandwidth = gpu.memory_bandwidth * measured.memory
     written = EPILOGUE * batch * (2 + extra_bytes) * m * n / bandwidth

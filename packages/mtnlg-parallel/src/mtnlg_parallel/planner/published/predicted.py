@@ -42,7 +42,7 @@ def predict_row(row: Row) -> dict[str, Any]:
     if row.published is None:
         return result
     run, cluster, software = row.published
-    seconds, interval = predict(run, cluster, software).seconds, interval_of(run, software)
+    seconds, interval = predict(run, cluster, software).seconds, interval_of(run, cluster, software)
     stages = memory(run, software)
     tokens = run.batch * run.model.sequence
     rates = {
@@ -69,7 +69,7 @@ def predict_row(row: Row) -> dict[str, Any]:
 def counted_flops(published: PublishedRun, kind: str) -> float:
     """Operations of a step as the row's source counts them: with what is recomputed, or of the model alone."""
     run = published.run
-    return hardware_flops(run) if kind.startswith("hardware") else run.model.model_flops(run.batch)
+    return hardware_flops(run) if kind.strip().lower().startswith("hardware") else run.model.model_flops(run.batch)
 
 
 def with_predictions(rows: Sequence[Row], predictions: Sequence[dict[str, Any]]) -> str:

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
 from mtnlg_parallel.planner.programs import load_software
-from mtnlg_parallel.planner.run import Run, run_error
+from mtnlg_parallel.planner.run import Run, padded_vocabulary, run_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,18 +33,6 @@ if TYPE_CHECKING:
     from mtnlg_parallel.planner.run import Precision, Recomputed
 
 REQUIRED: Final = ("hardware", "gpus", "layers", "hidden", "heads", "seq", "micro_batch", "global_batch")
-
-HARDWARE: Final = (  # the first pattern that the row's hardware has, and its cluster; None: a GPU without one
-    (r"PCI-?e|\bNVL\b|GH200|V100.*16 ?GB", None),
-    (r"GB200", "gb200-nvl72"),
-    (r"B200", "dgx-b200"),
-    (r"H200", "hgx-h200"),
-    (r"H100.*(96 ?GB|500 ?W|HBM2e)", "hgx-h100-96gb"),
-    (r"H100", "dgx-h100"),
-    (r"A100.*40 ?GB", "dgx-a100-40gb"),
-    (r"A100", "dgx-a100"),
-    (r"V100", "dgx1-v100"),
-)
 
 PROGRAMS: Final = (  # the first pattern that the row's software has, and its program
     (r"NeMo|(Megatron|-LM)[ _-]?Core", "megatron-core"),
@@ -65,17 +53,18 @@ RECOMPUTED: Final[tuple[tuple[str, Recomputed], ...]] = (
 )
 
 PRECISIONS: Final[tuple[tuple[str, Precision | None], ...]] = (
-    (r"fp4|int8|int4", None),
+    (r"fp4|int8|int4|tf32", None),
     (r"fp8|float8", "fp8"),
-    (r"\bfp16|(?<!b)float16|\bhalf", "fp16"),
-    (r"^(fp32|tf32|float32)", "fp32"),
+    (r"fp16|(?<!b)float16|\bhalf|^16", "fp16"),
+    (r"^(fp32|float32)", "fp32"),
     (r"", "bf16"),
 )
 
 SHARDED: Final = (  # the ZeRO stage of a row's sharding
+    (r"NO_SHARD|ZeRO[- ]?(stage[- ]?)?0", 0),
     (r"SHARD_GRAD_OP|ZeRO[- ]?(stage[- ]?)?2", 2),
     (r"SHARD|FSDP|HSDP|ZeRO[- ]?(stage[- ]?)?3", 3),
-    (r"ZeRO|distributed", 1),
+    (r"ZeRO|distributed(?! ?data)", 1),
     (r"", 0),
 )
 
@@ -114,15 +103,30 @@ VTRAIN_RUNS: Final = {  # what its files do not say
     "sharding": "none",
 }
 
-CORE_SINCE: Final = "2023"
+CORE_SINCE: Final = 2023
 """Year from which Megatron-LM trains by Megatron-Core; no earlier one knew an H100."""
 
-COMPILED_LOSS: Final = "2025"
+COMPILED_LOSS: Final = 2025
 """Year from which torchtitan compiles its loss too."""
 
 GPT2_TOKENS: Final = 50257
 
+GATED_MULTIPLE: Final = 256
+"""Llama's gated MLPs are two thirds of 4 h wide, in multiples of this."""
+
+RACKS: Final = ("gb200-nvl72",)
+"""Clusters whose NVLink domain is a rack of servers: ``gpus_per_node`` is then a server's."""
+
+HYBRID: Final = 8
+"""Ranks that share weights under HSDP where a row does not say: a server's."""
+
 GIGABIT: Final = 1e9 / 8
+
+UNITS: Final = {"Gb": 1.0, "GB": 8.0, "Tb": 1e3, "TB": 8e3}
+"""Units of a rate, in gigabits."""
+
+ADAPTERS: Final = {"FDR": 56.0, "EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}
+"""Gigabits a second of InfiniBand's generations."""
 
 
 class PublishedRun(NamedTuple):
@@ -144,7 +148,7 @@ class Row(NamedTuple):
         """A measured figure; None where the source has none."""
         text = self.cells.get(column) or ""
         try:
-            number = float(text)
+            number = float(text.replace(",", ""))
         except ValueError:
             return None
         return number if 0 < number < inf else None
@@ -159,6 +163,8 @@ def read_rows(path: Path) -> list[Row]:
             header = reader.fieldnames or ()
     except FileNotFoundError:
         raise Failure(f"{path}: no such file") from None
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error):
         raise UsageFailure(f"{path}: no CSV with a header; its columns are {', '.join(REQUIRED)}, …") from None
     if set(VTRAIN) <= set(header):
@@ -201,9 +207,10 @@ def _published(cells: dict[str, str]) -> PublishedRun:
     run, gpus = _run(cells, software), _count(cells, "gpus")
     if run.gpus != gpus:
         raise ValueError(f"{run.layout}, cp={run.cp} is {run.gpus} GPUs, not {gpus}")
-    if reason := run_error(run, software):
+    cluster = _cluster(cells)
+    if reason := run_error(run, software, cluster):
         raise ValueError(reason)
-    return PublishedRun(run, _cluster(cells), software)
+    return PublishedRun(run, cluster, software)
 
 
 def _count(cells: dict[str, str], column: str, default: int | None = None) -> int:
@@ -234,7 +241,7 @@ def _run(cells: dict[str, str], software: Software) -> Run:
     sliced = (cells.get("sequence_parallel") or "").strip().lower()
     sequence_parallel = tp > 1 and (sliced in {"yes", "true", "1"} or (not sliced and software.slices_sequence))
     return Run(
-        model=_model(cells, 128 * tp if software.pads_vocabulary else 1),
+        model=_model(cells, tp, pads_vocabulary=software.pads_vocabulary),
         layout=Layout(tp=tp, pp=pp, dp=dp),
         batch=_count(cells, "global_batch"),
         micro_batch=_count(cells, "micro_batch"),
@@ -253,7 +260,7 @@ def _sharding(cells: dict[str, str], software: Software, ranks: int, cp: int) ->
     """The ZeRO stage, and the ranks that share weights where not all do; FSDP where a program has nothing else."""
     text = (cells.get("sharding") or "").strip()
     zero = 3 if not text and software.name in FSDP_ALONE else _find(SHARDED, cells, "sharding")
-    shards = 8 if re.search("HYBRID|HSDP", text, re.IGNORECASE) else None
+    shards = min(HYBRID, ranks) if re.search("HYBRID|HSDP", text, re.IGNORECASE) else None
     if found := re.search(r"(?:x ?|shards? ?=? ?)(\d+)", text):
         shards = int(found[1]) * cp
     if zero < 2 or shards is None:  # every rank keeps its weights
@@ -263,8 +270,8 @@ def _sharding(cells: dict[str, str], software: Software, ranks: int, cp: int) ->
     return zero, shards
 
 
-def _model(cells: dict[str, str], multiple: int) -> ModelConfig:
-    """The decoder of a row: a GPT unless ``arch`` says otherwise; the vocabulary padded to a multiple."""
+def _model(cells: dict[str, str], tp: int, *, pads_vocabulary: bool) -> ModelConfig:
+    """The decoder of a row: a GPT unless ``arch`` says otherwise; a vocabulary is padded if the row has none."""
     arch = (cells.get("arch") or "").lower()
     if re.search(SPARSE, f"{arch} {(cells.get('model') or '').lower()}") or not re.search(SHAPED, arch):
         raise ValueError(f"arch {arch!r}, model {cells.get('model') or ''!r}: no dense decoder known to the planner")
@@ -272,14 +279,16 @@ def _model(cells: dict[str, str], multiple: int) -> ModelConfig:
     gated = bool(re.search(r"llama|mistral|qwen|swiglu|gemma|olmo", arch))
     modern = gated or "nemotron" in arch
     plain = modern or "mpt" in arch
+    vocabulary = _count(cells, "vocab", padded_vocabulary(GPT2_TOKENS, tp))
+    width = -(-8 * hidden // (3 * GATED_MULTIPLE)) * GATED_MULTIPLE if gated else 4 * hidden
     return ModelConfig(
         layers=_count(cells, "layers"),
         hidden=hidden,
         heads=heads,
         sequence=_count(cells, "seq"),
-        vocabulary=-(-_count(cells, "vocab", GPT2_TOKENS) // multiple) * multiple,
+        vocabulary=padded_vocabulary(vocabulary, tp) if pads_vocabulary else vocabulary,
         kv_heads=_count(cells, "kv_groups", heads),
-        ffn=_count(cells, "ffn", 4 * hidden),
+        ffn=_count(cells, "ffn", width),
         dropout=0.0 if plain else 0.1,
         attention_dropout=0.0 if plain else 0.1,
         norm="rms" if gated else "layer",
@@ -293,8 +302,10 @@ def _model(cells: dict[str, str], multiple: int) -> ModelConfig:
 
 
 def _program(cells: dict[str, str]) -> Software:
-    name, date = _find(PROGRAMS, cells, "software"), cells.get("date") or ""
-    if name.startswith("megatron-lm") and (date >= CORE_SINCE or re.search(r"H[128]00|B[23]00", cells["hardware"])):
+    name, year = _find(PROGRAMS, cells, "software"), re.search(r"(?:20|v)(\d\d)", cells.get("date") or "")
+    since = 2000 + int(year[1]) if year else 0
+    recent = since >= CORE_SINCE or re.search(r"H[128]00|B[23]00", cells["hardware"], re.IGNORECASE)
+    if name.startswith("megatron-lm") and recent:
         name = "megatron-core"
     if name == "megatron-deepspeed" and "MT-NLG" in (cells.get("model") or ""):
         name = "megatron-deepspeed-2021"
@@ -307,7 +318,7 @@ def _program(cells: dict[str, str]) -> Software:
             "overlap_forward": "async" in precision.lower(),
         }
         changes["overlap_tensor"] = changes["copies_overlap"] = changes["overlap_forward"]
-        changes["fused_loss"] = changes["fused_kernels"] and date >= COMPILED_LOSS
+        changes["fused_loss"] = changes["fused_kernels"] and since >= COMPILED_LOSS
     if "PURE" in precision:
         changes = {"reduces_half": True}
     return software.model_copy(update=changes) if changes else software
@@ -315,17 +326,38 @@ def _program(cells: dict[str, str]) -> Software:
 
 def _cluster(cells: dict[str, str]) -> Cluster:
     network = cells.get("network") or ""
-    name = _find(HARDWARE, cells, "hardware")
+    name = cluster_with(cells["hardware"])
+    if name is None:
+        raise ValueError(f"hardware {cells['hardware']!r} is not known to the planner")
     cluster = load_cluster("selene" if name == "dgx-a100" and "Selene" in network else name)
     gpus = _count(cells, "gpus_per_node", cluster.node.gpus)
-    bandwidth = network_bandwidth(network, gpus)
-    node = cluster.node.model_copy(update={"gpus": gpus} | ({"network_bandwidth": bandwidth} if bandwidth else {}))
+    share = (network_bandwidth(network, gpus) or cluster.network_share * gpus) / gpus
+    domain = cluster.node.gpus if cluster.name in RACKS else gpus
+    node = cluster.node.model_copy(update={"gpus": domain, "network_bandwidth": share * domain})
     return cluster.model_copy(update={"node": node})
 
 
 def network_bandwidth(text: str, gpus: int) -> float | None:
-    """Bytes a second and direction of a node, from words such as ``8x NDR400 a node``; None if they name none."""
-    if found := re.search(r"(?:(\d+) ?x ?)?[^\d]*?(\d{2,4})(?: ?Gb/s)?", text):
-        number = int(found[1] or 1) * (gpus if re.search(r"(a|per) GPU", text) else 1)
-        return number * int(found[2]) * GIGABIT
-    return None
+    """Bytes a second and direction of a node, from words such as ``8x NDR400 a node``; None if they name none.
+
+    Of several rates, as of a node and of an adapter, the least is an adapter's; NVLink's are left out.
+    """
+    parts = re.split(r"[,;]", re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))
+    words = " ".join(part for part in parts if not re.search("NVLink|NVSwitch", part, re.IGNORECASE))
+    words = words.replace("\u00d7", "x")  # the multiplication sign
+    rates = [
+        float(rate) * UNITS[f"{unit.upper()}{'B' if byte == 'B' else 'b'}"]
+        for rate, unit, byte in re.findall(r"(\d+(?:\.\d+)?) ?([GgTt])(B|b)(?:/s|ps|it|E)", words)
+    ]
+    rates += [float(rate) for rate in re.findall(r"\d ?x ?(\d{2,4})(?:G?\b)", words)]
+    for name, rate in re.findall(r"(?:\b|x)([FEHNX]DR) ?(\d{2,3})?\b", words):
+        rates.append(float(rate) if rate else ADAPTERS[name])
+    if not rates:
+        rates = [float(rate) for rate in re.findall(r"\b(\d{2,4})\b", words)]
+    if not rates or not min(rates):
+        return None
+    count = re.search(r"(\d+) ?x(?=\b|\d|[FEHNX]DR)|\bx ?(\d+)|(\d+) (?:NICs|adapters|ports)", words)
+    number = int(count[count.lastindex or 0]) if count else 1
+    if re.search(r"(?:\ba|per|each|/) ?GPU", words) and number != gpus:
+        number *= gpus
+    return max(number, 1) * min(rates) * GIGABIT

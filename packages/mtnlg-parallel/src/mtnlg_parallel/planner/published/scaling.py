@@ -32,9 +32,8 @@ def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence
         if over or not dp or run.batch % (dp * run.micro_batch):
             near = [n for n in range(1, 4 * number) if _divides(run, cluster, n)]
             choices = ", ".join(map(str, sorted(sorted(near, key=lambda n: abs(n - number))[:3])))
-            place = (
-                f"--scaling {number}: {number} nodes are no whole number of replicas of {layout.tp * layout.pp} GPUs"
-            )
+            replica = layout.tp * layout.pp * run.cp
+            place = f"--scaling {number}: {number} nodes are no whole number of replicas of {replica} GPUs"
             raise UsageFailure(f"{place} that divides the batch {run.batch}; use {choices or 'another layout'}")
         scaled = run._replace(layout=Layout(tp=layout.tp, pp=layout.pp, dp=dp))
         published = PUBLISHED.get(number, (None, None)) if _is_mt_nlg(scaled) else (None, None)
@@ -44,7 +43,7 @@ def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence
 
 
 def _divides(run: Run, cluster: Cluster, nodes: int) -> bool:
-    dp, over = divmod(nodes * cluster.node.gpus, run.layout.tp * run.layout.pp)
+    dp, over = divmod(nodes * cluster.node.gpus, run.layout.tp * run.layout.pp * run.cp)
     return not over and dp > 0 and run.batch % (dp * run.micro_batch) == 0
 
 
