@@ -83,6 +83,8 @@ def test_what_a_choice_has_without_the_prompt_stands_beside_it() -> None:
     mutual = [("Q", " a"), ("Q", " b"), ("", " a"), ("", " b")]
     _, choices, _ = unpacked(sample(mutual, [-1.0, -2.0, -3.0, -4.0]))
     assert [choice[4] for choice in choices] == [-12.0, -13.0]
+    prompt, choices, _ = unpacked(sample([("", "They go."), ("", "They goes.")], [-1.0, -2.0]))  # as in BLiMP
+    assert (prompt, [choice[1] for choice in choices]) == ("", ["They go.", "They goes."])
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,15 @@ def test_sampled_texts_differ_and_come_again(checkpoint: Checkpoint) -> None:
 
 def test_options_of_other_libraries_are_admitted_where_they_change_nothing() -> None:
     plain = Options.parse({"until": ["\n"], "max_gen_toks": 9}, 256)
-    for name in ("max_new_tokens", "max_tokens"):
+    for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
         assert Options.parse({"until": "\n", name: 9, "num_beams": 1, "repetition_penalty": 1.0}, 256) == plain
+    assert Options.parse({"temperature": 0.7}, 256).sampling.temperature == 0.7  # as lm-eval takes it
+    assert Options.parse({"temperature": 0.7, "do_sample": False}, 256).sampling == GREEDY
     with pytest.raises(Failure, match="generation option num_beams = 3: only 1 is supported"):
         Options.parse({"num_beams": 3}, 256)
-    with pytest.raises(Failure, match="generation option min_p: unknown; use do_sample, max_gen_toks"):
+    with pytest.raises(
+        Failure, match="generation option min_p: unknown; use do_sample, max_completion_tokens, max_gen_toks"
+    ):
         Options.parse({"min_p": 0.1}, 256)
 
 

@@ -131,3 +131,30 @@ def test_few_needs_a_number_in_the_file(
     path = write_task(num_fewshot=None)
     assert run(monkeypatch, "run", checkpoint.directory, "--task-file", path, "--out", tmp_path / "eval") == 2
     assert "capitals: few needs num_fewshot in its YAML; or pass --shots 0,1" in capsys.readouterr().err
+
+
+def test_metrics_that_are_no_mean_of_rows_have_no_standard_error(
+    checkpoint: Checkpoint, write_task: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_task(metric_list=[{"metric": "acc"}, {"metric": "mcc"}])
+    assert run(monkeypatch, "run", checkpoint.directory, "--task-file", path, "--shots", "0", "--out", tmp_path) == 0
+    (result,) = ResultFolder(tmp_path).results()
+    assert (result.metrics["acc"].stderr is None, result.metrics["mcc"].stderr) == (False, None)
+    assert result.rows.source == str(path)
+
+
+def test_a_sample_of_rows_with_numbers_for_ids_has_its_size(write_task: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [{"country": country, "capital": capital, "id": 7} for country, capital in CAPITALS]
+    path = write_task()
+    (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = OwnTask(path)
+    task.take(2)
+    assert len(task.eval_docs) == 2
+
+
+def test_the_whole_of_another_split_may_be_shown(write_task: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "shots.jsonl").write_text('{"country": "Chad", "capital": 1}\n{"country": "Peru", "capital": 2}\n')
+    files = {"test": "capitals.jsonl", "train": "shots.jsonl"}
+    task = OwnTask(write_task(dataset_kwargs={"data_files": files}, fewshot_split="train"))
+    task.set_shots(2)
+    assert task.config.num_fewshot == 2

@@ -329,3 +329,20 @@ def test_rolling_loglikelihood_predicts_every_token_once(lm: DecoderLM) -> None:
         rest += plain(lm, ids[end - lm.max_length - 1 : read], ids[read:end])[0]
         read = end
     assert logp == pytest.approx(rest, abs=10 * CLOSE)
+
+
+def test_a_blank_context_is_an_empty_one(lm: DecoderLM) -> None:
+    """Not the end of whatever text stands before it in the packed sequence."""
+    pairs = [(" ", "the cook"), ("the sailors slept", " well"), ("\n", "the cook")]
+    scores = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    for (context, answer), (logp, _) in zip(pairs, scores, strict=True):
+        tokens = lm._tokenizer.encode(context.strip()) or [lm._tokenizer.bos]
+        assert logp == pytest.approx(plain(lm, tokens, lm._encode_pair(context, answer)[1])[0], abs=CLOSE)
+
+
+def test_a_model_that_computes_no_numbers_is_not_scored(checkpoint: Checkpoint) -> None:
+    broken = DecoderLM.open(checkpoint)
+    with torch.no_grad():
+        broken.decoder.final_norm.weight[0] = torch.nan
+    with pytest.raises(Failure, match=r"the model computes no numbers \(NaN\): its weights are damaged"):
+        broken.loglikelihood([Instance("loglikelihood", {}, ("the cook", " slept"), 0)])

@@ -34,6 +34,7 @@ def test_a_draw_is_of_other_groups_each_once_and_a_smaller_one_is_its_beginning(
     drawn = ShotPool(pool).draw(own, count, "seed/task")
     assert len({shot["group"] for shot in drawn}) == len(drawn) == min(count, len(set(groups) - {"a"}))
     assert "a" not in {shot["group"] for shot in drawn}
+    assert ShotPool(pool).draw(own, 10**20, "seed/task")[:count] == drawn
     assert drawn[:fewer] == ShotPool(pool).draw(own, min(fewer, count), "seed/task")
     mixed = order.sample(pool, len(pool))
     assert ShotPool(mixed).draw(own, count, "seed/task") == drawn

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mtnlg_model import functional
-from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure
 from mtnlg_model.convert import huggingface
@@ -241,7 +241,7 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
         ({"model_type": ["llama"]}, r"model_type = \['llama'\]: not supported"),
         (
             {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 32},
-            "window = 32: .* 64; give --sequence 32",
+            "window = 32: .* 64; mtnlg-model import --sequence 32",
         ),
         (
             {"model_type": "qwen2", "num_key_value_heads": 2, "use_sliding_window": True},
@@ -281,6 +281,9 @@ def test_a_window_that_the_sequence_does_not_exceed_is_none() -> None:
     mistral = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 32}
     assert from_config_json(mistral, "", sequence=32)[1].sequence == 32
     assert from_config_json({**mistral, "sliding_window": 64}, "")[1].sequence == 64
+    del mistral["sliding_window"]  # then transformers takes 4,096
+    with pytest.raises(Failure, match="sliding_window = 4096: less than the sequence of 8192"):
+        from_config_json({**mistral, "max_position_embeddings": 8192}, "")
     with pytest.raises(Failure, match="--sequence 65: only rotary positions up to 64 can be limited"):
         from_config_json(mistral, "", sequence=65)
 
@@ -293,7 +296,7 @@ def test_fields_that_are_missing_mean_what_transformers_takes_them_for(model_typ
     complete |= {"sliding_window": None}
     required = {key for key, ours in FAMILIES[model_type].settings.items() if ours.kind is int}
     required -= {"n_inner", "head_dim"}
-    shortened = {key: complete[key] for key in ("model_type", *required)}
+    shortened = {key: complete[key] for key in ("model_type", "sliding_window", *required)}
     assert from_config_json(shortened, "")[1] == from_config_json(complete, "")[1]
 
 
@@ -358,3 +361,13 @@ def test_a_folder_that_lacks_a_shard_or_a_tensor_is_refused_before_anything_is_w
     # What older versions stored besides: causal masks and the angles of rotary positions.
     save_file({**tensors, "x.0.attention.bias": torch.ones(3), "x.rotary_emb.inv_freq": torch.ones(3)}, folder / last)
     import_huggingface(folder, tmp_path / "out", silent)
+
+
+def test_padding_of_a_vocabulary_is_no_claim_on_the_files(ours: Checkpoint, tmp_path: Path) -> None:
+    """In 16 bits the files hold two bytes a parameter and a header, which is shorter than the rows of the padding."""
+    progress, tokenizer = ours.progress, ours.tokenizer_path
+    half = save(ours.decoder().to(torch.bfloat16), tmp_path / "half", 1, progress, tokenizer)
+    export_huggingface(Checkpoint.open(half), tmp_path / "folder", silent)
+    assert (
+        import_huggingface(tmp_path / "folder", tmp_path / "out", silent, vocabulary_multiple=4096).vocabulary == 4096
+    )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from transformers import (
     GPT2LMHeadModel,
@@ -224,3 +225,55 @@ def test_a_stream_of_text_never_shows_what_the_stop_text_takes_back(
     shown = list(generation.stream_text(decoder, tokenizer, "", 99, stop=["THE END", "never"]))
     assert "".join(shown) == "one 🦊 T "
     assert "one" in "".join(shown[:5])
+
+
+def begun_by(path: Path, out: Path, number: int | None = None) -> Path:
+    """The tokenizer with <s> before every text, as Llama's; ``number`` is another than the token's own."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(["<s>"])
+    begin = tokenizer.token_to_id("<s>") if number is None else number
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer.save(str(out))
+    return out
+
+
+def test_a_document_begins_with_what_the_tokenizer_puts_before_every_text(tokenizer_path: Path, tmp_path: Path) -> None:
+    plain, begun = Tokenizer(tokenizer_path), Tokenizer(begun_by(tokenizer_path, tmp_path / "tokenizer.json"))
+    begin, fox = begun.vocabulary - 1, plain.encode("the fox")
+    assert begun.encode("the fox") == fox
+    assert [begun.encode_prompt(text) for text in ("the fox", "<s>the fox", "")] == [[begin, *fox]] * 2 + [[begin]]
+    assert [plain.encode_prompt(text) for text in ("the fox", "")] == [fox, [plain.eod]]
+    with pytest.raises(Failure, match=f"texts begin with token 999 of a vocabulary of {begun.vocabulary}$"):
+        Tokenizer(begun_by(tokenizer_path, tmp_path / "tokenizer.json", 999))
+
+
+def test_a_completion_has_the_blank_between_it_and_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, pair: Pairs, tmp_path: Path
+) -> None:
+    """SentencePiece's decoders drop the blank with which a text begins, and a completion is none."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁the": 0, "▁fox": 1, "▁jumps": 2, "<u>": 3}, "<u>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    parts = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 1, 0)]
+    words.decoder = tokenizers.decoders.Sequence(parts)
+    words.add_special_tokens(["</s>"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, (decoder, _) = Tokenizer(tmp_path / "tokenizer.json"), pair(CONFIG)
+    monkeypatch.setattr(generation, "stream_tokens", lambda *_, **__: iter([(0, 2), (0, 1), (0, tokenizer.eod)]))
+    assert complete(decoder, tokenizer, ["the fox"], 9) == [" jumps fox"]
+    assert "".join(generation.stream_text(decoder, tokenizer, "the fox", 9)) == " jumps fox"
+    assert complete(decoder, tokenizer, ["the fox"], 9, stop=[" fox"]) == [" jumps"]
+
+
+def test_a_model_that_computes_no_numbers_is_named(pair: Pairs) -> None:
+    decoder, _ = pair(CONFIG)
+    with torch.no_grad():
+        decoder.final_norm.weight[0] = torch.nan
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        with pytest.raises(Failure, match=r"the model computes no numbers \(NaN\): its weights are damaged"):
+            generate(decoder, [[1, 2]], 3, sampling)
+
+
+@pytest.mark.parametrize("seed", [(1 << 43) - 1, 1 - (1 << 43)])
+def test_any_seed_that_is_admitted_draws(pair: Pairs, seed: int) -> None:
+    decoder, _ = pair(CONFIG)
+    assert len(generate(decoder, [[1]] * 2, 2, Sampling(temperature=1.0, seed=seed))[1]) == 2

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from mtnlg_model import cli
-from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.checkpoint.reader import Checkpoint, save
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.decoder import Decoder
 from mtnlg_model.generation.generate import complete
 from mtnlg_model.generation.sampling import Sampling
 from mtnlg_model.tokenizer import Tokenizer
@@ -72,10 +74,13 @@ def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command,
         (["info", "tiny", "--gpus", "8"], 2, "info: TFLOP/s per GPU needs both --iteration-seconds and --gpus"),
         (["info", "."], 1, ".: not a checkpoint: no manifest.json in it"),
         (["generate", "CHECKPOINT", "--prompt", "a", "--temperature", "-1"], 2, "generate: temperature = -1.0: "),
-        (["generate", "CHECKPOINT", "--prompt", "a", "--device", "abacus"], 2, "--device abacus: unknown"),
+        (["generate", "CHECKPOINT", "--prompt", "a", "--device", "abacus"], 2, "--device abacus: "),
+        (["generate", "CHECKPOINT", "--prompt", "a", "--device", "cuda:99"], 2, "--device cuda:99: "),
+        (["generate", "CHECKPOINT", "--prompt", "a", "--seed", str(1 << 43)], 2, "generate: seed = 8796093022208: "),
         (["generate", "CHECKPOINT", "--prompt", "a" * 200], 1, "prompt 0 has 200 tokens; the model reads 48"),
         (["verify", "nowhere"], 1, "nowhere: not a checkpoint: no manifest.json in it"),
         (["export", "CHECKPOINT", "."], 1, ".: exists already; remove it or name another"),
+        (["import", ".", "there", "--heads", "4"], 2, ".: a Hugging Face folder takes no --heads"),
         (["import", ".", "there"], 1, "config.json: No such file or directory; is it a Hugging Face folder?"),
     ],
 )
@@ -143,9 +148,10 @@ def test_info_counts_a_folder_of_hugging_face_and_import_pads_it(
     mtnlg_model("export", checkpoint_path, "folder")
     counted = json.loads(mtnlg_model("info", "folder", "--json")[1])
     assert counted["parameters"] == Checkpoint.open(checkpoint_path).config.parameters
-    mtnlg_model("import", "folder", "padded", "--vocabulary-multiple", "128")
+    _, _, err = mtnlg_model("import", "folder", "padded", "--vocabulary-multiple", "128")
     config = Checkpoint.open(tmp_path / "padded").config
     assert (config.vocabulary, config.tokens) == (384, 320)
+    assert f"padded: {config.parameters:,} parameters" in err
     content = json.loads((tmp_path / "folder" / "config.json").read_text())
     (tmp_path / "folder" / "config.json").write_text(json.dumps({**content, "model_type": "bloom"}))
     status, _, stderr = mtnlg_model("info", "folder")
@@ -158,6 +164,8 @@ def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path:
     (tmp_path / "dist" / ".metadata").touch()
     status, _, err = mtnlg_model("import", "dist", "out")
     assert (status, "dist: a Megatron-LM checkpoint has no tokenizer; give --tokenizer FILE" in err) == (2, True)
+    status, _, err = mtnlg_model("import", "dist", "out", "--sequence", "8", "--vocabulary-multiple", "8")
+    assert (status, "dist: a Megatron-LM checkpoint takes no --vocabulary-multiple, --sequence" in err) == (2, True)
     status, _, err = mtnlg_model("import", "dist", "out", "--tokenizer", tokenizer_path)
     assert (status, "dist/.metadata: not a pickle that can be read as data: it ends too early" in err) == (1, True)
     (tmp_path / "pipe").mkdir()
@@ -166,3 +174,20 @@ def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path:
     assert (status, "needs --tokenizer FILE and --heads N" in err) == (2, True)
     status, _, err = mtnlg_model("import", "pipe", "out", "--tokenizer", tokenizer_path, "--heads", "4")
     assert (status, "not a torch.save file, or damaged" in err) == (1, True)
+
+
+def test_a_window_is_imported_with_the_sequence_that_the_refusal_names(
+    mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path
+) -> None:
+    llama = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False, "tied": False}
+    checkpoint = Checkpoint.open(checkpoint_path)
+    config = ModelConfig.model_validate({**checkpoint.config.model_dump(), **llama})
+    save(Decoder(config), tmp_path / "llama", 1, checkpoint.progress, checkpoint.tokenizer_path)
+    mtnlg_model("export", "llama", "folder")
+    path = tmp_path / "folder" / "config.json"
+    fields = {key: value for key, value in json.loads(path.read_text()).items() if "bias" not in key}
+    path.write_text(json.dumps({**fields, "model_type": "mistral", "sliding_window": 32}))
+    status, _, err = mtnlg_model("import", "folder", "out")
+    assert (status, "less than the sequence of 48; mtnlg-model import --sequence 32 limits it" in err) == (1, True)
+    assert mtnlg_model("import", "folder", "out", "--sequence", "32")[0] == 0
+    assert Checkpoint.open(tmp_path / "out").config.sequence == 32

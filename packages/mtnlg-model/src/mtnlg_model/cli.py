@@ -11,13 +11,15 @@ import typer
 from rich.table import Table
 
 from mtnlg_model.checkpoint.manifest import read_manifest, resolve_checkpoint
-from mtnlg_model.convert.config_json import read_config
+from mtnlg_model.convert.config_json import read_config, read_family
 
 from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
 from .console import UsageFailure, application, output, print_json, print_text, progress, run, say
 from .settings import validate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
 app = application("mtnlg-model", "The MT-NLG 530B decoder at any size: figures, generation, checkpoints, conversion.")
@@ -196,18 +198,23 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
     from .convert import deepspeed, torch_dist  # noqa: PLC0415  (torch)
 
     tokenizer = tokenizer and tokenizer.resolve()  # the user's own word, unlike a link in the folder
+    of_megatron = {"tokenizer": tokenizer, "heads": heads}
+    of_others = {"vocabulary-multiple": vocabulary_multiple > 1, "sequence": sequence}
     if torch_dist.is_torch_dist(folder):
+        _refuse(folder, "a Megatron-LM checkpoint", of_others)
         if tokenizer is None:
             raise UsageFailure(f"{folder}: a Megatron-LM checkpoint has no tokenizer; give --tokenizer FILE")
         with progress("import", torch_dist.count_chunks(folder), "chunks") as advance:
             config = torch_dist.import_torch_dist(folder, checkpoint, tokenizer, heads, advance)
     elif deepspeed.is_deepspeed(folder):
+        _refuse(folder, "a DeepSpeed checkpoint", of_others)
         if tokenizer is None or heads is None:
             raise UsageFailure(f"{folder}: a DeepSpeed checkpoint needs --tokenizer FILE and --heads N")
         with progress("import", deepspeed.count_files(folder), "files") as advance:
             config = deepspeed.import_deepspeed(folder, checkpoint, tokenizer, heads, advance)
     else:
-        config = read_config(folder)
+        _refuse(folder, "a Hugging Face folder", of_megatron)
+        _, config = read_family(folder, vocabulary_multiple, sequence)
         with progress("import", config.tensor_count, "tensors") as advance:
             import_huggingface(folder, checkpoint, advance, vocabulary_multiple=vocabulary_multiple, sequence=sequence)
     say(f"{checkpoint}: {config.parameters:,} parameters")
@@ -216,6 +223,11 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
 def main() -> NoReturn:
     """Run the command."""
     run(app)
+
+
+def _refuse(folder: Path, kind: str, options: Mapping[str, object]) -> None:
+    if given := [f"--{name}" for name, value in options.items() if value]:
+        raise UsageFailure(f"{folder}: {kind} takes no {', '.join(given)}")
 
 
 def _config_of(target: str) -> ModelConfig:
@@ -280,8 +292,9 @@ def _dtype_and_device(device: str) -> tuple[torch.dtype | None, torch.device]:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch_device = torch.device(device)
-    except RuntimeError:
-        raise UsageFailure(f"--device {device}: unknown; use cpu, cuda or auto") from None
+        torch_device = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageFailure(f"--device {device}: {reason}; use cpu, cuda or auto") from None
     # CPUs multiply fp32 many times faster than 16-bit numbers.
     return (torch.float32 if torch_device.type == "cpu" else None), torch_device

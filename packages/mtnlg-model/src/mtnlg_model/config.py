@@ -155,6 +155,11 @@ class ModelConfig(Settings):
         return self.vocabulary - self.vocabulary_padding
 
     @property
+    def unpadded(self) -> Self:
+        """The same decoder without padding of the vocabulary."""
+        return self.model_copy(update={"vocabulary": self.tokens, "vocabulary_padding": 0})
+
+    @property
     def std(self) -> float:
         """Standard deviation of the initial weights (paper.md section 1: sqrt(1/(3h)))."""
         return self.init_std if self.init_std is not None else math.sqrt(1 / (3 * self.hidden))

@@ -51,6 +51,8 @@ class Tokenizer:
             sample = self._tokenizer.encode("a")
         is_added = zip(sample.ids, sample.special_tokens_mask, strict=True)
         self._before = [token for token, _ in takewhile(lambda pair: pair[1], is_added)]
+        if outside := [token for token in self._before if token >= self.vocabulary]:
+            raise Failure(f"{path}: texts begin with token {outside[0]} of a vocabulary of {self.vocabulary}")
 
     @property
     def vocabulary(self) -> int:
@@ -84,9 +86,13 @@ class Tokenizer:
             text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
+    def decode_behind(self, tokens: Sequence[int]) -> str:
+        """Like `decode` behind other text: with the blank that some tokenizers drop where a text begins."""
+        return self.decode([self.eod, *tokens])[len(self.decode([self.eod])) :]
+
     def decode_complete(self, tokens: Sequence[int]) -> str:
-        """Like `decode`, without a final character whose bytes are not all there yet."""
-        text = self.decode(tokens)
+        """Like `decode_behind`, without a final character whose bytes are not all there yet."""
+        text = self.decode_behind(tokens)
         return text.rstrip(_REPLACEMENT) if len(text) - len(text.rstrip(_REPLACEMENT)) < 4 else text
 
     def stop_condition(self, texts: Iterable[str]) -> Callable[[Sequence[int]], bool]:
@@ -96,7 +102,7 @@ class Tokenizer:
         def reached(tokens: Sequence[int]) -> bool:
             if tokens[-1] == self.eod:
                 return True
-            text = self.decode(tokens) if stops else ""
+            text = self.decode_behind(tokens) if stops else ""
             return any(stop in text for stop in stops)
 
         return reached

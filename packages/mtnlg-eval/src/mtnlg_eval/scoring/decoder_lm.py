@@ -150,7 +150,8 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
         """lm-eval's split of a request's tokens, with every piece of text encoded once."""
-        return self._prompts.encode_pair(context, continuation)
+        tokens, answer = self._prompts.encode_pair(context, continuation)
+        return tokens or (self.prefix_token_id,), answer  # a context may be blank
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Score]:
         """Score continuations; lm-eval's progress bar stays off, ``on_scored`` reports instead."""
@@ -200,20 +201,26 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[list[str]]:
         """Yield the sampled texts of each request, in order; they are stored as they come."""
-        keys = [self.store.key("samples", *r[:3], r.sampling.model_dump(), r.stop) for r in requests]
+        batches = [self._sample_batch(request) for request in requests]
+        keys = [self._sample_key(batch) for batch in batches]
         texts = self.store.lookup(keys)
-        missing = {key: request for key, request in zip(keys, requests, strict=True) if key not in texts}
-        generated = self.engine.generate(map(self._sample_batch, missing.values()))
+        missing = {key: batch for key, batch in zip(keys, batches, strict=True) if key not in texts}
+        generated = self.engine.generate(missing.values())
         for key in keys:
             if key not in texts:  # the next of the missing ones, which are in the order of the keys
-                texts[key] = [self._decode(tokens, missing[key].stop) for tokens in next(generated)]
+                texts[key] = [self._decode(tokens, missing[key].options.until) for tokens in next(generated)]
                 self.store.save([(key, texts[key])])
             yield list(texts[key])
 
     def _sample_batch(self, request: SampleRequest) -> PromptBatch:
-        context = self._prompts.encode_prompt(request.prompt)
         options = Options(request.stop, request.max_tokens, request.sampling)
-        return PromptBatch((context,) * request.samples, options)
+        return PromptBatch((self._prompts.encode_prompt(request.prompt),) * request.samples, options)
+
+    def _sample_key(self, batch: PromptBatch) -> bytes:
+        until, max_tokens, sampling = batch.options
+        return self.store.key(
+            "samples", batch.contexts[0], len(batch.contexts), until, max_tokens, sampling.model_dump()
+        )
 
     def _decode(self, tokens: Sequence[int], until: Sequence[str]) -> str:
         return decode_until_stop(self._tokenizer, tokens, until)

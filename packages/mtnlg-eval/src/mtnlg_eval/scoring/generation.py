@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PROMPTS_PER_BATCH = 16
 DEFAULT_MAX_TOKENS = 256  # as in lm-eval's own backends
 KNOWN_OPTIONS = frozenset({"until", "do_sample", "temperature", "top_k", "top_p"})
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the limit on new tokens: lm-eval's, transformers' and OpenAI's."""
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}
 """transformers' options that are admitted at the value that changes nothing."""
@@ -54,7 +54,9 @@ class Options(NamedTuple):
                 f"generation option {', '.join(unknown)}: unknown; use {', '.join(sorted({*KNOWN_OPTIONS, *LENGTHS}))}"
             )
         until = options.get("until") or ()
-        temperature = float(options.get("temperature", 1.0)) if options.get("do_sample", False) else 0.0
+        given = options.get("temperature")
+        sampled = options.get("do_sample", bool(given))
+        temperature = (1.0 if given is None else float(given)) if sampled else 0.0
         top_k, top_p = options.get("top_k"), float(options.get("top_p", 1.0))
         return cls(
             until=(until,) if isinstance(until, str) else tuple(until),

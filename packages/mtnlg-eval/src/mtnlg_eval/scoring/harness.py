@@ -281,8 +281,9 @@ class Evaluation:
 
     def _result(self, cell: _Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
         lm, checkpoint, name, asked, seed = self._lm, self._checkpoint, cell.name, cell.shots, cell.seed
-        rows, count = self.tasks[name].rows, self._count(name, asked)
-        shown = [fit.shots for fit in self.tasks[name].prompt_fits]
+        task, count = self.tasks[name], self._count(name, asked)
+        rows, source = task.rows, str(task.path) if isinstance(task, OwnTask) else self.rows_from
+        shown = [fit.shots for fit in task.prompt_fits]
         requests = [text for sample in samples for pair in sample["arguments"].values() for text in pair.values()]
         in_order = sorted(samples, key=lambda sample: (sample["doc"]["digest"], sample["doc"]["id"]))
         metrics = _metrics(evaluated["results"][name], samples)
@@ -307,7 +308,7 @@ class Evaluation:
                 labels=self.choice.labels,
             ),
             rows=Rows(
-                source=self.rows_from,
+                source=source,
                 split=rows.split,
                 variant=rows.variant,
                 count=len(samples),
@@ -331,14 +332,15 @@ class Evaluation:
 
 
 def _metrics(values: dict[str, Any], samples: Sequence[dict[str, Any]]) -> dict[str, Metric]:
-    """lm-eval's metrics with standard errors.
+    """lm-eval's metrics; those that are means of rows, and perplexity, with standard errors.
 
     Perplexity, the exponential of the mean of -log P, gets the delta method's: lm-eval's bootstrap starts processes.
     """
     metrics: dict[str, Metric] = {}
     for key in (key.removesuffix(",none") for key in values if key.endswith(",none") and "_stderr" not in key):
-        column = [float(sample[key]) for sample in samples]
-        stderr = stdev(column) / sqrt(len(column)) if len(column) > 1 else None
+        column = [sample[key] for sample in samples]
+        means = all(isinstance(value, int | float) for value in column)  # others, such as F1's, are pairs
+        stderr = stdev(column) / sqrt(len(column)) if means and len(column) > 1 else None
         if key == "perplexity":
             metrics["log_likelihood"] = Metric(value=fmean(column), stderr=stderr)
             stderr = None if stderr is None else exp(-fmean(column)) * stderr

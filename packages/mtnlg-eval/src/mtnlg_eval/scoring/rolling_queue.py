@@ -12,10 +12,13 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from itertools import islice
-from math import fsum
+from math import fsum, isnan
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
+
+from mtnlg_model.console import Failure
+from mtnlg_model.generation.sampling import NO_NUMBERS
 
 from .packing import pack_rows, plan_rows, take_batch
 
@@ -203,13 +206,19 @@ class RollingQueue:
 
 
 def _scores_of_rows(rows: Sequence[Row], logp_N: Tensor, greedy_N: Tensor) -> dict[Request, Score]:
-    """Sum token scores, ordered as `pack_rows` orders scored positions, into one score per request."""
+    """Sum token scores, ordered as `pack_rows` orders scored positions, into one score per request.
+
+    Raises ``Failure`` if one is not a number.
+    """
     logp, greedy = iter(logp_N.tolist()), iter(greedy_N.tolist())
     requests = [request for row in rows for request in row.requests]
-    return {
+    scores = {
         request: (fsum(islice(logp, len(request.answer))), all(list(islice(greedy, len(request.answer)))))
         for request in requests
     }
+    if any(isnan(total) for total, _ in scores.values()):
+        raise Failure(NO_NUMBERS)
+    return scores
 
 
 def set_up_thread(threads: int, device: int | None) -> None:

@@ -20,7 +20,7 @@ from mtnlg_model.console import Failure, UsageFailure
 from .paper_task import SEED
 from .published import TASKS_BY_NAME
 from .sources import TaskRows
-from .stock_task import DEFAULTS, SPLIT_KEYS, RecordedShots, StockTask
+from .stock_task import SPLIT_KEYS, RecordedShots, StockTask, complete_metric
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class OwnTask(StockTask):
 
     def __init__(self, path: Path) -> None:
         """Read the task and its rows; ``Failure`` if the file or a row is malformed."""
-        config = _read_config(path)
+        self.path, config = path, _read_config(path)
         self.name, self.few = str(config["task"]), int(config.pop("num_fewshot", 0) or 0)
         try:
             self._build(config)
@@ -131,7 +131,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UsageFailure(f"{path}: output_type = {config.get('output_type')}: not multiple_choice; {WAY_OUT}")
     if config.get("fewshot_config"):
         raise UsageFailure(f"{path}: fewshot_config: shots are drawn with --seeds from fewshot_split; {WAY_OUT}")
-    metrics = [DEFAULTS | metric for metric in config.get("metric_list") or [{"metric": "acc"}, {"metric": "acc_norm"}]]
+    metrics = [
+        complete_metric(each) for each in config.get("metric_list") or [{"metric": "acc"}, {"metric": "acc_norm"}]
+    ]
     if "acc" not in [metric.get("metric") for metric in metrics]:
         raise UsageFailure(f"{path}: metric_list has no acc; {WAY_OUT}")
     return config | {"metric_list": metrics, "metadata": config.get("metadata") or {}}

@@ -89,7 +89,7 @@ class PaperTask(RecordedTask):
 
     def take(self, limit: int | None) -> None:
         """Score a random sample of ``limit`` rows, or all rows for None; shots still come from the whole pool."""
-        self._scored = DocumentList(sample_rows(self.rows.scored, limit))
+        self._scored = DocumentList(self.rows.scored[n] for n in sample_rows(self.rows.scored, limit))
 
     @property
     def eval_docs(self) -> DocumentList:

@@ -38,15 +38,15 @@ class ShotChoice:
 ANY_SHOT = ShotChoice()
 
 
-def sample_rows(documents: Sequence[Document], limit: int | None) -> list[Document]:
-    """A random sample of ``limit`` documents in their order, all of them for None. A smaller one is part of a larger.
+def sample_rows(documents: Sequence[Document], limit: int | None) -> list[int]:
+    """Numbers of a random sample of ``limit`` documents, ascending; of all for None. A smaller one is part of a larger.
 
     Published files are sorted: the first rows of HANS are of one subcase and label.
     """
     if limit is None or limit >= len(documents):
-        return list(documents)
-    order = sorted(range(len(documents)), key=lambda n: sha256(documents[n]["id"].encode()).digest())
-    return [documents[n] for n in sorted(order[:limit])]
+        return list(range(len(documents)))
+    order = sorted(range(len(documents)), key=lambda n: sha256(str(documents[n]["id"]).encode()).digest())
+    return sorted(order[:limit])
 
 
 class ShotPool:
@@ -61,7 +61,8 @@ class ShotPool:
         ``key`` holds seed and task. A smaller draw is a prefix of a larger one.
         """
         shots = self._shuffled_shots(document, key, choice)
-        return list(islice(_interleave_labels(shots) if choice.labels == "interleaved" else shots, count))
+        shots = _interleave_labels(shots) if choice.labels == "interleaved" else shots
+        return list(islice(shots, min(count, len(self._documents))))
 
     def _shuffled_shots(self, document: Document, key: str, choice: ShotChoice) -> Iterator[Document]:
         """Every admissible shot of ``document``, in random order."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import lm_eval.tasks
 from datasets import Dataset
+from lm_eval.api.registry import AGGREGATION_REGISTRY, get_metric_aggregation, is_higher_better
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -45,9 +46,6 @@ STOCK = {
 }
 """Files of lm-eval's tasks."""
 
-DEFAULTS = {"aggregation": "mean", "higher_is_better": True}
-"""lm-eval's own, for a metric whose YAML does not say."""
-
 ORIGINAL_LAMBADA = "lambada/lambada_standard.yaml"
 SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
 
@@ -57,6 +55,13 @@ def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
     path = ORIGINAL_LAMBADA if variant == "original" else STOCK[task]
     config: dict[str, Any] = load_yaml(Path(str(lm_eval.tasks.__file__)).parent / path)
     return config
+
+
+def complete_metric(metric: Mapping[str, Any]) -> dict[str, Any]:
+    """A metric of a YAML with lm-eval's own aggregation and direction where it names none; lm-eval would warn of it."""
+    names, name = {function: name for name, function in AGGREGATION_REGISTRY.items()}, metric.get("metric", "")
+    aggregation = names.get(get_metric_aggregation(name), "mean")
+    return {"aggregation": aggregation, "higher_is_better": is_higher_better(name) is not False, **metric}
 
 
 def read_stock_rows(task: str, data: Path | None, hub: Mapping[str, Any], revision: str | None = None) -> TaskRows:
@@ -96,7 +101,7 @@ class StockTask(RecordedTask):
         config = stock_config(task, rows.variant)
         for split, key in SPLIT_KEYS.items():  # of a folder we have the split to score and at most one more
             config[key] = split if split in {rows.split, rows.pool} else None
-        config["metric_list"] = [DEFAULTS | metric for metric in config["metric_list"]]  # or lm-eval warns of them
+        config["metric_list"] = list(map(complete_metric, config["metric_list"]))
         config |= {"task": task, "metadata": {**config.get("metadata", {}), "style": LM_EVAL}}
         self._build(config)
 
@@ -118,14 +123,12 @@ class StockTask(RecordedTask):
 
     def take(self, limit: int | None) -> None:
         """Score a random sample of ``limit`` rows, or all rows for None."""
-        taken = {document["id"] for document in sample_rows(self.rows.scored, limit)}
-        kept = [n for n, document in enumerate(self.rows.scored) if document["id"] in taken]
-        self._scored = self._all_documents.select(kept)
+        self._scored = self._all_documents.select(sample_rows(self.rows.scored, limit))
 
     def set_shots(self, count: int, choice: ShotChoice = ANY_SHOT, seed: int = SEED) -> None:
         """Put ``count`` shots drawn with ``seed`` into every prompt; as many as there are, if there are fewer."""
         del choice  # of HANS
-        self.set_config("num_fewshot", min(count, len(self.rows.shots) - 1))
+        self.set_config("num_fewshot", min(count, len(self.rows.shots) - (self.rows.pool == self.rows.split)))
         self.set_fewshot_seed(seed)
 
     def count_requests(self) -> int:
@@ -154,7 +157,11 @@ class StockTask(RecordedTask):
             end = starts[-1] + len(text)
 
         def tokens(shots: int) -> int:
-            return len(self.lm.tok_encode(pair[0][starts[len(starts) - shots] :])) if shots else 0
+            return (
+                len(self.lm.tok_encode(pair[0][starts[len(starts) - shots] :], add_special_tokens=False))
+                if shots
+                else 0
+            )
 
         return PromptFit(max_shots_that_fit(len(starts), tokens, room), truncated=True)
 

@@ -126,7 +126,7 @@ def from_config_json(content: Mapping[str, Any], place: str, sequence: int | Non
     config = validate({**family.kind, **settings, **scaling, "mlp": mlp}, ModelConfig, place)
     if sequence is not None:
         config = _limit(config, sequence, place)
-    _check_window(content, config, place)
+    _check_window(content, family, config, place)
     return family, config
 
 
@@ -134,8 +134,7 @@ def to_config_json(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     """The first family that has this decoder, and its config.json. Raises ``Failure`` if none has."""
     # What changes no logit, or has no field: dropout, and a scaling that is undone.
     plain = {"dropout": 0.0, "scale_attention_by_layer": False, "init_std": config.std}
-    tokens = {"vocabulary": config.tokens, "vocabulary_padding": 0}
-    wanted = config.model_copy(update={**plain, **tokens})
+    wanted = config.unpadded.model_copy(update=plain)
     for model_type, family in FAMILIES.items():
         content = {"model_type": model_type, "architectures": [family.architecture], **_fields(wanted, family)}
         try:
@@ -220,16 +219,16 @@ def _limit(config: ModelConfig, sequence: int, place: str) -> ModelConfig:
     return config.model_copy(update={"sequence": sequence})
 
 
-def _check_window(content: Mapping[str, Any], config: ModelConfig, place: str) -> None:
+def _check_window(content: Mapping[str, Any], family: Family, config: ModelConfig, place: str) -> None:
     """Raise ``Failure`` where attention sees less than the sequence."""
     kinds = content.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise Failure(f"{place}: layer_types = {kinds!s:.100}: only full_attention is supported")
-    window = content.get("sliding_window")
+    window = content.get("sliding_window", family.window)
     if window is None or content.get("use_sliding_window") is False:
         return
     if type(window) is not int or window < config.sequence:
-        way_out = f"; give --sequence {window} or less" if type(window) is int else ""
+        way_out = f"; mtnlg-model import --sequence {window} limits it" if type(window) is int else ""
         raise Failure(
             f"{place}: sliding_window = {window!s:.100}: less than the sequence of {config.sequence}{way_out}"
         )

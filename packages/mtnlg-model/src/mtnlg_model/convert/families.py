@@ -26,6 +26,7 @@ class Family:
     A field is in ``settings``, names the ``activation``, has one of its values in ``fixed``, or is ``ignored``. Names
     of tensors outside of layers are in ``outer``, after ``prefix`` but for the head, and those of layer N in ``inner``,
     after ``prefix``, ``layers`` and N. A packed qkv is ordered by head, as ours, or has all q, all k, all v.
+    ``window`` is that of attention where the field is missing.
     """
 
     architecture: str
@@ -39,6 +40,7 @@ class Family:
     fixed: dict[str, tuple[object, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     rotary: bool = True
+    window: int | None = None
     transposed: bool = False
     ordered_by_head: bool = False
 
@@ -188,7 +190,7 @@ FAMILIES: Final[dict[str, Family]] = {
         fixed={"attention_bias": (False,), "mlp_bias": (False,)},
         ignored=frozenset({"pretraining_tp"}),
     ),
-    "mistral": _llama("MistralForCausalLM"),
+    "mistral": _llama("MistralForCausalLM", window=4096),
     "qwen2": _llama("Qwen2ForCausalLM", head_size=False, kind={"qkv_bias": True}, fixed=_QWEN_FIXED),
     "qwen3": _llama("Qwen3ForCausalLM", kind={"qk_norm": True}, fixed={"attention_bias": (False,), **_QWEN_FIXED}),
 }

@@ -65,7 +65,8 @@ def require_file_size(config: ModelConfig, files: Iterable[Path]) -> None:
     files = list(files)
     size = sum(file.stat().st_size for file in files if file.is_file())
     place = files[0].parent if files else "no folder"
-    if 2 * config.parameters > size:
-        raise Failure(f"{place}: {size} bytes of weights where {config.parameters} parameters are claimed")
+    parameters = config.unpadded.parameters
+    if 2 * parameters > size:
+        raise Failure(f"{place}: {size} bytes of weights where {parameters} parameters are claimed")
     if config.layers > MAX_LAYERS:
         raise Failure(f"{place}: {config.layers:,} layers are claimed, more than {MAX_LAYERS:,}")

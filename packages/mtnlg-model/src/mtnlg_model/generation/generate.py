@@ -145,7 +145,7 @@ def complete(  # noqa: PLR0917  (the options of a completion)
     completions = generate(
         decoder, encoded, max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition
     )
-    return [decode_until_stop(tokenizer, completion, stop) for completion in completions]
+    return [decode_until_stop(tokenizer, completion, stop, behind=True) for completion in completions]
 
 
 def stream_text(  # noqa: PLR0917  (as complete)
@@ -166,16 +166,17 @@ def stream_text(  # noqa: PLR0917  (as complete)
         decoder, [encoded], max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition
     ):
         new.append(token)
-        text = decode_until_stop(tokenizer, new, stop)
+        text = decode_until_stop(tokenizer, new, stop, behind=True)
         # Complete characters only, and nothing that may turn out to begin a stop text.
         final = min(len(tokenizer.decode_complete(new)) - lookahead, len(text))
         if final > shown:
             yield text[shown:final]
             shown = final
-    yield decode_until_stop(tokenizer, new, stop)[shown:]
+    yield decode_until_stop(tokenizer, new, stop, behind=True)[shown:]
 
 
-def decode_until_stop(tokenizer: Tokenizer, new: Sequence[int], stop: Sequence[str]) -> str:
-    """Text of ``new`` up to the end of the document or the first ``stop`` text, both excluded."""
-    text = tokenizer.decode(new[:-1] if new and new[-1] == tokenizer.eod else new)
+def decode_until_stop(tokenizer: Tokenizer, new: Sequence[int], stop: Sequence[str], *, behind: bool = False) -> str:
+    """Text of ``new`` up to the end of the document or the first ``stop`` text, both excluded; ``behind`` a prompt."""
+    decode = tokenizer.decode_behind if behind else tokenizer.decode
+    text = decode(new[:-1] if new and new[-1] == tokenizer.eod else new)
     return text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
+from mtnlg_model.console import Failure
 from mtnlg_model.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ class Sampling(Settings):
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
     top_k: Annotated[int, Field(ge=1)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    seed: int = 0
+    seed: Annotated[int, Field(gt=-(1 << 43), lt=1 << 43)] = 0
 
 
 GREEDY = Sampling()
+NO_NUMBERS = "the model computes no numbers (NaN): its weights are damaged, or too large for their precision"
 
 
 def row_generators(sampling: Sampling, rows: int) -> list[torch.Generator]:
@@ -38,7 +40,12 @@ def row_generators(sampling: Sampling, rows: int) -> list[torch.Generator]:
 
 
 def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
-    """The next token of every row: the likeliest at temperature 0, else drawn with that row's generator."""
+    """The next token of every row: the likeliest at temperature 0, else drawn with that row's generator.
+
+    Raises ``Failure`` if a logit is not a number.
+    """
+    if logits_BV.isnan().any():
+        raise Failure(NO_NUMBERS)
     if sampling.temperature == 0:
         return [int(token) for token in logits_BV.argmax(-1)]
     p_BV = probabilities(logits_BV, sampling)

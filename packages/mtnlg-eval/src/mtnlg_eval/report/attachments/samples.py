@@ -130,7 +130,7 @@ def _split(sample: Sample) -> tuple[str, list[list[Any]]]:
     logps = [_short(logp) for logp, _ in sample.filtered_resps]
     half = len(pairs) // 2
     # The second half asks for each choice without the prompt, for RACE's ratio or lm-eval's mutual information.
-    alone = len(sample.scores) < len(pairs) or (half > 0 and not pairs[half].arg_0)
+    alone = len(sample.scores) < len(pairs) or (half > 0 and not pairs[half].arg_0 and bool(pairs[0].arg_0))
     n = half if alone else len(pairs)
     contexts = [pair.arg_0 for pair in pairs[:n]]
     prompt, last = min(contexts), max(contexts)

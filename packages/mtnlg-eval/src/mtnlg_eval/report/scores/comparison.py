@@ -24,7 +24,8 @@ def comparison(evaluation: Evaluation) -> str:
     if len(runs) < 2:
         return ""
     names = [
-        f"{escape(label)}<br>{short(run.model.tokens)} tokens" for label, run in zip(labels(runs), runs, strict=True)
+        f"{escape(label)}<br>{short(run.model.tokens)} tokens" if run.model.tokens else escape(label)
+        for label, run in zip(labels(runs), runs, strict=True)
     ]
     keys = [key for key in runs[0].cells if any(key in run.cells for run in runs[1:])]
     order = runs[0].tasks()

@@ -47,7 +47,7 @@ def section(run: Run) -> str:
     bodies = "\n".join(_task(task, evaluation, cells[task.name], differs.pop(task.name, [])) for task in TASKS)
     return "\n".join(
         (
-            _caveat(run, evaluation),
+            _caveat(evaluation),
             *(
                 f'<p class="caution">{escape(f"{head}: {words}")}.</p>'
                 for head, lines in differs.items()
@@ -82,7 +82,7 @@ def _own_tasks(evaluation: Evaluation) -> str:
     return f"<h3>Other tasks</h3>\n{table(head, rows)}" if rows else ""
 
 
-def _caveat(run: Run, evaluation: Evaluation) -> str:
+def _caveat(evaluation: Evaluation) -> str:
     """Where the rows come from and how small the model is, to be read before any score."""
     path = PurePath(evaluation.main.results[0].rows.source)
     rows = path.relative_to(path.anchor).parts[-3:]
@@ -98,19 +98,18 @@ def _caveat(run: Run, evaluation: Evaluation) -> str:
     else:
         origin = f"The rows come from {place}."
     others = "The figures of MT-NLG, GPT\N{NON-BREAKING HYPHEN}3 and Gopher are for orientation only."
-    return f'<p class="caution">{origin} {_model_size(run, evaluation)} {others}</p>'
+    return f'<p class="caution">{origin} {_model_size(evaluation)} {others}</p>'
 
 
-def _model_size(run: Run, evaluation: Evaluation) -> str:
-    parameters = run.training.parameters if run.training else None
-    tokens = f"was trained on {short(evaluation.main.model.tokens)} tokens, MT-NLG on 270{NARROW}B"
-    if not parameters:
-        return f"The model {tokens}."
-    ratio = MTNLG_PARAMETERS / parameters
+def _model_size(evaluation: Evaluation) -> str:
+    """Parameters and training tokens of the scored model; of an imported one the tokens are not known."""
+    model = evaluation.main.model
+    trained = f"; it was trained on {short(model.tokens)} tokens, MT-NLG on 270{NARROW}B" if model.tokens else ""
+    ratio = MTNLG_PARAMETERS / max(1, model.parameters)
     if ratio < 100:
-        return f"The model has {short(parameters)} parameters; it {tokens}."
+        return f"The model has {short(model.parameters)} parameters{trained}."
     two_figures = count(float(f"{ratio:.1e}"))
-    return f"The model is tiny: {short(parameters)} parameters; MT-NLG has {two_figures} times as many. It {tokens}."
+    return f"The model is tiny: {short(model.parameters)} parameters, MT-NLG has {two_figures} times as many{trained}."
 
 
 def _legend() -> str:
