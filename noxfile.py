@@ -278,9 +278,9 @@ def release(session: nox.Session) -> None:
     """
     session.run(sys.executable, "releases/changelog.py", *session.posargs)
     names = [f"mtnlg-{package}" for package in PACKAGES]
+    folder = Path(".nox/release")  # one after the other, since each has a torch
+    python = str(folder / "bin" / "python")
     for end in ("oldest", "newest"):
-        folder = Path(f".nox/release-{end}")
-        python = str(folder / "bin" / "python")
         session.run(sys.executable, "-m", "venv", "--clear", str(folder))
         pip(session, python, "install", TORCH)
         pip(session, python, "install", *dependencies(end))
@@ -397,9 +397,10 @@ def run_in_house(session: nox.Session, command: str, *words: str) -> None:
 
 
 def pip(session: nox.Session, python: str, verb: str, *words: str) -> None:
-    """Run pip quietly: its output is shown only if it fails."""
+    """Run pip quietly: its output is shown only if it fails. Python compiles what it imports, pip not all of torch."""
     session.log(f"pip {verb} {' '.join(words)}")
-    session.run(python, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *words, silent=True, log=False)
+    options = ("--quiet", "--disable-pip-version-check", *(("--no-compile",) if verb == "install" else ()))
+    session.run(python, "-m", "pip", verb, *options, *words, silent=True, log=False)
 
 
 if __name__ == "__main__":

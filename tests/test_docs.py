@@ -26,6 +26,7 @@ from recipe_keys import unknown
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SITE = ROOT / "build" / "site"
+RESULTS = ROOT / "benchmarks" / "results"
 FENCE = re.compile(r"^```(\{code-block\} )?(\w+)\n((?::[^\n]*\n)*)(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN, SHOWN = {"bash", "python"}, {"text", "toml", "json", "yaml"}
 PACKAGES = ("data", "model", "parallel", "eval")
@@ -120,6 +121,16 @@ def run_page(page: str, folder: Path) -> None:
             lines = [comparable(line, exact) for line in printed.splitlines()]
             for line in filter(str.strip, block.text.splitlines()):
                 assert comparable(line, exact) in lines, f"{page}: not printed: {line}\n{printed}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/explanation/tested.md", "docs/benchmarks.md"])
+def test_what_a_page_names_as_proof_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(
+        r"`((?:benchmarks|docs|packages|recipes|tests)/[a-z\d_./-]+|\d{4}-\d\d-\d\d-[\w-]+\.json)`", text
+    )
+    assert named
+    assert not [name for name in named if not any((folder / name).exists() for folder in (ROOT, RESULTS))]
 
 
 @pytest.mark.parametrize("page", OWN_PAGES)

@@ -155,6 +155,21 @@ class Session:
     def log(self, text: str) -> None: ...
 
 
+def test_a_package_is_checked_without_an_environment_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CI checks a package on Pythons for which others have no wheels, on machines with room for one torch."""
+    monkeypatch.chdir(tmp_path)
+    ran: list[str] = []
+    monkeypatch.setattr(Session, "run", lambda _, *words: ran.extend(words), raising=False)
+    monkeypatch.setattr(noxfile, "install_wheel", lambda _, package, *__: ran.append(f".nox/bare-{package}"))
+    Path(".nox/bare-model").mkdir(parents=True)
+    monkeypatch.setattr(noxfile, "state_of_packages", lambda: "state")
+    noxfile.alone(Session(), "model")
+    assert {word.split("/")[1] for word in ran if word.startswith(".nox/")} == {"bare-model"}
+    assert noxfile.alone.requires == ["build"]
+
+
 def test_packages_whose_tests_have_passed_alone_are_not_tested_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

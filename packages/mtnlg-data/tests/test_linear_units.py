@@ -61,7 +61,7 @@ class CountedFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow carries no t
 
 
 class Measuring(Local):
-    """Notes of each class of units how many there are, the most pickled bytes, and the most files of a folder that one opens."""
+    """Notes of each class of units how many there are, the most pickled bytes, the most files of a folder opened."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -75,9 +75,8 @@ class Measuring(Local):
             self.bytes[name] = max(self.bytes[name], len(pickle.dumps(unit)))
             opened.clear()
             summary = function(unit)
-            files = Counter(
-                str(Path(path).parent) for path in opened.elements() if not path.endswith((".json", ".tmp"))
-            )
+            paths = (path for path in opened.elements() if not path.endswith((".json", ".tmp")))
+            files = Counter(path.rpartition("/")[0] for path in paths)
             self.units[name] += 1
             self.most[name] = max([self.most[name], *files.values()])
             yield unit, summary
