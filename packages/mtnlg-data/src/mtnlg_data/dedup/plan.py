@@ -49,7 +49,7 @@ def deduplication_state_bytes(
     """Disk and memory of every deduplication step, for documents of ``characters`` characters on average.
 
     ``largest_shard`` is the document count of the largest shard, ``candidate_share`` the approximate share of documents
-    that have a near duplicate. No process takes 2 GB, however many documents there are.
+    that have a near duplicate. A process's memory grows with ``largest_shard``, not with ``documents``.
     """
     bands = settings.bands
     candidates = round(candidate_share * documents)

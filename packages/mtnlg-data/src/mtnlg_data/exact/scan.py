@@ -1,7 +1,7 @@
 """Shards → runs: what each shard holds of one kind of repeats.
 
-The order in which documents stay is that of fuzzy deduplication: the best source first, then the lowest hash of the
-key. It depends neither on the cut into shards nor on the order of the arguments.
+Of equals the document of the best source stays, then that with the lowest hash of its key (another hash than fuzzy
+deduplication takes). That depends neither on the cut into shards nor on the order of the arguments.
 """
 
 from __future__ import annotations
