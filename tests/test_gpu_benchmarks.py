@@ -10,6 +10,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -178,6 +179,71 @@ def test_what_never_ends_is_stopped_and_counts_as_failed_and_the_rest_goes_witho
     ).stdout
     assert "bias_gelu" in left
     assert "norm" not in left
+
+
+def test_a_norm_that_was_still_being_compiled_is_not_called_hung(gpu: Any, tmp_path: Path) -> None:  # noqa: ANN401  (a module)
+    running = {"part": "waiting", "key": "64 x 1000", "began": time.time()}
+    (tmp_path / "running.json").write_text(json.dumps(running))
+    assert run_part(gpu, tmp_path, "waiting", "import threading\nthreading.Event().wait()", 0.5)
+    assert not (tmp_path / "results.jsonl").exists() or not read(tmp_path)
+
+
+def test_a_measured_run_leaves_no_checkpoint_on_the_disk(
+    gpu: Any,  # noqa: ANN401  (as above)
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del gpu  # makes its parts importable
+    training = importlib.import_module("gpu_parts.training")
+
+    def write(_recipe: object, _data: Path, folder: Path, **_options: object) -> None:
+        (folder / "checkpoints").mkdir(parents=True)
+
+    monkeypatch.setattr(training.mtnlg_parallel, "train", write)
+    training.train("dense-350m", [], tmp_path, tmp_path / "run", "cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_call_that_takes_long_to_launch_is_timed_behind_longer_reads(
+    gpu: Any,  # noqa: ANN401  (as above)
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del gpu
+    clock = importlib.import_module("gpu_parts.clock")
+    stream: list[str] = []
+
+    class Event:
+        """The GPU has passed one that fewer than four reads precede, when the host asks."""
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            """As `torch.cuda.Event.record`."""
+            self.passed = stream.count("read") < 4
+            stream.append("event")
+
+        def query(self) -> bool:
+            """As `torch.cuda.Event.query`."""
+            stream.append("asked")
+            return self.passed
+
+        def elapsed_time(self, _end: object) -> float:
+            """As `torch.cuda.Event.elapsed_time`."""
+            return 7000.0
+
+    timed = clock.Clock(tiny=True, rounds=1, repeats=1)
+    timed._buffer = SimpleNamespace(max=lambda: stream.append("read"))
+    monkeypatch.setattr(clock, "GPU", True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def call() -> None:
+        stream.append("call")
+
+    assert timed.compare({"call": call})["call"].median == 7.0
+    once = ["event", "call", "event", "asked"]
+    assert stream == ["read", *once, *2 * ["read"], *once, *4 * ["read"], *once]
 
 
 def test_a_part_that_is_over_its_limit_is_stopped_and_not_called_ended(tmp_path: Path) -> None:

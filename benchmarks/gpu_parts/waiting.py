@@ -1,8 +1,8 @@
 """Whether a norm's backward pass ends on this GPU: its programs wait for sums of programs before them.
 
 They rely on programs starting in the order of their numbers. So it runs here first, at few and many rows, alone and
-beside another stream's products, in a process that is stopped after a minute. If one has not ended by then, all other
-parts go without the norms' kernels.
+beside another stream's products, in a process that is stopped if it does not end. If a shape, with the compilation of
+its kernels, had been running for long then (`gpu.HUNG`), all other parts go without the norms' kernels.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mtnlg_model.config import preset
 from mtnlg_parallel.layout import Layout, eight_bit_error
@@ -86,22 +87,28 @@ def test_a_layers_product_and_its_gradients_are_those_of_fp32_within_the_roundin
 
 
 @pytest.mark.parametrize("product", [products.column, products.row])
+@pytest.mark.parametrize("recompute", [False, True])
 def test_a_weight_is_rounded_once_a_step_and_again_after_its_update(
     product: Any,  # noqa: ANN401  (as above)
+    recompute: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, weight, rounded_weights = noise(4, 8, 64).requires_grad_(), noise(48, 64).requires_grad_(), []
 
     def counted(x_RK: Tensor, dtype: torch.dtype) -> eight_bit.Factor:
-        rounded_weights.extend([x_RK] if x_RK is weight else [])
+        rounded_weights.extend([x_RK] if x_RK.data_ptr() == weight.data_ptr() else [])
         return rounded(x_RK, dtype)
+
+    def run() -> Tensor:
+        y: Tensor = product(x.clone(), weight, ONE_RANK)
+        return y
 
     monkeypatch.setattr(eight_bit, "rounded", counted)
     answers = []
     for _ in range(2):
         with eight_bit.weights_unchanged():
             for _ in range(3):  # micro-batches
-                out = product(x, weight, ONE_RANK)
+                out = checkpoint(run, use_reentrant=False) if recompute else run()
                 answers.append([out.detach(), *torch.autograd.grad(out, [x, weight], torch.ones_like(out))])
         with torch.no_grad():
             weight.data.neg_()  # as an engine updates: no version of autograd's says so
@@ -111,7 +118,7 @@ def test_a_weight_is_rounded_once_a_step_and_again_after_its_update(
     (before, before_grad, _), (after, after_grad, _) = answers[0], answers[3]
     assert torch.equal(after, -before)
     assert torch.equal(after_grad, -before_grad)
-    product(x, weight, ONE_RANK)
+    run()
     assert len(rounded_weights) == 3, "outside of a step nothing is kept"
 
 

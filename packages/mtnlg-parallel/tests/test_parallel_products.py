@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -49,11 +50,29 @@ def weight_with_sink(dtype: torch.dtype, deferral: Deferral) -> tuple[torch.nn.P
     return weight, total, arrivals
 
 
+def direct(product: Product, x: Tensor, weight: Tensor) -> Tensor:
+    """The product."""
+    return product(x, weight, ALONE)
+
+
+def recomputed(product: Product, x: Tensor, weight: Tensor) -> Tensor:
+    """A layer of which the product's input alone is kept until backward."""
+    y: Tensor = checkpoint(lambda x: product(x.clone(), weight, ALONE), x, use_reentrant=False)
+    return y
+
+
+def hooked(product: Product, x: Tensor, weight: Tensor) -> Tensor:
+    """As where activations are offloaded: what is saved passes through hooks."""
+    with saved_tensors_hooks(lambda saved: saved, lambda kept: kept):
+        return product(x, weight, ALONE)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("product", [products.column, products.row])
+@pytest.mark.parametrize("run", [direct, recomputed, hooked])
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_weights_gradient_is_the_sum_of_its_products_in_fp32(
-    product: Product, dtype: torch.dtype, deferred: bool
+    product: Product, run: Callable[[Product, Tensor, Tensor], Tensor], dtype: torch.dtype, deferred: bool
 ) -> None:
     deferral = Deferral()
     weight, total, arrivals = weight_with_sink(dtype, deferral)
@@ -62,7 +81,7 @@ def test_a_weights_gradient_is_the_sum_of_its_products_in_fp32(
     for number in range(3):
         x, dy = micro_batch(number, dtype)
         deferral.products = [] if deferred else None
-        product(x.requires_grad_(), weight, ALONE).backward(dy)  # type: ignore[no-untyped-call]
+        run(product, x.requires_grad_(), weight).backward(dy)  # type: ignore[no-untyped-call]
         put_off += deferral.products or []
         expected += dy.double().flatten(0, 1).t() @ x.detach().double().flatten(0, 1)
         torch.testing.assert_close(x.grad, dy @ weight.detach())

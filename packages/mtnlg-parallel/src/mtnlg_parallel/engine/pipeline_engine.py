@@ -66,7 +66,7 @@ class PipelineEngine:
         )
         self._dp_group = _group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
         ring = [layout.rank(place.tp, pp, place.dp) for pp in range(layout.pp)]
-        self.links = Links(ring, train.chunks)
+        self.links = Links(ring, train.chunks, device)
         ends = [ring[0], ring[-1]] if place.pp in {0, layout.pp - 1} else [distributed.get_rank()]
         tied = _group(ends) if layout.pp > 1 else None
         virtual = Layout(tp=layout.tp, pp=layout.pp * train.chunks, dp=layout.dp)
@@ -287,10 +287,25 @@ class Links:
     The way round, from the last rank to the first and back, exists with several parts a rank.
     """
 
-    def __init__(self, ring: Sequence[int], chunks: int) -> None:
+    def __init__(self, ring: Sequence[int], chunks: int, device: torch.device) -> None:
         self._ring = ring
-        ways = [(kind, around) for kind in ("forward", "backward") for around in (False, True)[: 1 + (chunks > 1)]]
+        ways: list[tuple[Kind, bool]] = [
+            (kind, around) for kind in ("forward", "backward") for around in (False, True)[: 1 + (chunks > 1)]
+        ]
         self._groups = {way: _group(ring) for way in ways} if len(ring) > 1 else {}
+        self._connect(torch.zeros(1, device=device))
+
+    def _connect(self, message: Tensor) -> None:
+        """Send a message over every link, in one order on all ranks.
+
+        NCCL's first message between two ranks connects them, and their hosts wait for each other: in a step each would
+        wait at another link. Links to places of one parity share no rank.
+        """
+        here = self._ring.index(distributed.get_rank())
+        for kind, around in self._groups:
+            for place in sorted(range(len(self._ring)), key=lambda place: place % 2):
+                if self._goes_around(kind, place) == around and here in {place, self._sender(kind, place)}:
+                    (self.receive if place == here else self.send)(kind, message, place).wait()
 
     def send(self, kind: Kind, message: Tensor, stage: int) -> Work:
         """Begin to send to a virtual stage."""
@@ -301,9 +316,12 @@ class Links:
 
     def receive(self, kind: Kind, message: Tensor, stage: int) -> Work:
         """Begin to receive what is for a virtual stage of this rank."""
-        place, step = stage % len(self._ring), -1 if kind == "forward" else 1
-        sender = self._ring[(place + step) % len(self._ring)]
+        place = stage % len(self._ring)
+        sender = self._ring[self._sender(kind, place)]
         return cast("Work", distributed.irecv(message, sender, self._groups[kind, self._goes_around(kind, place)]))
+
+    def _sender(self, kind: Kind, place: int) -> int:
+        return (place + (-1 if kind == "forward" else 1)) % len(self._ring)
 
     def _goes_around(self, kind: Kind, receiver: int) -> bool:
         return receiver == (0 if kind == "forward" else len(self._ring) - 1)

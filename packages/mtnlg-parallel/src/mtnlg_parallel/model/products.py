@@ -8,7 +8,8 @@ all-gathers of the first axis (Korthikanti et al. 2022, section 4.2.2). In backw
 gathers beside the one for dx, sums of dx beside the one for dW.
 
 dW goes to the weight's `GradientSink` where an engine has set one, and else to autograd. A sink can add it in fp32
-inside the product (`add_product`), and do so later: all that it needs is dy and x.
+inside the product (`add_product`), and do so later: all that it needs is dy and x. Backward has the weight itself, not
+a saved tensor: recomputation and hooks of saved tensors return another object, without sink or factors of 8 bits.
 
 Where the slicing says ``eight_bit`` all three products are of 8-bit factors (`eight_bit`); what crosses ranks is not.
 """
@@ -78,14 +79,14 @@ def add_product(total_OI: Tensor, dy_NO: Tensor | Factor, x_NI: Tensor | Factor,
 class _Column(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:  # noqa: ANN401  (autograd's context)
-        ctx.save_for_backward(x, weight)
-        ctx.slicing = slicing
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.slicing = weight, slicing
         return _forward(_wait(*_gather(x, slicing)), weight, slicing)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401  (as above)
-        x, weight = ctx.saved_tensors
+        (x,), weight = ctx.saved_tensors, ctx.weight
         gathered = _gather(x, ctx.slicing)
         dy_NO = _factor(dy, BACKWARD, ctx.slicing)
         dx = _sum(_backward(dy, dy_NO, weight), ctx.slicing)
@@ -102,7 +103,8 @@ class _Keep(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
-        ctx.save_for_backward(x, weight)
+        del weight
+        ctx.save_for_backward(x)
         kept.append(ctx)
         return x.view_as(x)
 
@@ -116,14 +118,14 @@ class _Keep(Function):
 class _Row(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
-        ctx.slicing, ctx.kept = slicing, kept
+        ctx.weight, ctx.slicing, ctx.kept = weight, slicing, kept
         return _wait(*_sum(_forward(x, weight, slicing), slicing))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401  (as above)
         (kept,) = ctx.kept
-        x, weight = kept.saved_tensors
+        (x,), weight = kept.saved_tensors, ctx.weight
         dy = _wait(*_gather(dy, ctx.slicing))
         dy_NO = _factor(dy, BACKWARD, ctx.slicing)
         dx = _backward(dy, dy_NO, weight)

@@ -1,0 +1,202 @@
+"""Runs steps of one rank on a GPU that is not there: ``python stub_gpu.py LIBRARY CASES``, both files; prints JSON.
+
+Tensors are torch's fake ones: on device "cuda", with shapes, dtypes and lifetimes, without memory or numbers. The other
+ranks are torch's fake process group. LIBRARY is compiled from `SOURCE` and registers a GPU that does nothing, since
+torch built for CPUs refuses to index or differentiate on a device of which it has no guard.
+
+Not tried: kernels, streams and their order, memory that cuBLAS, NCCL and the allocator take, and PyTorch's choice of an
+attention kernel, which is flash attention here, as on any GPU since the A100.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import sys
+import warnings
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+SOURCE = """
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+using namespace c10;
+struct Guard final : impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return DeviceType::CUDA; }
+  Device exchangeDevice(Device) const override { return getDevice(); }
+  Device getDevice() const override { return Device(DeviceType::CUDA, 0); }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  Stream getStream(Device) const override { return Stream(Stream::DEFAULT, getDevice()); }
+  Stream exchangeStream(Stream stream) const override { return stream; }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+  void record(void**, const Stream&, const DeviceIndex, const EventFlag) const override {}
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const DeviceIndex) const noexcept override {}
+  bool queryStream(const Stream&) const override { return true; }
+  void synchronizeStream(const Stream&) const override {}
+};
+C10_REGISTER_GUARD_IMPL(CUDA, Guard);
+namespace at {
+struct CUDAHooks final : CUDAHooksInterface {
+  explicit CUDAHooks(CUDAHooksArgs) {}
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool hasCUDA() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return false; }
+  DeviceIndex deviceCount() const override { return 1; }
+  DeviceIndex getCurrentDevice() const override { return 0; }
+};
+REGISTER_CUDA_HOOKS(CUDAHooks);
+}
+"""
+
+
+class Case(NamedTuple):
+    """A rank of a recipe, and how many micro-batches its step has."""
+
+    recipe: str
+    overrides: list[str]
+    rank: int
+    micro_batches: int
+
+
+class Answer(NamedTuple):
+    """Bytes on the GPU when built, at the peak of a step and after it, as planned; operations whose result is not."""
+
+    built: int
+    peak: int
+    after: int
+    planned: float
+    on_host: list[str]
+
+
+def main(library: str, cases: str) -> None:
+    """Answer every case."""
+    torch = importlib.util.find_spec("torch")
+    assert torch
+    libraries = Path(str(torch.origin)).parent / "lib"
+    for path in (libraries / "libc10.so", libraries / "libtorch_cpu.so", Path(library)):  # before torch looks for a GPU
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    warnings.simplefilter("ignore")
+    pretend()
+    answers = [step(Case(*case)) for case in json.loads(Path(cases).read_text(encoding="utf-8"))]
+    sys.stdout.write(json.dumps(answers))
+
+
+def pretend() -> None:
+    """Replace what only a real GPU or real numbers could answer."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def flash(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float, is_causal: bool, scale: float, **_: object) -> Any:  # noqa: ANN401
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
+
+    def convert(module: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: ANN401
+        """Replace parameters where torch swaps two tensors' contents, which it cannot with fake ones."""
+        for part in module.modules() if recurse else [module]:
+            for name, old in part._parameters.items():
+                if old is not None:
+                    new = part._parameters[name] = torch.nn.Parameter(function(old.data), old.requires_grad)
+                    vars(new).update({key: value for key, value in vars(old).items() if key not in vars(new)})
+        return module
+
+    vars(torch.cuda)["get_device_capability"] = lambda _device: (9, 0)
+    vars(torch.backends.cuda)["is_flash_attention_available"] = lambda: True
+    vars(torch.nn.functional)["scaled_dot_product_attention"] = flash
+    torch.nn.Module._apply = convert  # type: ignore[method-assign]
+    FakeTensor.tolist = lambda self: [1.0] * self.numel()  # type: ignore[method-assign]  # loss and norm
+
+
+def step(case: Case) -> Answer:
+    """Build the engine and run one step."""
+    import torch
+    from torch import distributed
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
+    from mtnlg_parallel.kernels import best_ops
+    from mtnlg_parallel.model.eight_bit import weights_unchanged
+    from mtnlg_parallel.planner.memory import memory
+    from mtnlg_parallel.planner.run import train_run, train_software
+    from mtnlg_parallel.recipe import load_recipe
+
+    recipe = load_recipe(Path(case.recipe), case.overrides)
+    layout, train, device = recipe.layout, recipe.train, torch.device("cuda", 0)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            tokens_BS = torch.empty(train.micro_batch, recipe.model.sequence + 1, dtype=torch.long)
+            yield tokens_BS[:, :-1], tokens_BS[:, 1:]
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=case.rank, world_size=layout.world)
+    gpu = storages()
+    with FakeTensorMode(), gpu:
+        engine = PipelineEngine(recipe, device, best_ops(device))
+        built = gpu.bytes
+        gpu.on_host.clear()  # AdamW's and rotary positions' constants are made there
+        with weights_unchanged():
+            engine.train_batch(batches(), case.micro_batches, 1e-4, lambda _loss, _norm: None)
+    distributed.destroy_process_group()
+    run = train_run(recipe)._replace(batch=case.micro_batches * layout.dp * train.micro_batch)
+    planned = memory(run, train_software(run))[layout.coordinates(case.rank).pp]
+    return Answer(built, gpu.peak, gpu.bytes, planned.total - planned.buffers - planned.slack, sorted(gpu.on_host))
+
+
+def storages() -> Any:  # noqa: ANN401  (a class that needs torch)
+    """A mode that counts bytes of tensors on the GPU, and notes operations that make them elsewhere."""
+    from torch import Tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.bytes = self.peak = 0
+            self.on_host = set[str]()
+            self._sizes: dict[int, int] = {}
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+            made = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(made):
+                if isinstance(tensor, Tensor):
+                    self._note(func, tensor)
+            return made
+
+        def _note(self, func: Any, tensor: Tensor) -> None:  # noqa: ANN401  (an operation)
+            storage = tensor.untyped_storage()
+            if tensor.device.type != "cuda":
+                self.on_host.add(f"{func} {caller()}")
+            elif storage._cdata not in self._sizes:
+                self._sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._free, storage._cdata)
+                self.bytes += storage.nbytes()
+                self.peak = max(self.peak, self.bytes)
+
+        def _free(self, key: int) -> None:
+            self.bytes -= self._sizes.pop(key)
+
+    return Storages()
+
+
+def caller() -> str:
+    """The innermost function of this project, by file and name."""
+    frame = sys._getframe(1)
+    while "mtnlg_" not in frame.f_code.co_filename and frame.f_code.co_name != "batches":
+        if frame.f_back is None:
+            return "torch"
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,79 @@
+"""Steps at the shapes of real runs, on a GPU that is not there (`stub_gpu`): devices, and memory against the plan."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import stub_gpu
+from training.stub_gpu import Answer, Case
+
+COMPILER = shutil.which("g++") or ""
+if not COMPILER or sys.platform != "linux":
+    pytest.skip("compiles a library for Linux with g++", allow_module_level=True)
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SMALL = ["train.schedule=zero-bubble", "model.attention_dropout=0", "model.layers=4"]
+"""Of the pipeline engine, which runs it at pp = 1 too; attention draws its dropout's seed as a number on the host."""
+
+EIGHT_BITS = [*SMALL, "train.precision=fp8", "train.recompute=full"]
+INTERLEAVED = ["train.schedule=interleaved", "train.chunks=2", "train.recompute=selective"]
+RANKS = ["layout.tp=2", "layout.pp=2", "layout.dp=4", "train.sequence_parallel=true"]
+STAGES = ["model.attention_dropout=0", "model.layers=12", "layout.pp=4"]
+"""Of the 530B: a rank's layers, slices and kinds of stage, in a shorter pipeline."""
+
+PLANNED = {
+    "1.3B": Case("dense-1.3b", SMALL[:2], 0, 2),
+    "1B of another family": Case("llama-1b", SMALL[:2], 0, 2),
+    **{f"stage {stage} of the 530B": Case("mt-nlg-530b-2022", STAGES, 64 * stage, 8) for stage in (0, 2, 3)},
+    "fp32": Case("dense-1.3b", [*SMALL, "train.precision=fp32"], 0, 2),
+    "recomputed": Case("dense-1.3b", [*SMALL, "train.recompute=full"], 0, 2),
+}
+FREE = {
+    "8 bits over 2 micro-batches": Case("dense-1.3b", EIGHT_BITS, 0, 2),
+    "8 bits over 4 micro-batches": Case("dense-1.3b", EIGHT_BITS, 0, 4),
+    "8 bits over ranks": Case("dense-1.3b", [*EIGHT_BITS, *RANKS, "train.chunks=2"], 2, 4),
+    "interleaved": Case("dense-1.3b", [*SMALL[1:], *RANKS, *INTERLEAVED], 1, 4),
+}
+CONSTANTS = {"inverse_wavelengths", "compute"}
+"""Where numbers come from the host that no step waits for: angles, once a run; the logit of padding, as an argument."""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """Of every case."""
+    folder, installed = tmp_path_factory.mktemp("stub"), Path(torch.__file__).parent
+    source, library, cases = folder / "stub.cpp", folder / "stub.so", folder / "cases.json"
+    source.write_text(stub_gpu.SOURCE, encoding="utf-8")
+    asked = [case._replace(recipe=str(RECIPES / case.recipe / "train.toml")) for case in (PLANNED | FREE).values()]
+    cases.write_text(json.dumps(asked), encoding="utf-8")
+    paths = [f"-I{installed / 'include'}", f"-L{installed / 'lib'}", "-lc10", "-ltorch_cpu"]
+    subprocess.run([COMPILER, "-std=c++20", "-shared", "-fPIC", source, "-o", library, *paths], check=True)
+    run = [sys.executable, stub_gpu.__file__, str(library), str(cases)]
+    printed = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    return {name: Answer(*answer) for name, answer in zip(PLANNED | FREE, json.loads(printed), strict=True)}
+
+
+@pytest.mark.parametrize("name", [*PLANNED, *FREE])
+def test_a_step_makes_no_tensor_on_the_host_and_leaves_none_on_the_gpu(name: str, answers: dict[str, Answer]) -> None:
+    """Fake tensors refuse operations that mix devices, and numbers that the host would wait for."""
+    places = {place.rpartition(".")[2] for place in answers[name].on_host}
+    assert places <= CONSTANTS | {"batches"}
+    assert answers[name].after - answers[name].built < 1 << 20
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_plans_memory_of_a_rank_is_that_of_its_step(name: str, answers: dict[str, Answer]) -> None:
+    assert answers[name].peak == pytest.approx(answers[name].planned, rel=0.05)
+
+
+def test_more_micro_batches_take_no_more_memory(answers: dict[str, Answer]) -> None:
+    """But a loss each. Weights are rounded to 8 bits once a step, and their gradients summed in place."""
+    two, four = (answers[f"8 bits over {number} micro-batches"] for number in (2, 4))
+    assert 0 <= four.peak - two.peak < 1 << 10
