@@ -467,3 +467,10 @@ def test_a_source_without_a_window_is_left_out_of_the_stream_and_named_and_the_o
     shares = np.bincount([stream.locate(n)[0] for n in range(999)]) / 999
     assert shares.tolist() == pytest.approx([2 / 3, 1 / 3], abs=0.002)
     assert open_stream(folder, 8).left_out == ()
+
+
+def test_a_token_of_64_bits_is_compared_before_it_is_cut_to_32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = open_stream(folder, 16)
+    monkeypatch.setattr(TokenStore, "read", lambda _, start, end: np.full(end - start, 1 << 32, np.int64))
+    with pytest.raises(Failure, match="4294967296, is outside the vocabulary"):
+        stream[0]

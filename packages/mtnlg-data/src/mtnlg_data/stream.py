@@ -142,14 +142,14 @@ class BlendedStream:
         number, window = self.locate(sample)
         source = self.sources[number]
         start = source.start + window * self.seq_length
-        tokens = source.store.read(start, start + self.seq_length + 1).astype(np.int32)
+        tokens = source.store.read(start, start + self.seq_length + 1)
         if not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
             raise Failure(
                 f"{source.store.prefix}.bin: token {start + wrong}, {tokens[wrong]}, is outside the vocabulary of "
                 f"{self.vocab_size}; tokenize it again with this tokenizer"
             )
-        return tokens
+        return tokens.astype(np.int32)
 
     def locate(self, sample: SupportsIndex) -> tuple[int, int]:
         """(source, window) of a sample: its place in ``sources``, and the window of that source it reads."""

@@ -128,6 +128,7 @@ class Attention(nn.Module):
             if rotation is None:
                 rotation = rotary.rotation_from_start(self.config, len(qkv_SBF), qkv_SBF.dtype, qkv_SBF.device)
             q_SBGND, k_SBG1D = self.ops.rotate(q_SBGND, *rotation), self.ops.rotate(k_SBG1D, *rotation)
+            v_SBG1D = v_SBG1D.clone()  # a view would keep q and k from before the rotation until backward
         q_BNSD, k_BGSD, v_BGSD = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (q_SBGND, k_SBG1D, v_SBG1D))
         scale = functional.attention_scale(self.head_size)
         if self.layer_scale != 1:  # smaller products in half precision, the same softmax (paper.md section 1)
