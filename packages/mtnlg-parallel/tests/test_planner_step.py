@@ -28,7 +28,7 @@ MT_NLG = preset("mt-nlg-530b")
 SMALL = ModelConfig(layers=16, hidden=4096, heads=32, sequence=2048, vocabulary=51200)
 
 
-def changed(cluster: Cluster, part: str, **figures: float) -> Cluster:
+def changed(cluster: Cluster, part: str, **figures: float | None) -> Cluster:
     return cluster.model_copy(update={part: getattr(cluster, part).model_copy(update=figures)})
 
 
