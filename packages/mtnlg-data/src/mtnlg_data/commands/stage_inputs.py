@@ -85,10 +85,10 @@ def find_inputs(
             inputs.files += _source_files(source, path, listed, file_options)
             inputs.sources.append(source)
     inputs.sources = list(dict.fromkeys(inputs.sources))
-    given = Counter(
-        path.resolve() for path in [*inputs.shards, *(file.path for file in inputs.files)] if isinstance(path, Path)
-    )
-    if twice := [path for path, count in given.items() if count > 1]:
+    given = [("", shard) for shard in inputs.shards]
+    given += [(file.source, file.path) for file in inputs.files if isinstance(file.path, Path)]
+    counts = Counter((source, path.resolve()) for source, path in given)
+    if twice := [path for (_, path), count in counts.items() if count > 1]:
         raise UsageFailure(f"{twice[0]}: given twice")
     by_id: dict[tuple[str, str], Path | RemoteFile] = {}
     for file in inputs.files:
