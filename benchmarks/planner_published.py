@@ -15,6 +15,9 @@
    of takes its neutral value, as for a program that nobody has measured; a GPU's clock the mean of the other clocks.
 3. Predict with the shipped constants, by a roofline, and by six operations a parameter and token.
 
+vTrain's rows of one node were not measured but computed, from a traced layer for each shape (docs/decisions/0172): they
+are a source of their own and in no interval, but they alone tell the host's time of a launch.
+
 Prints a table by program and GPU, ``covered`` the share of its runs in the interval that their program's other hidden
 sizes give, and the rank correlation of BLOOM's trials; writes benchmarks/results/<date>-planner-published.json, .csv
 (every error, signed) and docs/planner-accuracy.svg; with ``--intervals`` also the planner's `intervals.toml`.
@@ -74,7 +77,6 @@ CONSTANTS: Final = {
     "gpu clock H200": Constant("H200", 0.5, 1.0, nan),
     "gpu fp8": Constant("H100|H200", 0.7, 1.2, 1.0),
     "gpu native_flash": Constant("H100|H200", 0.3, 0.8, 0.6),
-    "gpu link_seconds": Constant("A100", 1e-6, 30e-6, 10e-6),
     "gpu launch_seconds": Constant("A100", 10e-6, 50e-6, 25e-6),
     "gpu socket_skew": Constant("A100", 1.0, 1.5, 1.2),
     "program attention_share": Constant("llm-foundry", 0.2, 1.0, 1.0),
@@ -102,6 +104,7 @@ class Rows:
         self.rows = [row for row in rows if row.published and measured_seconds(row)]
         self.runs = [row.published for row in self.rows if row.published]
         self.measured = np.array([measured_seconds(row) for row in self.rows], dtype=float)
+        self.computed = np.array([source_of(row) == COMPUTED for row in self.rows])
         self.shipped = np.array([self._shipped(name) for name in CONSTANTS])
         predicted = np.array([step.predict(*run).seconds for run in self.runs])
         self.shipped_errors = np.log(predicted / self.measured)
@@ -162,9 +165,14 @@ def _named(values: dict[str, float], kind: str, run: PublishedRun) -> dict[str, 
     }
 
 
+COMPUTED: Final = "vTrain, computed"
+"""Source of rows that nobody measured."""
+
+
 def source_of(row: Row) -> str:
     """Where a row was published; vTrain's files have no such column."""
-    return row.cells.get("family") or "vTrain"
+    one_node = row.published is not None and row.published.run.gpus <= row.published.cluster.node.gpus
+    return row.cells.get("family") or (COMPUTED if one_node else "vTrain")
 
 
 BOUNDS: Final = (np.array([c.low for c in CONSTANTS.values()]), np.array([c.high for c in CONSTANTS.values()]))
@@ -288,14 +296,15 @@ def inside(rows: Rows, errors: Vector) -> NDArray[np.bool_]:
     kinds, sizes = kinds_and_sizes(rows)
     result = np.zeros(len(errors), dtype=bool)
     for kind, size in {*zip(kinds.tolist(), sizes.tolist(), strict=True)}:
-        rest, own = sizes != size, (kinds == kind) & (sizes == size)
+        rest, own = (sizes != size) & ~rows.computed, (kinds == kind) & (sizes == size)
         result[own] = np.abs(errors[own]) <= width(kinds[rest], errors[rest], kind)
     return result
 
 
 def write_intervals(rows: Rows, errors: Vector) -> None:
-    """Write the interval of each kind of runs from held-out errors, and of other programs what holds all runs."""
-    kinds, _ = kinds_and_sizes(rows)
+    """Write the interval of each kind of measured runs from held-out errors, and of other programs what holds all."""
+    kinds, _ = (each[~rows.computed] for each in kinds_and_sizes(rows))
+    errors = errors[~rows.computed]
     names = [kind for kind in sorted(set(kinds.tolist())) if (kinds == kind).sum() >= SHRINKAGE]
     lines = ["# Measured over predicted step time, 90 % of held-out runs: benchmarks/planner_published.py."]
     for kind in (ANY, *names):
@@ -317,7 +326,8 @@ def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
     """
     held, (names, _) = columns["without hidden size"], kinds_and_sizes(rows)
     covered = inside(rows, held)
-    widths = np.array([width(names, held, name) for name in names.tolist()])
+    known, known_errors = names[~rows.computed], held[~rows.computed]
+    widths = np.array([width(known, known_errors, name) for name in names.tolist()])
     shipped_inside = np.abs(columns["shipped"]) <= widths
     kinds = []
     for row, run in zip(rows.rows, rows.runs, strict=True):

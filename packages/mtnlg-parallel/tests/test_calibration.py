@@ -12,6 +12,7 @@ from mtnlg_parallel.launch import calibration
 from mtnlg_parallel.launch.preflight import this_machine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.planner.costs.products import gemm_seconds
 from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.step import predict
@@ -32,7 +33,6 @@ def test_a_measured_machine_is_a_cluster_with_these_rates(tmp_path: Path) -> Non
     path = tmp_path / "here.toml"
     path.write_text(dump(cluster), encoding="utf-8")
     assert load_cluster(str(path)) == cluster
-    assert cluster.gpu.peak_flops * cluster.measured.gemm == pytest.approx(30e9)
     assert cluster.gpu.memory_bandwidth * cluster.measured.memory == pytest.approx(2e9)
     assert cluster.node.link_bandwidth * cluster.measured.link == pytest.approx(0.8e9)
 
@@ -41,8 +41,20 @@ def test_a_gpu_keeps_its_data_sheet() -> None:
     sheet = load_cluster("dgx-h100")
     cluster = calibration.measured_cluster(sheet, 1, [700e12, 2.9e12, 5e-6, 0.0, 1e-5])
     assert cluster.gpu == sheet.gpu
-    assert cluster.measured.gemm == pytest.approx(700 / 989)
     assert (cluster.node.link_bandwidth, cluster.measured.link) == (sheet.node.link_bandwidth, sheet.measured.link)
+
+
+@pytest.mark.parametrize(
+    ("device", "rate", "copied"), [("cuda", 700e12, 2.9e12), ("cuda", 820e12, 3e12), ("cpu", 9e10, 2e9)]
+)
+def test_the_planner_prices_the_measured_product_at_the_seconds_that_it_took(
+    device: str, rate: float, copied: float
+) -> None:
+    machine = this_machine(Layout(dp=2), "cpu") if device == "cpu" else load_cluster("dgx-h100")
+    cluster = calibration.measured_cluster(machine, 2, [rate, copied, 5e-6, 1e9, 1e-5])
+    size = calibration.PRODUCT[device]
+    seconds = gemm_seconds(cluster, size, size, size, width=4 if device == "cpu" else 2)
+    assert seconds == pytest.approx(2 * size**3 / rate, rel=1e-6)
 
 
 def test_ranks_that_share_a_processor_take_turns_and_lose_no_bubble() -> None:

@@ -254,6 +254,7 @@ def test_a_page_shows_the_step_its_layouts_and_switches_and_needs_nothing(tmp_pa
         (("--software", "megatron-core", "--cp", "3"), "cp 3 does not divide model.sequence"),
         (("--precision", "fp8"), "A100-SXM4-80GB has no products of 8 bits"),
         (("--precision", "fp8", "--search", "--nodes", "1"), "A100-SXM4-80GB has no products of 8 bits"),
+        (("--cluster", "dgx1-v100"), "V100-SXM2-32GB has no products of bfloat16; use --precision fp16"),
         (("--software", "torchtitan", "--zero", "3", "--shards", "4"), "shards 4 does not divide dp x cp = 2 ranks"),
     ],
 )

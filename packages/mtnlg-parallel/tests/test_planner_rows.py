@@ -92,6 +92,13 @@ def test_a_program_that_nobody_measured_gets_the_interval_of_all() -> None:
     assert ours.high - ours.low > theirs.high - theirs.low
 
 
+def test_rows_that_nobody_measured_make_no_interval() -> None:
+    """Of vTrain's rows 14 of many nodes were measured, and 196 of one node computed (docs/decisions/0172)."""
+    run = next(row.published.run for row in of_family("vtrain") if row.published)
+    interval = interval_of(run, load_cluster("dgx-a100"), load_software("megatron-deepspeed"))
+    assert interval.kind == "14 runs of megatron-deepspeed"
+
+
 def test_eight_bits_are_a_kind_of_runs_of_their_own() -> None:
     run = next(row.published.run for row in of_family("nvidia-dgxc", precision="fp8") if row.published)
     software = load_software("megatron-core")
@@ -110,6 +117,22 @@ def test_a_gpu_that_nobody_measured_gets_an_interval_no_narrower_than_that_of_al
     )
     assert (new.low, new.high) == (min(measured.low, other.low), max(measured.high, other.high))
     assert new.kind == f"{measured.kind}, none of them on this GPU"
+
+
+@pytest.mark.parametrize(("name", "known"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA H100 PCIe", False)])
+def test_a_gpu_that_the_driver_names_has_the_interval_of_its_data_sheets_name(name: str, known: bool) -> None:
+    """As in a cluster that ``calibrate`` wrote."""
+    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
+    here = H100.model_copy(update={"gpu": H100.gpu.model_copy(update={"name": name})})
+    ours, shipped = (interval_of(run, each, load_software("megatron-core")) for each in (here, H100))
+    assert (ours == shipped) is known
+
+
+def test_a_row_of_a_gpu_without_bfloat16_that_does_not_say_its_precision_ran_in_fp16(tmp_path: Path) -> None:
+    cells = {"hardware": "V100-32GB", "software": "Megatron-LM", "date": "2020", "sequence_parallel": "no"}
+    assert described(tmp_path, **cells, precision="").run.precision == "fp16"
+    (row,) = rewritten(tmp_path, **cells, precision="bf16")
+    assert "no products of bfloat16" in row.why_not
 
 
 def test_eager_and_compiled_runs_of_torchtitan_err_alike() -> None:

@@ -24,6 +24,7 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.launch.preflight import this_machine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.costs.layer import APART
+from mtnlg_parallel.planner.costs.products import gemm_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,13 +69,14 @@ def measured_cluster(machine: Cluster, ranks: int, figures: list[float]) -> Clus
     """The machine with figures of one rank: product, copy and link rates, seconds of a launch and of a small sum."""
     product, copied, launch, link, latency = figures
     gpu, node = machine.gpu, machine.node
-    sheet = gpu.peak_flops >= product and "core" not in gpu.name
+    on_cpu = "core" in gpu.name
+    sheet = gpu.peak_flops >= product and not on_cpu
     gpu = gpu.model_copy(
         update={} if sheet else {"peak_flops": product, "memory_bandwidth": copied}  # a CPU has no data sheet
     )
     measured = machine.measured.model_copy(
         update={
-            "gemm": min(product / gpu.peak_flops, 1.0),
+            "gemm": 1.0,
             "clock": 1.0,
             "memory": min(copied / gpu.memory_bandwidth, 1.0),
             "launch_seconds": launch,
@@ -83,7 +85,31 @@ def measured_cluster(machine: Cluster, ranks: int, figures: list[float]) -> Clus
         }
     )
     links = {"gpus": ranks} | ({"link_bandwidth": link} if ranks > 1 else {})
-    return machine.model_copy(update={"gpu": gpu, "node": node.model_copy(update=links), "measured": measured})
+    cluster = machine.model_copy(update={"gpu": gpu, "node": node.model_copy(update=links), "measured": measured})
+    size, width = (PRODUCT["cpu"], 4) if on_cpu else (PRODUCT["cuda"], 2)
+    share = _tile_share(cluster, size, width, 2 * size**3 / product)
+    if sheet:
+        return cluster.model_copy(update={"measured": measured.model_copy(update={"gemm": min(share, 1.0)})})
+    return cluster.model_copy(update={"gpu": gpu.model_copy(update={"peak_flops": share * gpu.peak_flops})})
+
+
+def _tile_share(cluster: Cluster, size: int, width: int, seconds: float) -> float:
+    """What of this cluster's tile rate makes the planner price a product of this size at these seconds.
+
+    Less than the rate that was timed: the planner counts what fills the tiles, and the writing of the result, apart.
+    """
+    full, half = (
+        gemm_seconds(
+            cluster.model_copy(update={"measured": cluster.measured.model_copy(update={"gemm": gemm})}),
+            size,
+            size,
+            size,
+            width=width,
+        )
+        for gemm in (1.0, 0.5)
+    )
+    tiles = half - full  # at the full rate; the rest of `full` does not depend on it
+    return tiles / (seconds - (full - tiles))
 
 
 def measure_rank(rank: int, ranks: int, folder: str, device: str) -> None:

@@ -11,7 +11,7 @@ sheet, published measurement, fitted, set) is in the cluster's file; `benchmarks
     memory          share of the peak bandwidth that element-wise kernels reach
     kernel_seconds  fixed time of a kernel: ramp, tail, and gap to the next
     link            share of a GPU's link bandwidth that a ring collective inside a node reaches
-    link_seconds    latency of one step of that ring, including the wait for the last rank
+    link_seconds    latency of one step of that ring
     network         share of a GPU's part of the node's network that messages between nodes reach
     network_seconds latency of such a message
     launch_seconds  host time of one eager operation: Python, autograd, launch
@@ -60,6 +60,7 @@ class Gpu(Settings):
     peak_flops: Positive = Field(description="dense 16-bit tensor-core operations a second; of a CPU, fp32 ones")
     fp32_flops: Positive | None = Field(None, description="fp32 operations a second without tensor cores")
     fp8_flops: Positive | None = Field(None, description="dense 8-bit tensor-core operations a second, if it has them")
+    bf16: bool = Field(True, description="has products of bfloat16")
     processors: Count = Field(description="streaming multiprocessors")
     memory_bytes: Positive
     memory_bandwidth: Positive = Field(description="bytes a second")

@@ -13,6 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from .cluster import cluster_with, load_cluster
+
 if TYPE_CHECKING:
     from .cluster import Cluster
     from .programs import Software
@@ -47,7 +49,8 @@ def interval_of(run: Run, cluster: Cluster, software: Software) -> Interval:
     figures = measured.get(name, everything)
     low, high = figures["low"], figures["high"]
     kind = f"{figures['runs']:.0f} runs of {name if name in measured else 'all programs'}"
-    if cluster.gpu.name not in everything["gpus"]:
+    sheet = cluster_with(cluster.gpu.name)  # of a calibrated cluster the GPU has the name that the driver gives it
+    if sheet is None or load_cluster(sheet).gpu.name not in everything["gpus"]:
         low, high = min(low, everything["low"]), max(high, everything["high"])
         kind += ", none of them on this GPU"
     return Interval(low, high, kind)

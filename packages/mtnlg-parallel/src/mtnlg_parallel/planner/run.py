@@ -202,9 +202,17 @@ def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None =
     if gpus is not None and run.gpus > gpus:
         advice = _smaller_layout(layout, gpus, cluster.node.gpus)
         return f"{layout} is {layout.world} GPUs and there are {gpus}; {advice}"
-    narrow = run.precision == "fp8" and cluster.gpu.fp8_flops is None
-    gpu = f"{cluster.gpu.name} has no products of 8 bits; use --precision bf16" if narrow else None
-    return _schedule_error(run, software) or gpu
+    return _schedule_error(run, software) or _precision_error(run, cluster)
+
+
+def _precision_error(run: Run, cluster: Cluster) -> str | None:
+    """Why this GPU cannot multiply in this precision; None if it can."""
+    gpu, half = cluster.gpu, "bf16" if cluster.gpu.bf16 else "fp16"
+    if run.precision == "fp8" and gpu.fp8_flops is None:
+        return f"{gpu.name} has no products of 8 bits; use --precision {half}"
+    if run.precision == "bf16" and not gpu.bf16:
+        return f"{gpu.name} has no products of bfloat16; use --precision {half}"
+    return None
 
 
 def _decoder_error(run: Run) -> str | None:

@@ -208,6 +208,8 @@ def _published(cells: dict[str, str]) -> PublishedRun:
     if run.gpus != gpus:
         raise ValueError(f"{run.layout}, cp={run.cp} is {run.gpus} GPUs, not {gpus}")
     cluster = _cluster(cells)
+    if not (cluster.gpu.bf16 or (cells.get("precision") or "").strip()):
+        run = run._replace(precision="fp16")
     if reason := run_error(run, software, cluster):
         raise ValueError(reason)
     return PublishedRun(run, cluster, software)
