@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from training import stub_gpu
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 SIDES = (("waiting", "checks", "kernels", "evaluation"), ("rates", "rank", "training", "sanitizer"))
+REAL = ("rates", "waiting", "checks", "rank", "kernels", "training")
+"""Parts that run on a GPU that is not there."""
 
 Rows = dict[tuple[str, str], dict[str, Any]]
 
@@ -259,3 +263,46 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "rates: FAILED with status 1: " in ended.stdout
     assert "no GPU here" in ended.stdout
+
+
+@pytest.fixture(scope="module")
+def rows_of_real_sizes(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Of the parts as a GPU would run them, on one that is not there."""
+    pytest.importorskip("triton")
+    if not stub_gpu.CAN_RUN:
+        pytest.skip("compiles a library for Linux with g++")
+    folder = tmp_path_factory.mktemp("stub")
+    run = [sys.executable, "-m", "training.stub_parts", str(stub_gpu.build(folder)), str(folder), *REAL]
+    ended = subprocess.run(run, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return read(folder)
+
+
+def test_no_part_fails_at_the_sizes_and_in_the_branches_of_a_gpu(rows_of_real_sizes: Rows) -> None:
+    assert {part for part, _ in rows_of_real_sizes} == set(REAL)
+    assert not [row for row in rows_of_real_sizes.values() if "error" in row or row.get("left_out")]
+    keys = " ".join(f"{part} {key}" for part, key in rows_of_real_sizes)
+    for what in ("x 16384 x 2048, y 16384 x 6144", "16384 x 20480, beside products", "widest rows", "2,684,416,000"):
+        assert what in keys
+    assert "training 1.3b" in keys
+
+
+@pytest.mark.parametrize("case", ["full recomputation", "selective, sequence parallel"])
+def test_a_rank_on_a_gpu_runs_the_products_that_the_formula_counts(case: str, rows_of_real_sizes: Rows) -> None:
+    """Weight gradients too, which a GPU adds in fp32 inside the product; attention counts as a full square."""
+    row = rows_of_real_sizes["rank", case]
+    assert set(rows_of_real_sizes["rank", f"{case}, times"]["seconds"]) == set(row["sides"])
+    run = {side: figures["products run"] for side, figures in row["sides"].items() if figures["products run"]}
+    assert all(0.9 < count / row["formula"]["hardware"] < 1.1 for count in run.values()), run
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
+def test_where_the_profiler_sees_no_gpu_a_step_is_timed_nonetheless(
+    gpu: Any,  # noqa: ANN401  (as above)
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del gpu
+    profiled = importlib.import_module("gpu_parts.step_profile")
+    monkeypatch.setattr(profiled, "GPU", True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert profiled.time_by_kind(lambda: None) == {}

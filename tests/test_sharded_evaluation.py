@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,6 +212,95 @@ def test_other_families_score_and_generate_over_ranks_as_in_one_process(tokenize
         assert sharded["texts"][::2] == whole["texts"][::2]  # greedy
 
 
+RECORDER = """
+import json, os, threading
+from pathlib import Path
+from torch import distributed
+events, lock = [], threading.Lock()
+def record(name):
+    call = getattr(distributed, name)
+    def recorded(tensor, *arguments, **options):
+        group = options.get("group") or distributed.group.WORLD
+        sent = arguments[0] if name == "all_gather" else tensor
+        peer = arguments[0] if name in ("isend", "irecv", "recv") else None
+        with lock:
+            events.append((group.group_name, name, peer, str(sent.dtype), list(sent.shape)))
+        return call(tensor, *arguments, **options)
+    setattr(distributed, name, recorded)
+for name in ("isend", "irecv", "recv", "broadcast", "all_reduce", "all_gather", "reduce"):
+    record(name)
+leave = distributed.destroy_process_group
+def write():
+    (Path({folder!r}) / os.environ["RANK"]).write_text(json.dumps(events))
+    leave()
+distributed.destroy_process_group = write
+"""
+"""Records what a rank sends and receives, by process group."""
+
+TRAFFIC = """
+import sys
+from lm_eval.api.instance import Instance
+from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm
+from mtnlg_eval.sharded import ranks
+ranks.SERVE = sys.argv[4] + ranks.SERVE
+texts = ["The mind is a vessel", "of water", " that is", " filled", " by a word", "\\n\\nQuestion: why"]
+requests = [Instance("loglikelihood", {}, (one, other), 0) for one in texts for other in texts]
+prompts = [Instance("generate_until", {}, ("word " * (n % 5 + 1), {"max_gen_toks": 4}), n) for n in range(64)]
+with open_lm(open_checkpoint(Path(sys.argv[1]), Path("nowhere")), Path(sys.argv[2]), sys.argv[3]) as lm:
+    lm.batch_tokens = 60
+    for _ in range(2):
+        lm.loglikelihood(requests)
+        lm.generate_until(prompts)
+        requests, prompts = requests[:5], prompts[:40]
+"""
+
+Event = tuple[str, str, int | None, str, list[int]]
+
+
+@pytest.fixture(params=["tp=2,pp=2,dp=1", EXACT])
+def events(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> dict[int, list[Event]]:
+    """What each rank has sent and received, in order."""
+    recorder = RECORDER.replace("{folder!r}", repr(str(tmp_path)))
+    words = (checkpoint, tmp_path / "out", request.param, recorder)
+    process = command(*words, script=recorder + TRAFFIC)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    return {int(path.name): json.loads(path.read_text()) for path in tmp_path.glob("[0-9]")}
+
+
+def test_ranks_send_and_receive_in_one_order_and_never_both_ways_in_a_group(events: dict[int, list[Event]]) -> None:
+    """NCCL runs what a rank does with a peer, or in a group, in the order of its calls: two orders would hang.
+
+    Numbers that a host reads have a group of their own, which is not NCCL's.
+    """
+    assert sorted(events) == [0, 1, 2, 3]
+    messages_of: dict[tuple[str, int, int], dict[str, list[Any]]] = defaultdict(lambda: {"sent": [], "received": []})
+    collectives: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    numbers = {
+        group
+        for of_rank in events.values()
+        for group, _, peer, dtype, _ in of_rank
+        if peer is not None and dtype == "torch.int64"
+    }
+    others = {group for of_rank in events.values() for group, _, _, dtype, _ in of_rank if dtype != "torch.int64"}
+    for rank, of_rank in events.items():
+        for group, name, peer, dtype, shape in of_rank:
+            if peer is None:
+                collectives[group, rank].append((name, shape))
+            elif name == "isend":
+                messages_of[group, rank, peer]["sent"].append((dtype, shape))
+            else:
+                messages_of[group, peer, rank]["received"].append((dtype, shape))
+    assert len(numbers) == 1
+    assert not numbers & others
+    for (group, sender, receiver), messages_between in messages_of.items():
+        assert messages_between["sent"] == messages_between["received"]
+        assert group in numbers or (group, receiver, sender) not in messages_of
+    for group in {group for group, _ in collectives} - numbers:
+        orders = [order for (of, _), order in collectives.items() if of == group]
+        assert all(order == orders[0] for order in orders)
+
+
 def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: Path, tmp_path: Path) -> None:
     process = command("run", checkpoint, "--data", ROWS, "--out", tmp_path, "--layout", "tp=3")
     _, stderr = process.communicate(timeout=300)
@@ -252,11 +341,12 @@ def test_ranks_end_together(victim: str, checkpoint: Path, tmp_path: Path) -> No
 def test_a_batch_goes_to_the_replica_with_the_fewest_tokens_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr(messages, "broadcast_command", lambda *_: None)
-    monkeypatch.setattr(distributed, "irecv", lambda *_: None)
+    monkeypatch.setattr(distributed, "irecv", lambda *_, group: group)
     monkeypatch.setattr(Coordinator, "_give", lambda _, dp, *__: given.append(dp))
     coordinator = Coordinator.__new__(Coordinator)
     layout = layouts.Layout(tp=1, pp=2, dp=3)
     coordinator.shard = SimpleNamespace(layout=layout, device=torch.device("cpu"))  # type: ignore[assignment]
+    coordinator.channels = messages.Channels(None, None)  # type: ignore[arg-type]
     coordinator._series, coordinator._in_flight, coordinator._tokens_by_replica = False, deque(), [0, 0, 0]
     for size in (50, 20, 10, 10, 10, 10):
         row = Row(tuple(range(size)), (Branch((), ((1,),)),))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.model.eight_bit import Factor
 
     from .rank_layers import Product
+    from .results import Results
 
 LAYERS = 3
 TINY = ModelConfig(layers=1, hidden=32, heads=8, sequence=8, vocabulary=64)
@@ -120,14 +121,21 @@ def recompute(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any functio
 
 
 def count_products(step: Callable[[], None]) -> float:
-    """Return the FLOPs of a step's matrix products, attention's included, counted by PyTorch."""
-    with FlopCounterMode(display=False) as counter:
+    """Return the FLOPs of a step's matrix products, attention's included, counted by PyTorch.
+
+    Its own count of addmm (until 2.13 at least) has no place for the dtype of the sum.
+    """
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm: _added_product_flops}) as counter:
         step()
     return float(counter.get_total_flops())
 
 
-def measure(rank: Rank, case: Case, ops: Ops, clock: Clock) -> dict[str, Any]:
-    """Time all sides of a case, with power and clock meanwhile."""
+def _added_product_flops(_total: torch.Size, a_MK: torch.Size, b_KN: torch.Size, *_: object, **__: object) -> int:
+    return 2 * a_MK.numel() * b_KN[-1]
+
+
+def measure(rank: Rank, case: Case, ops: Ops, clock: Clock, results: Results) -> dict[str, Any]:
+    """Time all sides of a case, with power and clock meanwhile; the times are recorded before all else is found."""
     sides = {
         "kernels": Side(ops, "within"),
         "kernels, 8 bits": Side(ops, "within, 8 bits"),
@@ -138,10 +146,13 @@ def measure(rank: Rank, case: Case, ops: Ops, clock: Clock) -> dict[str, Any]:
     steps = {name: make_step(rank, case, side) for name, side in sides.items()}
     with Sampler() as sampler:
         times = clock.compare(steps, case.name)
+    line = ", ".join(f"{name} {seconds.median * 1e3:.1f} ms" for name, seconds in times.items())
+    seconds_by_side = {name: seconds._asdict() for name, seconds in times.items()}
+    results.add(f"{case.name}, times", line, {"seconds": seconds_by_side, "during": sampler.figures})
     result: dict[str, Any] = {"formula": count_flops(rank.config, len(rank.weights), case), "sides": {}}
-    for name, seconds in times.items():
+    for name in times:
         result["sides"][name] = {
-            "seconds": seconds._asdict(),
+            "seconds": seconds_by_side[name],
             "products run": None if sides[name].compiled else count_products(steps[name]),
             "peak_bytes": peak_bytes(steps[name]),
             "where": time_by_kind(steps[name]),
@@ -202,7 +213,7 @@ def main() -> None:
         with results.attempt(case.name):
             rate = own_rate(config, clock)
             with weights_unchanged():  # rounded to 8 bits once, as in a step of many micro-batches
-                measured = measure(rank, case, ops, clock)
+                measured = measure(rank, case, ops, clock, results)
             measured = add_shares(measured, max(rate, own_rate(config, clock)))
             ratios = ", ".join(f"{value:.2f} {name}" for name, value in measured["ratios"].items())
             ours = measured["sides"]["kernels"]

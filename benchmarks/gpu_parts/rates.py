@@ -20,7 +20,7 @@ def products(tiny: bool) -> list[tuple[int, int, int]]:
     if tiny:
         return [(32, 32, 32)]
     shapes = [(size, size, size) for size in SQUARES]
-    for name, tokens, tp in (("mt-nlg-530b", 2048, 8), ("1.3b", 16384, 1)):
+    for name, tokens, tp in (("mt-nlg-530b", 2048, 8), ("dense-1.3b", 16384, 1)):
         h = PRESETS[name].hidden
         shapes += [(tokens, 3 * h // tp, h), (tokens, h, h // tp), (tokens, 4 * h // tp, h), (tokens, h, 4 * h // tp)]
     return shapes

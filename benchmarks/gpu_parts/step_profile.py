@@ -34,7 +34,10 @@ OURS = re.compile(r"^mtnlg::(\w+)$")
 
 
 def time_by_kind(step: Callable[[], None]) -> dict[str, tuple[float, float]]:
-    """Return share of a step and seconds by kind, greatest first; ``idle`` is time without a running kernel."""
+    """Return share of a step and seconds by kind, greatest first; ``idle`` is time without a running kernel.
+
+    Empty where the profiler may not see the GPU.
+    """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPU else [])]
     with profile(activities=activities) as profiler:
         for _ in range(STEPS):
@@ -44,6 +47,8 @@ def time_by_kind(step: Callable[[], None]) -> dict[str, tuple[float, float]]:
     events: list[Any] = list(profiler.events())
     seconds = _on_gpu(events) if GPU else _on_cpu(events)
     total = sum(seconds.values())
+    if not total:
+        return {}
     seconds[f"others, each below {MIN_SHARE:.1%}"] = sum(each for each in seconds.values() if each < MIN_SHARE * total)
     ordered = sorted(
         ((kind, each) for kind, each in seconds.items() if each >= MIN_SHARE * total), key=lambda item: -item[1]
@@ -61,6 +66,8 @@ def _on_gpu(events: list[Any]) -> dict[str, float]:
             for kernel in event.kernels:
                 microseconds[_kind(event, kernel.name)] += kernel.duration
     ran = [event.time_range for event in events if event.device_type == DeviceType.CUDA]
+    if not ran:
+        return {}
     busy = sum(each.end - each.start for each in ran)
     microseconds["started by none of these"] += max(busy - sum(microseconds.values()), 0.0)
     microseconds["idle"] = max(each.end for each in ran) - min(each.start for each in ran) - busy

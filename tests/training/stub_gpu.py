@@ -13,6 +13,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import shutil
+import subprocess
 import sys
 import warnings
 import weakref
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SOURCE = """
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 using namespace c10;
@@ -46,6 +49,9 @@ struct Guard final : impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 namespace at {
+struct StubGenerator final : CPUGeneratorImpl {
+  StubGenerator() { device_ = Device(DeviceType::CUDA, 0); }
+};
 struct CUDAHooks final : CUDAHooksInterface {
   explicit CUDAHooks(CUDAHooksArgs) {}
   void init() const override {}
@@ -54,10 +60,17 @@ struct CUDAHooks final : CUDAHooksInterface {
   bool hasPrimaryContext(DeviceIndex) const override { return false; }
   DeviceIndex deviceCount() const override { return 1; }
   DeviceIndex getCurrentDevice() const override { return 0; }
+  Generator getNewGenerator(DeviceIndex) const override { return make_generator<StubGenerator>(); }
 };
 REGISTER_CUDA_HOOKS(CUDAHooks);
 }
 """
+
+
+COMPILER = shutil.which("g++") or ""
+"""Without it, or on another system than Linux, nothing of this runs."""
+
+CAN_RUN = bool(COMPILER) and sys.platform == "linux"
 
 
 class Case(NamedTuple):
@@ -81,21 +94,38 @@ class Answer(NamedTuple):
 
 def main(library: str, cases: str) -> None:
     """Answer every case."""
-    torch = importlib.util.find_spec("torch")
-    assert torch
-    libraries = Path(str(torch.origin)).parent / "lib"
-    for path in (libraries / "libc10.so", libraries / "libtorch_cpu.so", Path(library)):  # before torch looks for a GPU
-        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-    warnings.simplefilter("ignore")
+    load(library)
     pretend()
     answers = [step(Case(*case)) for case in json.loads(Path(cases).read_text(encoding="utf-8"))]
     sys.stdout.write(json.dumps(answers))
 
 
+def load(library: str) -> None:
+    """Load the library of `SOURCE`, and torch, in this process; before torch looks for a GPU."""
+    torch = importlib.util.find_spec("torch")
+    assert torch
+    libraries = Path(str(torch.origin)).parent / "lib"
+    for path in (libraries / "libc10.so", libraries / "libtorch_cpu.so", Path(library)):
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    warnings.simplefilter("ignore")
+
+
+def build(folder: Path) -> Path:
+    """Compile `SOURCE` into a library in ``folder``."""
+    torch = importlib.util.find_spec("torch")
+    assert torch
+    installed = Path(str(torch.origin)).parent
+    source, library = folder / "stub.cpp", folder / "stub.so"
+    source.write_text(SOURCE, encoding="utf-8")
+    paths = [f"-I{installed / 'include'}", f"-L{installed / 'lib'}", "-lc10", "-ltorch_cpu"]
+    subprocess.run([COMPILER, "-std=c++20", "-shared", "-fPIC", source, "-o", library, *paths], check=True)
+    return library
+
+
 def pretend() -> None:
     """Replace what only a real GPU or real numbers could answer."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     def flash(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float, is_causal: bool, scale: float, **_: object) -> Any:  # noqa: ANN401
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
@@ -109,6 +139,8 @@ def pretend() -> None:
                     vars(new).update({key: value for key, value in vars(old).items() if key not in vars(new)})
         return module
 
+    # Even where torch says that it finds a GPU: there is none to make tensors of lists on.
+    FakeTensorMode.avoid_device_init = property(lambda _mode: True)  # type: ignore[method-assign, assignment]
     vars(torch.cuda)["get_device_capability"] = lambda _device: (9, 0)
     vars(torch.backends.cuda)["is_flash_attention_available"] = lambda: True
     vars(torch.nn.functional)["scaled_dot_product_attention"] = flash

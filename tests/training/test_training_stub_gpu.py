@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from training import stub_gpu
 from training.stub_gpu import Answer, Case
 
-COMPILER = shutil.which("g++") or ""
-if not COMPILER or sys.platform != "linux":
+if not stub_gpu.CAN_RUN:
     pytest.skip("compiles a library for Linux with g++", allow_module_level=True)
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -41,21 +38,18 @@ FREE = {
     "8 bits over ranks": Case("dense-1.3b", [*EIGHT_BITS, *RANKS, "train.chunks=2"], 2, 4),
     "interleaved": Case("dense-1.3b", [*SMALL[1:], *RANKS, *INTERLEAVED], 1, 4),
 }
-CONSTANTS = {"inverse_wavelengths", "compute"}
+CONSTANTS = {"_inverse_wavelengths", "compute"}
 """Where numbers come from the host that no step waits for: angles, once a run; the logit of padding, as an argument."""
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     """Of every case."""
-    folder, installed = tmp_path_factory.mktemp("stub"), Path(torch.__file__).parent
-    source, library, cases = folder / "stub.cpp", folder / "stub.so", folder / "cases.json"
-    source.write_text(stub_gpu.SOURCE, encoding="utf-8")
+    folder = tmp_path_factory.mktemp("stub")
+    cases = folder / "cases.json"
     asked = [case._replace(recipe=str(RECIPES / case.recipe / "train.toml")) for case in (PLANNED | FREE).values()]
     cases.write_text(json.dumps(asked), encoding="utf-8")
-    paths = [f"-I{installed / 'include'}", f"-L{installed / 'lib'}", "-lc10", "-ltorch_cpu"]
-    subprocess.run([COMPILER, "-std=c++20", "-shared", "-fPIC", source, "-o", library, *paths], check=True)
-    run = [sys.executable, stub_gpu.__file__, str(library), str(cases)]
+    run = [sys.executable, stub_gpu.__file__, str(stub_gpu.build(folder)), str(cases)]
     printed = subprocess.run(run, check=True, capture_output=True, text=True).stdout
     return {name: Answer(*answer) for name, answer in zip(PLANNED | FREE, json.loads(printed), strict=True)}
 

@@ -360,7 +360,7 @@ def count_scored_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     positions: list[int] = []
     forward = LocalEngine._score_batch
 
-    def counted(self: LocalEngine, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(self: LocalEngine, batch: Batch) -> torch.Tensor:
         positions.append(len(batch.scored))
         return forward(self, batch)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
-from math import log
+from math import log, sqrt
+from statistics import stdev
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtnlg_eval.results.folder import ResultFolder
-from mtnlg_eval.studies.hans import SubsetScore, Verdict, run_hans_study, tally
+from mtnlg_eval.results.result import Metric
+from mtnlg_eval.studies.hans import SubsetScore, Verdict, run_hans_study, table_rows, tally
 from mtnlg_eval.tasks.shots import ShotChoice, ShotPool
 from mtnlg_model.console import Failure
 
@@ -93,3 +96,22 @@ def test_missing_and_malformed_files_are_named(made: ModuleType, tmp_path: Path)
     ResultFolder(tmp_path).add(result, ['{"doc": {}}'])
     with pytest.raises(Failure, match=rf"{result.name}.jsonl:1: doc.heuristic: required key is missing"):
         run_hans_study(tmp_path)
+
+
+def test_of_several_draws_of_shots_every_number_is_the_mean(made: ModuleType, tmp_path: Path) -> None:
+    (drawn,) = (each for each in made.evaluation(made.ROWS_FROM, "hans") if each.shots.asked == "1")
+    folder = ResultFolder(tmp_path)
+    for seed, true in ((1, 0.6), (2, 0.2), (3, 0.8)):
+        doc = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
+        sample = {"doc": doc, "filtered_resps": [[log(true), False], [log(0.4), False]]}
+        metrics = {"acc": Metric(value=float(true > 0.4), stderr=None)}
+        result = drawn.model_copy(update={"shots": drawn.shots.model_copy(update={"seed": seed}), "metrics": metrics})
+        folder.add(result, [json.dumps(sample)] * 2)
+    study = run_hans_study(tmp_path)["hans.json"]
+    tally_of_draws = study["shots"]["1"]
+    assert tally_of_draws["draws"] == 3
+    assert tally_of_draws["whole"]["accuracy"] == tally_of_draws["said_true"] == pytest.approx(2 / 3)
+    assert tally_of_draws["subcases"]["constituent"]["ce_adverb"]["rows"] == 2
+    assert tally_of_draws["mass"] == pytest.approx((1.0 + 0.6 + 1.2) / 3)
+    assert tally_of_draws["between_draws"] == pytest.approx(stdev([1, 0, 1]) / sqrt(3))
+    assert ("standard error between draws", "33.3") in list(table_rows(study))

@@ -14,6 +14,7 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
 Text = tuple[int, ...]
+CPU = torch.device("cpu")
 STEP = 32  # rows of a product, on one thread
 
 
@@ -54,7 +55,7 @@ def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[Tensor, li
 def hidden(decoder: Decoder, texts: list[tuple[Text, list[Text]]], cut: int = 0) -> list[Tensor]:
     tokens, spans, positions = line(texts, cut)
     scored = [position for group in positions for position in group]
-    plan = AttentionPlan.build(spans, len(tokens), torch.tensor(scored + [0] * (-len(scored) % STEP)))
+    plan = AttentionPlan.build(spans, len(tokens), torch.tensor(scored + [0] * (-len(scored) % STEP)), CPU)
     x_N1H = decoder.hidden(tokens[None], plan.position_ids[None], plan.attend(decoder.config.layers))
     return list(torch.split(x_N1H[: len(scored), 0], [len(group) for group in positions]))
 
@@ -96,14 +97,14 @@ def test_another_number_of_threads_changes_no_bit(decoder: Decoder) -> None:
 
 def test_depths_count_along_each_path_and_what_is_in_none_stands_at_0() -> None:
     plan = AttentionPlan.build(
-        [Span(0, 3, -1), Span(3, 2, 0), Span(5, 1, 0), Span(6, 2, 1), Span(8, 1, -1)], 10, torch.tensor([8])
+        [Span(0, 3, -1), Span(3, 2, 0), Span(5, 1, 0), Span(6, 2, 1), Span(8, 1, -1)], 10, torch.tensor([8]), CPU
     )
     assert plan.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 5, 6, 0, 0]
 
 
 def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
     q, k, v = torch.randn(3, 1, 2, 32, 8).unbind(0)
-    plan = AttentionPlan.build([Span(0, 20, -1), Span(20, 4, 0)], 32, torch.tensor([23, 2, 23]))
+    plan = AttentionPlan.build([Span(0, 20, -1), Span(20, 4, 0)], 32, torch.tensor([23, 2, 23]), CPU)
     scales: list[float] = []
 
     def scaled(  # noqa: PLR0917  (its signature)

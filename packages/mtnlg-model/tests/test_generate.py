@@ -1,6 +1,7 @@
 """Generation against transformers' ``generate`` and its samplers, on the same weights."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from mtnlg_model.decoder import Decoder
 from mtnlg_model.generation import generate as generation
 from mtnlg_model.generation.cpu_products import FEW, FewRowProducts, use_column_major_weights
 from mtnlg_model.generation.generate import complete, generate
-from mtnlg_model.generation.sampling import Sampling, probabilities
+from mtnlg_model.generation.sampling import Sampling, draw_tokens, probabilities, row_generators
 from mtnlg_model.tokenizer import Tokenizer
 
 Pairs = Callable[[ModelConfig], tuple[Decoder, GPT2LMHeadModel]]
@@ -271,6 +272,34 @@ def test_a_model_that_computes_no_numbers_is_named(pair: Pairs) -> None:
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         with pytest.raises(Failure, match=r"the model computes no numbers \(NaN\): its weights are damaged"):
             generate(decoder, [[1, 2]], 3, sampling)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_k=2, top_p=0.5)]
+)
+@pytest.mark.parametrize("logits", [torch.nan, -torch.inf])
+def test_one_row_without_numbers_is_enough(sampling: Sampling, logits: float) -> None:
+    logits_BV = torch.zeros(3, 8)
+    logits_BV[1, 2 if math.isnan(logits) else slice(None)] = logits
+    if sampling == Sampling() and not math.isnan(logits):
+        assert draw_tokens(logits_BV, sampling, []) == [0, 0, 0]
+        return
+    with pytest.raises(Failure, match="the model computes no numbers"):
+        draw_tokens(logits_BV, sampling, row_generators(sampling, 3))
+
+
+def test_text_behind_another_is_decoded_once(tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, decoded = Tokenizer(tokenizer_path), list[int]()
+    decode = tokenizer.decode
+
+    def counted(tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return decode(tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    text = tokenizer.encode("a text")
+    assert tokenizer.decode_behind(text) == "a text"
+    assert decoded == [1 + len(text)]
 
 
 @pytest.mark.parametrize("seed", [(1 << 43) - 1, 1 - (1 << 43)])

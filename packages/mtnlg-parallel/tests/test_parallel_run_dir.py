@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.console import UsageFailure
@@ -73,3 +75,13 @@ def test_a_predicted_step_time_is_said_to_be_rough_on_cpus_alone(tmp_path: Path)
     assert compare_step_time(tmp_path, recipe_of(), cpus) == "a step of 8 took 0.5 s, predicted 0.25 s (rough on CPUs)"
     assert compare_step_time(tmp_path, recipe_of(), gpus) == "a step of 8 took 0.5 s, predicted 0.25 s"
     assert forecast(recipe_of(), "dgx-a100", force=False).rough is False
+
+
+@pytest.mark.parametrize(("gpu", "said"), [("NVIDIA H200", "hgx-h200"), ("NVIDIA L40S", "NVIDIA L40S, which it does")])
+def test_a_forecast_says_which_gpu_it_does_not_know(gpu: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=48 << 30))
+    expected = forecast(recipe_of(), None, force=False)
+    assert expected.cluster.startswith(said)
+    assert ("does not know and takes for dgx-a100's" in str(expected)) == (gpu == "NVIDIA L40S")

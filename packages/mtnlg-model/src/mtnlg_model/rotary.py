@@ -33,7 +33,7 @@ class Rotation(NamedTuple):
 
 def rotation(config: ModelConfig, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
     """The angles of these positions, [B or 1, S], computed in fp32."""
-    frequencies_R = inverse_wavelengths(config).to(positions_BS.device)
+    frequencies_R = inverse_wavelengths(config, positions_BS.device)
     angles_SBR = positions_BS.t()[..., None].float() * frequencies_R
     cos, sin = angles_SBR.cos(), angles_SBR.sin()
     both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -47,8 +47,14 @@ def rotation_from_start(config: ModelConfig, length: int, dtype: torch.dtype, de
         return rotation(config, torch.arange(length, device=device)[None], dtype)
 
 
-def inverse_wavelengths(config: ModelConfig) -> Tensor:
-    """1 / λ_i, [R/2] in fp32."""
+@lru_cache(maxsize=2)
+def inverse_wavelengths(config: ModelConfig, device: torch.device) -> Tensor:
+    """1 / λ_i, [R/2] in fp32, computed on the CPU; kept, since a copy to a GPU waits for what that computes."""
+    with torch.inference_mode(mode=False), torch.no_grad():  # as above
+        return _inverse_wavelengths(config).to(device)
+
+
+def _inverse_wavelengths(config: ModelConfig) -> Tensor:
     size, scaling = config.rotary_size, config.rotary_scaling
     frequencies_R = 1.0 / config.rotary_base ** (torch.arange(0, size, 2, device="cpu").float() / size)
     if scaling is None:

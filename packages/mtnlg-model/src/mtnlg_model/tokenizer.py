@@ -53,6 +53,7 @@ class Tokenizer:
         self._before = [token for token, _ in takewhile(lambda pair: pair[1], is_added)]
         if outside := [token for token in self._before if token >= self.vocabulary]:
             raise Failure(f"{path}: texts begin with token {outside[0]} of a vocabulary of {self.vocabulary}")
+        self._eod_length = len(self.decode([self.eod]))
 
     @property
     def vocabulary(self) -> int:
@@ -88,7 +89,7 @@ class Tokenizer:
 
     def decode_behind(self, tokens: Sequence[int]) -> str:
         """Like `decode` behind other text: with the blank that some tokenizers drop where a text begins."""
-        return self.decode([self.eod, *tokens])[len(self.decode([self.eod])) :]
+        return self.decode([self.eod, *tokens])[self._eod_length :]
 
     def decode_complete(self, tokens: Sequence[int]) -> str:
         """Like `decode_behind`, without a final character whose bytes are not all there yet."""

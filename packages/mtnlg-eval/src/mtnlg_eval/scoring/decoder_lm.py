@@ -26,6 +26,7 @@ from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_ba
 from .packing import Request
 from .prompt_encoder import PromptEncoder
 from .rolling_queue import RollingQueue
+from .transfers import Arriving, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,17 +56,17 @@ class LocalEngine:
         self.decoder, self.tokenizer = decoder, tokenizer
         self.device = decoder.embedding.token.weight.device
         self.capacity, self.row_multiple = 2 if self.device.type == "cuda" else 1, row_multiple(self.device)
-        self._in_flight: deque[tuple[Tensor, Tensor]] = deque()
+        self._in_flight: deque[Arriving] = deque()
 
     def submit(self, batch: Batch) -> None:
         """Score a packed batch; its scores may come later."""
         with fixed_order(self.device):
-            self._in_flight.append(self._score_batch(batch))
+            self._in_flight.append(Arriving(self._score_batch(batch)))
 
     def collect(self) -> tuple[Tensor, Tensor]:
         """Scores of the oldest batch."""
-        logp_N, greedy_N = self._in_flight.popleft()
-        return logp_N.cpu(), greedy_N.cpu()
+        logp_N, greedy_N = self._in_flight.popleft().wait()
+        return logp_N, greedy_N > 0
 
     def finish(self) -> None:
         """Nothing is left to do."""
@@ -75,14 +76,16 @@ class LocalEngine:
         return map(partial(generate_batch, self.decoder, self.tokenizer), batches)
 
     @torch.inference_mode()
-    def _score_batch(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        batch = batch.to(self.device)
-        plan = batch.attention_plan()
+    def _score_batch(self, batch: Batch) -> Tensor:
+        """Log P(target) and greedy flags, [2, N] in fp32."""
+        plan = batch.attention_plan(self.device)
         attend = plan.attend(self.decoder.config.layers)
-        x_NH = self.decoder.hidden(batch.tokens[None], plan.position_ids[None], attend)[:, 0]
-        chunks = zip(*(torch.split(x, TILE) for x in (x_NH, batch.targets)), strict=True)
+        tokens_S, targets_N = (to_device(x, self.device) for x in (batch.tokens, batch.targets))
+        x_NH = self.decoder.hidden(tokens_S[None], plan.position_ids[None], attend)[:, 0]
+        chunks = zip(*(torch.split(x, TILE) for x in (x_NH, targets_N)), strict=True)
         logps, greedy = zip(*(self._score_positions(*chunk) for chunk in chunks), strict=True)
-        return torch.cat(logps), torch.cat(greedy)
+        logp_N = torch.cat(logps)
+        return torch.stack((logp_N, torch.cat(greedy).to(logp_N.dtype)))
 
     def _score_positions(self, x_NH: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         logits_NV = fp32_logits(x_NH, self.decoder.head_weight)

@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from .transfers import to_device
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -85,7 +87,10 @@ class PackedAttention:
     def build(
         cls, chunks: Iterable[_Chunk], length: int, places: Tensor | None, device: torch.device
     ) -> PackedAttention:
-        """Batch chunks that together answer at least ``places`` of a packed sequence of ``length`` tokens."""
+        """Batch chunks that together answer at least ``places`` of a packed sequence of ``length`` tokens.
+
+        ``places`` is on the host.
+        """
         by_shape: defaultdict[tuple[int, int, bool], list[_Chunk]] = defaultdict(list)
         for chunk in chunks:
             by_shape[chunk.queries, chunk.keys, chunk.causal].append(chunk)
@@ -95,9 +100,11 @@ class PackedAttention:
                 if depth >= chunk.first_output:
                     output_index[chunk.path[depth]] = start + n
             start += chunk.queries
-        output_S = torch.tensor(output_index, device=device)
+        output_S = torch.tensor(output_index)
         batches = tuple(_batch_chunks(same_shape, device) for same_shape in by_shape.values())
-        return cls(places, batches, output_S if places is None else output_S[places])
+        if places is None:
+            return cls(None, batches, to_device(output_S, device))
+        return cls(to_device(places, device), batches, to_device(output_S[places], device))
 
     def __call__(  # noqa: PLR0917  (attention's own arguments)
         self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
@@ -124,9 +131,10 @@ class AttentionPlan:
     scored_tokens: PackedAttention
 
     @classmethod
-    def build(cls, spans: Sequence[Span], length: int, scored: Tensor) -> AttentionPlan:
+    def build(cls, spans: Sequence[Span], length: int, scored: Tensor, device: torch.device) -> AttentionPlan:
         """Plan attention over ``length`` tokens, the last layer's for the indices ``scored`` [N] (may repeat) alone.
 
+        ``scored`` is on the host, and no host waits for ``device``.
         A span comes after its parent in ``spans``. Tokens outside every span get position 0 and a meaningless result.
         """
         scored_indices, position_ids = set(scored.tolist()), [0] * length
@@ -143,9 +151,9 @@ class AttentionPlan:
             all_chunks += _chunk_span(path, depths)
             scored_chunks += _chunk_masked(path, [depth for depth in depths if path[depth] in scored_indices])
         return cls(
-            torch.tensor(position_ids, device=scored.device),
-            PackedAttention.build(all_chunks, length, None, scored.device),
-            PackedAttention.build(scored_chunks, length, scored, scored.device),
+            to_device(torch.tensor(position_ids), device),
+            PackedAttention.build(all_chunks, length, None, device),
+            PackedAttention.build(scored_chunks, length, scored, device),
         )
 
     def attend(self, layers: int) -> list[PackedAttention]:
@@ -187,9 +195,9 @@ def _batch_chunks(chunks: Sequence[_Chunk], device: torch.device) -> _ChunkBatch
     keys = [chunk.path[: chunk.keys] + chunk.path[:1] * (chunk.keys - len(chunk.path)) for chunk in chunks]
     mask = None
     if not chunks[0].causal:
-        depth_Gs = torch.tensor(depths, device=device)
+        depth_Gs = to_device(torch.tensor(depths), device)
         mask = (torch.arange(chunks[0].keys, device=device) <= depth_Gs[:, :, None])[:, None]
-    return _ChunkBatch(torch.tensor(queries, device=device), torch.tensor(keys, device=device), mask)
+    return _ChunkBatch(to_device(torch.tensor(queries), device), to_device(torch.tensor(keys), device), mask)
 
 
 def _round_up(size: int, multiple: int) -> int:

@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Input of a forward pass: one packed sequence, and the positions with a next token to score.
+    """Input of a forward pass, on the host: one packed sequence, and the positions with a next token to score.
 
     ``tokens`` [S] are those of the ``spans``, then zeros up to a round number. ``targets[n]`` is the token that follows
     position ``scored[n]`` of the packed sequence; both [N] end in zeros up to a round number.
@@ -89,13 +89,9 @@ class Batch:
     scored: Tensor
     targets: Tensor
 
-    def to(self, device: torch.device) -> Batch:
-        """Copy to a device."""
-        return Batch(self.tokens.to(device), self.spans, self.scored.to(device), self.targets.to(device))
-
-    def attention_plan(self) -> AttentionPlan:
-        """Position ids, and attention within each text of the packed sequence."""
-        return AttentionPlan.build(self.spans, len(self.tokens), self.scored)
+    def attention_plan(self, device: torch.device) -> AttentionPlan:
+        """Position ids, and attention within each text of the packed sequence, on ``device``."""
+        return AttentionPlan.build(self.spans, len(self.tokens), self.scored, device)
 
 
 def plan_rows(requests: Iterable[Request], max_length: int) -> list[Row]:

@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from mtnlg_eval.scoring.decoder_lm import row_multiple
+from mtnlg_eval.scoring.transfers import Arriving
 from mtnlg_model.console import Failure
 
 from . import messages
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from mtnlg_model.tokenizer import Tokenizer
     from mtnlg_parallel.inference import DecoderShard
 
+    from .messages import Channels
+
 BATCHES_PER_STAGE = 2
 """Batches in flight for each pipeline stage of a replica: one that it computes, one that waits for it."""
 
@@ -42,14 +45,14 @@ PIPELINE_SHARE = 2
 class Worker:
     """One rank's part of scoring and generation."""
 
-    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer) -> None:
-        self.shard, self.replica = shard, Replica(shard, tokenizer)
+    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer, channels: Channels) -> None:
+        self.shard, self.replica, self.channels = shard, Replica(shard, tokenizer, channels), channels
         self.config: ModelConfig = shard.config
 
     def serve(self) -> None:
         """Execute rank 0's commands until it sends STOP."""
         while True:
-            command, numbers = messages.receive_command(self.shard.device)
+            command, numbers = messages.receive_command(self.channels.commands)
             match command:
                 case Command.SCORE:
                     if self.replica.leads:
@@ -74,25 +77,26 @@ class Worker:
         for rows, new in zip(rows_by_batch[own], generated, strict=self.replica.leads):
             for row, tokens in zip(rows, new, strict=True):
                 row[: len(tokens)] = torch.tensor(tokens) + 1
-        tokens_NT = torch.cat(rows_by_batch).to(shard.device)
-        distributed.reduce(tokens_NT, dst=0)  # each row comes from one rank and is zero on all others
+        tokens_NT = torch.cat(rows_by_batch)
+        distributed.reduce(
+            tokens_NT, dst=0, group=self.channels.commands
+        )  # each row comes from one rank and is zero on all others
         return tokens_NT
 
 
 class _InFlight(NamedTuple):
-    """A batch in a replica: its tokens, its scores [2, N], and the work that brings them unless they are here."""
+    """A batch in a replica: its tokens, and its scores, [2, N]."""
 
     dp: int
     tokens: int
-    scores: Tensor
-    work: distributed.Work | None
+    scores: Arriving
 
 
 class Coordinator(Worker):
     """The whole model as rank 0 sees it."""
 
-    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer) -> None:
-        super().__init__(shard, tokenizer)
+    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer, channels: Channels) -> None:
+        super().__init__(shard, tokenizer, channels)
         layout = shard.layout
         self.row_multiple = row_multiple(shard.device)
         self.capacity = layout.dp * BATCHES_PER_STAGE * layout.pp
@@ -112,7 +116,7 @@ class Coordinator(Worker):
     def submit(self, batch: Batch) -> None:
         """Send a packed batch to the least loaded replica, rank 0's own being the last to choose."""
         if not self._series:
-            messages.broadcast_command(Command.SCORE, [], self.shard.device)
+            messages.broadcast_command(Command.SCORE, [], self.channels.commands)
             self._series = True
         load = self._tokens_by_replica
         dp = min(reversed(range(len(load))), key=load.__getitem__)
@@ -122,8 +126,8 @@ class Coordinator(Worker):
         if scores_2N is None:
             scores_2N = torch.empty(2, len(batch.scored), device=self.shard.device)
             layout = self.shard.layout
-            work = distributed.irecv(scores_2N, layout.rank(0, layout.pp - 1, dp))
-        self._in_flight.append(_InFlight(dp, len(batch.tokens), scores_2N, work))
+            work = distributed.irecv(scores_2N, layout.rank(0, layout.pp - 1, dp), group=self.channels.results)
+        self._in_flight.append(_InFlight(dp, len(batch.tokens), Arriving(scores_2N, work)))
 
     def _give(self, dp: int, command: StepCommand, batch: Batch | None = None) -> Tensor | None:
         """Give a command to a replica; its scores, if rank 0 computes them itself."""
@@ -136,19 +140,17 @@ class Coordinator(Worker):
             self._sends.popleft()[0].wait()
         for part in ([command, len(numbers)], numbers):
             if part:
-                tensor = torch.tensor(part, device=self.shard.device)
-                work = distributed.isend(tensor, leader)
+                tensor = torch.tensor(part)
+                work = distributed.isend(tensor, leader, group=self.channels.commands)
                 if work is not None:
                     self._sends.append((work, tensor))  # alive until it has been sent
         return None
 
     def collect(self) -> tuple[Tensor, Tensor]:
         """Scores of the oldest batch in flight."""
-        dp, tokens, scores_2N, work = self._in_flight.popleft()
-        if work is not None:
-            work.wait()
+        dp, tokens, scores = self._in_flight.popleft()
+        logp_N, greedy_N = scores.wait()
         self._tokens_by_replica[dp] -= tokens
-        logp_N, greedy_N = scores_2N.cpu()
         return logp_N, greedy_N > 0
 
     def finish(self) -> None:
@@ -168,8 +170,8 @@ class Coordinator(Worker):
         layout, remaining = self.shard.layout, iter(batches)
         while wave := list(islice(remaining, layout.dp * layout.pp)):
             self._check_lengths(wave)
-            messages.broadcast_command(Command.GENERATE, messages.encode_prompts(wave), self.shard.device)
-            tokens_NT = self._generate(wave).cpu()
+            messages.broadcast_command(Command.GENERATE, messages.encode_prompts(wave), self.channels.commands)
+            tokens_NT = self._generate(wave)
             rows = iter([[token - 1 for token in row if token] for row in tokens_NT.tolist()])
             yield from (list(islice(rows, len(batch.contexts))) for batch in wave)
 
@@ -181,4 +183,4 @@ class Coordinator(Worker):
 
     def close(self) -> None:
         """Tell the other ranks to stop."""
-        messages.broadcast_command(Command.STOP, [], self.shard.device)
+        messages.broadcast_command(Command.STOP, [], self.channels.commands)

@@ -1,6 +1,15 @@
 """Commands from rank 0 to all ranks: one broadcast of command and length, one of integers.
 
 Everything is integers (tokens, indices, the bytes of JSON), so nothing is ever pickled.
+
+What ranks send each other has three ways, so that on GPUs none waits for another, or for its peer's order of calls:
+
+    commands       hosts to hosts, over gloo: a host learns of the next batch while its GPU computes one
+    activations    GPU to GPU in torch's default group, from each stage to the next alone
+    results        GPU to GPU, from last stages back to rank 0 and to leaders
+
+NCCL runs what two ranks send each other within a group in the order of each one's calls, and a receive holds up the
+sends behind it. So in no group two ranks both send to each other.
 """
 
 from __future__ import annotations
@@ -8,7 +17,7 @@ from __future__ import annotations
 import json
 from enum import IntEnum
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import distributed
@@ -20,8 +29,10 @@ from mtnlg_model.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import timedelta
 
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 
 class Command(IntEnum):
@@ -32,21 +43,33 @@ class Command(IntEnum):
     GENERATE = 2
 
 
-def broadcast_command(command: Command, numbers: Sequence[int], device: torch.device) -> None:
+class Channels(NamedTuple):
+    """Process groups of all ranks, beside torch's default one."""
+
+    commands: ProcessGroup
+    results: ProcessGroup
+
+    @classmethod
+    def open(cls, timeout: timedelta) -> Channels:
+        """Make the groups; collective over all ranks."""
+        return cls(distributed.new_group(backend="gloo", timeout=timeout), distributed.new_group(timeout=timeout))
+
+
+def broadcast_command(command: Command, numbers: Sequence[int], group: ProcessGroup) -> None:
     """Send a command and its integers to all ranks; called on rank 0."""
-    distributed.broadcast(torch.tensor([command, len(numbers)], device=device), src=0)
+    distributed.broadcast(torch.tensor([command, len(numbers)]), src=0, group=group)
     if numbers:
-        distributed.broadcast(torch.tensor(numbers, device=device), src=0)
+        distributed.broadcast(torch.tensor(numbers), src=0, group=group)
 
 
-def receive_command(device: torch.device) -> tuple[Command, Iterator[int]]:
+def receive_command(group: ProcessGroup) -> tuple[Command, Iterator[int]]:
     """Receive the next command and its integers; called on every other rank."""
-    head = torch.empty(2, dtype=torch.int64, device=device)
-    distributed.broadcast(head, src=0)
+    head = torch.empty(2, dtype=torch.int64)
+    distributed.broadcast(head, src=0, group=group)
     command, length = head.tolist()
-    body = torch.empty(length, dtype=torch.int64, device=device)
+    body = torch.empty(length, dtype=torch.int64)
     if length:
-        distributed.broadcast(body, src=0)
+        distributed.broadcast(body, src=0, group=group)
     return Command(command), iter(body.tolist())
 
 

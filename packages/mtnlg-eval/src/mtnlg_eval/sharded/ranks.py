@@ -23,12 +23,13 @@ from mtnlg_eval.evaluation import silence_lm_eval
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, printable
 from mtnlg_model.tokenizer import Tokenizer
-from mtnlg_parallel.inference import DecoderShard, init_distributed
+from mtnlg_parallel.inference import TIMEOUT, DecoderShard, init_distributed
 from mtnlg_parallel.launch.local import Rank, die_with_parent, end_ranks, is_rank, rank_environment, start_rank
 from mtnlg_parallel.layout import Layout, layout_error, parse_layout
 from mtnlg_parallel.rendezvous import HostedStore
 
 from .coordinator import Coordinator, Worker
+from .messages import Channels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,13 +90,14 @@ def _join(checkpoint: Checkpoint, layout: Layout) -> Iterator[Coordinator | None
     device = init_distributed()
     dtype = checkpoint.dtype(checkpoint.names[0]) if device.type == "cuda" else torch.float32
     shard, tokenizer = DecoderShard(checkpoint, layout, device, dtype), Tokenizer(checkpoint.tokenizer_path)
+    channels = Channels.open(TIMEOUT)
     try:
         if distributed.get_rank() == 0:
-            coordinator = Coordinator(shard, tokenizer)
+            coordinator = Coordinator(shard, tokenizer, channels)
             yield coordinator
             coordinator.close()
         else:
-            Worker(shard, tokenizer).serve()
+            Worker(shard, tokenizer, channels).serve()
             yield None
     finally:
         distributed.destroy_process_group()

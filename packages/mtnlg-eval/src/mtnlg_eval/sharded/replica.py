@@ -1,8 +1,8 @@
 """The work of one data-parallel replica: its first rank, the leader, gives the commands, the others follow them.
 
-Commands travel with the activations: the leader broadcasts them within its own stage, and each rank passes them on to
-the next stage, without waiting, ahead of the activations they belong to. So a stage that still computes one batch holds
-up nobody: the stages before it go on with the next.
+Commands travel ahead of the activations they belong to: the leader sends them to its own stage, and each rank passes
+them on to the next stage, without waiting. So a stage that still computes one batch holds up nobody: the stages before
+it go on with the next. A mask travels with the activations.
 
     SCORE    a packed batch; its log-likelihoods go from the last stage to rank 0
     STEP     one decoding step of a batch; x of the last position [1, B, H] returns to the leader
@@ -25,6 +25,7 @@ from torch import distributed
 from mtnlg_eval.scoring.fixed_order import fixed_order
 from mtnlg_eval.scoring.generation import generate_batch
 from mtnlg_eval.scoring.rolling_queue import set_up_thread
+from mtnlg_eval.scoring.transfers import to_device
 from mtnlg_model.generation.cache import Cache
 
 from .messages import decode_batch, take_tensor
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
     from mtnlg_eval.scoring.generation import PromptBatch
     from mtnlg_eval.scoring.packing import Batch
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
     from mtnlg_parallel.inference import DecoderShard
+
+    from .messages import Channels
 
 
 class StepCommand(IntEnum):
@@ -54,14 +58,15 @@ class StepCommand(IntEnum):
 class Replica:
     """One rank's part of its replica's work."""
 
-    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer) -> None:
-        self.shard, self.tokenizer = shard, tokenizer
+    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer, channels: Channels) -> None:
+        self.shard, self.tokenizer, self._channels = shard, tokenizer, channels
         self.config: ModelConfig = shard.config
         layout, place = shard.layout, shard.place
         self.leads = place.tp == place.pp == 0
         self._leader, self._last = layout.rank(0, 0, place.dp), layout.rank(0, layout.pp - 1, place.dp)
         self._previous = layout.rank(place.tp, place.pp - 1, place.dp) if place.pp else -1
         self._next = layout.rank(place.tp, place.pp + 1, place.dp) if place.pp < layout.pp - 1 else -1
+        self._beside = [layout.rank(tp, 0, place.dp) for tp in range(1, layout.tp)]
         self.lock = threading.Lock()  # what the leader's threads send and compute goes one after the other
         self._caches: dict[int, Cache] = {}
         self._sends: list[tuple[distributed.Work, Tensor]] = []
@@ -102,13 +107,8 @@ class Replica:
         """Pass rank 0's commands on and do the leader's part of them, until END; on the leader of another replica."""
         command = StepCommand.SCORE
         while command != StepCommand.END:
-            head = torch.empty(2, dtype=torch.int64, device=self.shard.device)
-            distributed.recv(head, 0)
-            command, length = StepCommand(int(head[0])), int(head[1])
-            body = torch.empty(length, dtype=torch.int64, device=self.shard.device)
-            if length:
-                distributed.recv(body, 0)
-            numbers = body.tolist()
+            number, length = self._receive_numbers(2, 0)
+            command, numbers = StepCommand(number), self._receive_numbers(length, 0)
             self.send_command(command, numbers)
             if command == StepCommand.SCORE:
                 self.score(decode_batch(iter(numbers)))
@@ -120,54 +120,67 @@ class Replica:
         That rank sends them to rank 0, unless it is rank 0.
         """
         shard = self.shard
-        batch = batch.to(shard.device)
-        plan = batch.attention_plan()
+        plan = batch.attention_plan(shard.device)
+        tokens_S, targets_N = (to_device(x, shard.device) for x in (batch.tokens, batch.targets))
         with fixed_order(shard.device):
-            x_N1H = shard.forward(batch.tokens[None], plan.position_ids[None], plan.attend(self.config.layers))
+            x_N1H = shard.forward(tokens_S[None], plan.position_ids[None], plan.attend(self.config.layers))
             if x_N1H is None:
                 return None
-            logp_N, greedy_N = shard.score(x_N1H[:, 0], batch.targets)
+            logp_N, greedy_N = shard.score(x_N1H[:, 0], targets_N)
         if shard.place.tp:
             return None
         scores_2N = torch.stack((logp_N, greedy_N.to(logp_N.dtype)))
         if distributed.get_rank():
-            self._send(scores_2N, 0)
+            self._send(scores_2N, 0, self._channels.results)
         return scores_2N
 
     def send_command(self, command: StepCommand, numbers: Sequence[int], mask: Tensor | None = None) -> None:
         """Send a command to the ranks of this stage and, through them, to the other stages; called by the leader."""
         self.wait_for_sends()
-        if self.shard.layout.tp > 1:
-            for tensor in _encode(command, numbers, mask, self.shard.device):
-                distributed.broadcast(tensor, src=self._leader, group=self.shard.slicing.group)
+        for rank in self._beside:
+            self._send_numbers(command, numbers, mask, rank)
+        if self._beside and mask is not None:
+            distributed.broadcast(mask, src=self._leader, group=self.shard.slicing.group)
         self._forward_command(command, numbers, mask)
 
     def _receive_command(self) -> tuple[StepCommand, Iterator[int], Tensor | None]:
         """Receive the leader's next command and forward it to the next stage."""
-        shard = self.shard
-
-        def receive(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            tensor = torch.empty(shape, dtype=dtype, device=shard.device)
+        shard, mask = self.shard, None
+        source = self._previous if shard.place.pp else self._leader
+        command, length, *shape = self._receive_numbers(5, source)
+        numbers = self._receive_numbers(length, source)
+        if shape[0]:
+            mask = torch.empty(shape[0], 1, *shape[1:], dtype=torch.uint8, device=shard.device)
             if shard.place.pp:
-                distributed.recv(tensor, self._previous)
+                distributed.recv(mask, source)
             else:
-                distributed.broadcast(tensor, src=self._leader, group=shard.slicing.group)
-            return tensor
-
-        command, length, *shape = receive(5).tolist()
-        numbers = receive(length).tolist() if length else []
-        mask = receive(shape[0], 1, *shape[1:], dtype=torch.uint8) if shape[0] else None
+                distributed.broadcast(mask, src=source, group=shard.slicing.group)
         self.wait_for_sends()
         self._forward_command(StepCommand(command), numbers, mask)
         return StepCommand(command), iter(numbers), mask
 
+    def _receive_numbers(self, length: int, source: int) -> list[int]:
+        numbers = torch.empty(length, dtype=torch.int64)
+        if length:
+            distributed.recv(numbers, source, group=self._channels.commands)
+        received: list[int] = numbers.tolist()
+        return received
+
     def _forward_command(self, command: StepCommand, numbers: Sequence[int], mask: Tensor | None) -> None:
         if self._next >= 0 and command != StepCommand.LOGITS:
-            for tensor in _encode(command, numbers, mask, self.shard.device):
-                self._send(tensor, self._next)
+            self._send_numbers(command, numbers, mask, self._next)
+            if mask is not None:
+                self._send(mask, self._next)
 
-    def _send(self, tensor: Tensor, rank: int) -> None:
-        work = distributed.isend(tensor, rank)
+    def _send_numbers(self, command: StepCommand, numbers: Sequence[int], mask: Tensor | None, rank: int) -> None:
+        """Send a command: a head with the sizes of the rest, and the integers where there are any."""
+        mask_shape = (mask.shape[0], *mask.shape[2:]) if mask is not None else (0, 0, 0)
+        for part in ([command, len(numbers), *mask_shape], numbers):
+            if part:
+                self._send(torch.tensor(part), rank, self._channels.commands)
+
+    def _send(self, tensor: Tensor, rank: int, group: ProcessGroup | None = None) -> None:
+        work = distributed.isend(tensor, rank, group=group)
         if work is not None:
             self._sends.append((work, tensor))  # keep the tensor alive until it has been sent
 
@@ -193,7 +206,7 @@ class Replica:
             return None
         last_1BH = x_SBH[-1:].contiguous()
         if not self.leads and self.shard.place.tp == 0:
-            self._send(last_1BH, self._leader)
+            self._send(last_1BH, self._leader, self._channels.results)
         return last_1BH
 
     def logits(self, x_BH: Tensor) -> Tensor:
@@ -209,15 +222,7 @@ class Replica:
     def receive_result(self, b: int) -> tuple[distributed.Work | None, Tensor]:
         """Start to receive the last stage's result of a step with B rows: the work to wait for, and its buffer."""
         x_1BH = torch.empty(1, b, self.config.hidden, dtype=self.shard.dtype, device=self.shard.device)
-        return distributed.irecv(x_1BH, self._last), x_1BH
-
-
-def _encode(command: StepCommand, numbers: Sequence[int], mask: Tensor | None, device: torch.device) -> list[Tensor]:
-    """Tensors of a command: head with the sizes of the others, integers and mask where there are any."""
-    mask_shape = (mask.shape[0], *mask.shape[2:]) if mask is not None else (0, 0, 0)
-    tensors = [torch.tensor([command, len(numbers), *mask_shape], device=device)]
-    tensors += [torch.tensor(numbers, device=device)] if numbers else []
-    return tensors + ([mask] if mask is not None else [])
+        return distributed.irecv(x_1BH, self._last, group=self._channels.results), x_1BH
 
 
 class RemoteDecoder:

@@ -8,7 +8,8 @@ right for half the rows, wrong for the other half. Accuracy alone therefore says
     shifted     accuracy with the threshold on P(True) / (P(True) + P(False)) at its mean over all rows instead of at
                 one half, which removes that bias
 
-It reads the samples that ``mtnlg-eval run`` writes, at every number of shots that was scored.
+It reads the samples that ``mtnlg-eval run`` writes, at every number of shots that was scored. Of several draws of shots
+every number is the mean, and ``between_draws`` the standard error of the accuracy's.
 """
 
 from __future__ import annotations
@@ -151,7 +152,14 @@ def run_hans_study(folder: Path) -> dict[str, dict[str, Any]]:
         shots = run.results[0].shots
         mode = {"source": shots.source, "labels": shots.labels}
         cells = run.by_shots("hans").items()
-        tallies = {asked: to_plain(tally(read_verdicts(scored.samples(cell.first)))) for asked, cell in cells}
+        tallies = {
+            asked: {
+                **mean_of([to_plain(tally(read_verdicts(scored.samples(result)))) for result in cell.results]),
+                "draws": len(cell.results),
+                "between_draws": cell.between_draws,
+            }
+            for asked, cell in cells
+        }
         identity = run.model.model_dump(include={"checkpoint", "digest", "tokens"})
         name = "hans-" + "-".join(word for word in mode.values() if word not in {"any", "drawn"}) if studies else "hans"
         studies[f"{name}.json"] = {"version": 1, **identity, "shots_from": mode, "shots": tallies}
@@ -166,6 +174,14 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401  (a tree of named tuples)
     return {name: to_plain(child) for name, child in value.items()} if isinstance(value, dict) else value
 
 
+def mean_of(tallies: Sequence[Any]) -> Any:  # noqa: ANN401  (trees of one form, as `to_plain` gives them)
+    """The tree of the means of each number; counts of rows are those of all draws."""
+    first = tallies[0]
+    if isinstance(first, dict):
+        return {name: mean_of([each[name] for each in tallies]) for name in first}
+    return first if isinstance(first, int) else fmean(tallies)
+
+
 def table_rows(study: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Rows of a table: the subset, then accuracy → shifted accuracy in percent at each number of shots."""
     tallies = list(study["shots"].values())
@@ -174,6 +190,9 @@ def table_rows(study: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         return tuple(f"{100 * score['accuracy']:.0f} → {100 * score['shifted']:.0f}" for score in scores)
 
     yield ("all rows", *cells(tally["whole"] for tally in tallies))
+    if any(tally["draws"] > 1 for tally in tallies):
+        spreads = (tally["between_draws"] for tally in tallies)
+        yield ("standard error between draws", *("" if each is None else f"{100 * each:.1f}" for each in spreads))
     for heuristic, labels in tallies[0]["labels"].items():
         for label in labels:
             yield (f"{heuristic}, {label}", *cells(tally["labels"][heuristic][label] for tally in tallies))

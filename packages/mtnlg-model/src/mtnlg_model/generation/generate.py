@@ -50,14 +50,14 @@ def stream_tokens(
     max_new_tokens = min(max_new_tokens, decoder.config.sequence - longest + 1)
     device = decoder.embedding.token.weight.device
     generators = row_generators(sampling, len(prompts))
-    padding_B = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
+    padding = [longest - len(prompt) for prompt in prompts]
     cache = decoder.cache(longest + max_new_tokens - 1)
     rows = list(range(len(prompts)))
     new: list[list[int]] = [[] for _ in prompts]
     tokens_BS = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
     for _ in range(max_new_tokens):
         with torch.inference_mode(), eval_mode(decoder):
-            logits_BV = _next_logits(decoder, tokens_BS, padding_B, cache)[:, :vocabulary]
+            logits_BV = _next_logits(decoder, tokens_BS, padding, cache)[:, :vocabulary]
             drawn = draw_tokens(logits_BV, sampling, [generators[row] for row in rows])
         for row, token in zip(rows, drawn, strict=True):
             new[row].append(token)
@@ -66,9 +66,8 @@ def stream_tokens(
         if not unfinished:
             return
         if len(unfinished) < len(rows):
-            kept = torch.tensor(unfinished, device=device)
-            cache.keep(kept)
-            rows, padding_B = [rows[n] for n in unfinished], padding_B[kept]
+            cache.keep(torch.tensor(unfinished, device=device))
+            rows, padding = [rows[n] for n in unfinished], [padding[n] for n in unfinished]
         tokens_BS = torch.tensor([[new[row][-1]] for row in rows], device=device)
 
 
@@ -82,10 +81,11 @@ def _check_prompts(prompts: Sequence[Sequence[int]], decoder: Decoder) -> None:
             raise Failure(f"prompt {row} has a token outside the vocabulary of {decoder.config.vocabulary}")
 
 
-def _next_logits(decoder: Decoder, tokens_BS: Tensor, padding_B: Tensor, cache: Cache) -> Tensor:
+def _next_logits(decoder: Decoder, tokens_BS: Tensor, padding: Sequence[int], cache: Cache) -> Tensor:
     s, cached = tokens_BS.shape[1], cache.length
-    if not padding_B.any():
+    if not any(padding):
         return decoder.logits(decoder.hidden(tokens_BS, cache.positions(tokens_BS), cache.attend())[-1])
+    padding_B = torch.tensor(padding, device=tokens_BS.device)
     columns_S = torch.arange(cached, cached + s, device=tokens_BS.device)
     columns_T = torch.arange(cached + s, device=tokens_BS.device)
     positions_BS = (columns_S - padding_B[:, None]).clamp(min=0)

@@ -31,6 +31,7 @@ class Sampling(Settings):
 
 
 GREEDY = Sampling()
+NO_TOKEN = -1
 NO_NUMBERS = "the model computes no numbers (NaN): its weights are damaged, or too large for their precision"
 
 
@@ -42,17 +43,20 @@ def row_generators(sampling: Sampling, rows: int) -> list[torch.Generator]:
 def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
     """The next token of every row: the likeliest at temperature 0, else drawn with that row's generator.
 
-    Raises ``Failure`` if a logit is not a number.
+    The host reads the tokens, once, and nothing else. Raises ``Failure`` if a logit is not a number.
     """
-    if logits_BV.isnan().any():
-        raise Failure(NO_NUMBERS)
     if sampling.temperature == 0:
-        return [int(token) for token in logits_BV.argmax(-1)]
-    p_BV = probabilities(logits_BV, sampling)
-    u_B1 = torch.stack([torch.rand(1, generator=generator) for generator in generators]).double().to(p_BV.device)
-    cdf_BV = p_BV.double().cumsum(-1)
-    # Scaled by the last sum, which rounding leaves a little off 1; the first sum above it has a token with p > 0.
-    return [int(token) for token in torch.searchsorted(cdf_BV, u_B1 * cdf_BV[:, -1:], right=True)[:, 0]]
+        greatest_B, token_B = logits_BV.max(-1)
+    else:
+        u_B1 = torch.stack([torch.rand(1, generator=generator) for generator in generators]).double()
+        cdf_BV = probabilities(logits_BV, sampling).double().cumsum(-1)
+        greatest_B = cdf_BV[:, -1]
+        # Scaled by the last sum, which rounding leaves a little off 1; the first sum above it has a token with p > 0.
+        token_B = torch.searchsorted(cdf_BV, u_B1.to(cdf_BV.device) * cdf_BV[:, -1:], right=True)[:, 0]
+    tokens: list[int] = token_B.masked_fill(greatest_B.isnan(), NO_TOKEN).tolist()  # of a row with NaN so are both
+    if NO_TOKEN in tokens:
+        raise Failure(NO_NUMBERS)
+    return tokens
 
 
 def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:

@@ -194,7 +194,7 @@ class ShardedOptimizer:
         ]
         groups = [group for group in groups if group["params"]]
         self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
-        self._clip = train.clip
+        self._clip, self._steps = train.clip, 0  # counted here too: the host would wait for a GPU's count
         for bucket in self.buckets:
             zeros = {slot: torch.zeros_like(bucket.master) for slot in MOMENTS}
             step = torch.tensor(0.0, device=bucket.master.device)
@@ -203,10 +203,11 @@ class ShardedOptimizer:
     @property
     def steps(self) -> int:
         """Number of updates; skipped steps do not count."""
-        return int(next(iter(self._adamw.state.values()))["step"])
+        return self._steps
 
     @steps.setter
     def steps(self, steps: int) -> None:
+        self._steps = steps
         for state in self._adamw.state.values():
             state["step"].fill_(steps)
 
@@ -236,6 +237,7 @@ class ShardedOptimizer:
             for bucket in self.buckets:
                 bucket.gradient_share.mul_(scale)
         self._adamw.step()
+        self._steps += 1
         for bucket in self.buckets:
             bucket.start_gather()
 

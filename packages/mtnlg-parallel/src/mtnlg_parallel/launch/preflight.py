@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
 CPU_SHARE: Final = "rank's share of"
+UNKNOWN_GPU: Final = "dgx-a100"
+"""The cluster whose figures stand for those of a GPU without a cluster."""
 CORE_FLOPS: Final = 40.0e9
 """fp32 FLOP/s of torch's matrix products on one core of a current server CPU."""
 
@@ -61,7 +63,9 @@ def forecast(recipe: Recipe, cluster: str | None, force: bool, device: Literal["
         raise UsageFailure(f"layout {recipe.layout} cannot fit: {reason}; use {remedy}, or --force to try anyway")
     fullest = stage_memory[fullest_stage(stage_memory)]
     on_cpu = target.gpu.name.startswith(CPU_SHARE)
-    return Forecast(target.name, predict(run, target, software).seconds, fullest.total, rough=on_cpu)
+    unknown = not (cluster or on_cpu or cluster_with(target.gpu.name))
+    name = f"{target.gpu.name}, which it does not know and takes for {UNKNOWN_GPU}'s" if unknown else target.name
+    return Forecast(name, predict(run, target, software).seconds, fullest.total, rough=on_cpu)
 
 
 def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | None:
@@ -76,14 +80,14 @@ def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | No
 def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> Cluster:
     """A planner cluster for this machine: its GPUs, or its cores divided among the ranks.
 
-    An unknown GPU is taken for a DGX A100's, with its own memory size.
+    A GPU that the planner does not know is taken for `UNKNOWN_GPU`'s, with its own memory size.
     """
     import torch  # noqa: PLC0415  (slow to import, and only the driver knows the GPU's name)
 
     if device == "cpu" or not torch.cuda.is_available():
         return _cpu_cluster(layout)
     name = torch.cuda.get_device_name()
-    cluster = load_cluster(cluster_with(name) or "dgx-a100")
+    cluster = load_cluster(cluster_with(name) or UNKNOWN_GPU)
     memory_bytes = float(torch.cuda.get_device_properties(0).total_memory)
     gpu = cluster.gpu.model_copy(update={"name": name, "memory_bytes": memory_bytes})
     return cluster.model_copy(update={"gpu": gpu})

@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, TypedDict
 
 from mtnlg_model.files import atomic_open
-from mtnlg_parallel.planner.cluster import cluster_names, load_cluster
+from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,8 +136,8 @@ def progress_line(step: Step) -> str:
 
 def peak_flops(device: str) -> float | None:
     """Dense 16-bit FLOP/s of a GPU by its CUDA name, such as NVIDIA A100-SXM4-80GB; None where unknown."""
-    gpus = [load_cluster(name).gpu for name in cluster_names()]
-    return next((gpu.peak_flops for gpu in gpus if gpu.name.partition("-")[0] in device), None)
+    name = cluster_with(device)
+    return load_cluster(name).gpu.peak_flops if name else None
 
 
 def hardware_flops(recipe: Recipe, batch: int) -> float:

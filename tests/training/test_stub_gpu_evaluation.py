@@ -1,0 +1,59 @@
+"""Scoring and generation on a GPU that is not there (`stub_evaluation`): devices, races, and waits of the host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training import stub_evaluation, stub_gpu
+
+if not stub_gpu.CAN_RUN:
+    pytest.skip("compiles a library for Linux with g++", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The GPU."""
+    return stub_gpu.build(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture(scope="module", params=["dense-1.3b", "llama-3.2-1b"])
+def answer(library: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of a preset."""
+    run = [sys.executable, "-m", "training.stub_evaluation", str(library), request.param]
+    ended = subprocess.run(run, cwd=Path(__file__).parents[1], check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    return answer
+
+
+def test_a_batch_is_packed_and_its_scores_come_while_the_gpu_computes_another(answer: dict[str, Any]) -> None:
+    """No host waits for the GPU to send it a batch, and for the first batch's scores it waits for no later work."""
+    scoring = answer["scoring"]
+    assert not scoring["races"]
+    assert not scoring["waits"]
+    assert 0 < scoring["known"] <= scoring["first"]
+
+
+def test_scores_of_another_rank_are_received_beside_what_this_one_computes(answer: dict[str, Any]) -> None:
+    assert answer["receiving"] == {"waits": {}, "races": [], "held_up": False}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_generation_reads_the_gpu_once_a_step(temperature: float, answer: dict[str, Any]) -> None:
+    generation = answer[f"generation at {temperature}"]
+    assert not generation["races"]
+    reads = {place: count for place, count in generation["waits"].items() if not place.startswith("_to_copy")}
+    assert reads == {"tolist sampling.draw_tokens": stub_evaluation.NEW_TOKENS}
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_no_rank_of_a_sharded_model_waits_for_its_gpu_while_it_scores(rank: int, answer: dict[str, Any]) -> None:
+    of_rank = answer[f"rank {rank}"]
+    assert not of_rank["races"]
+    assert not of_rank["scored"]
