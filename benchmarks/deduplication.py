@@ -15,6 +15,7 @@ pair at Jaccard 0.8, writes a ledger, and syncs and checksums each file. Ratios 
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 import resource
@@ -176,6 +177,7 @@ def main() -> None:
         write_documents(small, batch_documents(documents[:600]))
         for name, side in sides.items():  # compiles and imports what the first use needs, verification of pairs too
             side(small, Path(scratch) / f"warm-{name}")
+        gc.freeze()  # neither side is to look through the corpus and what the other has imported
         for number in range(options.rounds):
             for name in sorted(sides, reverse=bool(number % 2)):
                 cpu_seconds, seconds, survivors = time_run(sides[name], shard, Path(scratch) / f"{name}-{number}")

@@ -77,6 +77,9 @@ STAGES = {
     "decontaminate": "decontaminate",
     "tokens": "tokenize",
 }
+#: Steps that every kind of repeats has of its own, and what of theirs belongs to which kind.
+KINDS = {"anchors": "substrings", "windows": "substrings"}
+OF_KINDS = {"exact.scan_shard", "exact.write_repeats"}
 #: What is planned by another measure than the text that a stage reads.
 CONSTANT = {"decontaminate.write_ngrams", "decontaminate.choose_rare", "tokens.write_tokenizer", "tokens.write_blend"}
 
@@ -96,8 +99,13 @@ class Costs(Local):
         for unit in units:
             before = self._count()
             summary = function(unit)
-            kind = unit.pieces[0][0].kind if name == "extract.extract_group" else ""
-            self.costs[f"extract.{kind}" if kind else name] += self._count() - before
+            if name == "extract.extract_group":
+                step = f"extract.{unit.pieces[0][0].kind}"
+            elif name in OF_KINDS:
+                step = f"{name}.{KINDS.get(unit.kind, unit.kind)}"
+            else:
+                step = name
+            self.costs[step] += self._count() - before
             yield unit, summary
 
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import fsspec
 import pytest
 from hypothesis import settings
 
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
+from mtnlg_data.transfer import download, url_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
+    from object_store import Store
+
     from mtnlg_data.engine import Summary
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what test modules share
 
 # Machines differ in speed, and the first example includes compilation and imports.
 settings.register_profile("no clock", deadline=None)
@@ -30,14 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
-def _modules_beside() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        yield
-
-
-@pytest.fixture(scope="session")
-def units(_modules_beside: None) -> ModuleType:
+def units() -> ModuleType:
     """``echo_units.py``, as a module that a spawned worker can import too."""
     return importlib.import_module("echo_units")
 
@@ -47,7 +47,7 @@ PUBLISHED = Path(__file__).parents[4] / "shared" / "data"
 
 
 @pytest.fixture(scope="session", params=["ours", *(["published"] if PUBLISHED.is_dir() else [])])
-def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _modules_beside: None) -> Path:
+def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of files in the published formats: written by us (``published.py``), and the published ones if here."""
     if request.param == "published":
         return PUBLISHED
@@ -55,19 +55,19 @@ def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def corpus(_modules_beside: None) -> ModuleType:
+def corpus() -> ModuleType:
     """``small_corpus.py``."""
     return importlib.import_module("small_corpus")
 
 
 @pytest.fixture(scope="session")
-def sentences(_modules_beside: None) -> ModuleType:
+def sentences() -> ModuleType:
     """``sentences_without_spaces.py``."""
     return importlib.import_module("sentences_without_spaces")
 
 
 @pytest.fixture(scope="session")
-def language_models(_modules_beside: None) -> ModuleType:
+def language_models() -> ModuleType:
     """``language_model.py``."""
     return importlib.import_module("language_model")
 
@@ -87,3 +87,36 @@ def finished(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Ru
     recipe = corpus.write_run(folder)
     with closing(Local(1)) as engine:
         return Run(recipe, folder / "data", curate(load_recipe(recipe), folder / "data", engine))
+
+
+@pytest.fixture(scope="module")
+def running_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The S3 server behind its proxy, and this process set up for it."""
+    object_store = importlib.import_module("object_store")
+    options = {"config_kwargs": {"read_timeout": 0.5, "connect_timeout": 2}}
+    with (
+        object_store.running_moto() as port,
+        object_store.running_store(port) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AWS_ENDPOINT_URL", store.url)
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", object_store.SECRET)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        patch.setitem(fsspec.config.conf, "s3", options)
+        patch.setattr(download, "backoff", lambda _: 0.0)
+        patch.setattr(url_files, "backoff", lambda _: 0.0)
+        yield store
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def store(running_store: Store, request: pytest.FixtureRequest) -> Store:
+    """The server, without faults, and with a bucket for this test: ``store.bucket``."""
+    running_store.faults.clear()
+    running_store.requests.clear()
+    running_store.bucket = f"b{abs(hash(request.node.name))}"
+    running_store.put(f"{running_store.bucket}/.keep", b"")
+    return running_store

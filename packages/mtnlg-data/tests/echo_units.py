@@ -78,7 +78,9 @@ def wait_for_go(unit: Echo) -> dict[str, str]:
     import ray
 
     begun = unit.output.parent / "begun" / unit.output.name
-    begun.write_text(ray.get_runtime_context().get_node_id())
+    partial = unit.output.with_suffix(".begun")
+    partial.write_text(ray.get_runtime_context().get_node_id())
+    partial.replace(begun)  # who reads it reads all of it
     while not (unit.output.parent / "go").exists():
         time.sleep(0.01)
     return {"machine": begun.read_text(), **echo(unit)}

@@ -11,8 +11,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import error_line, error_status
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     Fault = Callable[["Handler", http.client.HTTPResponse, bytes], None]
 
@@ -186,6 +192,9 @@ def hanging(handler: Handler, answer: http.client.HTTPResponse, content: bytes) 
         pass
 
 
+FAULTS: list[Fault] = [cut_short, shortened, busy, hanging]
+
+
 @contextmanager
 def running_store(port: int) -> Iterator[Store]:
     """A proxy before the server at this port."""
@@ -195,3 +204,19 @@ def running_store(port: int) -> Iterator[Store]:
         yield store
         store.shutdown()
         thread.join()
+
+
+def command(*words: object) -> tuple[int, str]:
+    """Exit status and last line of a command that runs in this process."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    error = result.exception if isinstance(result.exception, Exception) else None
+    assert SECRET not in result.output
+    if error is None:
+        return result.exit_code, result.output
+    return error_status(error), error_line(error)
+
+
+def upload(store: Store, folder: Path, prefix: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())

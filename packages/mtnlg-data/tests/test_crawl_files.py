@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import hashlib
+import os
 import tempfile
 import zlib
 from contextlib import suppress
@@ -16,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
-from mtnlg_data.sources.response import decode_content
+from mtnlg_data.sources.response import decode_content, read_html_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,6 +217,34 @@ def test_a_decompression_bomb_in_a_record_is_cut_off_at_max_bytes(
     pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1 << 20)
     assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
     assert [drop.reason for drop in dropped] == ["too_large"]
+
+
+LETTERS = hashlib.shake_256(b"page").hexdigest(10_000).encode()  # half a byte each: no coding shortens them more
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd", "deflate", "br"])
+def test_of_a_coding_that_breaks_off_the_beginning_is_returned_and_a_corrupt_one_is_refused(coding: str) -> None:
+    encoded = CODINGS[coding](LETTERS)
+    if coding == "zstd":
+        encoded = zstandard.ZstdCompressor(write_checksum=True).compress(LETTERS)
+    assert LETTERS.startswith(decode_content(encoded[: len(encoded) // 2], coding, 1 << 20))
+    if coding in {"gzip", "zstd"}:
+        with pytest.raises(ValueError, match=r"rror|orrupt"):
+            decode_content(
+                encoded[:300] + bytes(byte ^ 255 for byte in encoded[300:400]) + encoded[400:], coding, 1 << 20
+            )
+
+
+class Unread:
+    """A record on a disk that fails."""
+
+    def parse_http(self, auto_decode: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), auto_decode)
+
+
+def test_a_disk_that_fails_within_a_response_is_no_bad_response() -> None:
+    with pytest.raises(OSError, match="Input/output error"):
+        read_html_page(Unread(), 0, "x.warc.gz", "http://example.org/", 1000)  # type: ignore[arg-type]
 
 
 @given(st.binary(max_size=200), st.sampled_from(["gzip", "br", "zstd", "deflate", "gzip, br, zstd"]))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -127,12 +131,39 @@ def test_inspect_opens_every_file_that_a_run_leaves(out: Path) -> None:
     assert "reason = 'duplicate'" in CliRunner().invoke(app, ["inspect", ledger]).output
 
 
+def test_inspect_takes_for_documents_what_stages_read_as_documents(tmp_path: Path) -> None:
+    texts = pa.array(["one", "two"])
+    tables = {
+        "documents": [{"text": texts}, {"text": texts.dictionary_encode()}, {"text": texts.cast(pa.string_view())}],
+        "table": [{"text": pa.array([1, 2])}, {"body": texts}, {"mtnlg": texts, "body": texts}],
+    }
+    for kind, of_kind in tables.items():
+        for number, columns in enumerate(of_kind):
+            pq.write_table(pa.table(columns), path := tmp_path / f"{kind}{number}.parquet")
+            assert inspect_path(path, 1, 80)["kind"] == kind, columns
+            print_inspection(inspect_path(path, 1, 80))
+
+
 def test_inspect_says_what_it_cannot_show(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x.parquet").write_bytes(b"no")
-    for name, words in (("nowhere", "no such file"), ("x", "holds no run"), ("x.parquet", "not a Parquet file")):
+    for name, words in (("nowhere", "no such file"), ("x", "holds no run"), ("x.parquet", "x.parquet: damaged: Parq")):
         with pytest.raises(Failure, match=words):
             inspect_path(tmp_path / name, 1, 1)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(Failure, match=r"pipe\.jsonl: it is a pipe or device, not a file"):
+        inspect_path(tmp_path / "pipe.jsonl", 1, 1)
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert inspect_path(tmp_path / "deep.json", 1, 1)["kind"] == "binary"
+
+
+def test_a_broken_tokenizer_beside_a_store_is_named(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out / "tokens", tmp_path / "tokens")
+    (tmp_path / "tokens" / "tokenizer.json").write_text("{")
+    with pytest.raises(Failure, match=r"tokens/tokenizer\.json: not a tokenizer\.json: "):
+        inspect_path(tmp_path / "tokens" / "books", 1, 1)
+    (tmp_path / "tokens" / "tokenizer.json").unlink()
+    assert "text" not in inspect_path(tmp_path / "tokens" / "books", 1, 1)["samples"][0]
 
 
 def test_the_readmes_commands_run_on_the_readmes_recipe(tmp_path: Path, corpus: ModuleType) -> None:

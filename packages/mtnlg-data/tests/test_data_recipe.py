@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
+from typer.testing import CliRunner
 
+from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, load_recipe
 from mtnlg_data.settings import dump
@@ -181,6 +183,26 @@ def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: P
     ]
 
 
+@pytest.mark.parametrize("start", ["", "file://"])
+def test_hidden_files_such_as_the_records_of_a_fetch_match_no_wildcard(tmp_path: Path, start: str) -> None:
+    served, folder = tmp_path / "served", tmp_path / ".cache"
+    for name in ("a.jsonl", "b.jsonl"):
+        served.mkdir(exist_ok=True)
+        (served / name).write_text('{"text": "one"}\n')
+    assert CliRunner().invoke(app, ["fetch", f"file://{served}", "--out", str(folder)]).exit_code == 0
+    assert {path.name for path in folder.iterdir()} == {".lock", ".fetched.json", "a.jsonl", "b.jsonl"}
+
+    def names(pattern: str) -> list[str]:
+        place = f"{start}{folder}" if start else ".cache"
+        recipe = load_recipe(write(tmp_path), [f"sources.books.paths=['{place}/{pattern}']"])
+        return [file.name for file in recipe.source_files("books")]
+
+    assert names("*") == names("**/*") == ["a.jsonl", "b.jsonl"]
+    assert names(".fetched.json") == [".fetched.json"]
+    with pytest.raises(Failure, match=r"no such file|no file there but hidden ones"):
+        names("*.lock")
+
+
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +234,17 @@ def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: P
         ("[sources.crawl]", "[source.crawl]", ["source", "unknown key", "did you mean sources?"]),
         ("vocabulary = 400", "", ["vocabulary"]),
         ("[tokenize]", "[quality]\nalpha = 0\n[tokenize]", ["quality.alpha = 0", "greater than 0"]),
+        (
+            "[tokenize]",
+            "[quality]\nseed = 4294967296\n[tokenize]",
+            ["quality.seed = 4294967296", "less than 4294967296"],
+        ),
+        (
+            "[tokenize]",
+            "[quality]\npositives.books = -1\n[tokenize]",
+            ["positives.books = -1", "or equal to 0"],
+        ),
+        ("vocabulary = 400", "vocabulary = 2147483648", ["tokenize.vocabulary = 2147483648", "less than 2147483648"]),
         ("[tokenize]", "[extract]\nlargest = 1.5\n[tokenize]", ["extract.largest = 1.5"]),
         ("[tokenize]", "[tokenize", ["not TOML"]),
     ],
@@ -230,6 +263,11 @@ def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -
     recipe = load_recipe(write(tmp_path), ["texts=none.jsonl"])
     with pytest.raises(Failure, match=r"books/\*\.jsonl: no such file \(source books\); paths start at /"):
         recipe.files()
+    for pattern in ("", ".", "..", "/", str(tmp_path)):
+        with pytest.raises(Failure, match=r"a folder \(source books\); give a pattern of its files, such as \*\.jsonl"):
+            load_recipe(tmp_path, [f"sources.books.paths=['{pattern}']"]).files()
+    with pytest.raises(Failure, match=r"books/\*\*\*/a: no pattern of files \(source books\): Invalid pattern"):
+        load_recipe(tmp_path, ["sources.books.paths=['books/***/a']"]).files()
     with pytest.raises(Failure, match=r"none\.jsonl: no such file of task texts"):
         recipe.texts_file()
     for name in ("a/x.jsonl", "b/x.jsonl"):

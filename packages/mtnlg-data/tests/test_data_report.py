@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.report import write_report
+from mtnlg_data.report.inspection import inspect_path
 from mtnlg_data.report.markup import count
 
 if TYPE_CHECKING:
@@ -250,15 +251,46 @@ def test_the_command_writes_the_report_of_a_run(tmp_path: Path, finished: Any) -
     assert "quality: dropped as low quality" in page.text
 
 
+STAGE = '{"name": "x", "seconds": 1, "documents_in": 1, "documents_out": 1, "characters_in": 1, "characters_out": 1'
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no such file"), ("{", "Invalid JSON"), ('{"seconds": 1}', "stages: Field required")],
+    [
+        (None, "no such file"),
+        ("{", "no summary of a curation: Invalid JSON"),
+        ("[1]", "no summary of a curation: Input should be an object"),
+        ('{"seconds": 1}', "no summary of a curation: stages: Field required"),
+        ('{"seconds": 1, "stages": []}', "stages: List should have at least 1 item"),
+        ('{"seconds": NaN, "stages": []}', "seconds: Input should be a finite number"),
+        ('{"seconds": 1, "stages": [{"name": "x"}]}', "stages.0.seconds: Field required"),
+        (f'{{"seconds": 1, "stages": [{STAGE}}}]}}', "stages.0.sources: Field required"),
+        (
+            f'{{"seconds": 1, "stages": [{STAGE}, "sources": {{"a": 3}}}}]}}',
+            "stages.0.sources.a: Input should be an obj",
+        ),
+        (
+            STAGE.replace("1,", '"1",', 1).join(('{"seconds": 1, "stages": [', "}]}")),
+            "stages.0.seconds: Input should be a valid number",
+        ),
+    ],
 )
 def test_a_file_that_is_no_summary_is_one_line(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
         (tmp_path / "summary.json").write_text(content, encoding="utf-8")
+        with pytest.raises(Failure, match=f"summary.json: .*{words}"):
+            inspect_path(tmp_path, 1, 1)
     with pytest.raises(Failure, match=f"summary.json: .*{words}"):
         write_report(tmp_path)
+
+
+def test_what_may_be_missing_in_a_summary_is_missed_by_nobody(tmp_path: Path) -> None:
+    source = STAGE.partition('"seconds": 1, ')[2]
+    content = f'{{"seconds": 1, "stages": [{STAGE}, "sources": {{"a": {{{source}}}}}}}]}}'
+    (tmp_path / "summary.json").write_text(content, encoding="utf-8")
+    assert write_report(tmp_path).exists()
+    done = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert "x: kept 1 of 1 documents" in done.output
 
 
 def test_alarms_come_first_and_are_text_not_markup(tmp_path: Path) -> None:

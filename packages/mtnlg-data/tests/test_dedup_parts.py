@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 from mtnlg_data.dedup.bands import _chains
 from mtnlg_data.dedup.candidates import shingle_sets
-from mtnlg_data.dedup.copies import source_ranks
+from mtnlg_data.dedup.copies import CopyUnit, find_copies, source_ranks
 from mtnlg_data.dedup.minhash import (
     _band_keys_numpy,
     _content_hashes_numpy,
@@ -27,7 +27,6 @@ from mtnlg_data.dedup.minhash import (
     band_keys,
     content_hashes,
     folded_codes,
-    hash_name,
     hash_shingles,
     hash_words,
     minhash,
@@ -35,7 +34,7 @@ from mtnlg_data.dedup.minhash import (
     shingle_ngrams,
 )
 from mtnlg_data.dedup.representatives import choose_representatives
-from mtnlg_data.dedup.runs import merge_runs, write_runs
+from mtnlg_data.dedup.runs import Corpus, merge_runs, write_runs
 from mtnlg_data.dedup.union_find import _unite_scipy, components, new_forest, reduce_links, unite
 from mtnlg_data.dedup.verify import (
     Candidates,
@@ -48,7 +47,7 @@ from mtnlg_data.dedup.verify import (
     verify_buckets,
     verify_pairs,
 )
-from mtnlg_data.filters.texts import texts_of
+from mtnlg_data.filters.texts import hash_strings, texts_of
 from mtnlg_data.words import character_kinds, find_words, fold_case
 
 if TYPE_CHECKING:
@@ -197,9 +196,24 @@ def test_content_hashes_agree_exactly_where_shingles_and_their_repeats_do(texts:
 
 @given(priority=st.lists(st.sampled_from("abcdef"), max_size=5, unique=True))
 def test_the_rank_of_a_source_is_its_place_in_the_priority_and_others_share_the_last(priority: list[str]) -> None:
-    hashes = np.array([hash_name(source) for source in "abcdef"], np.uint64)
+    hashes = hash_strings(pa.array(list("abcdef")))
     expected = [priority.index(source) if source in priority else len(priority) for source in "abcdef"]
     assert source_ranks(hashes, priority).tolist() == expected
+
+
+def test_the_copy_that_stays_may_be_alone_in_what_is_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtnlg_data.dedup.runs.RUN_BYTES", 4 * 36)  # four rows
+    corpus, same = Corpus(tmp_path, 9, ""), np.full(9, 7, np.uint64)
+    contents, ranks = corpus.exchanged("contents", 1, 1), np.array([1] * 8 + [0], np.uint32)
+    with write_runs(contents.path(0)) as runs:
+        runs.add(same, {"high": same, "rank": ranks, "order": same, "document": np.arange(9)})
+    assert [len(table) for table in contents.read(0)] == [4, 4, 1]
+    find_copies(CopyUnit(corpus, 0, contents, tmp_path / "copies" / "0.arrow"))
+    copies = pa.concat_tables(merge_runs([tmp_path / "copies" / "0.arrow"], 0, (1 << 64) - 1))
+    assert corpus.numbers(copies["sort"].to_numpy()).tolist() == [*range(8)]
+    assert copies["kept"].to_pylist() == [8] * 8
 
 
 @given(links=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).filter(lambda link: link[0] != link[1])))

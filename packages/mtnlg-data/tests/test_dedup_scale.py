@@ -66,7 +66,7 @@ import sys
 from pathlib import Path
 import numpy as np
 import pyarrow as pa
-from mtnlg_data.dedup import bands, clusters, copies, representatives, runs, verify
+from mtnlg_data.dedup import bands, candidates, clusters, copies, representatives, runs, verify
 from mtnlg_data.engine.units import release_memory
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 runs.RUN_BYTES, clusters.LINKS_REDUCED, verify.SPILL_BYTES = 1 << 20, 1 << 14, 1 << 20
@@ -83,20 +83,20 @@ def write(name, rows, columns):
     return exchanged
 
 def of_candidates(part, same):
-    shingles = pa.FixedSizeListArray.from_arrays(np.tile(np.arange(300, dtype=np.uint64), len(part)), 300)
+    sets = np.tile(np.arange(300, dtype=np.uint64), len(part))
+    shingles = candidates.sets_column(sets, 300 * np.arange(len(part) + 1))
     keys = pa.FixedSizeListArray.from_arrays(np.repeat(same, 5), 5)
-    shingles = shingles.cast(pa.large_list(pa.uint64()))
     narrow = {"rank": np.zeros(len(part), np.uint32), "order": same, "times": part * 0 + 1}
     return {**narrow, "keys": keys, "shingles": shingles}
 
 contents = write("contents", rows, lambda part, same: {"high": same, "rank": same.astype(np.uint32), "order": same})
 keys = write("bands", rows, lambda part, same: {})
-candidates = write("candidates", rows // 16, of_candidates)
+group = write("candidates", rows // 16, of_candidates)
 steps = {
     "copies": lambda: copies.find_copies(copies.CopyUnit(corpus, 0, contents, folder / "copies" / "0")),
     "rows": lambda: bands.link_bands(bands.BandUnit(corpus, 0, keys, folder / "links")),
     "removed": lambda: representatives.deduplicate_group(
-        representatives.GroupUnit(corpus, 0, candidates, 0.8, 11, 1, folder / "near")
+        representatives.GroupUnit(corpus, 0, group, 0.8, 11, 1, folder / "near")
     ),
 }
 for name, step in steps.items():

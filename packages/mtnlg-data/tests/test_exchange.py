@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtnlg_data import exchange
-from mtnlg_data.exchange import KEYS, Exchange, KeyRange
+from mtnlg_data.exchange import KEYS, Exchange, KeyRange, stable_order
 
 
 def carry(files: int, ranges: int, keys: list[tuple[int, int]]) -> tuple[list[list[tuple[int, int]]], int, int]:
@@ -66,3 +67,19 @@ def test_few_files_are_read_as_they_are() -> None:
     plan = Exchange(128, 5)
     assert list(plan.merges()) == []
     assert [len(plan.range(number).files) for number in range(plan.ranges)] == [128] * 8
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=70),
+    st.sampled_from([(1, 0), (1 << 60, 0), ((1 << 60) + 1, 5), (1, KEYS - 10), ((KEYS - 1) // 9, 0)]),
+)
+@example([0, 9, 1], ((KEYS - 1) // 9, 0))
+def test_keys_are_sorted_and_equal_ones_stay_in_their_order(numbers: list[int], scale: tuple[int, int]) -> None:
+    step, first = scale
+    keys = np.array([first + step * number for number in numbers], np.uint64)
+    assert stable_order(keys).tolist() == np.argsort(keys, kind="stable").tolist()
+
+
+def test_keys_that_differ_only_where_their_places_are_written_are_sorted() -> None:
+    keys = np.array([3, 2, 1, 0, KEYS - 1, KEYS - 2, KEYS - 1], np.uint64)
+    assert stable_order(keys).tolist() == [3, 2, 1, 0, 5, 4, 6]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def reference(_modules_beside: None) -> ModuleType:
+def reference() -> ModuleType:
     """``filter_reference.py``."""
     return importlib.import_module("filter_reference")
 
@@ -436,8 +436,14 @@ def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) 
     command = ["filter", tmp_path / "in.jsonl", "--rules", "url", "--out", tmp_path / "out", "--workers", 1]
     with pytest.raises(Failure, match="url rules without a list; give one"):
         invoke(*command)
-    with pytest.raises(Failure, match=r"absent\.gz: no such file of a filter's list"):
+    with pytest.raises(Failure, match=r"absent\.gz: no such file; a filter's list has one entry a line"):
         invoke(*command, "--domain-files", tmp_path / "absent.gz")
+    (tmp_path / "list.txt").write_text("word\n")
+    for rule, option in (("url", "--bad-word-files"), ("url_word", "--domain-files")):
+        command[3] = rule
+        with pytest.raises(Failure, match=r"url rules without a list; give one: .*url_word reads filter\.word_files"):
+            invoke(*command, option, tmp_path / "list.txt")
+    invoke(*command, "--word-files", tmp_path / "list.txt")
 
 
 def test_every_rule_has_a_source_and_a_family_names_all_of_its_own() -> None:

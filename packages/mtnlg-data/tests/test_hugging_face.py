@@ -111,6 +111,12 @@ def test_arrow_without_the_column_and_with_a_null_is_counted(tmp_path: Path) -> 
     (item,) = read(pa.table({"body": ["x"]}))
     assert isinstance(item, Dropped)
     assert item.what == "no column 'text' of strings; it has body"
+    (tmp_path / "a.arrow").write_bytes(struct.pack("<i", -5) * 9)
+    status, line = command("extract", tmp_path / "a.arrow", "--out", tmp_path / "out", "--workers", 1)
+    assert status == 1
+    assert line.startswith(
+        "a.arrow: rows from 1 on: Invalid IPC stream: negative continuation token; documents: 1 of 1 "
+    )
     null, sound = read(pa.table({"body": [None, "x"]}), "body")
     assert (null.reason, sound.content) == ("no_text", "x")  # type: ignore[union-attr]
     broken = pa.array([b"\xff", b"sound"]).cast(pa.binary()).view(pa.string())
@@ -154,6 +160,23 @@ def test_a_set_of_parquet_files_of_another_keeps_their_columns(tmp_path: Path) -
     assert rows.remove_columns("mtnlg").to_dict() == ROWS
 
 
+def test_configurations_may_be_called_like_values_of_yaml(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "in").mkdir()
+    for name in (names := ["yes", "1e5", "null", "12", "x #y", "- z", "[0]", "it's", 'q"q', "\N{GRINNING FACE}"]):
+        pq.write_table(pa.table({"text": [name]}), tmp_path / "in" / f"{name}.parquet")
+    assert command("export", tmp_path / "in", "--out", tmp_path / "set")[0] == 0
+    for name in names:
+        rows = datasets.load_dataset(str(tmp_path / "set"), name, split="train", cache_dir=str(tmp_path / "cache"))
+        assert rows.to_list() == [{"text": name}]
+    for name in ("a: b", "a*", "a\nb"):
+        pq.write_table(pa.table({"text": [name]}), tmp_path / "in" / f"{name}.parquet")
+        status, line = command("export", tmp_path / "in", "--out", tmp_path / "other")
+        assert (status, line.partition(".parquet: ")[2][:27]) == (1, "datasets takes no * / : < >")
+        (tmp_path / "in" / f"{name}.parquet").unlink()
+    assert not (tmp_path / "other").exists()
+
+
 def test_an_export_refuses_what_it_would_spoil(tmp_path: Path, finished: Run) -> None:
     (tmp_path / "set" / "data").mkdir(parents=True)
     (tmp_path / "set" / "data" / "mine.parquet").write_bytes(b"mine")
@@ -164,6 +187,11 @@ def test_an_export_refuses_what_it_would_spoil(tmp_path: Path, finished: Run) ->
         write_dataset(finished.out, tmp_path / "set")
     with pytest.raises(UsageFailure, match="give a folder outside of it"):
         write_dataset(finished.out, finished.out / "set")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "a.parquet").write_bytes(b"torn")
+    with pytest.raises(Failure, match=r"torn/a\.parquet: damaged: Parquet"):
+        write_dataset(tmp_path / "torn", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
     for folder in (tmp_path / "empty", tmp_path / "missing", tmp_path / "set" / "data" / "mine.parquet"):
         with pytest.raises(Failure, match="no documents"):
             write_dataset(folder, tmp_path / "other")

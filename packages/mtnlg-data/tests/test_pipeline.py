@@ -219,7 +219,7 @@ def test_what_cannot_work_ends_before_any_work(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == status
-    assert words in capsys.readouterr().err.strip().splitlines()[-1]
+    assert words in capsys.readouterr().err.strip().splitlines()[0]
     assert not (tmp_path / "data").exists()
 
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
@@ -25,7 +25,7 @@ from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.exchange import KeyRange, SortedFile
 from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
 from mtnlg_data.planning.plan import BATCHES_HELD, plan
-from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, START_SECONDS, Step, schedule
+from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, START_SECONDS, Step, schedule, steps_of
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import arrow, parquet
@@ -270,6 +270,35 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
     assert read == [20, 20, 20]  # of 400 rows the 50, and no more to count them
     with pytest.raises(Failure, match="no such file"):
         estimate_corpus(load_recipe(WHOLE, folder=tmp_path))
+
+
+def test_the_hours_of_exact_are_those_of_the_kinds_that_are_asked_for(tmp_path: Path) -> None:
+    def core_hours(*kinds: str) -> float:
+        return float(stage(planned(tmp_path, PAPER, f"exact.kinds={list(kinds)}"), "exact")["core_hours"])
+
+    alone = {kind: core_hours(kind) for kind in ("documents", "lines", "substrings")}
+    cut = COSTS["exact.cut_shard"] * 0.775 * PAPER * 4600 / 1e6 / 3600
+    assert core_hours(*alone) == pytest.approx(sum(alone.values()) - 2 * cut, rel=0.01)
+    recipe = load_recipe(WHOLE, [f"exact.kinds={list(alone)}"], tmp_path)
+    units = {step.step: step.units for step in steps_of(recipe, CorpusSize(PAPER, 4600)) if step.stage == "exact"}
+    assert units["scan substrings"] == 2 * units["scan lines"] == 2 * units["scan documents"] > 0
+    assert core_hours("documents", "lines") < 0.5 * alone["substrings"]
+    for kind, hours in alone.items():
+        of_kind = sum(COSTS[f"exact.{step}.{kind}"] for step in ("scan_shard", "write_repeats"))
+        assert hours - cut == pytest.approx(of_kind * 0.775 * PAPER * 4600 / 1e6 / 3600, rel=0.05)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "nan", "inf", "1e30", "many"])
+def test_a_number_of_documents_that_is_none_is_refused_at_once(tmp_path: Path, number: str) -> None:
+    done = CliRunner().invoke(app, ["plan", str(WHOLE), "--documents", number, "--input", str(tmp_path)])
+    assert done.exit_code == 2
+
+
+def test_the_mean_length_goes_with_the_number_of_documents(tmp_path: Path) -> None:
+    words = ["plan", str(WHOLE), "--characters-a-document", "1000", "--input", str(tmp_path)]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, UsageFailure)
+    assert str(error).startswith("--characters-a-document goes with --documents")
 
 
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:

@@ -379,14 +379,14 @@ def test_without_fasttext_a_line_names_the_extra(tmp_path: Path, monkeypatch: py
     with pytest.raises(
         Failure, match=r'model\.bin: a fastText model needs fastText: pip install "mtnlg-data\[fasttext\]"'
     ):
-        settings.check()
+        settings.check([])
     (tmp_path / "other.bin").write_bytes(b"GGUF")
     with pytest.raises(Failure, match=r"other\.bin: not a classifier trained by quality"):
-        QualitySettings(model=tmp_path / "other.bin").check()
+        QualitySettings(model=tmp_path / "other.bin").check([])
     with pytest.raises(
         Failure, match=r"none\.npy: No such file or directory; quality\.model must be a classifier\.npy of another run"
     ):
-        QualitySettings(model=tmp_path / "none.npy").check()
+        QualitySettings(model=tmp_path / "none.npy").check([])
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

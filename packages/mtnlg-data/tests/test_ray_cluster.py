@@ -125,7 +125,7 @@ def test_an_address_without_the_ray_engine_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def machines(_modules_beside: None) -> Iterator[Machines]:
+def machines() -> Iterator[Machines]:
     with importlib.import_module("ray_machines").ray_machines(2, NO_RAY) as cluster:
         yield cluster
 
@@ -175,7 +175,6 @@ def test_a_unit_gets_a_core_and_its_memory_and_what_fails_or_kills_its_workers_i
     assert not list((tmp_path / "version").iterdir())
 
 
-@pytest.mark.usefixtures("_modules_beside")
 def test_a_unit_that_no_machine_of_a_cluster_has_the_memory_for_is_told_once_and_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

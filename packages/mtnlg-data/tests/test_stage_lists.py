@@ -14,7 +14,7 @@ import pytest
 from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.dedup.stage import DeduplicateSettings
 from mtnlg_data.engine import Local
 from mtnlg_data.extract.text import ExtractSettings
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from types import ModuleType
+
+    from conftest import Run
 
 TIMED = {"account.json", "summary.json", "report.html", ".lock"}
 
@@ -162,6 +164,24 @@ def test_a_command_changes_nothing_in_the_folder_of_another_stage(
             find_inputs([str(shrunk[0] / "03-clean")]), tmp_path / "out", CleanSettings(), engine, rules=["unicode"]
         )
     assert files_of(tmp_path / "out") == before
+
+
+def test_a_run_and_a_stage_by_itself_do_not_work_in_each_others_folders(
+    finished: Run, tmp_path: Path, corpus: ModuleType, engine: Local
+) -> None:
+    out = shutil.copytree(finished.out, tmp_path / "out")
+    write_two_files(corpus, tmp_path / "in")
+    inputs = find_inputs([str(tmp_path / "in")], raw=True)
+    before = files_of(out)
+    for folder in (out, out / "01-extract", out / "tokens", out / "03-filter"):
+        with pytest.raises(UsageFailure, match=f"--out {folder} is a folder of the run {out}, whose results would go"):
+            standalone.extract(inputs, folder, ExtractSettings(), engine)
+    assert files_of(out) == before
+    standalone.extract(inputs, tmp_path / "alone", ExtractSettings(), engine)
+    before = files_of(tmp_path / "alone")
+    with pytest.raises(Failure, match="alone: holds the output of the stage extract alone; give another --out"):
+        curate(load_recipe(finished.recipe), tmp_path / "alone", engine)
+    assert files_of(tmp_path / "alone") == before
 
 
 def test_extract_too_takes_the_folder_of_a_stage_by_its_list(shrunk: tuple[Path, Path]) -> None:

@@ -192,7 +192,18 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
             UsageFailure,
             "--weight a=2: expected NAME=SHARE",
         ),
+        (
+            ["tokenize", "x.jsonl", "--vocabulary", "300", "--weight", "a=0.1", "--weight", "a=0.2"],
+            UsageFailure,
+            "--weight a=0.2: a has a weight already",
+        ),
         (["tokenize", "x.jsonl"], UsageFailure, "takes either a vocabulary"),
+        (["clean", ""], UsageFailure, "an INPUT is empty; . is this folder"),
+        (
+            ["extract", "x.jsonl", "--subset", "Books3", "--field", "body"],
+            UsageFailure,
+            "--field body: texts of the Pile",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line_before_any_work(

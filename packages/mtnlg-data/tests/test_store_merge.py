@@ -71,6 +71,8 @@ def test_stores_of_other_tokenizers_and_the_output_itself_are_refused(tmp_path: 
     small, large = write(tmp_path / "a" / "x", [[1]]), write(tmp_path / "b" / "y", [[1]], 70_000)
     with pytest.raises(Failure, match=r"y: tokens of int32, where .*x has uint16; give stores of one tokenizer"):
         merge([small, large], tmp_path / "out")
+    with pytest.raises(Failure, match="x: given twice"):
+        merge([small, tmp_path / "b" / ".." / "a" / "x"], tmp_path / "out")
     with pytest.raises(Failure, match=r"x: is one of the stores to merge; give another --out"):
         merge([small], small)
     other = write(tmp_path / "b" / "z", [[2]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,81 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import object_store
 import pytest
-from typer.testing import CliRunner
+from object_store import FAULTS, command
 
-from mtnlg_data.cli import app
-from mtnlg_data.console import Failure, IoFailure, UsageFailure, error_line, error_status
-from mtnlg_data.recipe import load_recipe
-from mtnlg_data.stream import open_stream
+from mtnlg_data.console import Failure, IoFailure, UsageFailure
 from mtnlg_data.tokens.store import TokenStore
-from mtnlg_data.transfer import download, url_files
+from mtnlg_data.transfer import url_files
 from mtnlg_data.transfer.download import TransientError
 from mtnlg_data.transfer.publish import Place, result_files
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
 from mtnlg_data.transfer.urls import connect, driver_errors, url_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
     from object_store import Fault, Store
 
     from conftest import Run
 
-sys.path.insert(0, str(Path(__file__).parent))
-object_store = importlib.import_module("object_store")
-
 CONTENT = bytes(range(256)) * 300
-FAULTS = [object_store.cut_short, object_store.shortened, object_store.busy, object_store.hanging]
-
-
-@pytest.fixture(scope="module")
-def running_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """The S3 server behind its proxy, and this process set up for it."""
-    options = {"config_kwargs": {"read_timeout": 0.5, "connect_timeout": 2}}
-    with (
-        object_store.running_moto() as port,
-        object_store.running_store(port) as store,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("AWS_ENDPOINT_URL", store.url)
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", object_store.SECRET)
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_MAX_ATTEMPTS", "1")
-        patch.setitem(fsspec.config.conf, "s3", options)
-        patch.setattr(download, "backoff", lambda _: 0.0)
-        patch.setattr(url_files, "backoff", lambda _: 0.0)
-        yield store
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
-
-
-@pytest.fixture
-def store(running_store: Store, request: pytest.FixtureRequest) -> Store:
-    """The server, without faults, and with a bucket for this test: ``store.bucket``."""
-    running_store.faults.clear()
-    running_store.requests.clear()
-    running_store.bucket = f"b{abs(hash(request.node.name))}"
-    running_store.put(f"{running_store.bucket}/.keep", b"")
-    return running_store
-
-
-def command(*words: object) -> tuple[int, str]:
-    """Exit status and last line of a command that runs in this process."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    error = result.exception if isinstance(result.exception, Exception) else None
-    assert object_store.SECRET not in result.output
-    if error is None:
-        return result.exit_code, result.output
-    return error_status(error), error_line(error)
-
-
-def upload(store: Store, folder: Path, prefix: str) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a/b.parquet", "hf://datasets/me/it@main/x.json", "file:///tmp/a b"])
@@ -274,131 +216,6 @@ def test_a_server_that_refuses_connections_is_one_line_that_says_to_try_again(
     assert line.endswith("6 times; the same command tries again")
 
 
-def curate(recipe: Path, work: Path) -> tuple[int, str]:
-    places = ("--input", "s3://curation", "--out", "s3://curation/out/v1", "--work", work)
-    return command("run", recipe, *places, "--workers", 1)
-
-
-@pytest.fixture(scope="module")
-def published(
-    running_store: Store, tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType
-) -> tuple[str, Path, Path]:
-    """Bucket, recipe and work folder of a curation from S3 to S3, during which many requests fail."""
-    store, folder = running_store, tmp_path_factory.mktemp("s3")
-    store.faults.clear()
-    corpus.write_run(folder)
-    upload(store, folder, "curation")
-    recipe = folder / "data.toml"
-    for number, end in enumerate(("0.jsonl.zst", "1.jsonl.zst", "0.warc.gz", "1.warc.gz", "texts.jsonl")):
-        store.faults["GET", end] = [FAULTS[number % 3]]
-    store.faults["PUT", "books.bin"] = [object_store.busy]
-    status, line = curate(recipe, folder / "work")
-    assert status == 0, line
-    assert not any(store.faults.values())
-    return "curation", recipe, folder / "work"
-
-
-def test_the_bytes_of_a_run_on_s3_are_those_of_a_local_run(
-    published: tuple[str, Path, Path], store: Store, finished: Run
-) -> None:
-    names = [*list_files("s3://curation/out/v1")]
-    # Other tests run commands on that folder, which make a page, and make or remove the record of its tokenizer.
-    others = {"report.html", "tokens/tokenizer.json.json"}
-    assert {*names} - others == {*result_files(finished.out)} - others
-    for name in names:
-        if Path(name).suffix in {".parquet", ".bin", ".idx", ".crc", ".npy"} or Path(name).name in {
-            "blend.json",
-            "stage.json",
-            "tokenizer.json",
-        }:
-            assert store.get(f"curation/out/v1/{name}") == (finished.out / name).read_bytes(), name
-    assert {"tokens/books.bin", "tokens/blend.json", "report.html", "05-decontaminate/books-00000.parquet"} <= {*names}
-    assert not [name for name in names if name.startswith("01-extract/books") or "state" in name.split("/")]
-    copies = [path for path in published[2].rglob("*") if path.name.startswith((".copies", ".fetch"))]
-    assert not copies
-
-
-def test_no_secret_is_in_the_state_or_at_the_url(published: tuple[str, Path, Path], store: Store) -> None:
-    secret = object_store.SECRET.encode()
-    for path in published[2].rglob("*"):
-        assert not path.is_file() or secret not in path.read_bytes(), path
-    for name in list_files("s3://curation/out/v1"):
-        assert secret not in (store.get(f"curation/out/v1/{name}") or b""), name
-
-
-def test_a_finished_run_reads_and_uploads_nothing_again(published: tuple[str, Path, Path], store: Store) -> None:
-    _, recipe, work = published
-    status, line = curate(recipe, work)
-    assert status == 0, line
-    assert store.asked("PUT") == store.asked("PUT", "/.mtnlg-data") == 1
-    assert not store.asked("GET", ".gz") + store.asked("GET", ".zst")
-
-
-def test_tokens_at_a_url_are_inspected_and_read_as_they_are(
-    published: tuple[str, Path, Path], store: Store, finished: Run
-) -> None:
-    assert published
-    there, here = (open_stream(place, 32) for place in (Path("s3://curation/out/v1/tokens"), finished.out / "tokens"))
-    assert there.fingerprint == here.fingerprint
-    assert all((there[number] == here[number]).all() for number in (0, 1, len(here) - 1))
-    status, text = command("inspect", "s3://curation/out/v1/tokens", "--json")
-    seen = json.loads(text)["parts"]
-    assert (status, [part["documents"] for part in seen]) == (0, [len(s.store) for s in here.sources])
-    status, text = command("inspect", "s3://curation/out/v1")
-    assert status == 0
-    assert "deduplicate" in text
-    assert store.asked("GET", "books.bin")
-    sample = command("inspect", "s3://curation/out/v1/05-decontaminate/books-00000.parquet", "--json")[1]
-    assert json.loads(sample)["sources"]["books"]["documents"] > 0
-
-
-def test_damage_and_outage_at_a_url_are_named_by_who_reads_tokens(store: Store, finished: Run) -> None:
-    upload(store, finished.out / "tokens", f"{store.bucket}/tokens")
-    content = (finished.out / "tokens" / "books.bin").read_bytes()
-    store.put(f"{store.bucket}/tokens/books.bin", bytes([content[0] ^ 1]) + content[1:])
-    prefix = Path(f"s3://{store.bucket}/tokens/books")
-    with pytest.raises(Failure, match=r"books.bin: the 4096 bytes from 0 are not what was written"):
-        TokenStore(prefix)[0]
-    store.faults["HEAD", "books.crc"] = [object_store.busy] * 20
-    with pytest.raises(IoFailure, match=r"books.crc: .* 6 times"):
-        TokenStore(prefix)
-
-
-def test_fetch_brings_a_folder_whole_and_only_once(
-    published: tuple[str, Path, Path], store: Store, tmp_path: Path
-) -> None:
-    assert published
-    url = "s3://curation/out/v1/tokens"
-    store.faults["GET", "books.bin"] = [object_store.cut_short]
-    status, line = command("fetch", url, "--out", tmp_path / "tokens")
-    assert (status, "here before" in line) == (0, True)
-    for name in list_files(url):
-        assert (tmp_path / "tokens" / name).read_bytes() == store.get(f"curation/out/v1/tokens/{name}")
-    (tmp_path / "tokens" / "books.idx").write_bytes(b"damaged")
-    (tmp_path / "tokens" / "crawl.bin").unlink()
-    store.requests.clear()
-    assert command("fetch", url, "--out", tmp_path / "tokens")[0] == 0
-    fetched = {path.partition("?")[0].rpartition("/")[2] for method, path in store.requests if method == "GET"}
-    assert fetched >= {"books.idx", "crawl.bin"}
-    assert "books.bin" not in fetched
-    assert len(open_stream(tmp_path / "tokens", 32)) > 0
-
-
-def test_a_stage_takes_the_shards_that_another_has_published(
-    published: tuple[str, Path, Path], store: Store, tmp_path: Path, finished: Run
-) -> None:
-    assert published
-    url, out = "s3://curation/out/v1/05-decontaminate", tmp_path / "out"
-    rules = ("--rules", "short", "--shortest", 300, "--workers", 1)
-    assert command("clean", url, "--out", out, *rules)[0] == 0
-    assert command("clean", finished.out / "05-decontaminate", "--out", tmp_path / "local", *rules)[0] == 0
-    shards = sorted((tmp_path / "local").glob("*.parquet"))
-    assert [shard.read_bytes() for shard in shards] == [(out / shard.name).read_bytes() for shard in shards]
-    store.requests.clear()
-    assert command("clean", url, "--out", out, *rules)[0] == 0
-    assert not store.asked("GET", ".parquet")
-
-
 def test_a_publication_that_was_broken_off_goes_on_and_nobody_reads_half_of_it(store: Store, tmp_path: Path) -> None:
     texts = [f"Of the town and what it was told, number {number}. " * 20 for number in range(8)]
     for name in "ab":
@@ -490,15 +307,6 @@ def test_commands_that_read_at_random_say_how_to_get_a_copy(words: tuple[str, ..
     status, line = command(*words)
     assert status == 2
     assert line.endswith("--out FOLDER")
-
-
-def test_a_plan_counts_what_is_at_a_url(published: tuple[str, Path, Path], store: Store, finished: Run) -> None:
-    from mtnlg_data.planning.corpus_size import estimate_corpus
-
-    assert store
-    there = estimate_corpus(load_recipe(published[1], ["input=s3://curation"]))
-    assert there == estimate_corpus(load_recipe(finished.recipe))
-    assert estimate_corpus(load_recipe(Path("s3://curation/data.toml"))) == there  # whose paths start beside it
 
 
 def test_a_local_url_and_one_in_memory_work_as_folders_do(tmp_path: Path) -> None:

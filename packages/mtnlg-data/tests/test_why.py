@@ -200,3 +200,15 @@ def test_a_unit_holds_a_row_group_of_drops_and_leaves_no_file_without_any(
         assert file.num_row_groups == 3
         rows = file.read().to_pylist()
     assert rows[7] == {"id": "7", "key": "web/7", "source": "web", "reason": "short", "score": 3.5}
+
+
+@pytest.mark.parametrize("name", ["03-clean/books-00000.parquet", "02-quality/dropped/crawl-00000.parquet"])
+@pytest.mark.parametrize("asked", ["books/0.jsonl.zst/0", "unknown"])
+def test_a_damaged_file_is_named(finished: Any, tmp_path: Path, name: str, asked: str) -> None:  # noqa: ANN401
+    out = shutil.copytree(finished.out, tmp_path / "out")
+    (out / name).write_bytes((out / name).read_bytes()[:-9])
+    if asked != "unknown" and "dropped" in name:
+        assert fates(out, asked)["clean"] == "kept"  # no other shard's record is opened
+    else:
+        with pytest.raises(Failure, match=f"{name}: damaged: Parquet"):
+            explain(out, asked)

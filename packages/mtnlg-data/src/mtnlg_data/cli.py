@@ -23,7 +23,7 @@ from .commands.stage_command import (
     stage_command,
 )
 from .console import Failure, UsageFailure, application, print_json, run, say
-from .engine import Keep
+from .engine import Keep, lock_folder
 from .transfer.urls import url_of
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def run_recipe(
     """
     from .engine import open_engine  # noqa: PLC0415
     from .pipeline import curate  # noqa: PLC0415
+    from .planning.preflight import check_inputs  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
     from .report import write_report  # noqa: PLC0415
     from .transfer.publish import Place  # noqa: PLC0415
@@ -113,6 +114,7 @@ def run_recipe(
         if dry_run:
             typer.echo(script, nl=False)
         else:
+            check_inputs(resolved)
             say(f"{out}: submitted as job {submit(script)}; the same command resumes it")
         return
     if sbatch or interface or dry_run:
@@ -138,7 +140,9 @@ def fetch(
         str | None, typer.Option(metavar="URL|FOLDER", help="Another server, or a folder that mirrors one.")
     ] = None,
     files: Annotated[int | None, typer.Option(min=1, help="Fetch only this many files.")] = None,
-    largest: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Refuse files longer than this.")] = 8 << 30,
+    largest: Annotated[
+        int | None, typer.Option(min=1, metavar="BYTES", help="Refuse files of a snapshot longer than this; 8 GiB.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Files to fetch at a time.")] = 4,
     verify: Annotated[bool, typer.Option("--verify", help="Read the files that are here, and check them.")] = False,
     as_json: AsJson = False,
@@ -151,16 +155,19 @@ def fetch(
     if (url := url_of(snapshot)) is not None:
         from .transfer.url_files import fetch_files, list_files  # noqa: PLC0415
 
-        if base or files or verify:
-            raise UsageFailure(f"{url}: --base, --files and --verify go with snapshots of Common Crawl")
-        done = fetch_files(list_files(url), out, workers=workers, label=f"fetch {url}")
+        if base or files or verify or largest:
+            raise UsageFailure(f"{url}: --base, --files, --largest and --verify go with snapshots of Common Crawl")
+        with lock_folder(out):
+            done = fetch_files(list_files(url), out, workers=workers, label=f"fetch {url}")
         say(f"{url}: {done.fetched:,} files fetched, {done.kept:,} here before; {done.size / 1e9:.2f} GB in {out}")
+        if as_json:
+            print_json({"url": url, "fetched": done.fetched, "kept": done.kept, "bytes": done.size})
         return
     from .transfer.remotes import parse_remote  # noqa: PLC0415
-    from .transfer.snapshot import COMMON_CRAWL, fetch_snapshot  # noqa: PLC0415
+    from .transfer.snapshot import COMMON_CRAWL, LARGEST_FILE, fetch_snapshot  # noqa: PLC0415
 
-    remote = parse_remote(base or COMMON_CRAWL)
-    summary = fetch_snapshot(snapshot, out, remote, files=files, largest=largest, workers=workers, verify=verify)
+    remote, ceiling = parse_remote(base or COMMON_CRAWL), largest or LARGEST_FILE
+    summary = fetch_snapshot(snapshot, out, remote, files=files, largest=ceiling, workers=workers, verify=verify)
     say(
         f"{snapshot}: {summary['fetched']:,} files fetched, {summary['kept']:,} here before, of {summary['wanted']:,} "
         f"wanted and {summary['listed']:,} listed; {summary['bytes'] / 1e9:.2f} GB in {out}"
@@ -177,11 +184,14 @@ def show_plan(
     *,
     documents: Annotated[
         float | None,
-        typer.Option(min=1, metavar="N", help="Number of documents, such as 320e6; else estimated from the files."),
+        typer.Option(
+            min=1, max=1e11, metavar="N", help="Number of documents, such as 320e6; else estimated from the files."
+        ),
     ] = None,
     characters: Annotated[
-        int, typer.Option("--characters-a-document", min=1, metavar="N", help="Their mean length.")
-    ] = 4600,
+        int | None,
+        typer.Option("--characters-a-document", min=1, metavar="N", help="With --documents: their mean length; 4600."),
+    ] = None,
     near_duplicates: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the documents that have a near duplicate.")
     ] = 0.3,
@@ -190,14 +200,24 @@ def show_plan(
     overrides: RecipeOverrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate disk, memory and hours of a curation, stage by stage, before anything runs."""
+    """Estimate disk, memory and hours of a curation, stage by stage, before anything runs.
+
+    Without [bold]--documents[/bold] all that the recipe names must be here, and is checked as before a run.
+    """
     from .engine.local import available_cores  # noqa: PLC0415
-    from .planning.corpus_size import CorpusSize, estimate_corpus  # noqa: PLC0415
+    from .planning.corpus_size import MEAN_CHARACTERS, CorpusSize, estimate_corpus  # noqa: PLC0415
     from .planning.plan import plan, print_plan  # noqa: PLC0415
+    from .planning.preflight import check_inputs  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
 
     resolved = load_recipe(recipe, overrides or [], folder)
-    size = estimate_corpus(resolved) if documents is None else CorpusSize(int(documents), characters)
+    if documents is not None:
+        size = CorpusSize(int(documents), characters or MEAN_CHARACTERS)
+    elif characters is not None:
+        raise UsageFailure("--characters-a-document goes with --documents; without both they are read from the files")
+    else:
+        check_inputs(resolved)
+        size = estimate_corpus(resolved)
     planned = plan(resolved, size._replace(near_duplicates=near_duplicates), workers or available_cores())
     if as_json:
         print_json(planned)
@@ -220,6 +240,8 @@ def extract(
     from .commands import standalone  # noqa: PLC0415
     from .commands.stage_inputs import find_inputs  # noqa: PLC0415
 
+    if subset is not None and field != "text":
+        raise UsageFailure(f"--field {field}: texts of the Pile, which --subset reads, are under text")
     file_options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
     files = find_inputs(inputs, raw=True, **file_options)
     return lambda engine: standalone.extract(files, out, settings, engine)

@@ -41,6 +41,10 @@ class Failure(Exception):  # noqa: N818  (a message for a person, seldom a bug)
     exit_status = 1
 
 
+class Failures(Failure):
+    """Several failures, a line each."""
+
+
 class UsageFailure(Failure):
     """The command line or a recipe is wrong. Exit status 2; nothing was started."""
 
@@ -120,7 +124,8 @@ def _exit_status(command: Callable[[], int | None]) -> int:
         if _flags.debug:
             sys.stderr.write(printable(traceback.format_exc(), keep="\n"))
         status = error_status(error)
-        lines = "\n" if status == UsageFailure.exit_status else ""  # one for each mistake
+        several = status == UsageFailure.exit_status or isinstance(error, Failures)
+        lines = "\n" if several else ""  # one for each mistake
         sys.stderr.write(f"{name}: {printable(error_line(error), keep=lines)}\n")
         return status
     if status == INTERRUPTED:  # typer's status for Ctrl-C

@@ -59,6 +59,17 @@ class DamagedShard(Failure):
         return f"{self.path}: damaged: {self._reason}"
 
 
+@contextmanager
+def named_damage(path: Path) -> Iterator[None]:
+    """Raise ``DamagedShard`` where Arrow cannot read the Parquet file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        raise DamagedShard(path, str(error).partition("\n")[0]) from None
+
+
 def shard_name(source: str, number: int, part: int = 0) -> str:
     """File name of a shard, unique over all sources: part ``part`` (most files have one) of file ``number``."""
     return f"{source}-{number:05d}.parquet" if part == 0 else f"{source}-{number:05d}.{part:03d}.parquet"
@@ -187,7 +198,7 @@ class DocumentFile:
         self._path = path
         if verify and manifest_path(path).exists() and checksum(path) != sha256(path):
             raise DamagedShard(path, "its SHA-256 is not that of its manifest")
-        with self._report_damage():
+        with named_damage(self._path):
             self._file = pq.ParquetFile(path)
         self._columns = FileColumns(self._file.schema_arrow, path, shard_source(path))
         self.schema = self._columns.schema
@@ -206,7 +217,7 @@ class DocumentFile:
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The documents of row group ``group``, all columns or these."""
         wanted = self.schema.names if columns is None else columns
-        with self._report_damage():
+        with named_damage(self._path):
             stored = self._columns.stored(wanted)
             table = self._file.read_row_group(group, columns=stored, use_threads=False)  # a unit has one core
             (batch,) = table.combine_chunks().to_batches()
@@ -221,15 +232,6 @@ class DocumentFile:
         for group in np.flatnonzero(np.diff(cuts)):
             rows_in_group = rows[cuts[group] : cuts[group + 1]] - self._firsts[group]
             yield int(cuts[group]), self.read(int(group), columns).take(pa.array(rows_in_group))
-
-    @contextmanager
-    def _report_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise DamagedShard(self._path, str(error).partition("\n")[0]) from None
 
 
 def read_documents(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:

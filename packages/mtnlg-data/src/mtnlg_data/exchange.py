@@ -18,11 +18,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
 FAN_OUT = 128  # a power of two
 KEYS = 1 << 64
+
+
+def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The order that sorts these keys, in which equal ones stay in theirs: ``np.argsort(keys, kind="stable")``, faster.
+
+    NumPy sorts numbers by vector instructions, but an order by comparisons. So what is sorted here are numbers with the
+    place of each key in their lower bits, below as much of the key as there is room for. Keys that differ only below
+    that are put right by a second sort, which finds nearly all in order.
+    """
+    if len(keys) < 2:
+        return np.arange(len(keys))
+    low, high = int(keys.min()), int(keys.max())
+    spread = np.uint64(64 - max(1, (high - low).bit_length()))
+    bits = np.uint64((len(keys) - 1).bit_length())
+    packed = (keys - np.uint64(low)) << spread >> bits << bits | np.arange(len(keys), dtype=np.uint64)
+    packed.sort()
+    order = (packed & (np.uint64(1) << bits) - np.uint64(1)).astype(np.int64)
+    ordered = keys[order]
+    return order[np.argsort(ordered, kind="stable")] if (ordered[1:] < ordered[:-1]).any() else order
 
 
 class SortedFile(NamedTuple):

@@ -18,13 +18,14 @@ from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.filters.lists import ListFiles
 from mtnlg_data.filters.stage import apply_filters
+from mtnlg_data.planning.preflight import check_inputs
 from mtnlg_data.quality.stage import filter_documents
 from mtnlg_data.tokens.stage import tokenize_documents
 from mtnlg_data.tokens.tokenizer import tokenizer_files
 
-from .console import say
+from .console import Failure, say
 from .document import DamagedShard, shard_source
-from .engine import StageFolder, library_version, lock_folder, manifest_path
+from .engine import StageFolder, library_version, lock_folder, manifest_path, read_list
 from .engine.stage_runner import RemovedInputs, StageRunner
 from .files import sha256, write_json, write_text
 from .settings import dump
@@ -48,6 +49,7 @@ STAGES: dict[str, Callable[..., Summary]] = {
     "decontaminate": decontaminate_documents,
     "tokenize": tokenize_documents,
 }
+RECIPE, TOKENS = "recipe.toml", "tokens"  # in the folder of the run: what it runs, and what training reads
 #: Their folders in that of the run. ``filter`` and ``exact`` share a number, so that the others do not depend on them.
 FOLDERS = {
     "extract": "01-extract",
@@ -64,17 +66,14 @@ FOLDERS = {
 def curate(recipe: Recipe, out: Path, engine: Engine, keep: Keep = "all") -> Summary:
     """Run every stage of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
 
-    With ``keep`` "last" only the last shards and the tokens stay of the text. Raises ``Failure`` before any work if an
-    input is missing, or another run is at work in ``out``.
+    With ``keep`` "last" only the last shards and the tokens stay of the text. Raises ``Failure`` before any work where
+    what the recipe names cannot be used, or another run is at work in ``out``.
     """
-    files, texts = recipe.files(), recipe.texts_file()
-    recipe.resolved_extract.check_model()
-    recipe.resolved_clean.check_model()
-    recipe.resolved_quality.check()
-    ListFiles.of(recipe.resolved_filter)
-    recipe.resolved_tokenize.check()
+    files, texts = check_inputs(recipe)
+    if (stage := read_list(out)) is not None:
+        raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
     with lock_folder(out):
-        write_text(out / "recipe.toml", dump(recipe))
+        write_text(out / RECIPE, dump(recipe))
         remade: set[Path] = set()
         while True:
             try:
@@ -173,7 +172,7 @@ def _run_stages(
     tokenizer = [sha256(file) for file in tokenizer_files(tokenize)]
     pure_shards = [decontaminated / shard.name for shard in shards]
     by_source = {name: [shard for shard in pure_shards if shard_source(shard) == name] for name in priority}
-    tokens = runner.out / "tokens"
+    tokens = runner.out / TOKENS
     runner.run(
         "tokenize",
         pure_shards,

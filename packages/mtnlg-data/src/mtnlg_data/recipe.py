@@ -45,7 +45,7 @@ from mtnlg_data.transfer.urls import check_local, url_of
 
 from .console import Failure
 from .settings import Settings, load, setting
-from .sources import Kind, SourceFile, check_regular, name_below
+from .sources import Kind, SourceFile, check_regular, is_hidden, name_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -178,13 +178,13 @@ class Recipe(Settings):
         return self.clean.model_copy(update=self._language_model(self.clean))
 
     def _language_model(self, settings: LanguageSettings) -> dict[str, Path | None]:
-        return {"language_model": settings.language_model and self._local_file(settings.language_model)}
+        return {"language_model": settings.language_model and self.local_file(settings.language_model)}
 
     @property
     def resolved_quality(self) -> QualitySettings:
         """``quality`` with the path of its model below ``input``."""
         model = self.quality.model
-        return self.quality if model is None else self.quality.model_copy(update={"model": self._local_file(model)})
+        return self.quality if model is None else self.quality.model_copy(update={"model": self.local_file(model)})
 
     @property
     def filters(self) -> dict[str, tuple[str, ...]]:
@@ -194,7 +194,7 @@ class Recipe(Settings):
     @property
     def resolved_filter(self) -> FilterSettings:
         """``filter`` with the files of its lists below ``input``."""
-        lists = {name: tuple(map(self._local_file, getattr(self.filter, name))) for name in LIST_FIELDS}
+        lists = {name: tuple(map(self.local_file, getattr(self.filter, name))) for name in LIST_FIELDS}
         return self.filter.model_copy(update=lists)
 
     @property
@@ -203,27 +203,29 @@ class Recipe(Settings):
         given = self.tokenize.tokenizer
         if given in {None, GPT2}:
             return self.tokenize
-        return self.tokenize.model_copy(update={"tokenizer": str(self._local_file(str(given)))})
+        return self.tokenize.model_copy(update={"tokenizer": str(self.local_file(str(given)))})
 
     def _below_input(self, path: str | Path) -> Path:
         """A path of the recipe: below ``input``, or a URL."""
         return Path(path) if url_of(path) else self.input / path
 
-    def _local_file(self, path: str | Path) -> Path:
+    def local_file(self, path: str | Path) -> Path:
         """A file, or folder, of the recipe; of a URL, a copy on this machine."""
         return local_path(self._below_input(path))
 
     def files(self) -> list[SourceFile]:
         """Every file of every source, sources in order. Raises ``Failure`` for a pattern that matches no file."""
-        files = []
+        return [file for name in self.sources for file in self.source_files(name)]
+
+    def source_files(self, name: str) -> list[SourceFile]:
+        """Every file of a source. Raises ``Failure`` for a pattern that matches no file."""
+        source = self.sources[name]
         paths: Sequence[tuple[str, Path | RemoteFile]]
-        for name, source in self.sources.items():
-            if source.snapshot is None:
-                paths = sorted(self._matching_files(name, source.paths or ()).items())
-            else:
-                paths = self._fetched_files(name, source.snapshot)
-            files += [SourceFile(name, path, inner, source.kind, source.field, source.subset) for inner, path in paths]
-        return files
+        if source.snapshot is None:
+            paths = sorted(self._matching_files(name, source.paths or ()).items())
+        else:
+            paths = self._fetched_files(name, source.snapshot)
+        return [SourceFile(name, path, inner, source.kind, source.field, source.subset) for inner, path in paths]
 
     def _fetched_files(self, name: str, snapshot: str) -> Sequence[tuple[str, Path]]:
         """The files of a snapshot fetched so far, in the order of its listing, so that later ones come last."""
@@ -238,17 +240,29 @@ class Recipe(Settings):
         return files
 
     def _matching_files(self, name: str, patterns: Sequence[str]) -> dict[str, Path | RemoteFile]:
-        """The files that match, by their path below the pattern's fixed folder."""
+        """The files that match, by their path below the pattern's fixed folder; hidden ones where it names such."""
         files: dict[str, Path | RemoteFile] = {}
         for pattern in patterns:
             full_pattern = self._below_input(pattern)
             if (url := url_of(full_pattern)) is not None:
-                _add_files(files, list_files(url).items(), name)
+                listed = list_files(url)
+                seen = {own: file for own, file in listed.items() if not is_hidden(own) or url.endswith(f"/{own}")}
+                if not seen:
+                    raise Failure(f"{url}: no file there but hidden ones (source {name})")
+                _add_files(files, seen.items(), name)
                 continue
+            if full_pattern.is_dir():
+                raise Failure(f"{full_pattern}: a folder (source {name}); give a pattern of its files, such as *.jsonl")
             base = self.input / _fixed_folder(Path(pattern))
-            matches = list(base.glob(str(full_pattern.relative_to(base))))
+            inner = str(full_pattern.relative_to(base))
+            try:
+                matches = list(base.glob(inner))
+            except ValueError as error:
+                raise Failure(f"{full_pattern}: no pattern of files (source {name}): {error}") from None
             if not full_pattern.suffix:  # such as own/**, which matches folders on the way
                 matches = [path for path in matches if not path.is_dir()]
+            if not is_hidden(inner):
+                matches = [path for path in matches if not is_hidden(name_below(path, base))]
             if not matches:
                 raise Failure(
                     f"{full_pattern}: no such file (source {name}); paths start at {self.input}, --input takes another"
@@ -260,7 +274,7 @@ class Recipe(Settings):
 
     def texts_file(self) -> Path | None:
         """The file of task texts, if the recipe names one. Raises ``Failure`` if it does not exist."""
-        path = None if self.texts is None else self._local_file(self.texts)
+        path = None if self.texts is None else self.local_file(self.texts)
         if path is not None and not path.is_file():
             raise Failure(f"{path}: no such file of task texts; mtnlg-eval texts --out {path} writes it")
         return path

@@ -391,7 +391,7 @@ def summary_line(summary: Summary) -> str:
     reasons: Counter[str] = Counter()
     metadata_lost: Counter[str] = Counter()
     for source in summary["sources"].values():
-        reasons.update(source["dropped"])
+        reasons.update(source.get("dropped", {}))
         metadata_lost.update(source.get("metadata_lost", {}))
     why, lost = (", ".join(f"{name} {n:,}" for name, n in counts.most_common()) for counts in (reasons, metadata_lost))
     millions = f"{summary['characters_in'] / 1e6:.1f} → {summary['characters_out'] / 1e6:.1f} M characters"

@@ -71,6 +71,28 @@ def jit_or_python(loop: F) -> F:
     return jit(fallback=loop)(loop)
 
 
+def _wide_vectors() -> Callable[[], None]:
+    if find_spec("numba") is None:
+        return lambda: None
+    import numba.extending  # noqa: PLC0415  (optional)
+
+    @numba.extending.intrinsic  # type: ignore[untyped-decorator]
+    def widen(_typing: object) -> object:
+        def generate(context: Any, builder: Any, _signature: object, _values: object) -> object:  # noqa: ANN401
+            if isinstance(attributes := builder.function.attributes, set):  # whose own ``add`` knows few of LLVM's
+                set.add(attributes, '"prefer-vector-width"="512"')
+            return context.get_dummy_value()
+
+        return numba.types.none(), generate
+
+    return cast("Callable[[], None]", widen)
+
+
+#: Called in a loop that is compiled: vectors of 512 bits, where LLVM takes 256 though the processor has them. Minima of
+#: products of 32 bits are a quarter faster so.
+wide_vectors = _wide_vectors()
+
+
 class Words(NamedTuple):
     """The words of a batch of texts, in order; text t has words ``bounds[t]`` to ``bounds[t + 1]``."""
 

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure, UsageFailure, say
-from mtnlg_data.document import shard_source
+from mtnlg_data.document import DamagedShard, named_damage, shard_source
 from mtnlg_data.engine import listed_shards, manifest_path
 from mtnlg_data.engine.stage_folder import LIST, read_list
 from mtnlg_data.schema import is_shard
-from mtnlg_data.sources import SourceFile, check_regular, name_below
+from mtnlg_data.sources import SourceFile, check_regular, is_hidden, name_below
 from mtnlg_data.sources.arrow import data_files
 from mtnlg_data.transfer.url_files import list_files, read_url
 from mtnlg_data.transfer.urls import url_of
@@ -66,6 +65,8 @@ def find_inputs(
     """
     inputs = Inputs()
     for argument in arguments:
+        if not argument:
+            raise UsageFailure("an INPUT is empty; . is this folder")
         named = None if Path(argument).exists() else NAMED_INPUT.fullmatch(argument)
         source, path = (named[1], Path(named[2])) if named else (unnamed, Path(argument))
         if (url := url_of(path)) is not None:
@@ -123,8 +124,9 @@ def _is_shard(path: Path) -> bool:
     if path.suffix != ".parquet" or not manifest_path(path).exists():
         return False
     try:
-        return is_shard(pq.read_schema(path))
-    except pa.ArrowException:
+        with named_damage(path):
+            return is_shard(pq.read_schema(path))
+    except DamagedShard:
         return False
 
 
@@ -152,7 +154,7 @@ def _known_files(
     source: str, files: Mapping[str, Path | RemoteFile], place: object, file_options: Mapping[str, Any]
 ) -> list[SourceFile]:
     """The files of a known format, of all that are in a folder or match a pattern; no hidden one and no manifest."""
-    kinds = {name: _kind(name) for name in files if not re.search(r"(^|/)\.", name)}
+    kinds = {name: _kind(name) for name in files if not is_hidden(name)}
     manifests = {f"{name}.json" for name, kind in kinds.items() if kind is not None}
     data = {name: kind for name, kind in kinds.items() if name not in manifests}
     known = [

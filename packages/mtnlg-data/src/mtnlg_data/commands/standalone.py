@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from mtnlg_data.clean.stage import Rule, clean_documents
 from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.decontaminate.ngrams import check_task_texts
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import read_documents, shard_source
@@ -26,8 +27,10 @@ from mtnlg_data.extract.language import LanguageSettings
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.files import write_json
+from mtnlg_data.filters.lists import ListFiles, check_url_lists
 from mtnlg_data.filters.rules import expand_rules
 from mtnlg_data.filters.stage import apply_filters
+from mtnlg_data.pipeline import FOLDERS, RECIPE, TOKENS
 from mtnlg_data.quality.stage import filter_documents
 from mtnlg_data.report import write_report
 from mtnlg_data.tally import merge_summaries, say_summary
@@ -71,10 +74,12 @@ def parse_filters(names: str) -> tuple[str, ...]:
 
 
 def parse_weights(arguments: Sequence[str]) -> dict[str, float]:
-    """The weights in ``NAME=SHARE`` arguments. Raises ``UsageFailure`` for one outside (0, 1]."""
-    weights = {}
+    """The weights in ``NAME=SHARE`` arguments. Raises ``UsageFailure`` for one outside (0, 1], or two of one name."""
+    weights: dict[str, float] = {}
     for argument in arguments:
         name, _, share = argument.partition("=")
+        if name in weights:
+            raise UsageFailure(f"--weight {argument}: {name} has a weight already")
         try:
             weights[name] = float(share)
         except ValueError:
@@ -135,9 +140,12 @@ def standalone_runner(stage: str, out: Path, engine: Engine, *inputs: Inputs) ->
     """Lock ``out`` for one run of a stage; write summary and report when the block ends.
 
     Raises ``UsageFailure`` where ``out`` is in an input folder, or has the input in one of its own: what is written
-    there would overwrite the input, or be read as one by the next run. Raises ``Failure`` where it is the folder of
-    another stage, before anything changes.
+    there would overwrite the input, or be read as one by the next run; and where it is a run's folder, or one of its
+    stages'. Raises ``Failure`` where it is the folder of another stage, before anything changes.
     """
+    for folder in (out, out.parent) if out.resolve().name in {*FOLDERS.values(), TOKENS} else (out,):
+        if (folder / RECIPE).exists():
+            raise UsageFailure(f"--out {out} is a folder of the run {folder}, whose results would go; give another")
     for path in (path for given in inputs for path in given.paths):
         folder = path if path.is_dir() else path.parent
         if out.resolve() == folder.resolve() or (path.is_dir() and folder.resolve() in out.resolve().parents):
@@ -170,7 +178,7 @@ def score(inputs: Inputs, out: Path, settings: QualitySettings, engine: Engine, 
         raise UsageFailure(f"{both.pop()}: a source of both the inputs and the positives; rename one by NAME=PATH")
     if settings.model is None and not curated:
         raise UsageFailure("score needs --positive INPUT, examples of good documents, or --model FILE")
-    settings.check()
+    settings.check(curated)
     with standalone_runner("quality", out, engine, inputs, positives) as runner:
         shards = [*runner.shards(inputs), *runner.shards(positives, "positives")]
         before = _count_documents(shards)
@@ -193,6 +201,7 @@ def clean(inputs: Inputs, out: Path, settings: CleanSettings, engine: Engine, *,
     """Apply these rules to every document."""
     rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
     wanted = {name: getattr(settings, name) for name in LanguageSettings.model_fields}
+    settings.check_model()
     with standalone_runner("clean", out, engine, inputs) as runner:
         shards = runner.shards(inputs, settings=ExtractSettings(**wanted))
         runner.run(lambda: clean_documents(shards, out, settings, rules_by_source, engine))
@@ -204,6 +213,8 @@ def filter_by_rules(
 ) -> Summary:
     """Drop and edit documents by these rules of the stage filter."""
     rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
+    ListFiles.of(settings)
+    check_url_lists(settings, [rules])
     with standalone_runner("filter", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         before: dict[str, Summary] = {source: {} for source in inputs.sources}  # of none that passes unread
@@ -234,6 +245,7 @@ def decontaminate(
     texts = local_path(texts)
     if not texts.is_file():
         raise Failure(f"{texts}: no such file of task texts; mtnlg-eval texts --out {texts} writes it")
+    check_task_texts(texts)
     with standalone_runner("decontaminate", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         runner.run(lambda: decontaminate_documents(shards, out, settings, texts, engine))
@@ -247,6 +259,7 @@ def tokenize(
     weights = weights or (dict.fromkeys(inputs.sources, 1.0) if len(inputs.sources) == 1 else {})
     if set(weights) != set(inputs.sources):
         raise UsageFailure(f"--weight needs NAME=SHARE for each of {', '.join(inputs.sources)}")
+    settings.check()
     with standalone_runner("tokenize", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         by_source = {source: [s for s in shards if shard_source(s) == source] for source in inputs.sources}

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mtnlg_data.console import Failure
+from mtnlg_data.exchange import stable_order
 from mtnlg_data.words import (
     EAST_ASIAN,
     LETTER,
@@ -76,10 +77,24 @@ def read_task_texts(path: Path) -> Iterator[TaskText]:
                 try:
                     yield TaskText.model_validate(orjson.loads(line))
                 except (orjson.JSONDecodeError, ValidationError) as error:
-                    why = str(error).splitlines()[0]
-                    raise Failure(f'{path}:{number}: expected {{"task", "id", "text"}}, all strings: {why}') from None
+                    raise Failure(
+                        f'{path}:{number}: expected {{"task", "id", "text"}}, all strings: {_reason(error)}'
+                    ) from None
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; mtnlg-eval texts writes it") from None
+
+
+def _reason(error: orjson.JSONDecodeError | ValidationError) -> str:
+    if isinstance(error, orjson.JSONDecodeError):
+        return str(error)
+    detail = error.errors(include_url=False)[0]
+    return " ".join((*(f"{key}:" for key in detail["loc"]), detail["msg"]))
+
+
+def check_task_texts(path: Path) -> None:
+    """Read all lines of a file of task texts. Raises ``Failure`` as `read_task_texts`, and where it has none."""
+    if not sum(1 for _ in read_task_texts(path)):
+        raise Failure(f"{path}: no task text; mtnlg-eval texts writes one a line")
 
 
 def task_ngrams(texts: Iterable[TaskText], n: int, minimum: int) -> dict[str, list[tuple[str, str]]]:
@@ -121,7 +136,7 @@ class NgramSet:
         self._by_length: list[tuple[int, NDArray[np.uint64], NDArray[np.int64]]] = []  # length, hashes, numbers
         for length in np.unique(counts).tolist():
             numbers = np.flatnonzero(counts == length)
-            order = np.argsort(hashes[numbers], kind="stable")
+            order = stable_order(hashes[numbers])
             self._by_length.append((length, hashes[numbers][order], numbers[order]))
 
     def __len__(self) -> int:

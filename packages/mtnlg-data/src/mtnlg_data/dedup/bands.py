@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtnlg_data.engine import Unit
+from mtnlg_data.exchange import stable_order
 
 from .clusters import write_links
 from .minhash import read_signatures
@@ -45,7 +46,7 @@ class BandRunUnit(Unit):
 
 
 def write_band_runs(unit: BandRunUnit) -> Summary:
-    """Write one shard's runs."""
+    """Write one shard's runs, a band sorted at a time, which fits the processor's caches."""
     signatures = read_signatures(unit.signatures)
     enters = signatures["count"].to_numpy() > 0
     for table in unit.copies.read_documents(unit.corpus, unit.first, len(enters)):
@@ -56,7 +57,9 @@ def write_band_runs(unit: BandRunUnit) -> Summary:
     with write_runs(unit.output) as runs:
         for band in range(keys.shape[1]):
             upper = np.uint64(band) << np.uint64(KEY_BITS - bits) if bits else np.uint64(0)
-            runs.add(keys[rows, band] >> bits | upper, {"document": unit.first + rows})
+            of_band = keys[rows, band] >> bits | upper
+            order = stable_order(of_band)
+            runs.add(of_band[order], {"document": unit.first + rows[order]})
     return {"documents": len(rows)}
 
 

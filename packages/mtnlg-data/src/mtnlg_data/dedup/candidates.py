@@ -76,11 +76,17 @@ def collect_candidates(unit: CandidateUnit) -> Summary:
                     "order": of_part["order"],
                     "times": times[rows[part]],
                     "keys": of_part["keys"],
-                    "shingles": pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values)),
+                    "shingles": sets_column(values, bounds),
                 }
                 runs.add(fmix64(roots[part].astype(np.uint64)), columns)
                 size += values.nbytes + of_part.nbytes
     return {"candidates": len(rows), "bytes": size}
+
+
+def sets_column(values: NDArray[np.uint64], bounds: NDArray[np.int64]) -> pa.LargeBinaryArray:
+    """A column of sets, as bytes: Arrow reorders lists number by number."""
+    buffers = [None, pa.py_buffer(values.itemsize * bounds), pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
 
 
 def shingle_sets(

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from mtnlg_data.engine import Unit
+from mtnlg_data.filters.texts import hash_strings
 
-from .minhash import hash_name, read_signatures
+from .minhash import read_signatures
 from .runs import Corpus, Exchanged, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from mtnlg_data.engine import Summary
@@ -57,7 +58,7 @@ def write_contents(unit: ContentUnit) -> Summary:
 
 def source_ranks(sources: NDArray[np.uint64], priority: Sequence[str]) -> NDArray[np.uint32]:
     """Rank of each source, by its hash; those outside ``priority`` share the last rank."""
-    hashes = np.array([hash_name(source) for source in priority], np.uint64)
+    hashes = hash_strings(pa.array(priority, pa.string()))
     by_hash = np.argsort(hashes)
     place = np.searchsorted(hashes[by_hash], sources)
     rank = np.append(by_hash, len(priority))[place]
@@ -82,10 +83,13 @@ def find_copies(unit: CopyUnit) -> Summary:
     kept = _choose_kept(unit)
     by_kept = unit.output.parent / KEPT_BY / unit.output.name
     with write_runs(unit.output) as copies, write_runs(by_kept) as of_kept:
+        lows = np.ascontiguousarray(kept["low"])
         for table in unit.contents.read(unit.number) if len(kept) else ():
-            contents = _rows(table)
-            place = np.searchsorted(kept["low"], contents["low"])
-            for offset in range(_most_of_one(kept["low"])):  # more than 1 only where half of two hashes are equal
+            low = table["sort"].to_numpy()
+            place = np.searchsorted(lows, low)
+            found = lows[np.minimum(place, len(kept) - 1)] == low
+            contents, place = _rows(table.filter(pa.array(found))), place[found]
+            for offset in range(_most_of_one(lows)):  # more than 1 only where half of two hashes are equal
                 twin = kept[np.minimum(place + offset, len(kept) - 1)]
                 is_copy = (twin["low"] == contents["low"]) & (twin["high"] == contents["high"])
                 is_copy &= (place + offset < len(kept)) & (twin["document"] != contents["document"])
@@ -109,24 +113,23 @@ def _rows(table: pa.Table) -> NDArray[np.void]:
 
 
 def _choose_kept(unit: CopyUnit) -> NDArray[np.void]:
-    """Of each content that occurs again, the document that stays; by content."""
+    """Of each content that occurs again, the document that stays, and a few that occur once; by content."""
     kept = [np.empty(0, CONTENT)]
     for table in unit.contents.read(unit.number):
-        rows = _rows(table)
-        firsts, counts = _first_of_each(rows)
-        low = rows["low"]
-        begun = (firsts["low"] == low[0]) | (firsts["low"] == low[-1])  # others may be in the tables around this one
-        kept.append(firsts[(counts > 1) | begun])
-    return _first_of_each(np.concatenate(kept))[0]
+        low = table["sort"].to_numpy()
+        again = (low == low[0]) | (low == low[-1])  # others may be in the tables around this one
+        again[1:] |= low[1:] == low[:-1]
+        again[:-1] |= low[:-1] == low[1:]
+        kept.append(_first_of_each(_rows(table.filter(pa.array(again)))))
+    return _first_of_each(np.concatenate(kept))
 
 
-def _first_of_each(rows: NDArray[np.void]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-    """The row of each content that stays before the others, by content, and how many there are."""
+def _first_of_each(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """The row of each content that stays before the others, by content."""
     rows = rows[np.lexsort(tuple(rows[name] for name in reversed(CONTENT.names or ())))]
     is_first = np.ones(len(rows), np.bool_)
     is_first[1:] = (rows["low"][1:] != rows["low"][:-1]) | (rows["high"][1:] != rows["high"][:-1])
-    firsts = np.flatnonzero(is_first)
-    return rows[firsts], np.diff(np.append(firsts, len(rows)))
+    return rows[is_first]
 
 
 def _most_of_one(ascending: NDArray[np.uint64]) -> int:

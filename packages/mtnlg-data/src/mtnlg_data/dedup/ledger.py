@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.document import DocumentFile, read_documents, read_rows, write_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path
+from mtnlg_data.filters.texts import text_lengths
 from mtnlg_data.tally import DROPPED_SCHEMA, Tallies
 from mtnlg_data.words import fmix64
 
@@ -190,15 +190,21 @@ def _sample_rows(table: pa.Table) -> list[tuple[int, dict[str, Any]]]:
     return list(zip(hashes[order].tolist(), table.take(pa.array(order)).to_pylist(), strict=True))
 
 
-def sample_pairs(shards: Mapping[str, Path], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Both texts of these ledger rows, the least similar pair first; ``shards`` by file name."""
-    places = sorted({(entry[f"{side}shard"], entry[f"{side}row"]) for entry in entries for side in ("", "kept_")})
-    texts: dict[tuple[str, int], str] = {}
-    for name in {name for name, _ in places}:
-        rows = [row for shard, row in places if shard == name]
-        for first, batch in read_rows(shards[name], np.array(rows), ["text"]):
-            for row, text in zip(rows[first:], batch["text"].to_pylist(), strict=False):
-                texts[name, row] = text[:SAMPLE_CHARACTERS]
+def sampled_rows(entries: Iterable[Mapping[str, Any]], shard: str) -> tuple[int, ...]:
+    """The rows of this shard that sampled ledger rows name."""
+    sides = ((entry[f"{side}shard"], entry[f"{side}row"]) for entry in entries for side in ("", "kept_"))
+    return tuple(sorted({row for name, row in sides if name == shard}))
+
+
+def sample_pairs(
+    entries: Iterable[Mapping[str, Any]], survivors: Iterable[tuple[SurvivorUnit, Summary]]
+) -> list[dict[str, Any]]:
+    """Both texts of sampled ledger rows, the least similar pair first."""
+    texts = {
+        (unit.shard.path.name, row): text
+        for unit, summary in survivors
+        for row, text in zip(unit.sampled, summary["samples"], strict=True)
+    }
     return [
         {
             "kept": entry["kept"],
@@ -216,8 +222,9 @@ class SurvivorUnit(Unit):
     """Unit: one shard → its documents that stay."""
 
     corpus: Corpus
-    shard: Shard
     removals: Exchanged
+    shard: Shard
+    sampled: tuple[int, ...]  # rows to be shown, which follow from the removals
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
@@ -225,25 +232,28 @@ class SurvivorUnit(Unit):
 
 
 def write_survivors(unit: SurvivorUnit) -> Summary:
-    """Write one shard without its removed documents; the summary has the tallies of its sources."""
-    tallies = Tallies()
-    write_documents(unit.output, _surviving_batches(unit, tallies))
-    return tallies.summary()
+    """Write one shard without its removed documents; tallies its sources, and returns the begins of sampled texts."""
+    tallies, samples = Tallies(), list[str]()
+    write_documents(unit.output, _surviving_batches(unit, tallies, samples))
+    return {**tallies.summary(), "samples": samples}
 
 
-def _surviving_batches(unit: SurvivorUnit, tallies: Tallies) -> Iterator[pa.RecordBatch]:
+def _surviving_batches(unit: SurvivorUnit, tallies: Tallies, samples: list[str]) -> Iterator[pa.RecordBatch]:
+    sampled = np.array(unit.sampled, np.int64)
     document_stays = np.ones(unit.shard.rows, np.bool_)
     for table in unit.removals.read_documents(unit.corpus, unit.shard.first, unit.shard.rows):
         document_stays[unit.corpus.numbers(table["sort"].to_numpy()) - unit.shard.first] = False
     first = 0
     for batch in read_documents(unit.shard.path):
         stays = document_stays[first : first + batch.num_rows]
-        lengths = pc.utf8_length(batch["text"]).to_numpy()
+        lengths = text_lengths(batch["text"])
         sources = batch["source"].dictionary_encode()
         for number, source in enumerate(sources.dictionary.to_pylist()):
             own = sources.indices.to_numpy() == number
             tallies[source].measure(lengths[own], lengths[own & stays])
             if removed := int((own & ~stays).sum()):
                 tallies[source].reasons[REASON] += removed
+        shown = sampled[slice(*np.searchsorted(sampled, [first, first + batch.num_rows]))] - first
+        samples += (text[:SAMPLE_CHARACTERS] for text in batch["text"].take(pa.array(shown)).to_pylist())
         yield batch.filter(pa.array(stays)) if not stays.all() else batch
         first += batch.num_rows

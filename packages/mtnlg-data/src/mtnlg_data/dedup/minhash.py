@@ -17,7 +17,6 @@ has none and is nobody's duplicate.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from datasketch import MinHash
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path
-from mtnlg_data.filters.texts import code_at, code_before, small_batches, texts_of
+from mtnlg_data.filters.texts import code_at, code_before, hash_strings, small_batches, texts_of
 from mtnlg_data.words import (
     CHARACTER_BASE,
     LETTER,
@@ -48,6 +47,7 @@ from mtnlg_data.words import (
     jit_or_python,
     join_texts,
     ngram_hashes,
+    wide_vectors,
     word_spans,
 )
 
@@ -99,8 +99,8 @@ def write_signatures(unit: SignatureUnit) -> Summary:
     for batch in read_documents(unit.shard.path, ["source", "key", "text"]):
         of_batch = batch["source"].dictionary_encode()
         sources.update({name["values"]: name["counts"] for name in batch["source"].value_counts().to_pylist()})
-        names[0, row : row + batch.num_rows] = _hash_names(of_batch.dictionary)[of_batch.indices.to_numpy()]
-        names[1, row : row + batch.num_rows] = _hash_names(batch["key"])
+        names[0, row : row + batch.num_rows] = hash_strings(of_batch.dictionary)[of_batch.indices.to_numpy()]
+        names[1, row : row + batch.num_rows] = hash_strings(batch["key"])
         for part in small_batches(batch):
             shingles, bounds = hash_shingles(part["text"], unit.kind, unit.length)
             signatures = minhash(shingles, bounds, a, b)
@@ -125,18 +125,6 @@ def read_signatures(path: Path) -> pa.RecordBatch:
 def signature_bytes(documents: int, bands: int) -> int:
     """Bytes on disk of the signatures of this many documents."""
     return documents * (8 * bands + 36)
-
-
-def hash_name(name: str) -> int:
-    """A 64-bit hash of a document's key or source."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
-def _hash_names(names: pa.StringArray) -> NDArray[np.uint64]:
-    """``hash_name`` of each."""
-    digests = (hashlib.blake2b(name, digest_size=8).digest() for name in names.cast(pa.binary()).to_pylist())
-    return np.frombuffer(b"".join(digests), ">u8")
 
 
 def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -207,9 +195,10 @@ def hash_words(
                 letter = letter_of[data[place]]
                 inside = none - np.uint64(letter != none)  # all bits or none
                 hashes[count] = total
-                count += np.uint64(letters != none) & ~inside
                 total = (total + letter * powers[letters]) & inside
-                letters = (letters + one) & inside
+                through = (letters + one) & inside
+                count += np.uint64(through < letters)
+                letters = through
                 place += one
             if place == end:
                 break
@@ -302,17 +291,22 @@ def minhash(
 ) -> NDArray[np.uint32]:
     """Signatures [texts, permutations] of the shingles' upper halves; all ones for a text without shingles.
 
-    Four shingles per pass, the last of a text repeated, so that a signature is written to memory a quarter as often.
+    Eight shingles per pass, the last of a text repeated, so that a signature is written to memory an eighth as often.
     """
+    wide_vectors()
     signatures = np.full((len(bounds) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
     for text in range(len(bounds) - 1):
         signature, last = signatures[text], bounds[text + 1] - 1
-        for first in range(bounds[text], last + 1, 4):
+        for first in range(bounds[text], last + 1, 8):
             h0, h1 = fmix32_upper(shingles[first]), fmix32_upper(shingles[min(first + 1, last)])
             h2, h3 = fmix32_upper(shingles[min(first + 2, last)]), fmix32_upper(shingles[min(first + 3, last)])
+            h4, h5 = fmix32_upper(shingles[min(first + 4, last)]), fmix32_upper(shingles[min(first + 5, last)])
+            h6, h7 = fmix32_upper(shingles[min(first + 6, last)]), fmix32_upper(shingles[min(first + 7, last)])
             for p in range(len(a)):
                 low = min(np.uint32(a[p] * h0 + b[p]), np.uint32(a[p] * h1 + b[p]))
-                high = min(np.uint32(a[p] * h2 + b[p]), np.uint32(a[p] * h3 + b[p]))
+                low = min(low, np.uint32(a[p] * h2 + b[p]), np.uint32(a[p] * h3 + b[p]))
+                high = min(np.uint32(a[p] * h4 + b[p]), np.uint32(a[p] * h5 + b[p]))
+                high = min(high, np.uint32(a[p] * h6 + b[p]), np.uint32(a[p] * h7 + b[p]))
                 signature[p] = min(signature[p], low, high)
     return signatures
 
@@ -344,6 +338,7 @@ def _content_hashes_numpy(shingles: NDArray[np.uint64], bounds: NDArray[np.int64
 @jit(fallback=_content_hashes_numpy)
 def content_hashes(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Content hashes [2, texts]."""
+    wide_vectors()
     hashes = np.zeros((2, len(bounds) - 1), np.uint64)
     for text in range(len(bounds) - 1):
         low, high = np.uint64(0), np.uint64(0)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.engine import Unit
-from mtnlg_data.exchange import KEYS, Exchange, KeyRange, SortedFile
+from mtnlg_data.exchange import KEYS, Exchange, KeyRange, SortedFile, stable_order
 from mtnlg_data.files import atomic_path
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _sorted(table: pa.Table) -> pa.Table:
     keys = table["sort"].combine_chunks().to_numpy() if table.num_rows else np.empty(0, np.uint64)
     if len(keys) < 2 or (keys[1:] >= keys[:-1]).all():
         return table
-    return table.combine_chunks().take(pa.array(np.argsort(keys, kind="stable")))
+    return table.combine_chunks().take(pa.array(stable_order(keys)))
 
 
 class _Run:

@@ -44,6 +44,7 @@ from .ledger import (
     SurvivorUnit,
     ledger_summary,
     sample_pairs,
+    sampled_rows,
     write_ledger,
     write_names,
     write_survivors,
@@ -96,13 +97,16 @@ def deduplicate_documents(
     search = _search_candidates(numbered, stage, settings, tuple(priority))
     removals, duplicates = _find_duplicates(search, settings)
     documents, removed = dict(search.documents), duplicates.pop("removed")
-    duplicates["samples"] = sample_pairs({shard.path.name: shard.path for shard in numbered}, duplicates["samples"])
     _check_losses(documents, removed, settings.alarm_share, out / DROPPED / "duplicates-*.parquet")
     shares = {source: removed.get(source, 0) / count for source, count in documents.items() if count}
     duplicates["removed_share"] = {source: round(share, 6) for source, share in shares.items()}
     rmtree(out / VERIFICATION_FOLDER, ignore_errors=True)
-    survivors = [SurvivorUnit(removals.corpus, shard, removals.rows, out / shard.path.name) for shard in numbered]
+    survivors = [
+        SurvivorUnit(*removals, shard, sampled_rows(duplicates["samples"], shard.path.name), out / shard.path.name)
+        for shard in numbered
+    ]
     summaries = stage.run(write_survivors, survivors, "deduplicate: write")
+    duplicates["samples"] = sample_pairs(duplicates["samples"], zip(survivors, summaries, strict=True))
     stage.finish(unit.output for unit in survivors)
     summary = stage_summary("deduplicate", summaries, order_sources(summaries, priority), settings.alarm_share)
     return {**summary, "duplicates": duplicates}

@@ -16,6 +16,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
+from mtnlg_data.exchange import stable_order
+from mtnlg_data.filters.texts import texts_of
 from mtnlg_data.words import fmix64, jit, jit_or_python
 
 if TYPE_CHECKING:
@@ -65,8 +67,9 @@ def gather_candidates(tables: Iterable[pa.Table], scratch: Path) -> Candidates:
             for column, of_band in zip(keys, chunk.flatten().to_numpy().reshape(-1, bands).T, strict=True):
                 column.append(of_band)
         for chunk in table["shingles"].chunks:
-            sizes.append(np.diff(chunk.offsets.to_numpy()))
-            values.append(chunk.flatten().to_numpy())
+            numbers, bounds = texts_of(chunk)
+            sizes.append(np.diff(bounds) // 8)
+            values.append(numbers[bounds[0] : bounds[-1]].view(np.uint64))
     ends = np.cumsum(np.concatenate(sizes))
     starts = np.concatenate([[0], ends])[:-1]
     documents, ranks, orders, times = (
@@ -129,13 +132,16 @@ def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: in
         del members
         draws = draw_pivots(keys[large[np.cumsum(of_large) - of_large]], band, rounds, seed)
         yield from verify_buckets(large, of_large, draws, candidates.times, candidates.sets, threshold)
-    once = np.unique(np.concatenate(pairs_of_two), axis=0)  # one pair often shares the keys of many bands
+    first, second = np.concatenate(pairs_of_two).astype(np.uint64).T
+    packed = np.sort(first << np.uint64(32) | second)
+    packed = packed[np.diff(packed, append=~packed[-1:]) != 0]  # one pair often shares the keys of many bands
+    once = np.stack([packed >> np.uint64(32), packed & np.uint64(0xFFFFFFFF)], axis=1).astype(np.int64)
     yield once[jaccard(once, candidates.sets) >= threshold]
 
 
 def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The candidates that share a key with another, key by key, and the number of candidates of each such key."""
-    order = np.argsort(keys, kind="stable")
+    order = stable_order(keys)
     ordered = keys[order]
     begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))[: len(ordered)]
     sizes = np.diff(np.append(begins, len(ordered)))

@@ -8,7 +8,7 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, say
 from mtnlg_data.files import PARTIAL_NAME, open_to_update
 
 if TYPE_CHECKING:
@@ -20,10 +20,11 @@ LOCK = ".lock"
 
 
 @contextmanager
-def lock_folder(out: Path) -> Iterator[None]:
+def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock ``out`` against other runs until the block ends or this process does; removes partial files of killed runs.
 
-    Raises ``Failure`` where another run holds it. On a file system without locks nobody is kept out.
+    Where another run holds it, ``wait`` until that is done, else raise ``Failure``. On a file system without locks
+    nobody is kept out.
     """
     out.mkdir(parents=True, exist_ok=True)
     with open_to_update(out / LOCK) as lock:
@@ -31,8 +32,11 @@ def lock_folder(out: Path) -> Iterator[None]:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: a child of a killed run would keep that lock
         except OSError as error:
             if isinstance(error, BlockingIOError | PermissionError):
-                raise Failure(f"{out}: another run is working here; wait for it, or give another --out") from None
-            if error.errno not in LOCKS_UNSUPPORTED:
+                if not wait:
+                    raise Failure(f"{out}: another run is working here; wait for it, or give another --out") from None
+                say(f"{out}: another run is working here; this one waits for it")
+                fcntl.lockf(lock, fcntl.LOCK_EX)
+            elif error.errno not in LOCKS_UNSUPPORTED:
                 raise
         _remove_partial_files(out)
         yield

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mtnlg_data.engine import Unit, key_of
-from mtnlg_data.exchange import KEYS, Exchange, KeyRange, SortedFile
+from mtnlg_data.exchange import KEYS, Exchange, KeyRange, SortedFile, stable_order
 from mtnlg_data.files import atomic_open
 
 from .sorted_columns import columns_path, merge_levels, open_columns, read_sorted
@@ -63,7 +63,7 @@ def write_run(
     path: Path, number: int, keys: NDArray[np.uint64], orders: NDArray[np.uint64], spans: NDArray[np.uint32]
 ) -> Summary:
     """Write the run of these things of a shard, one entry of ``orders`` and row of ``spans`` each; counts them."""
-    by_key = np.lexsort((orders, keys))
+    by_key = _by_key(keys, orders)
     keys = keys[by_key]
     is_head = _begins(keys)
     heads, tails = by_key[is_head], by_key[~is_head]
@@ -112,7 +112,7 @@ def write_repeats(unit: RangeUnit) -> Summary:
     """Write the repeated hashes of one range."""
     _, batches = read_sorted(unit.folder, unit.keys, RUN_COLUMNS)
     repeats = np.concatenate([_repeats(unit.kind, *batch) for batch in batches], axis=1)
-    numbers, keys = repeats[:, np.argsort(repeats[0], kind="stable")]
+    numbers, keys = repeats[:, stable_order(repeats[0])]
     _write_columns(unit.output, numbers * np.uint64(KEYS // unit.shards % KEYS), keys)
     return {"repeated": len(keys)}
 
@@ -121,13 +121,19 @@ def _repeats(
     kind: str, keys: NDArray[np.uint64], orders: NDArray[np.uint64], numbers: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
     """Shards and hashes of what is repeated of these, which have all heads of their hashes."""
-    by_key = np.lexsort((orders, keys))
+    by_key = _by_key(keys, orders)
     keys = keys[by_key]
     repeated = ~_begins(keys)
     if kind == "anchors":
         repeated[:-1] |= repeated[1:].copy()
         repeated |= orders[by_key] > 0
     return np.stack([numbers[by_key[repeated]], keys[repeated]])
+
+
+def _by_key(keys: NDArray[np.uint64], orders: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The order that sorts by key, and things of one key by ``orders``."""
+    by_order = stable_order(orders)
+    return by_order[stable_order(keys[by_order])]
 
 
 class Repeats(NamedTuple):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtnlg_data.engine import Unit
+from mtnlg_data.exchange import stable_order
 from mtnlg_data.files import atomic_open
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _batches(files: list[NDArray[np.uint64]], keys: KeyRange, parts: int) -> Ite
         first, last = (keys.first + number * width // parts for number in (part, part + 1))
         slices = [slice(*_places(file, first, last - 1)) for file in files]
         batch = np.concatenate([file[:, own] for file, own in zip(files, slices, strict=True)], axis=1)
-        yield batch[:, np.argsort(batch[0], kind="stable")]
+        yield batch[:, stable_order(batch[0])]
 
 
 def _places(file: NDArray[np.uint64], first: int, last: int) -> tuple[int, int]:

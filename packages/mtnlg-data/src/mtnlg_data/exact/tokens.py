@@ -21,14 +21,14 @@ from mtnlg_data.filters.texts import (
     character_table,
     code_at,
     count_characters,
-    hash_bytes,
     hash_span,
+    hash_spans,
     is_ascii,
     strip,
     texts_of,
     word_spans,
 )
-from mtnlg_data.words import LONGEST_SUM, WORD_BASE, fmix64, fmix64_scalar, jit_or_python
+from mtnlg_data.words import WORD_BASE, fmix64, jit_or_python
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,24 +58,6 @@ class Windows(NamedTuple):
     sums: NDArray[np.uint64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
-
-
-@jit_or_python
-def _hash_spans(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
-    hashes = np.empty(len(starts), np.uint64)
-    for span in range(len(starts)):
-        if ends[span] - starts[span] > LONGEST_SUM:
-            hashes[span] = hash_span(data, starts[span], ends[span])
-        else:  # faster for words
-            hashes[span] = fmix64_scalar(hash_bytes(data, starts[span], ends[span]))
-    return hashes
-
-
-def hash_strings(column: pa.Array) -> NDArray[np.uint64]:
-    """A hash of each string of a column without nulls."""
-    texts = texts_of(column.cast(pa.large_string()))
-    with np.errstate(over="ignore"):
-        return _hash_spans(texts.data, texts.bounds[:-1], texts.bounds[1:])
 
 
 def find_documents(column: pa.LargeStringArray) -> Items:
@@ -201,7 +183,7 @@ def find_windows(texts: Texts, unit: TokenUnit, length: int) -> Windows:
     table, half = character_table(), length // 2
     starts, ends, bounds = word_spans(texts, table, True) if unit == "word" else _characters(texts, table)
     with np.errstate(over="ignore"):
-        sums = _sums(_hash_spans(texts.data, starts, ends))
+        sums = _sums(hash_spans(texts.data, starts, ends))
         halves = _window_hashes(sums, np.arange(max(0, len(starts) - half + 1)), half)
     return Windows(*_anchors(bounds, halves, length, half), halves, sums, starts, ends)
 

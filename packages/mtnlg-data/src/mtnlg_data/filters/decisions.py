@@ -66,7 +66,7 @@ class DocumentFilter:
         self._asked = {name: np.array([rule.name in rules for rule in family]) for name, family in asked.items()}
         self._urls = UrlFilter(lists, self._asked["url"], settings.url_soft_words) if "url" in asked else None
         bad_words = lists.bad_words if "c4_bad_words" in rules else ()
-        self._bad_words = [word for file in bad_words for some in read_lines(file) for word in some]
+        self._bad_words = [word for file in bad_words for some in read_lines(file.path) for word in some]
 
     def decide(self, texts: pa.LargeStringArray, urls: Sequence[str | None]) -> Decisions:
         """The decisions on documents of these texts and addresses."""

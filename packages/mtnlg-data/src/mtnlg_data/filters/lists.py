@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,11 +18,12 @@ from mtnlg_data.console import Failure
 from mtnlg_data.files import sha256
 from mtnlg_data.words import fmix64, jit_or_python
 
+from .rules import family_rules
 from .settings import LIST_FIELDS
 from .texts import hash_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 NO_LETTERS_OR_DIGITS = re.compile("[^a-z0-9]+")
 BYTES_AT_A_TIME = 1 << 22
+FORMAT = "a filter's list has one entry a line, plain or .gz"
 
 
 class ListFile(NamedTuple):
@@ -40,9 +43,8 @@ class ListFile(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> ListFile:
-        """The file as it is now. Raises ``Failure`` where there is none."""
-        if not path.is_file():
-            raise Failure(f"{path}: no such file of a filter's list; one entry a line, plain or .gz")
+        """The file as it is now. Raises ``Failure`` as `check_list`."""
+        check_list(path)
         return cls(path, sha256(path))
 
 
@@ -58,7 +60,7 @@ class ListFiles(NamedTuple):
 
     @classmethod
     def of(cls, settings: FilterSettings) -> ListFiles:
-        """The files that the settings name. Raises ``Failure`` where one does not exist."""
+        """The files that the settings name. Raises ``Failure`` as `check_list`."""
         return cls(*(tuple(map(ListFile.of, getattr(settings, name))) for name in LIST_FIELDS))
 
     def digests(self) -> list[list[str]]:
@@ -66,18 +68,40 @@ class ListFiles(NamedTuple):
         return [[file.digest for file in files] for files in self]
 
 
-def read_lines(file: ListFile) -> Iterator[list[str]]:
-    """The entries of a list, some at a time."""
-    with gzip.open(file.path) if file.path.suffix == ".gz" else file.path.open("rb") as lines:
-        while some := lines.readlines(BYTES_AT_A_TIME):
-            stripped = (line.decode("utf-8", "replace").strip() for line in some)
-            yield [line for line in stripped if line and not line.startswith("#")]
+def check_url_lists(settings: FilterSettings, rules: Iterable[Sequence[str]]) -> None:
+    """Raise ``Failure`` where rules on URLs are asked for, and no file of a list of theirs is given."""
+    names = {name for names in rules for name in names}
+    fields = {rule.name: field for rule, field in zip(family_rules("url"), LIST_FIELDS, strict=False)}
+    asked = {name: field for name, field in fields.items() if name in names}
+    if asked and not any(getattr(settings, field) for field in asked.values()):
+        known = ", ".join(f"{name} reads filter.{field}" for name, field in asked.items())
+        raise Failure(f"filter: url rules without a list; give one: {known}")
+
+
+def check_list(path: Path) -> None:
+    """Read the first lines of a list. Raises ``Failure`` as `read_lines`."""
+    next(read_lines(path), None)
+
+
+def read_lines(path: Path) -> Iterator[list[str]]:
+    """The entries of a list, some at a time. Raises ``Failure`` where there is no such file, or it is no text."""
+    if not path.is_file():
+        raise Failure(f"{path}: no such file; {FORMAT}")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            while some := lines.readlines(BYTES_AT_A_TIME):
+                if any(b"\0" in line for line in some):
+                    raise Failure(f"{path}: holds bytes that are no text; {FORMAT}")
+                stripped = (line.decode("utf-8", "replace").strip() for line in some)
+                yield [line for line in stripped if line and not line.startswith("#")]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise Failure(f"{path}: damaged: {error}; {FORMAT}") from None
 
 
 @cache
 def hashed_entries(files: tuple[ListFile, ...], *, domains: bool) -> NDArray[np.uint64]:
     """Hashes of all entries, sorted; those of domains in lower case and without a full stop at either end."""
-    parts = (lines for file in files for lines in read_lines(file))
+    parts = (lines for file in files for lines in read_lines(file.path))
     entries = ([line.lower().strip(".") for line in lines] if domains else lines for lines in parts)
     return np.unique(np.concatenate([np.empty(0, np.uint64), *map(hash_strings, entries)]))
 
@@ -85,8 +109,8 @@ def hashed_entries(files: tuple[ListFile, ...], *, domains: bool) -> NDArray[np.
 @cache
 def entry_words(files: tuple[ListFile, ...]) -> frozenset[str]:
     """The entries in lower case, without all but ASCII letters and digits."""
-    words = (NO_LETTERS_OR_DIGITS.sub("", line.lower()) for file in files for some in read_lines(file) for line in some)
-    return frozenset(words) - {""}
+    lines = (line for file in files for some in read_lines(file.path) for line in some)
+    return frozenset(NO_LETTERS_OR_DIGITS.sub("", line.lower()) for line in lines) - {""}
 
 
 def is_in(hashes: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mtnlg_data.console import Failure
 from mtnlg_data.document import read_documents, replace_columns, shard_source, write_documents
 from mtnlg_data.engine import StageFolder, Unit, checksum
 from mtnlg_data.tally import Fates, Tally, passthrough_summary, recorded_tallies, stage_summary
 
 from .decisions import KEPT, REASONS, DocumentFilter
-from .lists import ListFiles
-from .rules import RULES, Effect, family_rules
+from .lists import ListFiles, check_url_lists
+from .rules import RULES, Effect
 from .settings import LIST_FIELDS
 from .texts import small_batches, text_lengths
 
@@ -41,12 +41,10 @@ def apply_filters(
 
     ``rules`` are those of each source that has some, as ``expand_rules`` gives them. ``before`` maps every source, in
     order, to its counts after the previous stage; sources without rules pass through unread. Returns the stage's
-    summary with ``filters``, the effect of each rule. Raises ``Failure`` where the file of a list is missing.
+    summary with ``filters``, the effect of each rule. Raises ``Failure`` where a list is missing.
     """
     lists = ListFiles.of(settings)
-    asked = {name for names in rules.values() for name in names}
-    if asked & {rule.name for rule in family_rules("url")} and not any(lists):
-        raise Failure(f'filter: url rules without a list; give one, such as filter.{LIST_FIELDS[0]} = ["domains.gz"]')
+    check_url_lists(settings, rules.values())
     units = [
         Filtering(shard, checksum(shard), settings, lists, tuple(rules[source]), out / shard.name)
         for shard in shards
@@ -57,7 +55,7 @@ def apply_filters(
     stage.finish(unit.output for unit in units)
     passing = [passthrough_summary(source, counts) for source, counts in before.items() if source not in rules]
     summary = stage_summary("filter", [*summaries, *passing], list(before), settings.alarm_share)
-    return {**summary, "filters": _effects(summary, summaries, settings, asked)}
+    return {**summary, "filters": _effects(summary, summaries, settings, {*chain.from_iterable(rules.values())})}
 
 
 def _effects(

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mtnlg_data.words import LETTER as LETTER_OF_A_WORD
-from mtnlg_data.words import character_kinds, fmix64_scalar, jit_or_python
+from mtnlg_data.words import LONGEST_SUM, character_kinds, fmix64_scalar, jit_or_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -293,6 +293,25 @@ def hash_span(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
     for place in range(end - (end - begin) % 8, end):
         rest = np.uint64(rest << np.uint64(8)) | np.uint64(data[place])
     return fmix64_scalar(total ^ rest)
+
+
+@jit_or_python
+def hash_spans(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A hash of each of these parts of the bytes."""
+    hashes = np.empty(len(starts), np.uint64)
+    for span in range(len(starts)):
+        if ends[span] - starts[span] > LONGEST_SUM:
+            hashes[span] = hash_span(data, starts[span], ends[span])
+        else:  # faster for words
+            hashes[span] = fmix64_scalar(hash_bytes(data, starts[span], ends[span]))
+    return hashes
+
+
+def hash_strings(column: pa.Array) -> NDArray[np.uint64]:
+    """A hash of each string of a column without nulls."""
+    texts = texts_of(column.cast(pa.large_string()))
+    with np.errstate(over="ignore"):
+        return hash_spans(texts.data, texts.bounds[:-1], texts.bounds[1:])
 
 
 @jit_or_python

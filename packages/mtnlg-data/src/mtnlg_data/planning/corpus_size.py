@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SAMPLED_FILES = 8
 SAMPLED_BYTES = 2_000_000
 SAMPLED_ROWS = 500
+MEAN_CHARACTERS = 4600  # of a document of the paper's corpus (paper.md 4.4)
 REMOVED_SHARE = 0.75  # of documents with a near duplicate: all but one of each cluster go, of four on average
 
 

@@ -2,7 +2,7 @@
 
     disk     what each stage leaves, as if no document were dropped but duplicates; of all the most at a time
     memory   what each worker holds at once, times the workers, plus the process that hands out the work
-    hours    of the stage's units on the workers, at their measured costs (``schedule.py``)
+    hours    from begin to end of the stage, its units on so many workers at their measured costs (``schedule.py``)
 
 What a corpus is told by is in ``corpus_size.py``. The paper's had 320 million documents after deduplication (paper.md
 4.4), of about 4,600 characters (339 B tokens). The figures of deduplication come from ``dedup.plan``, those of exact
@@ -236,7 +236,8 @@ def print_plan(planned: dict[str, Any]) -> None:
     near = f"{planned['near_duplicates']:.0%} of them with a near duplicate"
     console.print(f"Disk with duplicates dropped and nothing else, {near}, and no file removed on the way.")
     console.print(
-        f"Hours at the costs of {run['costs']}; of pages, with {run['page_bytes']:.1f} bytes for a character."
+        f"Hours from begin to end, at the costs of {run['costs']}; of pages, with {run['page_bytes']:.1f} bytes for a "
+        "character."
     )
     idle = ", ".join(f"{step} {share:.1%}" for step, share in run["idle"].items())
     console.print(f"Of the workers' hours {run['efficiency']:.1%} are work; most are idle at {idle}.")

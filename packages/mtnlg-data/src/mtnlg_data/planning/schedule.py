@@ -32,36 +32,40 @@ if TYPE_CHECKING:
 MEASURED_COSTS = "benchmarks/results/2026-11-23-unit-costs.json"
 #: Core-seconds of each function for each million characters; for each million bytes of pages of ``extract.page_bytes``.
 COSTS = {
-    "extract.page_bytes": 0.0198,
-    "extract.page_text": 0.21852,
-    "extract.texts": 0.06356,
-    "quality.draw_sample": 0.00414,
-    "quality.train_classifier": 0.06892,
-    "quality.filter_shard": 0.01952,
-    "clean.clean_shard": 0.02647,
-    "filters.filter_shard": 0.07036,
-    "dedup": 0.02513,
-    "exact.scan_shard": 0.05847,
-    "exact.write_repeats": 0.01033,
-    "exact.cut_shard": 0.00819,
-    "decontaminate.scan_shard": 0.01302,
-    "decontaminate.count_documents": 7e-05,
-    "decontaminate.write_ledger": 0.0017,
-    "decontaminate.cut_shard": 0.01287,
-    "tokens.draw_sample": 0.00271,
-    "tokens.encode_groups": 0.02234,
-    "tokens.count_ranges": 0.0001,
-    "tokens.write_range": 0.00133,
-    "tokens.check_span": 0.00178,
+    "extract.page_bytes": 0.0157,
+    "extract.page_text": 0.18383,
+    "extract.texts": 0.05311,
+    "quality.draw_sample": 0.00344,
+    "quality.train_classifier": 0.06937,
+    "quality.filter_shard": 0.01757,
+    "clean.clean_shard": 0.01906,
+    "filters.filter_shard": 0.0608,
+    "dedup": 0.01694,
+    "exact.scan_shard.documents": 0.00204,
+    "exact.scan_shard.lines": 0.00292,
+    "exact.scan_shard.substrings": 0.04439,
+    "exact.write_repeats.documents": 0.00014,
+    "exact.write_repeats.lines": 0.0001,
+    "exact.write_repeats.substrings": 0.00603,
+    "exact.cut_shard": 0.00741,
+    "decontaminate.scan_shard": 0.01145,
+    "decontaminate.count_documents": 0.00011,
+    "decontaminate.write_ledger": 0.00142,
+    "decontaminate.cut_shard": 0.01102,
+    "tokens.draw_sample": 0.00275,
+    "tokens.encode_groups": 0.02166,
+    "tokens.count_ranges": 0.0,
+    "tokens.write_range": 0.00097,
+    "tokens.check_span": 0.00171,
 }
 #: Core-seconds that a worker takes once in each stage: imports, tables, compiled code from its cache.
 START_SECONDS = {
-    "extract": 1.25,
-    "quality": 1.13,
-    "clean": 0.0,
-    "deduplicate": 0.18,
-    "decontaminate": 0.08,
-    "tokenize": 0.34,
+    "extract": 0.96,
+    "quality": 1.24,
+    "clean": 0.04,
+    "deduplicate": 0.27,
+    "decontaminate": 0.06,
+    "tokenize": 0.28,
 }
 ENCODER_SECONDS = 4e-6  # for each entry of the vocabulary: an encoder is opened anew for every unit
 TASK_TEXTS, SECONDS_A_TASK_TEXT = 70_000, 0.0004  # of the paper's tasks
@@ -145,8 +149,11 @@ def steps_of(recipe: Recipe, corpus: CorpusSize) -> Iterator[Step]:
     yield of_all.spread("deduplicate", "units", of_all.shards, COSTS["dedup"])
     if recipe.exact.kinds:
         yield from rest.begin("exact")
-        yield rest.spread("exact", "scan", rest.shards * (len(recipe.exact.kinds) + 1), COSTS["exact.scan_shard"])
-        yield rest.spread("exact", "compare", rest.characters / 100 / KEYS_PER_RANGE, COSTS["exact.write_repeats"])
+        for kind in dict.fromkeys(recipe.exact.kinds):
+            scans = 2 if kind == "substrings" else 1  # their anchors first, then the windows of those that recur
+            yield rest.spread("exact", f"scan {kind}", scans * rest.shards, COSTS[f"exact.scan_shard.{kind}"])
+            keys = rest.characters / 100
+            yield rest.spread("exact", f"compare {kind}", keys / KEYS_PER_RANGE, COSTS[f"exact.write_repeats.{kind}"])
         yield rest.spread("exact", "cut", rest.shards, COSTS["exact.cut_shard"])
     yield from rest.begin("decontaminate")
     yield Step("decontaminate", "n-grams", 1, task_texts(recipe) * SECONDS_A_TASK_TEXT)
@@ -210,7 +217,10 @@ def _tokenize(recipe: Recipe, text: _Text, documents: int) -> Iterator[Step]:
 
 
 def efficiency_plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
-    """Hours of all steps and of each stage, how much of them is work, and the steps that leave most of them idle."""
+    """Hours from begin to end of all steps and of each stage, how much of the workers' is work, and where most is idle.
+
+    ``core_hours`` are what all processes compute in a stage.
+    """
     planned = schedule(list(steps_of(recipe, corpus)), workers)
     longest = sorted(planned.idle.items(), key=lambda item: -item[1])[:TAILS_SHOWN]
     return {

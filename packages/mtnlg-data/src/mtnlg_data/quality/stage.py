@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pydantic import NonNegativeInt  # noqa: TC002  (pydantic reads the annotations)
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import UnitOutput, read_documents, replace_columns, shard_source, write_documents
@@ -60,7 +61,7 @@ class QualitySettings(Settings):
     sample: int = setting(  # training holds 4 kB of each
         800_000, "Most training documents of each class.", unit="documents", paper="800000", ge=MIN_DOCUMENTS
     )
-    positives: dict[str, int] = setting(
+    positives: dict[str, NonNegativeInt] = setting(
         {},
         "Training documents of each curated source; as many of each if not given.",
         unit="documents",
@@ -70,15 +71,21 @@ class QualitySettings(Settings):
         0.1, "Training documents that only measure the classifier.", unit="share", paper="0.1", gt=0, lt=1
     )
     epochs: int = setting(5, "Passes over the training documents.", gt=0)
-    seed: int = setting(1, "Of the sample and of the draw.", ge=0)
+    seed: int = setting(1, "Of the sample and of the draw.", ge=0, lt=1 << 32)  # scikit-learn's
     alarm_share: float = setting(  # alpha 3 drops 7/8 at most
         0.85, "Warn of a source that loses more.", unit="share", ge=0, le=1
     )
 
-    def check(self) -> None:
-        """Open the model, if one is given. Raises ``Failure`` if it cannot be used."""
+    def check(self, curated: Sequence[str]) -> None:
+        """Open the model, if one is given; compare ``positives`` with the curated sources.
+
+        Raises ``Failure`` where the model cannot be used, or no curated source has such a name.
+        """
         if self.model is not None:
-            is_fasttext(self.model)
+            open_scorer(self.model, self.label)
+        if unknown := sorted(set(self.positives) - set(curated)):
+            known = f"those are {', '.join(curated)}" if curated else "there is none"
+            raise Failure(f"quality.positives.{unknown[0]}: not a curated source; {known}")
 
     def model_key(self) -> str | None:
         """Digest of the given model and of the version of fastText that reads it; None where none is given."""
@@ -102,7 +109,7 @@ def filter_documents(
     ``before`` maps every source, in order, to its counts after the previous stage; sources that are not filtered pass
     through unread. Returns the stage's summary with ``quality``. Raises ``Failure`` if a class has too few documents.
     """
-    settings.check()
+    settings.check(curated)
     shares = _sample_shares(settings, filtered, curated, before)
     stage = StageFolder(out, "quality", engine)
     samples = _draw_samples(
@@ -129,8 +136,6 @@ def _sample_shares(
     settings: QualitySettings, filtered: Sequence[str], curated: Sequence[str], before: Mapping[str, Summary]
 ) -> dict[str, float]:
     """The share of each source's documents to sample, for as many positives as negatives; empty to sample none."""
-    if unknown := sorted(set(settings.positives) - set(curated)):
-        raise Failure(f"quality.positives.{unknown[0]}: not a curated source; those are {', '.join(curated)}")
     sizes = {source: before[source]["documents_out"] for source in (*filtered, *curated)}
     wanted = {source: min(settings.positives.get(source, 0), sizes[source]) for source in curated}
     if not settings.positives:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure
+from mtnlg_data.document import named_damage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
 BYTES_READ = 1 << 20  # of a text, to show its beginning
 
 
+def read_schema(path: Path) -> pa.Schema:
+    """The columns of a Parquet file. Raises ``Failure`` where it is none."""
+    with named_damage(path):
+        return pq.read_schema(path)
+
+
 def inspect_table(path: Path, rows: int) -> dict[str, Any]:
     """Columns, number of rows and the first ``rows`` of a Parquet file. Raises ``Failure`` where it is none."""
-    try:
-        with pq.ParquetFile(path) as file:
-            first = next(file.iter_batches(max(1, rows)), None)
-            return _table(path, file.schema_arrow, file.metadata.num_rows, first, rows)
-    except pa.ArrowInvalid as error:
-        raise Failure(f"{path}: not a Parquet file: {error}") from None
+    with named_damage(path), pq.ParquetFile(path) as file:
+        first = next(file.iter_batches(max(1, rows)), None)
+        return _table(path, file.schema_arrow, file.metadata.num_rows, first, rows)
 
 
 def _table(path: Path, schema: pa.Schema, total: int, first: pa.RecordBatch | None, rows: int) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def inspect_file(path: Path, rows: int, characters: int) -> dict[str, Any]:
         text = beginning.decode() if len(beginning) == size else beginning.decode(errors="ignore")
         if path.suffix == ".json" and len(beginning) == size:
             return {"kind": "json", "path": str(path), "bytes": size, "content": json.loads(text)}
-    except ValueError:
+    except (ValueError, RecursionError):
         text = "\0"
     if "\0" in text:
         return {"kind": "binary", "path": str(path), "bytes": size}

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 from rich.table import Table
-from tokenizers import Tokenizer
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import listed_shards, read_list
 from mtnlg_data.files import read_small
-from mtnlg_data.schema import OWN
+from mtnlg_data.schema import holds_documents
+from mtnlg_data.sources import check_regular
 from mtnlg_data.tally import summary_line
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, idx_path
+from mtnlg_data.tokens.tokenizer import read_tokenizer
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
 from mtnlg_data.transfer.urls import check_local, url_of
 
-from .file_inspection import headline, inspect_file, inspect_table
+from .file_inspection import headline, inspect_file, inspect_table, read_schema
+from .summary_schema import parse_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tokenizers import Tokenizer
 
 Inspection = dict[str, Any]
 LARGEST_COPY = 1 << 30  # bytes that are fetched to be inspected; a larger folder is fetched by its own command
@@ -45,17 +48,20 @@ def inspect_path(path: Path, documents: int, characters: int) -> Inspection:
         return _inspect_store(prefix, documents, characters)
     if not path.exists():
         raise Failure(f"{path}: no such file, and no token store (a pair .bin and .idx)")
+    check_regular(path)
     if path.suffix != ".parquet":
         return inspect_file(path, documents, characters)
-    table = inspect_table(path, documents)
-    return _inspect_shards(path, [path], documents, characters) if _has_texts(path) else table
+    if holds_documents(read_schema(path)):
+        return _inspect_shards(path, [path], documents, characters)
+    return inspect_table(path, documents)
 
 
 def _inspect_url(url: str, documents: int, characters: int) -> Inspection:
     """Token stores and runs at a URL, of which only what is shown is read; other files by a copy."""
     files = list_files(url)
     folder = Path(url)
-    stages = json.loads(read_url(files["summary.json"].url))["stages"] if "summary.json" in files else None
+    summary = files.get("summary.json")
+    stages = None if summary is None else parse_stages(read_url(summary.url), summary)
     blend = next((name for name in ("blend.json", "tokens/blend.json") if name in files), None)
     if blend is not None:
         tokens = (folder / blend).parent
@@ -76,7 +82,7 @@ def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
     """A run or a single stage with its output; or only the stores or shards of a folder without summary."""
     output = _inspect_output(path / "tokens" if (path / "tokens").is_dir() else path, documents, characters)
     if (path / "summary.json").exists():
-        stages = json.loads(read_small(path / "summary.json"))["stages"]
+        stages = parse_stages(read_small(path / "summary.json"), path / "summary.json")
         return {"kind": "run", "path": str(path), "stages": stages, "parts": [] if output is None else [output]}
     if output is None:
         raise Failure(f"{path}: holds no run (summary.json), no token stores (*.idx) and no documents (*.parquet)")
@@ -94,7 +100,7 @@ def _inspect_output(path: Path, documents: int, characters: int) -> Inspection |
     if (left := read_list(path)) is not None:
         shards = listed_shards(path) or [] if left.shards else []
     else:
-        shards = [shard for shard in sorted(path.glob("*.parquet")) if _has_texts(shard)]
+        shards = [shard for shard in sorted(path.glob("*.parquet")) if holds_documents(read_schema(shard))]
     return _inspect_shards(path, shards, documents, characters) if shards else None
 
 
@@ -113,12 +119,6 @@ def _inspect_shards(path: Path, shards: Sequence[Path], documents: int, characte
     return {"kind": "documents", "path": str(path), "shards": len(shards), "sources": sources, "samples": samples}
 
 
-def _has_texts(path: Path) -> bool:
-    """Whether a Parquet file holds documents: it has a column of texts, or ours beside another's columns."""
-    columns = inspect_table(path, 0)["columns"]
-    return OWN in columns or columns.get("text") in {"string", "large_string"}
-
-
 def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
     store = TokenStore(prefix)
     tokenizer = _tokenizer_beside(prefix)
@@ -135,11 +135,14 @@ def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
 
 def _tokenizer_beside(prefix: Path) -> Tokenizer | None:
     path = prefix.with_name("tokenizer.json")
-    try:
-        text = path.read_bytes() if (url := url_of(path)) is None else read_url(url)
-    except (Failure, FileNotFoundError):
+    if (url := url_of(path)) is None:
+        return read_tokenizer([path]) if path.exists() else None
+    if path.name not in list_files(str(url_of(path.parent))):
         return None
-    return Tokenizer.from_buffer(text)
+    with TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        copy.write_bytes(read_url(url))
+        return read_tokenizer([copy])
 
 
 def print_inspection(inspection: Inspection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class SummaryPart(BaseModel):
-    """Base of the models here: immutable, unknown keys ignored."""
+    """Base of the models here: immutable, strict, unknown keys ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class SourceCounts(SummaryPart):
@@ -160,7 +161,7 @@ class Summary(SummaryPart):
     """summary.json."""
 
     seconds: float
-    stages: list[Stage]
+    stages: list[Stage] = Field(min_length=1)
     languages: dict[str, int] = Field(default_factory=dict)  # records read, by language
     languages_kept: dict[str, int] = Field(default_factory=dict)  # documents extracted from them
     quality: Quality | None = None
@@ -181,10 +182,25 @@ class Summary(SummaryPart):
 def read_summary(path: Path) -> Summary:
     """Read a summary. Raises ``Failure`` where it is missing, or not what a curation writes."""
     try:
-        return Summary.model_validate_json(read_small(path))
+        content = read_small(path)
     except FileNotFoundError:
         raise Failure(f"{path}: no such file; mtnlg-data run, or a single stage, writes it") from None
+    return parse_summary(content, path)
+
+
+def parse_summary(content: bytes, place: object) -> Summary:
+    """The summary in a file's bytes. Raises ``Failure`` naming the place and the first key that is wrong."""
+    try:
+        return Summary.model_validate_json(content)
     except ValidationError as error:
         detail: Any = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in detail["loc"])
-        raise Failure(f"{path}: {key}: {detail['msg']}; run the curation again, which writes it") from None
+        what = f"{key}: {detail['msg']}" if key else detail["msg"]
+        raise Failure(f"{place}: no summary of a curation: {what}; run the curation again, which writes it") from None
+
+
+def parse_stages(content: bytes, place: object) -> list[dict[str, Any]]:
+    """The stages of such a summary with all their keys. Raises ``Failure`` as `parse_summary`."""
+    parse_summary(content, place)
+    stages: list[dict[str, Any]] = json.loads(content)["stages"]
+    return stages

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure, output
-from mtnlg_data.document import DocumentFile
+from mtnlg_data.document import DocumentFile, named_damage
 from mtnlg_data.engine import CUTS, DROPPED, read_list
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[st
 
 def _matching_rows(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
     """The rows of a record of dropped documents."""
-    with pq.ParquetFile(path) as file:
+    with named_damage(path), pq.ParquetFile(path) as file:
         groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), name)]
         table = file.read_row_groups(groups)
     return [{**row, "file": path.name} for row in table.filter(matches(table)).to_pylist()]
@@ -112,7 +112,8 @@ def _matching_rows(path: Path, name: str, matches: Matches) -> list[dict[str, An
 def _matching_documents(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
     """Id, key, source and score of a shard's documents."""
     rows: list[dict[str, Any]] = []
-    metadata = pq.read_metadata(path)
+    with named_damage(path):
+        metadata = pq.read_metadata(path)
     with DocumentFile(path, verify=False) as file:
         for group in range(metadata.num_row_groups):
             if _may_hold(metadata.row_group(group), name):
@@ -161,7 +162,8 @@ def _cuts(stage: StageFiles, key: str, shard: str) -> dict[str, Any]:
     ledger = stage.folder / CUTS / shard
     if not ledger.exists():
         return {}
-    table = pq.read_table(ledger, filters=[("key", "=", key)])
+    with named_damage(ledger):
+        table = pq.read_table(ledger, filters=[("key", "=", key)])
     cuts: dict[tuple[int, int], dict[str, Any]] = {}
     for row in table.to_pylist():
         place = (row["cut_start"], row["cut_end"])
@@ -187,7 +189,8 @@ def _near_names(stages: Sequence[StageFiles], name: str) -> list[str]:
 def _name_columns(stage: StageFiles) -> Iterator[pa.ChunkedArray]:
     """All ids and keys of a stage's documents, kept and dropped, a row group or a file at a time."""
     for path in sorted((stage.folder / DROPPED).glob("*.parquet")):
-        yield from pq.read_table(path, columns=["id", "key"]).columns
+        with named_damage(path):
+            yield from pq.read_table(path, columns=["id", "key"]).columns
     for path in stage.shards:
         with DocumentFile(path, verify=False) as file:
             for group in range(len(file.rows)):

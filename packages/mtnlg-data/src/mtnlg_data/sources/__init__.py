@@ -32,12 +32,18 @@ __all__ = [
     "SourceFile",
     "check_regular",
     "cut_file",
+    "is_hidden",
     "name_below",
     "read_records",
 ]
 
 MAX_RECORD_BYTES = 1 << 24
 STREAMS = {".gz", ".xz", ".bz2"}
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder that it is in, is hidden: what a command keeps beside files that it fetched is."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def read_records(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record | Dropped]:

@@ -60,7 +60,9 @@ def arrow_schema(path: Path, field: str) -> pa.Schema:
     try:
         with _opened(path, WHOLE) as (schema, _):
             pass
-    except pa.ArrowException:
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
         return SCHEMA
     return documents_schema(schema, field) if has_strings(schema, field) else SCHEMA
 

@@ -40,6 +40,8 @@ def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_by
         codings = record.http_headers.get("Content-Encoding") or ""
         content = decode_content(record.reader.read(max_bytes + 1), codings, max_bytes)
     except (OSError, ValueError) as error:
+        if getattr(error, "errno", None):  # of the disk
+            raise
         return Dropped("bad_http", where, str(error))
     if len(content) > max_bytes:
         return Dropped("too_large", where, f"longer than {max_bytes} bytes")
@@ -55,8 +57,10 @@ def _kept_headers(record: WarcRecord) -> Metadata:
 def decode_content(body: bytes, codings: str, max_bytes: int) -> bytes:
     """The body with its ``Content-Encoding`` undone, cut off a little after ``max_bytes``.
 
-    A body that is not encoded as declared is returned as it is: many crawlers decode the body and keep the header.
-    Raises ``ValueError`` for a stream that breaks off or is corrupt, and for more than ``MAX_CODINGS`` codings.
+    A body that is not encoded as declared is returned as it is, since many crawlers decode the body and keep the
+    header; that is one without the magic number of gzip or Zstandard, and one that deflate or Brotli cannot decode. Of
+    a stream that breaks off what came of it is returned, an unknown coding is left. Raises ``ValueError`` where gzip or
+    Zstandard find their stream corrupt, and for more than ``MAX_CODINGS`` codings.
     """
     names = [name.strip().lower() for name in codings.split(",")]
     if len(names) > MAX_CODINGS:

@@ -18,6 +18,7 @@ import numpy as np
 
 from mtnlg_data.document import DocumentFile, Shard, UnitOutput
 from mtnlg_data.engine import Unit
+from mtnlg_data.exchange import stable_order
 from mtnlg_data.files import atomic_open
 from mtnlg_data.tally import Tallies
 
@@ -111,7 +112,7 @@ def read_sorted(folder: Path, keys: KeyRange, dtype: np.dtype[Any]) -> Iterator[
     tokens = sum(int(file.counts([keys.first, keys.last + 1])[0, 1]) for file in files)
     for first, last in split_keys(keys, max(1, -(-tokens // TOKENS_PER_BATCH))):
         all_keys, ids, sizes = map(np.concatenate, zip(*(file.read(first, last) for file in files), strict=True))
-        order = np.argsort(all_keys, kind="stable")
+        order = stable_order(all_keys)
         yield Encoded(all_keys[order], *take_documents(ids, sizes, order))
 
 
@@ -157,7 +158,7 @@ def encode_groups(unit: EncodeUnit) -> Summary:
                 ids.append(np.insert(batch_ids.astype(dtype), np.cumsum(batch_sizes), eod))
                 sizes.append(batch_sizes + 1)
     all_keys = np.array(keys, np.uint64)
-    order = np.argsort(all_keys, kind="stable")
+    order = stable_order(all_keys)
     documents = Encoded(all_keys[order], *take_documents(np.concatenate(ids), np.concatenate(sizes), order))
     return {**tallies.summary(), "tokens": write_encoded(unit.output, [documents])}
 

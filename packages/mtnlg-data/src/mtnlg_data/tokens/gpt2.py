@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Event
 
 from mtnlg_data.console import Failure
+from mtnlg_data.engine import lock_folder
 from mtnlg_data.files import sha256
 from mtnlg_data.transfer.download import download_file
 from mtnlg_data.transfer.remotes import HttpRemote
@@ -31,13 +32,14 @@ def fetch_gpt2(url: str = URL) -> tuple[Path, ...]:
     Raises ``Failure`` where they cannot be downloaded, or are not GPT-2's.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtnlg-data" / GPT2
-    for name, digest in FILES.items():
-        path = cache / name
-        if path.is_file() and sha256(path) == digest:
-            continue
-        path.unlink(missing_ok=True)
-        download_file(HttpRemote(url), name, path, largest=LARGEST, sleep=time.sleep, stop=Event())
-        if sha256(path) != digest:
-            path.unlink()
-            raise Failure(f"{url}/{name}: not GPT-2's file; give a folder with {' and '.join(FILES)} instead")
+    with lock_folder(cache, wait=True):
+        for name, digest in FILES.items():
+            path = cache / name
+            if path.is_file() and sha256(path) == digest:
+                continue
+            path.unlink(missing_ok=True)
+            download_file(HttpRemote(url), name, path, largest=LARGEST, sleep=time.sleep, stop=Event())
+            if sha256(path) != digest:
+                path.unlink()
+                raise Failure(f"{url}/{name}: not GPT-2's file; give a folder with {' and '.join(FILES)} instead")
     return tuple(cache / name for name in FILES)

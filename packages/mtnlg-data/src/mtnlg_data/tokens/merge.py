@@ -30,7 +30,7 @@ def merge(prefixes: Sequence[Path], out: Path) -> TokenStore:
     """Interleave the documents of all stores as ``out``, in constant memory.
 
     Raises ``Failure`` where the stores cannot have the same vocabulary (token types or the tokenizer.json beside them
-    differ), and where ``out`` is one of them.
+    differ), where one is given twice, and where ``out`` is one of them.
     """
     stores = [TokenStore(prefix) for prefix in prefixes]
     _check_mergeable(stores, out)
@@ -60,7 +60,10 @@ def take_documents(
 
 def _check_mergeable(stores: Sequence[TokenStore], out: Path) -> None:
     first = stores[0]
-    for store in stores:
+    places = [store.prefix.resolve() for store in stores]
+    for number, store in enumerate(stores):
+        if places[number] in places[:number]:
+            raise Failure(f"{store.prefix}: given twice")
         if store.prefix.resolve() == out.resolve():
             raise Failure(f"{out}: is one of the stores to merge; give another --out")
         if store.dtype != first.dtype or store.dtype not in MERGEABLE_DTYPES:

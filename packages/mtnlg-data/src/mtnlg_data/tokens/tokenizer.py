@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -29,7 +30,7 @@ from mtnlg_data.settings import Settings, setting
 from mtnlg_data.transfer.url_files import local_path
 
 from . import tokenizer_file
-from .encoder import Library, require_library
+from .encoder import Library, open_encoder, require_library
 from .gpt2 import GPT2, fetch_gpt2
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class TokenizeSettings(Settings):
         unit="tokens",
         paper="50257, GPT-2's",
         ge=MIN_VOCABULARY,
+        lt=1 << 31,
     )
     tokenizer: str | None = setting(
         None,
@@ -79,9 +81,15 @@ class TokenizeSettings(Settings):
         return self
 
     def check(self) -> None:
-        """Raise ``Failure`` where a file of the tokenizer or the encoding library is missing."""
-        tokenizer_files(self)
+        """Read the tokenizer, if one is given. Raises ``Failure`` where it, or the encoding library, cannot be used."""
         require_library(self.library)
+        if self.tokenizer is None:
+            return
+        tokenizer = read_tokenizer(tokenizer_files(self), self.eod)
+        if self.library == "gigatoken":
+            with TemporaryDirectory() as folder:
+                write_text(path := Path(folder, "tokenizer.json"), tokenizer.to_str())
+                open_encoder(path, self.library)
 
 
 @dataclass(frozen=True)

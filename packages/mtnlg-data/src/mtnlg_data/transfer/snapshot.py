@@ -19,7 +19,7 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_data.console import Failure, UsageFailure, progress, say
+from mtnlg_data.console import MISTAKES, Failure, IoFailure, UsageFailure, progress, say
 from mtnlg_data.engine import lock_folder
 
 from .download import TransientError, download_file, is_downloaded
@@ -91,7 +91,7 @@ def fetch_snapshot(
 
 
 def _collect(futures: dict[Future[Downloaded], Path], summary: dict[str, Any]) -> None:
-    """Add each download to the summary as it ends. Raises ``Failure`` for a local error, such as a full disk."""
+    """Add each download to the summary as it ends. Raises ``IoFailure`` for a local error, such as a full disk."""
     start, new_bytes = time.monotonic(), 0
     with progress(f"fetch {summary['snapshot']}", len(futures), "files") as advance:
         for future in as_completed(futures):
@@ -102,7 +102,8 @@ def _collect(futures: dict[Future[Downloaded], Path], summary: dict[str, Any]) -
                 summary["failed"].append({"path": str(target), "why": str(error)})
             except OSError as error:
                 if error.errno not in PATH_ERRORS:
-                    raise Failure(f"{target}: {error.strerror or error}; the same command resumes here") from error
+                    kind = Failure if isinstance(error, MISTAKES) else IoFailure
+                    raise kind(f"{target}: {error.strerror or error}; the same command resumes here") from error
                 summary["failed"].append({"path": str(target), "why": f"{target}: {error.strerror}"})
             else:
                 summary["fetched" if is_new else "kept"] += 1

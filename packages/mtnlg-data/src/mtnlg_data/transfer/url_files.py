@@ -24,7 +24,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_data.console import Failure, IoFailure, progress
-from mtnlg_data.engine import manifest_path
+from mtnlg_data.engine import lock_folder, manifest_path
 from mtnlg_data.files import read_small, write_json
 
 from .download import MAX_ATTEMPTS, RemoteStream, TransientError, backoff, download_file
@@ -320,7 +320,7 @@ def local_copy(file: RemoteFile, folder: Path) -> Iterator[Path]:
 def local_path(path: Path) -> Path:
     """The path itself; of a URL of a small file or folder (a tokenizer, a list), a copy in $XDG_CACHE_HOME/mtnlg-data.
 
-    The copy is made again when the file has changed; a process looks only once.
+    The copy is made again when the file has changed; a process looks only once, and waits where another is at it.
     """
     url = url_of(path)
     return path if url is None else _cached_copy(url)
@@ -331,5 +331,6 @@ def _cached_copy(url: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtnlg-data" / "urls"
     folder = cache / hashlib.sha256(url.encode()).hexdigest()[:16]
     files = list_files(url)
-    fetch_files(files, folder, exact=True)
+    with lock_folder(folder, wait=True):
+        fetch_files(files, folder, exact=True)
     return folder / next(iter(files)) if len(files) == 1 else folder

@@ -1,0 +1,105 @@
+"""Two runs that download at the same time: one waits for the other, or says that it is there; no file is torn."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from object_store import command
+
+from mtnlg_data.engine import lock_folder
+
+CONTENT = bytes(range(256)) * 300
+FETCH = {
+    "urls": """
+from pathlib import Path
+from mtnlg_data.transfer.url_files import local_path
+print(local_path(Path(URL)))
+""",
+    "gpt2": """
+import hashlib
+from pathlib import Path
+from mtnlg_data.tokens import gpt2
+from mtnlg_data.transfer.remotes import FolderRemote
+served = Path(URL.removeprefix("file://"))
+gpt2.HttpRemote = lambda _: FolderRemote(served.parent)
+gpt2.FILES = {served.name: hashlib.sha256(served.read_bytes()).hexdigest()}
+print(gpt2.fetch_gpt2()[0])
+""",
+}
+
+
+@pytest.mark.parametrize("what", FETCH)
+def test_a_run_waits_while_another_downloads_the_same_file(tmp_path: Path, what: str) -> None:
+    served = tmp_path / "served.bin"
+    served.write_bytes(CONTENT)
+    url = f"file://{served}"
+    cache = tmp_path / "cache" / "mtnlg-data" / what
+    cache /= hashlib.sha256(url.encode()).hexdigest()[:16] if what == "urls" else ""
+    words = [sys.executable, "-c", f"URL = {url!r}\n{FETCH[what]}"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with (
+        lock_folder(cache),
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second,
+    ):
+        assert second.stderr is not None
+        assert second.stdout is not None
+        try:
+            assert second.stderr.readline() == f"{cache}: another run is working here; this one waits for it\n"
+            assert not [path for path in cache.iterdir() if path.name != ".lock"]
+            _unlock(cache)
+            copy = Path(second.stdout.readline().strip())
+        finally:
+            second.kill()
+    assert copy.parent == cache
+    assert copy.read_bytes() == CONTENT
+
+
+def _unlock(folder: Path) -> None:
+    """Release this process's lock, as a process does that ends: it goes when any descriptor of the file is closed."""
+    (folder / ".lock").open("rb").close()
+
+
+def test_who_waits_has_the_lock_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def lockf(_: object, how: int) -> None:
+        asked.append(how)
+        if how & fcntl.LOCK_NB:
+            raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with lock_folder(tmp_path, wait=True):
+        assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
+
+
+def test_a_fetch_into_a_folder_where_another_works_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    other = f"from mtnlg_data.cli import main; import sys; sys.argv[1:] = {['fetch', f'file://{tmp_path}/a.bin']!r}"
+    other += f" + ['--out', {str(tmp_path / 'out')!r}]; main()"
+    with lock_folder(tmp_path / "out"):
+        done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "another run is working here; wait for it, or give another --out" in done.stderr
+
+
+def test_fetch_prints_what_it_did_and_refuses_options_of_snapshots(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    words = ("fetch", f"file://{tmp_path}/a.bin", "--out", tmp_path / "out")
+    for fetched in (1, 0):
+        status, said = command(*words, "--json")
+        assert status == 0
+        content = json.loads(said[said.index("{") :])
+        assert content == {"url": words[1], "fetched": fetched, "kept": 1 - fetched, "bytes": len(CONTENT)}
+    for option in (("--largest", 10), ("--files", 1), ("--base", tmp_path), ("--verify",)):
+        status, said = command(*words, *option)
+        assert (status, said) == (
+            2,
+            f"{words[1]}: --base, --files, --largest and --verify go with snapshots of Common Crawl",
+        )

@@ -1,0 +1,185 @@
+"""What a recipe names is opened before its first stage, by ``run`` and ``plan``: one message has all that is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure, Failures, IoFailure, error_status
+from mtnlg_data.filters.lists import check_list
+from mtnlg_data.planning.preflight import check_inputs
+from mtnlg_data.quality.classifier import FILE_SHAPE
+from mtnlg_data.recipe import load_recipe
+from mtnlg_data.tokens.tokenizer import train_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, corpus: ModuleType) -> Path:
+    """The recipe of the small corpus, with its files."""
+    return corpus.write_run(tmp_path, pages=4)  # type: ignore[no-any-return]
+
+
+def refusals(recipe: Path, *overrides: str) -> list[list[str]]:
+    """What ``run`` and ``plan`` say of the recipe, by line; neither begins a stage."""
+    said = []
+    for words in (["run", str(recipe), "--out", str(recipe.parent / "out"), "--workers", "1"], ["plan", str(recipe)]):
+        done = CliRunner().invoke(app, [*words, *(f"--set={override}" for override in overrides)])
+        assert isinstance(done.exception, Failures), (done.exception, done.output)
+        assert error_status(done.exception) == 1
+        said.append(str(done.exception).splitlines())
+        assert not (recipe.parent / "out").exists()
+    return said
+
+
+def test_all_that_is_wrong_is_in_one_message(recipe: Path, corpus: ModuleType) -> None:
+    folder = recipe.parent
+    corpus.write_jsonl(folder / "broken.jsonl", [{"task": "boolq", "id": "0", "text": "one"}, {"task": "boolq"}])
+    (folder / "broken.json").write_text('{"model": {"type": "BPE"')
+    (folder / "domains.gz").write_bytes(b"no gzip")
+    (folder / "words.txt").write_bytes(gzip.compress(b"word\n" * 99))
+    (folder / "classifier.npy").write_bytes(b"no array")
+    wrong = {
+        "sources.books.paths=['none/*.jsonl']": "none/*.jsonl: no such file (source books); paths start at",
+        "sources.crawl.paths=['nowhere.warc.gz']": "nowhere.warc.gz: no such file (source crawl)",
+        "texts=broken.jsonl": 'broken.jsonl:2: expected {"task", "id", "text"}, all strings',
+        "quality.positives={boks=100}": "quality.positives.boks: not a curated source; those are books",
+        "filter.domain_files=['domains.gz', 'absent.txt']": "domains.gz: damaged: Not a gzipped file",
+        "filter.word_files=['words.txt']": "words.txt: holds bytes that are no text; a filter's list has one entry a",
+        "tokenize={tokenizer='broken.json'}": "broken.json: not a tokenizer.json: ",
+    }
+    for said in refusals(recipe, *wrong):
+        assert len(said) == len(wrong) + 1
+        for words in (*wrong.values(), "absent.txt: no such file; a filter's list has one entry a line, plain or .gz"):
+            assert [line for line in said if words in line], words
+    (said, again) = refusals(recipe, "quality.model=classifier.npy")
+    assert said == again
+    assert len(said) == 1
+    assert "classifier.npy: not a classifier trained by quality" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("texts=empty", "empty: no task text; mtnlg-eval texts writes one a line"),
+        ("texts=raw", "raw: no such file of task texts"),
+        ("tokenize={tokenizer='raw'}", "raw: no tokenizer: expected a tokenizer.json"),
+        ("tokenize={tokenizer='empty'}", "empty: not a tokenizer.json"),
+        ("filter.address_files=['raw']", "raw: no such file; a filter's list has one entry a line"),
+        ("extract.language_model=none.bin", "none.bin: none.bin cannot be opened"),
+        (
+            "sources.books.filters=['url']",
+            "filter: url rules without a list; give one: url_domain reads filter.domain_files, url_",
+        ),
+    ],
+)
+def test_every_kind_of_mistake_is_met_before_the_first_stage(recipe: Path, override: str, words: str) -> None:
+    (recipe.parent / "empty").touch()
+    for said in refusals(recipe, override):
+        (line,) = said
+        assert words in line.replace(f"{recipe.parent}/", "")
+
+
+def test_what_works_is_returned_and_a_plan_for_a_number_of_documents_needs_no_file(
+    recipe: Path, tmp_path: Path
+) -> None:
+    found = check_inputs(load_recipe(recipe))
+    assert [file.name for file in found.files] == ["0.jsonl.zst", "1.jsonl.zst", "0.warc.gz", "1.warc.gz"]
+    assert found.texts == tmp_path / "texts.jsonl"
+    (tmp_path / "texts.jsonl").unlink()
+    for path in (tmp_path / "raw").rglob("*.*"):
+        path.unlink()
+    assert CliRunner().invoke(app, ["plan", str(recipe), "--documents", "1e6"]).exit_code == 0
+
+
+def test_a_disk_that_fails_is_no_mistake_of_the_recipe(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise IoFailure("the store is busy; the same command tries again")
+
+    monkeypatch.setattr("mtnlg_data.planning.preflight.check_task_texts", fails)
+    with pytest.raises(IoFailure, match="the store is busy"):
+        check_inputs(load_recipe(recipe))
+
+
+def test_gigatoken_is_asked_whether_it_supports_the_tokenizer(recipe: Path) -> None:
+    pytest.importorskip("gigatoken")
+    tokenizer = train_tokenizer(iter(["one two three"] * 9), 300)
+    content = json.loads(tokenizer.to_str())
+    (recipe.parent / "sound.json").write_text(json.dumps(content))
+    content["model"] = {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
+    (recipe.parent / "words.json").write_text(json.dumps(content))
+    check_inputs(load_recipe(recipe, ["tokenize={tokenizer='sound.json',library='gigatoken'}"]))
+    for said in refusals(recipe, "tokenize={tokenizer='words.json',library='gigatoken'}"):
+        assert "gigatoken does not support this tokenizer" in said[0]
+
+
+def test_the_label_of_a_fasttext_model_is_looked_for(recipe: Path, language_models: ModuleType) -> None:
+    pytest.importorskip("fasttext")
+    language_models.train(recipe.parent / "model.bin", {"good": ["one two"], "bad": ["three four"]})
+    for said in refusals(recipe, "quality.model=model.bin"):
+        assert "model.bin: has no label __label__hq; set quality.label to one of" in said[0]
+
+
+def test_a_job_is_not_submitted_for_a_recipe_that_cannot_run(recipe: Path) -> None:
+    words = ["run", str(recipe), "--out", "x", "--engine=ray", "--launcher=slurm", "--set=texts=none.jsonl"]
+    done = CliRunner().invoke(app, words)
+    assert "none.jsonl: no such file of task texts" in str(done.exception)
+    assert "#SBATCH" in CliRunner().invoke(app, [*words, "--dry-run"]).stdout
+
+
+STAGES = {
+    "decontaminate": (["--texts", "broken"], r"broken:1: expected .*all strings"),
+    "filter": (["--rules", "url", "--domain-files", "broken.gz"], r"broken\.gz: damaged"),
+    "tokenize": (["--tokenizer", "broken"], r"broken: not a tokenizer\.json"),
+    "clean": (["--language-model", "broken"], r"broken.*language_model must be a fastText"),
+    "score": (["--model", "broken"], r"broken: not a classifier"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_single_stage_opens_its_files_before_it_extracts_its_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options, words = STAGES[stage]
+    for name in ("broken", "broken.gz"):
+        (tmp_path / name).write_text("neither one nor the other")
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
+    with pytest.raises(Failure, match=words):
+        CliRunner().invoke(app, [stage, "in.jsonl", "--out", "out", *options], catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_prints_a_line_for_each_mistake(recipe: Path) -> None:
+    words = [sys.executable, "-m", "mtnlg_data.cli", "plan", str(recipe), "--input", "/nowhere"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    first, *others = done.stderr.splitlines()
+    assert (done.returncode, len(others)) == (1, 2)
+    assert "/nowhere/raw/books/*.jsonl.zst: no such file" in first
+    assert all(line.startswith("/nowhere/") for line in others)
+
+
+def test_a_list_in_any_eight_bit_encoding_is_a_list(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes("straße.example\n".encode("latin-1"))
+    check_list(tmp_path / "latin")
+    (tmp_path / "wide").write_text("a.example\n", encoding="utf-16")
+    with pytest.raises(Failure, match="wide: holds bytes that are no text"):
+        check_list(tmp_path / "wide")
+
+
+def test_a_classifier_of_another_run_passes(recipe: Path) -> None:
+    values = np.zeros(FILE_SHAPE, np.int32)
+    values[-1] = 2
+    np.save(recipe.parent / "classifier.npy", values)
+    check_inputs(load_recipe(recipe, ["quality.model=classifier.npy"]))

@@ -1,0 +1,238 @@
+"""Tokenizers: trained on a sample of the documents, or read from files, with an end token of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from two_sources import plain, texts, tokenize
+
+from mtnlg_data.console import Failure
+from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
+from mtnlg_data.schema import Document
+from mtnlg_data.tokens import gpt2
+from mtnlg_data.tokens.blend import read_blend
+from mtnlg_data.tokens.store import TokenStore
+from mtnlg_data.tokens.tokenizer import (
+    EOD,
+    TokenizeSettings,
+    draw_sample,
+    read_samples,
+    sample_units,
+    tokenizer_files,
+    train_tokenizer,
+)
+from mtnlg_data.transfer.remotes import FolderRemote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+def test_training_gives_one_tokenizer_whatever_the_threads_and_hash_seeds() -> None:
+    program = (
+        "import sys, hashlib; from mtnlg_data.tokens.tokenizer import train_tokenizer;"
+        "texts = [f'word{n % 97} and{n % 31} more {n}' for n in range(3000)];"
+        "print(hashlib.sha256(train_tokenizer(iter(texts), 600).to_str().encode()).hexdigest())"
+    )
+    answers = set()
+    for threads, seed in (("1", "0"), ("4", "1"), ("2", "random")):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
+        answers.add(
+            subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True).stdout
+        )
+    assert len(answers) == 1
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+@given(text=st.text())
+def test_a_trained_tokenizer_gives_every_text_back(text: str) -> None:
+    tokenizer = byte_level()
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def byte_level(made: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006  (trained once)
+    if not made:
+        made.append(train_tokenizer(iter(texts), 300))
+    return made[0]
+
+
+def test_a_trained_vocabulary_has_the_requested_size_or_what_the_texts_allow() -> None:
+    assert train_tokenizer(iter(texts), 300).get_vocab_size() == 300
+    assert train_tokenizer(iter(["ab"]), 300).get_vocab_size() == 257
+
+
+def test_gpt2s_two_files_give_gpt2s_ids(samples: Path, tmp_path: Path) -> None:
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(samples / "gpt2")))
+    vocabulary = json.loads((samples / "gpt2" / "encoder.json").read_text(encoding="utf-8"))
+    assert account["vocabulary"] == len(vocabulary)
+    assert read_blend(tmp_path / "out").eod == vocabulary[EOD] == len(vocabulary) - 1
+    ids = plain(tmp_path / "out" / "tokenizer.json", "Hello world, 11 # 2 = ?")
+    names = {number: name for name, number in vocabulary.items()}
+    assert "".join(names[number] for number in ids) == "HelloĠworld,Ġ11Ġ#Ġ2Ġ=Ġ?"
+    if len(vocabulary) == 50257:
+        assert ids == [15496, 995, 11, 1367, 1303, 362, 796, 5633]
+    assert TokenStore(tmp_path / "out" / "web").dtype == np.uint16
+
+
+def test_a_folder_with_a_tokenizer_json_is_that_tokenizer(tmp_path: Path) -> None:
+    train_tokenizer(iter(texts), 300).save(str(tmp_path / "tokenizer.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path)))
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (300, 299)
+
+
+def test_gpt2_by_name_is_downloaded_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, asked = tmp_path / "served", []
+    served.mkdir()
+    files = {name: f"{{{name}}}".encode() for name in gpt2.FILES}
+    monkeypatch.setattr(gpt2, "FILES", {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+
+    def remote(url: str) -> FolderRemote:
+        asked.append(url)
+        return FolderRemote(served)
+
+    monkeypatch.setattr(gpt2, "HttpRemote", remote)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, content in files.items():
+        (served / name).write_bytes(content if name == "encoder.json" else b"another file")
+    with pytest.raises(Failure, match=r"vocab\.bpe: not GPT-2's file; give a folder with encoder\.json and vocab\.bpe"):
+        TokenizeSettings(tokenizer="gpt2").check()
+    (served / "vocab.bpe").write_bytes(files["vocab.bpe"])
+    (served / "encoder.json").unlink()  # it is here
+    found = tokenizer_files(TokenizeSettings(tokenizer="gpt2"))
+    assert [path.read_bytes() for path in found] == list(files.values())
+    assert tokenizer_files(TokenizeSettings(tokenizer="gpt2")) == found
+    assert asked == [gpt2.URL] * 3
+    found[0].write_bytes(b"damaged")
+    (served / "encoder.json").write_bytes(files["encoder.json"])
+    assert tokenizer_files(TokenizeSettings(tokenizer="gpt2"))[0].read_bytes() == files["encoder.json"]
+
+
+def test_a_tokenizer_json_without_an_end_token_gets_one(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1, "[CLS]": 2}, unk_token="[UNK]"))  # noqa: S106
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
+    words.enable_truncation(2)
+    words.save(str(tmp_path / "words.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json")))
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (4, 3)
+    store = TokenStore(tmp_path / "out" / "code")
+    assert min(len(store[n]) for n in range(len(store))) > 10  # nothing is cut
+    assert set(store.read(0, store.tokens).tolist()) == {0, 1, 3}  # and nothing is put in but ends
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("quick").ids == [
+        0
+    ]  # nor before prompts
+
+
+@pytest.mark.parametrize(
+    ("special", "settings", "vocabulary", "eod"),
+    [
+        (["</s>"], {}, 3, 2),  # its own
+        (["</s>", "[PAD]", EOD], {}, 5, 4),  # the usual name before the others
+        (["</s>", "[END]"], {"eod": "[END]"}, 4, 3),
+        (["[PAD]"], {"eod": "[END]"}, 4, 3),  # new
+    ],
+)
+def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_asked_for(
+    tmp_path: Path, special: list[str], settings: dict[str, str], vocabulary: int, eod: int
+) -> None:
+    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
+    words.pre_tokenizer = Whitespace()
+    words.add_special_tokens(special)
+    words.save(str(tmp_path / "words.json"))
+    chosen = TokenizeSettings.model_validate({"tokenizer": str(tmp_path / "words.json"), **settings})
+    account = tokenize(tmp_path, tmp_path / "out", chosen)
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (vocabulary, eod)
+    store = TokenStore(tmp_path / "out" / "code")
+    assert all(store[n][-1] == eod for n in range(len(store)))
+
+
+def test_a_word_that_looks_like_an_end_token_is_a_word(tmp_path: Path) -> None:
+    Tokenizer(WordLevel({"</s>": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "words.json"))  # noqa: S106
+    tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json")))
+    assert read_blend(tmp_path / "out").eod == 2
+
+
+def test_an_end_token_may_stand_anywhere_in_a_tokenizer_json(tmp_path: Path) -> None:
+    first = Tokenizer(WordLevel({EOD: 0, "quick": 1, "[UNK]": 2}, unk_token="[UNK]"))  # noqa: S106
+    first.pre_tokenizer = Whitespace()
+    first.save(str(tmp_path / "first.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "first.json")))
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (3, 0)
+    store = TokenStore(tmp_path / "out" / "code")
+    assert all(store[n].tolist().count(0) == 1 and store[n][-1] == 0 for n in range(len(store)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.json", r"none\.json: no tokenizer: expected a tokenizer\.json, gpt2, or a folder with one of: "),
+        ("bad.json", r"bad\.json: not a tokenizer\.json: "),
+        (".", r"one of: tokenizer\.json; encoder\.json and vocab\.bpe; vocab\.json and merges\.txt"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(Failure, match=message):
+        tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "either a vocabulary to train, such as 50257, or a tokenizer"),
+        ({"vocabulary": 300, "tokenizer": "."}, "either a vocabulary to train, such as 50257, or a tokenizer"),
+        ({"vocabulary": 256}, "greater than or equal to 257"),
+    ],
+)
+def test_a_vocabulary_and_a_tokenizer_exclude_one_another(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenizeSettings(**settings)
+
+
+# --- the sample ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bounded_sample_takes_from_each_source_in_proportion_to_its_weight(tmp_path: Path) -> None:
+    paths = {}
+    for source in ("a", "b", "few"):
+        rows = [Document(f"{source}/{n}", source, f"{source}{n} " * 30) for n in range(20 if source == "few" else 4000)]
+        path = tmp_path / f"{source}-00000.parquet"
+        write_documents(path, batch_documents(rows))
+        paths[source] = number_shards([path])
+
+    def counts(seed: int, sample_bytes: int) -> Counter[str]:
+        weights = {"a": 0.6, "b": 0.3, "few": 0.1}
+        settings = TokenizeSettings(vocabulary=300, seed=seed, sample_bytes=sample_bytes)
+        sizes = {shard.path: sum(text_bytes(shard.path)) for own in paths.values() for shard in own}
+        units = sample_units(paths, sizes, weights, settings, tmp_path)
+        for unit in units:
+            draw_sample(unit)
+        return Counter(text[:1] for text in read_samples(unit.output for unit in units))
+
+    everything = counts(1, 10**9)
+    assert everything == {"a": 4000, "b": 4000, "f": 20}
+    sampled = counts(1, sum_of_text(paths) // 10)  # 0.6 and 0.3 of a tenth of two equal halves
+    assert sampled["a"] / 4000 == pytest.approx(0.12, abs=0.02)
+    assert sampled["b"] / 4000 == pytest.approx(0.06, abs=0.015)
+    assert sampled["f"] == 20
+    assert sampled == counts(1, sum_of_text(paths) // 10) != counts(2, sum_of_text(paths) // 10)
+
+
+def sum_of_text(shards: Mapping[str, Sequence[Any]]) -> int:
+    return sum(sum(text_bytes(shard.path)) for own in shards.values() for shard in own)

@@ -1,0 +1,50 @@
+"""Documents of two sources, tokenized: what the tests of tokens have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+
+from mtnlg_data.document import batch_documents, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.schema import Document
+from mtnlg_data.tokens.stage import tokenize_documents
+from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from mtnlg_data.engine import Summary
+
+TRAIN = TokenizeSettings(vocabulary=400, validation=0.1)
+WEIGHTS = {"web": 0.75, "code": 0.25}
+
+texts = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
+
+
+def corpus(folder: Path, shards: int = 3) -> dict[str, list[Path]]:
+    """Two sources, with some awkward texts."""
+    awkward = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20]
+    paths: dict[str, list[Path]] = {}
+    for source, own in {"web": texts + awkward, "code": texts[:21]}.items():
+        documents = [Document(f"{source}/{n}", source, text) for n, text in enumerate(own)]
+        for number in range(shards):
+            path = folder / f"{source}-{number:05d}.parquet"
+            write_documents(path, batch_documents(documents[number::shards]))
+            paths.setdefault(source, []).append(path)
+    return paths
+
+
+def tokenize(
+    folder: Path, out: Path, settings: TokenizeSettings = TRAIN, weights: Mapping[str, float] = WEIGHTS, shards: int = 3
+) -> Summary:
+    return tokenize_documents(corpus(folder, shards), out, settings, weights, Local(1))
+
+
+def plain(path: Path, text: str) -> list[int]:
+    """The ids of ``tokenizers`` for a text, special tokens in it encoded as text."""
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
