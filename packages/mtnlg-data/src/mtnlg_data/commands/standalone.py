@@ -27,7 +27,7 @@ from mtnlg_data.extract.language import LanguageSettings
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.files import write_json
-from mtnlg_data.filters.lists import ListFiles, check_url_lists
+from mtnlg_data.filters.lists import check_list, check_url_lists, list_paths
 from mtnlg_data.filters.rules import expand_rules
 from mtnlg_data.filters.stage import apply_filters
 from mtnlg_data.pipeline import FOLDERS, RECIPE, TOKENS
@@ -213,7 +213,8 @@ def filter_by_rules(
 ) -> Summary:
     """Drop and edit documents by these rules of the stage filter."""
     rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
-    ListFiles.of(settings)
+    for path in list_paths(settings):
+        check_list(path)
     check_url_lists(settings, [rules])
     with standalone_runner("filter", out, engine, inputs) as runner:
         shards = runner.shards(inputs)

@@ -78,6 +78,11 @@ def check_url_lists(settings: FilterSettings, rules: Iterable[Sequence[str]]) ->
         raise Failure(f"filter: url rules without a list; give one: {known}")
 
 
+def list_paths(settings: FilterSettings) -> Iterator[Path]:
+    """The files of all lists."""
+    return (path for name in LIST_FIELDS for path in getattr(settings, name))
+
+
 def check_list(path: Path) -> None:
     """Read the first lines of a list. Raises ``Failure`` as `read_lines`."""
     next(read_lines(path), None)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.console import MISTAKES, Failure, Failures, IoFailure, error_line
 from mtnlg_data.decontaminate.ngrams import check_task_texts
-from mtnlg_data.filters.lists import check_list, check_url_lists
-from mtnlg_data.filters.settings import LIST_FIELDS
+from mtnlg_data.filters.lists import check_list, check_url_lists, list_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +48,7 @@ def check_inputs(recipe: Recipe) -> Inputs:
         recipe.resolved_clean.check_model()
     with _collected(mistakes):
         recipe.resolved_quality.check(recipe.curated)
-    for path in (path for field in LIST_FIELDS for path in getattr(recipe.filter, field)):
+    for path in list_paths(recipe.filter):
         with _collected(mistakes):
             check_list(recipe.local_file(path))
     with _collected(mistakes):

@@ -78,9 +78,8 @@ class Worker:
             for row, tokens in zip(rows, new, strict=True):
                 row[: len(tokens)] = torch.tensor(tokens) + 1
         tokens_NT = torch.cat(rows_by_batch)
-        distributed.reduce(
-            tokens_NT, dst=0, group=self.channels.commands
-        )  # each row comes from one rank and is zero on all others
+        # Each row comes from one rank and is zero on all others.
+        distributed.reduce(tokens_NT, dst=0, group=self.channels.commands)
         return tokens_NT
 
 
