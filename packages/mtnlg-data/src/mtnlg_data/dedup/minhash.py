@@ -254,22 +254,21 @@ def _shingle_ngrams_numpy(
 def shingle_ngrams(
     hashes: NDArray[np.uint64], bounds: NDArray[np.int64], shingle_bounds: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """``words.ngram_hashes`` within each text, as a rolling hash; ``shingle_bounds`` fixes n for each text."""
-    values = np.empty(shingle_bounds[-1], np.uint64)
+    """``words.ngram_hashes`` within each text; ``shingle_bounds`` fixes n for each.
+
+    A pass over a text's shingles for each of the n words: vectors take many shingles at a time, a rolling hash one.
+    """
+    wide_vectors()
+    values = np.zeros(shingle_bounds[-1], np.uint64)
     for text in range(len(bounds) - 1):
-        first, last, size = bounds[text], bounds[text + 1], shingle_bounds[text + 1] - shingle_bounds[text]
-        if size == 0:
-            continue
-        n = last - first - size + 1
-        total, leaving = np.uint64(0), np.uint64(1)
-        for position in range(first, first + n):
-            total = total * WORD_BASE + hashes[position]
-            leaving *= WORD_BASE
-        values[shingle_bounds[text]] = fmix64_scalar(total)
-        for shingle in range(1, size):
-            position = first + shingle
-            total = total * WORD_BASE + hashes[position + n - 1] - hashes[position - 1] * leaving
-            values[shingle_bounds[text] + shingle] = fmix64_scalar(total)
+        of_text = values[shingle_bounds[text] : shingle_bounds[text + 1]]
+        size = len(of_text)
+        for word in range(bounds[text], bounds[text + 1] - size + 1):
+            words = hashes[word : word + size]
+            for shingle in range(size):
+                of_text[shingle] = of_text[shingle] * WORD_BASE + words[shingle]
+        for shingle in range(size):
+            of_text[shingle] = fmix64_scalar(of_text[shingle])
     return values
 
 
@@ -341,10 +340,11 @@ def content_hashes(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> N
     wide_vectors()
     hashes = np.zeros((2, len(bounds) - 1), np.uint64)
     for text in range(len(bounds) - 1):
+        of_text = shingles[bounds[text] : bounds[text + 1]]
         low, high = np.uint64(0), np.uint64(0)
-        for place in range(bounds[text], bounds[text + 1]):
-            low += fmix64_scalar(shingles[place] ^ MIXES[0])
-            high += fmix64_scalar(shingles[place] ^ MIXES[1])
+        for shingle in range(len(of_text)):
+            low += fmix64_scalar(of_text[shingle] ^ MIXES[0])
+            high += fmix64_scalar(of_text[shingle] ^ MIXES[1])
         hashes[0, text], hashes[1, text] = low, high
     return hashes
 

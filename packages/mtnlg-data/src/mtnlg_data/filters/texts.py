@@ -317,10 +317,10 @@ def hash_strings(column: pa.Array) -> NDArray[np.uint64]:
 @jit_or_python
 def count_characters(data: NDArray[np.uint8], begin: int, end: int) -> int:
     """Number of code points in these bytes."""
-    part, count = data[begin:end], 0
+    part, count = data[begin:end], np.uint32(0)  # narrow: more of them in a vector
     for place in range(len(part)):
-        count += part[place] & 0xC0 != 0x80
-    return count
+        count = np.uint32(count + np.uint32(part[place] & 0xC0 != 0x80))
+    return int(count)
 
 
 def text_lengths(column: pa.LargeStringArray) -> NDArray[np.int64]:
