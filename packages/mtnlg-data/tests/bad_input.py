@@ -15,6 +15,7 @@ import lzma
 import os
 import random
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,6 +106,13 @@ def long_window(content: bytes) -> bytes:
     return target.getvalue()
 
 
+def zipped(content: bytes) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as file:
+        file.writestr(zipfile.ZipInfo("a.jsonl"), content)
+    return target.getvalue()
+
+
 def write_below(path: Path) -> None:
     """A folder in the file's place, as Spark leaves it."""
     path.mkdir()
@@ -133,6 +141,8 @@ CASES = [
     Case("plain text named .zst", "a.jsonl.zst", LINES, 40),
     Case("zstd with a window of 2 GiB (zstd --long=31)", "a.jsonl.zst", long_window(LINES), 40),
     Case("gzip named .jsonl", "a.jsonl", stored(LINES), 40),
+    Case("lz4 named .jsonl", "a.jsonl", pa.compress(LINES, codec="lz4", asbytes=True), 40),
+    Case("zip named .jsonl", "a.jsonl", zipped(LINES), 40),
     Case("byte order mark", "a.jsonl", b"\xef\xbb\xbf" + LINES, 40),
     Case("NaN and Infinity beside the text", "a.jsonl", LINES.replace(b'{"', b'{"x": NaN, "y": -Infinity, "'), 40),
     Case("CRLF", "a.jsonl", LINES.replace(b"\n", b"\r\n"), 40),

@@ -11,6 +11,12 @@ from mtnlg_data.filters.texts import JOINERS, MARK, TERMINAL, character_table
 if TYPE_CHECKING:
     import numpy as np
 
+#: A text that every rule keeps.
+PROSE = (
+    "The harbour of the town was quiet that morning, and nobody had expected the ships to return. The wind came from "
+    "the north; it carried rain, and with it the smell of the sea. A boy ran along the wall to be the first who could "
+    "tell the news. Many people would have laughed at him on another day. But on this one they followed, one by one."
+)
 STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")

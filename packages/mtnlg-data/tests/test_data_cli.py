@@ -61,6 +61,28 @@ def test_the_commands_are_these_and_print_json() -> None:
             assert {"--out", "--workers", "--engine"} <= set(re.findall(r"--\w+", shown))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "recipe", "--out", "x", "--workers"],
+        ["clean", "x", "--out", "y", "--workers"],
+        ["plan", "recipe", "--workers"],
+        ["plan", "recipe", "--characters-a-document"],
+        ["fetch", "CC-MAIN-2020-50", "--out", "x", "--files"],
+        ["fetch", "CC-MAIN-2020-50", "--out", "x", "--largest"],
+        ["fetch", "CC-MAIN-2020-50", "--out", "x", "--workers"],
+        ["inspect", "x", "--documents"],
+        ["inspect", "x", "--characters"],
+    ],
+    ids=" ".join,
+)
+def test_no_integer_of_a_command_line_is_without_bounds(words: list[str]) -> None:
+    for number in ((1 << 63) - 1, 10**30):
+        result = CliRunner().invoke(app, [*words, str(number)], env={"COLUMNS": "200"})
+        assert result.exit_code == 2
+        assert f"Invalid value for '{words[-1]}'" in result.output
+
+
 def test_run_prints_its_summary_as_json(out: Path) -> None:
     recipe = str(out.parent / "data.toml")
     words = [COMMAND, "--quiet", "run", recipe, "--out", str(out), "--json"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, get_args, get_origin
 
 import pytest
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
+from mtnlg_data.commands.setting_options import Leaf, leaves
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, load_recipe
+from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, Recipe, load_recipe
 from mtnlg_data.settings import dump
 from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.corpus import CORPUS, DATASETS, Step
@@ -94,6 +96,12 @@ def test_the_resolved_recipe_reads_back_to_the_same(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path), ["texts=t.jsonl"])
     (tmp_path / "resolved.toml").write_text(dump(recipe))
     assert load_recipe(tmp_path / "resolved.toml") == recipe
+
+
+def test_a_recipe_that_windows_wrote_is_read(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path))
+    (tmp_path / "data.toml").write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load_recipe(tmp_path) == recipe
 
 
 def test_the_quickstarts_recipe_is_sound() -> None:
@@ -257,6 +265,35 @@ def test_every_mistake_is_one_line_with_file_and_key(tmp_path: Path, old: str, n
     assert message.startswith(f"{tmp_path / 'data.toml'}: ")
     assert all(word in message for word in words), message
     assert "\n" not in message or all(line.startswith(str(tmp_path)) for line in message.splitlines())
+
+
+INTEGERS = [leaf for leaf in leaves(Recipe) if re.search(r"\bint\b", str(leaf.field.annotation))]
+
+
+@pytest.mark.parametrize("leaf", INTEGERS, ids=lambda leaf: ".".join(leaf.path))
+def test_no_integer_of_a_recipe_is_beyond_64_bits(tmp_path: Path, leaf: Leaf) -> None:
+    key = ".".join(leaf.path)
+    for number in (1 << 63, -(1 << 63) - 1, 10**30):
+        value = f"{{books = {number}}}" if get_origin(leaf.type) is dict else str(number)
+        with pytest.raises(UsageFailure, match=rf"data\.toml: {key}[.: ].*(64 bits|less than|greater than)") as raised:
+            load_recipe(write(tmp_path), [f"{key}={value}"])
+        assert str(number) in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["[quality]\nseed = {}\n", "[quality]\nseed = 0x{}\n"])
+def test_an_integer_of_thousands_of_digits_is_no_toml(tmp_path: Path, content: str) -> None:
+    with pytest.raises(UsageFailure, match=r"data\.toml: .*5000 digits|data\.toml: .*4300 digits"):
+        load_recipe(write(tmp_path, content.format("9" * 5000)))
+    with pytest.raises(UsageFailure, match=r"data\.toml: quality\.seed = .*valid integer"):
+        load_recipe(write(tmp_path), [f"quality.seed={'9' * 5000}"])
+
+
+def test_a_signature_has_a_length_that_memory_can_hold(tmp_path: Path) -> None:
+    long = load_recipe(write(tmp_path), ["deduplicate.bands=450", "deduplicate.rows=20"])
+    assert (long.deduplicate.bands, long.deduplicate.rows) == (450, 20), "RefinedWeb's"
+    with pytest.raises(UsageFailure, match=r"deduplicate: bands = 20 times rows = 4000 .* more than 65536"):
+        load_recipe(write(tmp_path), ["deduplicate.rows=4000"])
 
 
 def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -> None:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import ast
 import gzip
 import importlib
-import json
 import os
-import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from filter_reference import PROSE
 from hypothesis import example, given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from mtnlg_data.cli import app
-from mtnlg_data.console import Failure
 from mtnlg_data.filters import c4, repetition, word_counts
 from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
 from mtnlg_data.filters.lists import ListFiles
@@ -41,11 +36,6 @@ def reference() -> ModuleType:
     return importlib.import_module("filter_reference")
 
 
-PROSE = (
-    "The harbour of the town was quiet that morning, and nobody had expected the ships to return. The wind came from "
-    "the north; it carried rain, and with it the smell of the sea. A boy ran along the wall to be the first who could "
-    "tell the news. Many people would have laughed at him on another day. But on this one they followed, one by one."
-)
 # What the rules look at, mixed: marks of all kinds, line ends that only Unicode knows, scripts, the phrases of C4.
 LINES = [
     *(
@@ -317,6 +307,13 @@ def test_a_list_that_has_changed_is_read_again(tmp_path: Path) -> None:
         assert decide(["url_domain"], PROSE, urls=["http://a.com/"], domain_files=(path,)) == [expected]
 
 
+def test_a_list_that_windows_wrote_blocks_its_first_entry_too(tmp_path: Path) -> None:
+    path = tmp_path / "domains"
+    path.write_bytes(b"\xef\xbb\xbfa.com\r\n# others\r\nb.com\r\n")
+    for url in ("http://a.com/", "http://b.com/"):
+        assert decide(["url_domain"], PROSE, urls=[url], domain_files=(path,)) == ["<url_domain>"]
+
+
 def test_bad_words_count_between_letters_of_others(lists: dict[str, Any]) -> None:
     texts = ["No SWEARING.", "swearings", "a bad\u00a0phrase", "a bad phrase", "éswearing"]
     dropped = [kept == "<c4_bad_words>" for kept in decide(["c4_bad_words"], *texts, **lists)]
@@ -359,91 +356,6 @@ def test_hostile_texts_take_no_longer_than_others(
     text: str,
 ) -> None:  # quadratic time would outlast the test's patience
     assert decide(["pii"], text) == [text]
-
-
-# --- the stage -------------------------------------------------------------------------------------------------------
-
-
-def write_jsonl(path: Path, texts: list[str]) -> None:
-    rows = [{"id": f"doc-{n}", "text": text, "url": f"https://site{n}.com/"} for n, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def invoke(*words: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
-def test_the_command_filters_by_rules_and_says_what_each_took(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "in.jsonl", [f"{PROSE} Mail: a{n}@b.org" for n in range(5)] + ["so\nso\nso\n", PROSE[:50]])
-    options = ["--out", tmp_path / "out", "--workers", 1, "--gopher-fewest-words", 30]
-    invoke("filter", tmp_path / "in.jsonl", "--rules", "gopher_duplicate_lines,gopher_quality,pii_email", *options)
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    rules = {entry["rule"]: entry for entry in summary["filters"]}
-    assert {name: rules[name]["count"] for name in ("gopher_duplicate_lines", "gopher_fewest_words", "pii_email")} == {
-        "gopher_duplicate_lines": 1,
-        "gopher_fewest_words": 1,
-        "pii_email": 5,
-    }
-    assert rules["gopher_fewest_words"]["threshold"] == 30
-    assert "gopher_top_3_gram" not in rules
-    shard = tmp_path / "out" / "documents-00000.parquet"
-    texts = pq.read_table(shard)["text"].to_pylist()
-    assert texts == [f"{PROSE} Mail: email@example.com"] * 5
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "gopher fewest words" in page
-    assert "dropped as gopher duplicate lines" in page
-    dropped = pq.read_table(tmp_path / "out" / "dropped" / shard.name).select(["id", "reason"]).to_pydict()
-    assert dropped == {"id": ["doc-5", "doc-6"], "reason": ["gopher_duplicate_lines", "gopher_fewest_words"]}
-
-
-def test_the_stage_runs_again_where_a_list_has_changed(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "in.jsonl", [PROSE, PROSE + PROSE])
-    for blocked, kept in (
-        ("site0.com", [PROSE + PROSE]),
-        ("site1.com", [PROSE]),
-        ("site2.com", [PROSE, PROSE + PROSE]),
-    ):
-        (tmp_path / "domains").write_text(blocked)
-        options = ["--rules", "url", "--domain-files", tmp_path / "domains", "--out", tmp_path / "out", "--workers", 1]
-        invoke("filter", tmp_path / "in.jsonl", *options)
-        assert pq.read_table(tmp_path / "out" / "documents-00000.parquet")["text"].to_pylist() == kept
-
-
-def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [f"{PROSE} {n}" * (1 + n % 3) for n in range(40)]
-    write_jsonl(tmp_path / "in.jsonl", [*texts, "gone\ngone"])
-    for size in (1, 1000, 1 << 20):
-        monkeypatch.setattr("mtnlg_data.filters.texts.BYTES_AT_A_TIME", size)
-        options = ["--rules", "gopher_duplicate_lines", "--out", tmp_path / str(size), "--workers", 1]
-        invoke("filter", tmp_path / "in.jsonl", *options)
-        assert pq.read_table(tmp_path / str(size) / "documents-00000.parquet")["text"].to_pylist() == texts
-
-
-def test_a_rule_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "in.jsonl", [PROSE])
-    done = CliRunner().invoke(
-        app, ["filter", str(tmp_path / "in.jsonl"), "--rules", "gofer", "--out", str(tmp_path / "o")]
-    )
-    assert re.search(r"--rules gofer: 'gofer' is no filter; those are url, gopher_repetition", str(done.exception))
-
-
-def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "in.jsonl", [PROSE])
-    command = ["filter", tmp_path / "in.jsonl", "--rules", "url", "--out", tmp_path / "out", "--workers", 1]
-    with pytest.raises(Failure, match="url rules without a list; give one"):
-        invoke(*command)
-    with pytest.raises(Failure, match=r"absent\.gz: no such file; a filter's list has one entry a line"):
-        invoke(*command, "--domain-files", tmp_path / "absent.gz")
-    (tmp_path / "list.txt").write_text("word\n")
-    for rule, option in (("url", "--bad-word-files"), ("url_word", "--domain-files")):
-        command[3] = rule
-        with pytest.raises(Failure, match=r"url rules without a list; give one: .*url_word reads filter\.word_files"):
-            invoke(*command, option, tmp_path / "list.txt")
-    invoke(*command, "--word-files", tmp_path / "list.txt")
 
 
 def test_every_rule_has_a_source_and_a_family_names_all_of_its_own() -> None:

@@ -19,6 +19,10 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.document import read_documents
+from mtnlg_data.engine import open_engine
+from mtnlg_data.pipeline import curate
+from mtnlg_data.recipe import load_recipe
+from mtnlg_data.sources import Dropped, SourceFile, cut_file, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,9 +111,20 @@ def test_a_file_that_can_be_read_loses_nothing(tmp_path: Path, name: str, conten
         ("a.jsonl", LINES[:-500], "a.jsonl: line 400"),  # cut within its last line
         ("a.jsonl", b"", "holds no document that a reader of jsonl finds"),
         ("a.jsonl", b"\n\n", "holds no document that a reader of jsonl finds"),
+        ("a.jsonl", gzip.compress(LINES), "a.jsonl: is gzip: name it .gz"),
+        ("a.jsonl", pa.compress(LINES, codec="lz4", asbytes=True), "is lz4: compress it with gzip, zstd, xz or bzip2"),
+        ("a.jsonl", in_rows(["one"]), "is Parquet: name it .parquet"),
+        ("a.jsonl", LINES.decode().encode("utf-16"), "is UTF-16: JSON lines are UTF-8"),
         ("a.jsonl", LINES + b"not JSON\n" * 10, "10 of 410 records could not be read (2.4%), more than max_failed"),
+        ("a.jsonl", LINES + b"not JSON\n" * 10, "a.jsonl: line 401: "),
+        (
+            "a.jsonl",
+            b'{"id": 1, "body": "one", "name": "A"}\n' * 9,
+            "no string under 'text' but under body, name: name one as the field",
+        ),
         ("a.parquet", in_rows(["one", "two"])[:-20], "a.parquet"),
         ("a.parquet", in_rows(["one"], "content"), "no column 'text'"),
+        ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "a.parquet: row 1: its text is null"),
         ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "5 of 100 records could not be read"),
         ("a.warc.gz", wet(3), "holds no document that a reader of warc finds"),
         ("a.warc.gz", warc(300)[:-30], "a.warc.gz: byte"),
@@ -145,6 +160,24 @@ def test_the_share_of_unreadable_records_is_a_setting_that_reads_nothing_again(
     monkeypatch.setattr("mtnlg_data.extract.stage.read_records", record)
     assert extract(tmp_path, "--max-failed", "0.03") == (0, "", 400)
     assert not read_again
+
+
+def test_no_part_of_a_file_in_another_format_is_read_as_lines(tmp_path: Path) -> None:
+    """And a large one is lost once, not once a part."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(gzip.compress(LINES, compresslevel=0))
+    parts = cut_file(SourceFile("own", path, path.name, "jsonl"), 3)
+    assert [[type(record) for record in read_records(part)] for part in parts] == [[Dropped], [], []]
+
+
+def test_a_run_says_what_extraction_lost_before_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_bytes(gzip.compress(LINES))
+    source = 'kind = "jsonl"\npaths = ["a.jsonl"]\nweight = 1.0\n'
+    (tmp_path / "data.toml").write_text(f"[sources.own]\n{source}[tokenize]\nvocabulary = 300\n")
+    with pytest.raises(Failure, match="source own has no document left to tokenize"), open_engine("local", 1) as engine:
+        curate(load_recipe(tmp_path), tmp_path / "out", engine)
+    said = capsys.readouterr().err
+    assert 0 < said.index("WARNING: a.jsonl: is gzip: name it .gz") < said.index("clean: kept")
 
 
 def test_the_report_names_the_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtnlg_data.cli import main
+from mtnlg_data.console import Failure
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
@@ -221,6 +222,19 @@ def test_what_cannot_work_ends_before_any_work(
     assert ended.value.code == status
     assert words in capsys.readouterr().err.strip().splitlines()[0]
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "report.html"])
+def test_a_first_run_writes_over_no_file_that_is_there(finished: Run, tmp_path: Path, name: str) -> None:
+    """Such as its own recipe, where that is named recipe.toml and --out is its folder."""
+    shutil.copytree(finished.recipe.parent, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
+    recipe = (tmp_path / "data.toml").rename(tmp_path / name) if name == "recipe.toml" else tmp_path / "data.toml"
+    (tmp_path / name).touch()
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(Failure, match=rf"{name}: is there before the first run.*give another --out"):
+        run(recipe, tmp_path)
+    assert (tmp_path / name).read_bytes() == before
+    assert not (tmp_path / "01-extract").exists()
 
 
 @pytest.mark.parametrize("name", ["books/3.jsonl.zst", "crawl/3.warc.gz"])

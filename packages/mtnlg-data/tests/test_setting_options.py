@@ -93,6 +93,8 @@ def test_each_type_has_its_form_of_option() -> None:
         (["--count", "1"], "--count 1: Input should be greater than or equal to 2"),
         (["--count", "many"], "--count many: Input should be a valid integer"),
         (["--kind", "third"], "--kind third: Input should be 'one' or 'other'"),
+        (["--count", str(1 << 63)], "--count 9223372036854775808: the integer 9223372036854775808 does not fit in"),
+        (["--shares", f"a={10**30}"], f"--shares a={10**30}: the integer {10**30} does not fit in"),
         (["--shares", "a=few"], "--shares a=few: Input should be a valid integer"),
         (["--inner-low", "2"], "--inner-low 2: Input should be less than or equal to 1"),
     ],

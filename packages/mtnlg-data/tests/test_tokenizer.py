@@ -162,6 +162,37 @@ def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_aske
     assert all(store[n][-1] == eod for n in range(len(store)))
 
 
+@pytest.mark.parametrize("token", ["[DONE]", {"content": "[DONE]", "lstrip": False}])
+def test_an_end_token_that_only_the_configuration_names_is_not_passed_over_for_a_new_one(
+    tmp_path: Path, token: object
+) -> None:
+    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
+    words.add_special_tokens(["[DONE]"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+    with pytest.raises(Failure, match=r"tokenizer_config\.json .* ends texts with '\[DONE\]'; set tokenize\.eod"):
+        TokenizeSettings(tokenizer=str(tmp_path)).check()
+    TokenizeSettings(tokenizer=str(tmp_path), eod="[DONE]").check()
+    words.add_special_tokens(["</s>"])  # a known name that it has is taken as before
+    words.save(str(tmp_path / "tokenizer.json"))
+    TokenizeSettings(tokenizer=str(tmp_path)).check()
+
+
+@pytest.mark.parametrize(
+    "config", [None, "{}", "[]", "1", "[" * 9999, '{"eos_token": null}', '{"eos_token": "[NONE]"}']
+)
+def test_an_end_token_that_is_added_is_announced(
+    tmp_path: Path, config: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(config)
+    TokenizeSettings(tokenizer=str(tmp_path)).check()
+    assert f"has no token {EOD}; it is added as number 2, and tokenize.eod names another" in capsys.readouterr().err
+    TokenizeSettings(tokenizer=str(tmp_path), eod="quick").check()
+    assert not capsys.readouterr().err
+
+
 def test_a_word_that_looks_like_an_end_token_is_a_word(tmp_path: Path) -> None:
     Tokenizer(WordLevel({"</s>": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "words.json"))  # noqa: S106
     tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json")))

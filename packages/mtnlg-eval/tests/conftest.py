@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import settings
 from lm_eval.api.model import TemplateLM
 
+from mtnlg_eval import cli
 from mtnlg_eval.scoring.harness import load_task
 from mtnlg_eval.tasks.paper_task import PAPER
 from mtnlg_model.checkpoint.manifest import Layout, Progress
@@ -69,6 +71,19 @@ def load_any_task() -> Callable[..., PaperTask | StockTask]:
         return task
 
     return load
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command in this process; returns its exit status."""
+
+    def command(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0)
+
+    return command
 
 
 def texts() -> list[str]:

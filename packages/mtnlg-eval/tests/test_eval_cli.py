@@ -16,7 +16,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from mtnlg_eval import cli
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.scoring.harness import FEW_SHOTS
 from mtnlg_eval.tasks.rows import ROWS
@@ -50,19 +49,6 @@ def save_and_die(self, answers):
 AnswerStore.save = save_and_die
 cli.main()
 """
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in this process; returns its exit status."""
-
-    def command(*words: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0)
-
-    return command
 
 
 def outside(
@@ -185,18 +171,6 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     assert "HANS was not scored here" in capsys.readouterr().err
 
 
-def test_a_layout_without_the_parallel_engine_says_what_to_install(
-    run: Run,
-    checkpoint: Checkpoint,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("mtnlg_eval.scoring.open_model.find_spec", lambda _: None)
-    assert run("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--layout", "tp=2,pp=1,dp=1") == 2
-    assert "pip install 'mtnlg-eval[parallel]'" in capsys.readouterr().err
-
-
 def test_operators_are_asked_once_and_counted(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,25 +274,6 @@ def test_a_task_that_fails_halfway_takes_nothing_with_it(
     assert set(results_of(tmp_path / "eval")) == {("wic", "0")}
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (("--tasks", "boolq,squad"), 2, "no task squad; choose from lambada, race_h"),
-        (("--tasks", ","), 2, "names no task"),
-        (("--shots", "0,some"), 2, "'some' is neither a number of examples nor few"),
-        (("--shots", "-1"), 2, "'-1' is neither"),
-        (("--limit", "0"), 2, ""),
-        (("--data", "nowhere"), 1, "nowhere: no such folder"),
-    ],
-)
-def test_a_wrong_command_line_is_told_before_anything_is_read(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, words: tuple[str, str], status: int, message: str
-) -> None:
-    assert run("run", tmp_path / "no-checkpoint", "--out", tmp_path / "eval", *words) == status
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "eval").exists()
-
-
 def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,13 +373,6 @@ def test_stock_metrics_are_kept(run: Run, checkpoint: Checkpoint, tmp_path: Path
     assert lambada["perplexity"].stderr
 
 
-def test_nothing_of_lm_eval_is_heard(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path / "eval", "--tasks", "race_h,lambada")
-    process = outside(words, tmp_path)
-    assert process.returncode == 0
-    assert all(line.startswith("scoring: ") for line in process.stderr.splitlines()), process.stderr
-
-
 def test_rows_longer_than_the_context_are_told_once_and_counted(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -439,16 +387,6 @@ def test_rows_longer_than_the_context_are_told_once_and_counted(
     assert results_of(tmp_path / "eval")["boolq", "few"].truncated == 1
 
 
-def test_without_rows_and_network_one_line_says_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    process = outside(
-        ("run", checkpoint.directory, "--out", tmp_path / "eval"), tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)
-    )
-    assert process.returncode == 1
-    assert process.stderr.count("\n") == 1
-    assert "lambada: the rows cannot be fetched: " in process.stderr
-    assert "pass a folder with --data DIR" in process.stderr
-
-
 def test_texts_of_all_tasks_are_written(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("texts", "--data", OURS, "--out", tmp_path / "texts.jsonl") == 0
     rows = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -458,9 +396,3 @@ def test_texts_of_all_tasks_are_written(run: Run, tmp_path: Path, capsys: pytest
     assert run("texts", "--data", tmp_path, "--out", tmp_path / "none.jsonl") == 1
     assert not (tmp_path / "none.jsonl").exists()
     assert "no task can be read; lambada: " in capsys.readouterr().err
-
-
-def test_help_waits_for_nothing_slow(tmp_path: Path) -> None:
-    slow = "{'torch', 'lm_eval', 'datasets', 'matplotlib', 'mtnlg_eval.report'} & set(sys.modules)"
-    process = outside((), tmp_path, f"import sys; from mtnlg_eval import cli; sys.exit(len({slow}))")
-    assert process.returncode == 0, process.stderr

@@ -139,11 +139,12 @@ def fetch(
     base: Annotated[
         str | None, typer.Option(metavar="URL|FOLDER", help="Another server, or a folder that mirrors one.")
     ] = None,
-    files: Annotated[int | None, typer.Option(min=1, help="Fetch only this many files.")] = None,
+    files: Annotated[int | None, typer.Option(min=1, max=10**9, help="Fetch only this many files.")] = None,
     largest: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="Refuse files of a snapshot longer than this; 8 GiB.")
+        int | None,
+        typer.Option(min=1, max=1 << 50, metavar="BYTES", help="Refuse files of a snapshot longer than this; 8 GiB."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Files to fetch at a time.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Files to fetch at a time.")] = 4,
     verify: Annotated[bool, typer.Option("--verify", help="Read the files that are here, and check them.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -190,7 +191,13 @@ def show_plan(
     ] = None,
     characters: Annotated[
         int | None,
-        typer.Option("--characters-a-document", min=1, metavar="N", help="With --documents: their mean length; 4600."),
+        typer.Option(
+            "--characters-a-document",
+            min=1,
+            max=10**9,
+            metavar="N",
+            help="With --documents: their mean length; 4600.",
+        ),
     ] = None,
     near_duplicates: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the documents that have a near duplicate.")

@@ -26,6 +26,7 @@ from mtnlg_data.tokens.tokenizer import tokenizer_files
 from .console import Failure, say
 from .document import DamagedShard, shard_source
 from .engine import StageFolder, library_version, lock_folder, manifest_path, read_list
+from .engine.folder_lock import LOCK
 from .engine.stage_runner import RemovedInputs, StageRunner
 from .files import sha256, write_json, write_text
 from .settings import dump
@@ -50,6 +51,7 @@ STAGES: dict[str, Callable[..., Summary]] = {
     "tokenize": tokenize_documents,
 }
 RECIPE, TOKENS = "recipe.toml", "tokens"  # in the folder of the run: what it runs, and what training reads
+WRITTEN = (RECIPE, "summary.json", "report.html")
 #: Their folders in that of the run. ``filter`` and ``exact`` share a number, so that the others do not depend on them.
 FOLDERS = {
     "extract": "01-extract",
@@ -72,6 +74,8 @@ def curate(recipe: Recipe, out: Path, engine: Engine, keep: Keep = "all") -> Sum
     files, texts = check_inputs(recipe)
     if (stage := read_list(out)) is not None:
         raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
+    if not (out / LOCK).exists() and (others := [name for name in WRITTEN if (out / name).exists()]):
+        raise Failure(f"{out / others[0]}: is there before the first run, which writes one; give another --out")
     with lock_folder(out):
         write_text(out / RECIPE, dump(recipe))
         remade: set[Path] = set()
@@ -104,6 +108,8 @@ def _run_stages(
         lambda folder: extract_documents(files, folder, recipe.resolved_extract, engine),
     )
     shards = [extracted / name for name in runner.summaries[-1]["shards"]]
+    if failure := runner.summaries[-1].get("failure"):
+        say(f"WARNING: {failure}")
 
     if recipe.filtered:
         before = runner.summaries[-1]["sources"]

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .console import Failure, UsageFailure
 
@@ -21,10 +21,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+INTEGERS = 1 << 63  # of either sign, in TOML as in what computes with them
+
+
 class Settings(BaseModel):
-    """Base of all recipe sections: frozen, strict, no unknown keys."""
+    """Base of all recipe sections: frozen, strict, no unknown keys, integers of 64 bits as TOML has them."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _check_integers(cls, value: Any) -> Any:  # noqa: ANN401  (any field)
+        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else (value,)
+        for number in numbers:
+            if isinstance(number, int) and not -INTEGERS <= number < INTEGERS:
+                raise ValueError(f"the integer {number} does not fit in 64 bits")
+        return value
 
 
 S = TypeVar("S", bound=Settings)
@@ -45,10 +57,10 @@ def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()
     """
     path = recipe / name if recipe.is_dir() else recipe
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise Failure(f"{path}: no such recipe") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOML, UTF-8, or an integer of thousands of digits
         raise UsageFailure(f"{path}: not TOML: {error}") from None
     for override in overrides:
         _override(content, override)
@@ -63,6 +75,8 @@ def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
     except ValidationError as error:
         lines = [_explain(detail, schema, place) for detail in error.errors(include_url=False)]
         raise UsageFailure("\n".join(lines)) from None
+    except ValueError as error:  # json's, of an integer of thousands of digits
+        raise UsageFailure(f"{place}: {error}") from None
 
 
 def dump(settings: Settings) -> str:
@@ -76,7 +90,7 @@ def _override(content: dict[str, Any], override: str) -> None:
         raise UsageFailure(f"--set {override}: expected key=value, such as train.lr=1e-4")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text
     table = content
     for part in parts[:-1]:

@@ -349,15 +349,15 @@ def read_failure(stage: Summary, max_failed: float) -> str | None:
 
     That is a file that ended early or held nothing, or more than this share of a source's records unreadable.
     """
-    reasons = [f"{file['where']}: {file['what']}" for file in stage["lost"][:1]]
-    if (more := stage["files_lost"] - 1) > 0:
-        reasons[0] += f" (and {more} more)"
+    unreadable = []
     for source, counts in stage["sources"].items():
-        if counts["failed"] > max_failed * counts["documents_in"]:
-            share = counts["failed"] / counts["documents_in"]
-            unreadable = f"{counts['failed']:,} of {counts['documents_in']:,} records could not be read ({share:.1%})"
-            reasons.append(f"{source}: {unreadable}, more than max_failed = {max_failed:.1%}")
-    return "; ".join(reasons) or None
+        failed, total = counts["failed"], counts["documents_in"]
+        if failed > max_failed * total:
+            share = f"({failed / total:.1%}), more than max_failed = {max_failed:.1%}"
+            unreadable.append(f"{source}: {failed:,} of {total:,} records could not be read {share}")
+    named = stage["lost"] or (stage["errors"] if unreadable else [])
+    more = f" (and {stage['files_lost'] - 1} more)" if stage["files_lost"] > 1 else ""
+    return "; ".join([f"{one['where']}: {one['what']}{more}" for one in named[:1]] + unreadable) or None
 
 
 def passthrough_summary(source: str, before: Summary) -> Summary:

@@ -26,8 +26,8 @@ def inspect(
     path: Annotated[
         Path, typer.Argument(help="A Parquet file, a token store, or a folder of either; or a URL of such.")
     ],
-    documents: Annotated[int, typer.Option(min=0, help="Number of documents to show.")] = 3,
-    characters: Annotated[int, typer.Option(min=1, help="Characters of each to show.")] = 300,
+    documents: Annotated[int, typer.Option(min=0, max=10**9, help="Number of documents to show.")] = 3,
+    characters: Annotated[int, typer.Option(min=1, max=10**9, help="Characters of each to show.")] = 300,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run, a folder, a Parquet file or a token store holds: counts by source, and a few documents."""

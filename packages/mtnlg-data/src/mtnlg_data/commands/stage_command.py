@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound=Settings)
 
-Workers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of processes; all cores if not given.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=1 << 16, metavar="N", help="Number of processes; all cores if not given.")
+]
 OnEngine = Annotated[EngineName, typer.Option(help="Where to run: processes of this machine, or a Ray cluster.")]
 OnRay = Annotated[
     str | None,

@@ -21,10 +21,10 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 from shutil import rmtree
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-from pydantic import PositiveInt  # noqa: TC002  (pydantic reads the annotation)
+from pydantic import PositiveInt, model_validator
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import number_shards
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Engine, Summary
 
 
+LONGEST_SIGNATURE = 1 << 16  # values of 8 bytes, of every document of a batch
 VERIFICATION_FOLDER = "verification"  # what a run with another threshold cannot reuse
 
 
@@ -78,6 +79,15 @@ class DeduplicateSettings(Settings):
     alarm_share: float = setting(
         0.5, "Stop if a source of 100 documents or more would lose more than this.", unit="share", ge=0, le=1
     )
+
+    @model_validator(mode="after")
+    def _check_signature(self) -> Self:
+        if self.bands * self.rows > LONGEST_SIGNATURE:
+            raise ValueError(
+                f"bands = {self.bands} times rows = {self.rows} is the length of a document's signature, and more than "
+                f"{LONGEST_SIGNATURE}; RefinedWeb's, 450 x 20, is the longest that is known"
+            )
+        return self
 
 
 def deduplicate_documents(

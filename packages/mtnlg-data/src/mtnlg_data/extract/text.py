@@ -44,7 +44,9 @@ class ExtractSettings(LanguageSettings):
         paper="justext",
     )
     justext: BoilerplateSettings = BoilerplateSettings()
-    largest: int = setting(MAX_RECORD_BYTES, "Longer records are dropped unread.", unit="bytes", gt=0)
+    largest: int = setting(  # memory holds a record whole
+        MAX_RECORD_BYTES, "Longer records are dropped unread.", unit="bytes", gt=0, lt=1 << 40
+    )
     largest_page: int = setting(  # libxml2 ends a text at ten million bytes
         8_000_000, "Longer pages are dropped before they are parsed.", unit="characters", gt=0, lt=10_000_000
     )

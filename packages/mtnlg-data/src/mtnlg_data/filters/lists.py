@@ -97,7 +97,7 @@ def read_lines(path: Path) -> Iterator[list[str]]:
             while some := lines.readlines(BYTES_AT_A_TIME):
                 if any(b"\0" in line for line in some):
                     raise Failure(f"{path}: holds bytes that are no text; {FORMAT}")
-                stripped = (line.decode("utf-8", "replace").strip() for line in some)
+                stripped = (line.decode("utf-8", "replace").removeprefix("\ufeff").strip() for line in some)
                 yield [line for line in stripped if line and not line.startswith("#")]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise Failure(f"{path}: damaged: {error}; {FORMAT}") from None

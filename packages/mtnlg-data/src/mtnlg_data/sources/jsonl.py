@@ -33,10 +33,25 @@ if TYPE_CHECKING:
 
 URL_KEYS = ("url", "uri")
 BUFFER_BYTES = 1 << 17
+SHOWN_KEYS, SHOWN_CHARACTERS = 5, 40  # of a record without the key that was asked for
 EXACT_INTEGERS = float(1 << 63)
 #: Limit of decompression: this many bytes plus a multiple of the file's size. Text usually expands about fourfold.
 ALWAYS_ALLOWED_BYTES = 1 << 30
 MAX_EXPANSION_RATIO = 256
+COMPRESSED = {".gz", ".zst", ".xz", ".bz2"}
+#: First bytes of what is often named like plain JSON lines; none begins a line of JSON.
+FOREIGN = {
+    b"\x1f\x8b": "gzip: name it .gz",
+    b"\x28\xb5\x2f\xfd": "zstd: name it .zst",
+    b"\xfd7zXZ": "xz: name it .xz",
+    b"BZh": "bzip2: name it .bz2",
+    b"\x04\x22\x4d\x18": "lz4: compress it with gzip, zstd, xz or bzip2",
+    b"\xff\x06\x00\x00sNaPpY": "snappy: compress it with gzip, zstd, xz or bzip2",
+    b"PK\x03\x04": "zip: unpack it",
+    b"PAR1": "Parquet: name it .parquet, and its kind parquet",
+    b"\xff\xfe": "UTF-16: JSON lines are UTF-8",
+    b"\xfe\xff": "UTF-16: JSON lines are UTF-8",
+}
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -52,7 +67,9 @@ def read_jsonl(path: Path, field: str, max_bytes: int, part: Part = WHOLE) -> It
             url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
             yield Record(number, text, url, id=_take_id(row), metadata=json_metadata(row))
         else:
-            yield Dropped("no_text", _place(path, number, part), f"no string under {field!r}")
+            others = [key[:SHOWN_CHARACTERS] for key, value in row.items() if isinstance(value, str)][:SHOWN_KEYS]
+            hint = f" but under {', '.join(others)}: name one as the field" if others else ""
+            yield Dropped("no_text", _place(path, number, part), f"no string under {field!r}{hint}")
 
 
 def read_pile(
@@ -90,6 +107,13 @@ def _take_id(row: dict[str, Any]) -> str | None:
 
 def read_objects(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
     """Yield the objects of a part with their line numbers, from 0. Blank lines count but yield nothing."""
+    if (form := _foreign_format(path)) is None:
+        yield from _read_lines(path, max_bytes, part)
+    elif part.number == 0:
+        yield Dropped("unreadable", path.name, f"is {form}", ends_file=True)
+
+
+def _read_lines(path: Path, max_bytes: int, part: Part) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
     number = -1
     rest = f"the rest of the {'file' if part == WHOLE else 'part'} is lost"
     with open_lines(path, part) as file:
@@ -117,6 +141,15 @@ def read_objects(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[tup
                 yield _parse_line(line, number, where)
 
 
+def _foreign_format(path: Path) -> str | None:
+    """What a file is that is named like plain text, and what is to be done; None if nothing is known against it."""
+    if path.suffix in COMPRESSED:
+        return None
+    with path.open("rb") as file:
+        begin = file.read(max(map(len, FOREIGN)))
+    return next((form for magic, form in FOREIGN.items() if begin.startswith(magic)), None)
+
+
 def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, Any]] | Dropped:
     line = line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
     try:
@@ -128,7 +161,7 @@ def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, An
         except (TypeError, ValueError, RecursionError):
             return Dropped("not_json", where, str(error), ends_file=not line.endswith(b"\n"))
     if not isinstance(row, dict):
-        return Dropped("not_json", where, "not an object")
+        return Dropped("not_json", where, "not an object; each line must be one")
     if any(abs(value) >= EXACT_INTEGERS for value in row.values() if type(value) is float):
         with suppress(ValueError):  # of more digits than Python reads
             row = json.loads(line)  # orjson reads integers beyond 64 bits as floats

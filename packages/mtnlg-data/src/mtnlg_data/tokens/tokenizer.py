@@ -7,6 +7,8 @@ sample has a bounded size for any corpus, and does not depend on the order of th
 from __future__ import annotations
 
 import hashlib
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,10 +24,10 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, say
 from mtnlg_data.document import read_documents, read_rows
 from mtnlg_data.engine import Unit
-from mtnlg_data.files import atomic_path, sha256, write_text
+from mtnlg_data.files import atomic_path, read_small, sha256, write_text
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.transfer.url_files import local_path
 
@@ -81,11 +83,18 @@ class TokenizeSettings(Settings):
         return self
 
     def check(self) -> None:
-        """Read the tokenizer, if one is given. Raises ``Failure`` where it, or the encoding library, cannot be used."""
+        """Read the tokenizer, if one is given. Raises ``Failure`` where it, or the encoding library, cannot be used.
+
+        An end token that is added is announced, or refused where the tokenizer's own configuration names another.
+        """
         require_library(self.library)
         if self.tokenizer is None:
             return
-        tokenizer = read_tokenizer(tokenizer_files(self), self.eod)
+        files = tokenizer_files(self)
+        tokenizer = _open_tokenizer(files)
+        if tokenizer.token_to_id(_end_token(tokenizer, self.eod)) is None:
+            _announce_end(files[0], tokenizer, self.eod)
+        tokenizer = _add_eod(tokenizer, self.eod)
         if self.library == "gigatoken":
             with TemporaryDirectory() as folder:
                 write_text(path := Path(folder, "tokenizer.json"), tokenizer.to_str())
@@ -219,11 +228,13 @@ def read_tokenizer(files: Sequence[Path], eod: str | None = None) -> Tokenizer:
 
     Raises ``Failure`` where the files hold none, or one beyond the bounds of ``tokenizer_file``.
     """
+    return _add_eod(_open_tokenizer(files), eod)
+
+
+def _open_tokenizer(files: Sequence[Path]) -> Tokenizer:
     text = tokenizer_file.read_tokenizer(files[0].resolve()) if len(files) == 1 else None
     try:
-        if text is not None:
-            return _add_eod(Tokenizer.from_str(text), eod)
-        return _add_eod(_byte_level(BPE.from_file(*map(str, files))), eod)
+        return Tokenizer.from_str(text) if text is not None else _byte_level(BPE.from_file(*map(str, files)))
     except Exception as error:  # noqa: BLE001  (tokenizers raises plain exceptions)
         raise Failure(f"{' and '.join(map(str, files))}: no tokenizer: {error}") from None
 
@@ -253,6 +264,18 @@ def _end_token(tokenizer: Tokenizer, eod: str | None) -> str:
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     own = [name for name in EOD_NAMES if name in special or (name == EOD and tokenizer.token_to_id(EOD) is not None)]
     return eod or next(iter(own), EOD)
+
+
+def _announce_end(file: Path, tokenizer: Tokenizer, eod: str | None) -> None:
+    """Say that the end token is added. Raises ``Failure`` where the tokenizer has one that its configuration names."""
+    own = None
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        token = json.loads(read_small(file.with_name("tokenizer_config.json")))["eos_token"]
+        own = token["content"] if isinstance(token, dict) else token
+    if eod is None and isinstance(own, str) and tokenizer.token_to_id(own) is not None:
+        raise Failure(f"{file}: the tokenizer_config.json beside it ends texts with {own!r}; set tokenize.eod to that")
+    name, number = _end_token(tokenizer, eod), vocabulary_size(tokenizer)
+    say(f"{file}: has no token {name}; it is added as number {number}, and tokenize.eod names another")
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

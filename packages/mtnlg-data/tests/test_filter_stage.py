@@ -1,0 +1,100 @@
+"""The stage ``filter``: its command, its state, and the recipes that it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from filter_reference import PROSE
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_jsonl(path: Path, texts: list[str]) -> None:
+    rows = [{"id": f"doc-{n}", "text": text, "url": f"https://site{n}.com/"} for n, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def invoke(*words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_filters_by_rules_and_says_what_each_took(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [f"{PROSE} Mail: a{n}@b.org" for n in range(5)] + ["so\nso\nso\n", PROSE[:50]])
+    options = ["--out", tmp_path / "out", "--workers", 1, "--gopher-fewest-words", 30]
+    invoke("filter", tmp_path / "in.jsonl", "--rules", "gopher_duplicate_lines,gopher_quality,pii_email", *options)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    rules = {entry["rule"]: entry for entry in summary["filters"]}
+    assert {name: rules[name]["count"] for name in ("gopher_duplicate_lines", "gopher_fewest_words", "pii_email")} == {
+        "gopher_duplicate_lines": 1,
+        "gopher_fewest_words": 1,
+        "pii_email": 5,
+    }
+    assert rules["gopher_fewest_words"]["threshold"] == 30
+    assert "gopher_top_3_gram" not in rules
+    shard = tmp_path / "out" / "documents-00000.parquet"
+    texts = pq.read_table(shard)["text"].to_pylist()
+    assert texts == [f"{PROSE} Mail: email@example.com"] * 5
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "gopher fewest words" in page
+    assert "dropped as gopher duplicate lines" in page
+    dropped = pq.read_table(tmp_path / "out" / "dropped" / shard.name).select(["id", "reason"]).to_pydict()
+    assert dropped == {"id": ["doc-5", "doc-6"], "reason": ["gopher_duplicate_lines", "gopher_fewest_words"]}
+
+
+def test_the_stage_runs_again_where_a_list_has_changed(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [PROSE, PROSE + PROSE])
+    for blocked, kept in (
+        ("site0.com", [PROSE + PROSE]),
+        ("site1.com", [PROSE]),
+        ("site2.com", [PROSE, PROSE + PROSE]),
+    ):
+        (tmp_path / "domains").write_text(blocked)
+        options = ["--rules", "url", "--domain-files", tmp_path / "domains", "--out", tmp_path / "out", "--workers", 1]
+        invoke("filter", tmp_path / "in.jsonl", *options)
+        assert pq.read_table(tmp_path / "out" / "documents-00000.parquet")["text"].to_pylist() == kept
+
+
+def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{PROSE} {n}" * (1 + n % 3) for n in range(40)]
+    write_jsonl(tmp_path / "in.jsonl", [*texts, "gone\ngone"])
+    for size in (1, 1000, 1 << 20):
+        monkeypatch.setattr("mtnlg_data.filters.texts.BYTES_AT_A_TIME", size)
+        options = ["--rules", "gopher_duplicate_lines", "--out", tmp_path / str(size), "--workers", 1]
+        invoke("filter", tmp_path / "in.jsonl", *options)
+        assert pq.read_table(tmp_path / str(size) / "documents-00000.parquet")["text"].to_pylist() == texts
+
+
+def test_a_rule_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [PROSE])
+    done = CliRunner().invoke(
+        app, ["filter", str(tmp_path / "in.jsonl"), "--rules", "gofer", "--out", str(tmp_path / "o")]
+    )
+    assert re.search(r"--rules gofer: 'gofer' is no filter; those are url, gopher_repetition", str(done.exception))
+
+
+def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [PROSE])
+    command = ["filter", tmp_path / "in.jsonl", "--rules", "url", "--out", tmp_path / "out", "--workers", 1]
+    with pytest.raises(Failure, match="url rules without a list; give one"):
+        invoke(*command)
+    with pytest.raises(Failure, match=r"absent\.gz: no such file; a filter's list has one entry a line"):
+        invoke(*command, "--domain-files", tmp_path / "absent.gz")
+    (tmp_path / "list.txt").write_text("word\n")
+    for rule, option in (("url", "--bad-word-files"), ("url_word", "--domain-files")):
+        command[3] = rule
+        with pytest.raises(Failure, match=r"url rules without a list; give one: .*url_word reads filter\.word_files"):
+            invoke(*command, option, tmp_path / "list.txt")
+    invoke(*command, "--word-files", tmp_path / "list.txt")
