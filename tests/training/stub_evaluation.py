@@ -94,31 +94,41 @@ def score(decoder: Decoder, batch: Batch) -> dict[str, Any]:
     return {"waits": streams.waits, "races": sorted(streams.races), "first": first, "known": known}
 
 
+class Receiving:
+    """As of NCCL's `irecv`: it fills a tensor in a stream of its own, for which the stream of whoever waits waits.
+
+    ``held_up``: that was the stream of whoever began it, so what is computed there waits, too.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        from training.stub_streams import Stream, current, on
+
+        self._wire, self._asker, self.held_up = Stream(name="NCCL"), current.stream, False
+        self._wire.wait_stream(current.stream)
+        with on(self._wire):
+            tensor.fill_(1.0)
+
+    def wait(self) -> None:
+        """As `torch.distributed.Work.wait`."""
+        from training.stub_streams import current
+
+        current.stream.wait_stream(self._wire)
+        self.held_up |= current.stream is self._asker
+
+
 def receive() -> dict[str, Any]:
-    """Receive scores of another rank, as NCCL does in a stream of its own."""
+    """Receive scores of another rank."""
     import torch
 
     from mtnlg_eval.scoring.transfers import Arriving
-    from training.stub_streams import Stream, Streams, current, on
-
-    wire = Stream(name="NCCL")
-
-    class Work:
-        """As of NCCL's `irecv`: the current stream waits."""
-
-        def wait(self) -> None:
-            """As `torch.distributed.Work.wait`."""
-            current.stream.wait_stream(wire)
+    from training.stub_streams import Streams
 
     with Streams() as streams:
         scores_2N = torch.empty(2, 512, device="cuda")
-        wire.wait_stream(current.stream)
-        with on(wire):
-            scores_2N.fill_(1.0)
-        arriving = Arriving(scores_2N, Work())  # type: ignore[arg-type]  # all that is asked of one
-        held_up = wire in current.stream.seen
+        work = Receiving(scores_2N)
+        arriving = Arriving(scores_2N, work)  # type: ignore[arg-type]  # all that is asked of one
         arriving.wait().sum()
-    return {"waits": streams.waits, "races": sorted(streams.races), "held_up": held_up}
+    return {"waits": streams.waits, "races": sorted(streams.races), "held_up": work.held_up}
 
 
 def generate(decoder: Decoder, temperature: float) -> dict[str, Any]:
@@ -164,14 +174,24 @@ def sharded(config: ModelConfig, batch: Batch, rank: int) -> dict[str, Any]:
         shard = DecoderShard(Checkpoint(), Layout(tp=2, pp=2), device, torch.bfloat16)  # type: ignore[arg-type]
         replica = Replica(shard, tokenizer, Channels(None, None))  # type: ignore[arg-type]  # all in one group here
         replica.score(batch)
+    received, begin = list[Receiving](), replica.receive_result
+
+    def receive_result(b: int) -> tuple[Receiving, Tensor]:
+        _, x_1BH = begin(b)
+        received.append(Receiving(x_1BH))
+        return received[-1], x_1BH
+
     with Streams() as streams:
         scores_2N = replica.score(batch)
         scored = dict(streams.waits)
         if replica.leads:
+            replica.receive_result = receive_result  # type: ignore[method-assign, assignment]
             replica.lead(0, PromptBatch(((1, 2, 3), (4,)), Options((), NEW_TOKENS, GREEDY)))
     distributed.destroy_process_group()
     assert (scores_2N is None) == (rank != 2)
-    return {"scored": scored, "waits": streams.waits, "races": sorted(streams.races)}
+    assert len(received) == (NEW_TOKENS if replica.leads else 0)
+    held_up = sum(work.held_up for work in received)
+    return {"scored": scored, "waits": streams.waits, "races": sorted(streams.races), "held_up": held_up}
 
 
 if __name__ == "__main__":

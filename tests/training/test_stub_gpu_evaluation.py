@@ -52,6 +52,12 @@ def test_generation_reads_the_gpu_once_a_step(temperature: float, answer: dict[s
     assert reads == {"tolist sampling.draw_tokens": stub_evaluation.NEW_TOKENS}
 
 
+def test_a_batchs_next_position_is_received_beside_what_the_leader_computes_of_others(answer: dict[str, Any]) -> None:
+    """Its thread waits on the host: no stream of the others' batches does."""
+    assert not answer["rank 0"]["races"]
+    assert not answer["rank 0"]["held_up"]
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_no_rank_of_a_sharded_model_waits_for_its_gpu_while_it_scores(rank: int, answer: dict[str, Any]) -> None:
     of_rank = answer[f"rank {rank}"]

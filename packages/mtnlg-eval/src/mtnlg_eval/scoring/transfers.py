@@ -21,6 +21,17 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+def wait_on_host(work: Work, device: torch.device) -> None:
+    """Have the host wait for ``work``, and no stream that computes."""
+    if device.type != "cuda":
+        work.wait()
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        work.wait()
+    stream.synchronize()
+
+
 class Arriving:
     """A result on its way to the host: what the current stream computes, or what ``work`` receives."""
 

@@ -9,7 +9,8 @@ it go on with the next. A mask travels with the activations.
     LOGITS   product with the token table, sliced over the leader's stage
     END      no more batches or steps
 
-Rank 0 sends SCORE and END to the leaders. Generation is each leader's own: a thread for every batch in flight.
+Rank 0 sends SCORE and END to the leaders. Generation is each leader's own: a thread for every batch in flight. All
+compute in one stream of the leader's GPU; so a thread waits on the host for the last stage's x, and no stream does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import distributed
 from mtnlg_eval.scoring.fixed_order import fixed_order
 from mtnlg_eval.scoring.generation import generate_batch
 from mtnlg_eval.scoring.rolling_queue import set_up_thread
-from mtnlg_eval.scoring.transfers import to_device
+from mtnlg_eval.scoring.transfers import to_device, wait_on_host
 from mtnlg_model.generation.cache import Cache
 
 from .messages import decode_batch, take_tensor
@@ -198,8 +199,8 @@ class Replica:
             self._caches[batch] = Cache(self.config, capacity)
         cache = self._caches[batch]
         if kept:
-            cache.keep(take_tensor(numbers, kept).to(self.shard.device))
-        tokens_BS, positions_BS = (take_tensor(numbers, b, s).to(self.shard.device) for _ in range(2))
+            cache.keep(to_device(take_tensor(numbers, kept), self.shard.device))
+        tokens_BS, positions_BS = (to_device(take_tensor(numbers, b, s), self.shard.device) for _ in range(2))
         attend = cache.attend(mask.bool() if mask is not None else None)
         x_SBH = self.shard.forward(tokens_BS, positions_BS, attend)
         if x_SBH is None:
@@ -252,7 +253,7 @@ class RemoteDecoder:
             if last_1BH is None:
                 pending, last_1BH = self._replica.receive_result(b)
         if pending is not None:
-            pending.wait()
+            wait_on_host(pending, last_1BH.device)
         return last_1BH
 
     def logits(self, x_BH: Tensor) -> Tensor:
