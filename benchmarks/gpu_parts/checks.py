@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mtnlg_model import functional
-from mtnlg_parallel.model import head
+from mtnlg_parallel.model import eight_bit, head
 
 from .clock import DEVICE, DTYPE, GPU, begin, kernels, release
 from .operations import EPS, OPERATIONS, Shape, random_input
@@ -61,6 +61,9 @@ def all_checks(ops: ParallelOps, tiny: bool) -> Iterator[tuple[str, Callable[[],
                     yield what, partial(_against_fp64, what, operation, ops, shape, dtype)
             what = f"{shape.name}, {_short(dtype)}"
             yield f"head's statistics, {what}", partial(_head_kernels, what, ops, shape, dtype)
+            for eighth in (eight_bit.FORWARD, eight_bit.BACKWARD):
+                what = f"rounded to {_short(eighth)}, {shape.name}, {_short(dtype)}: elements that differ"
+                yield what, partial(_rounding, what, ops, shape, dtype, eighth)
         for operation in OPERATIONS:
             if operation.drops:
                 what = f"{operation.name}, {shape.name}, fp32"
@@ -134,6 +137,20 @@ def _head_kernels(about: str, ops: ParallelOps, shape: Shape, dtype: torch.dtype
     head.gradient(eager_logits, targets, width, logsumexp.float(), 0.5)
     head.gradient(exact, targets, width, logsumexp, 0.5)
     return statistics, _worst(f"head's gradient, {about}", [our_logits], [eager_logits], [exact], dtype)
+
+
+def _rounding(what: str, ops: ParallelOps, shape: Shape, dtype: torch.dtype, eighth: torch.dtype) -> tuple[Check]:
+    """Both results and the scale of random numbers, zeros, subnormal numbers and some that are not finite."""
+    generator = torch.Generator(DEVICE).manual_seed(12)
+    size = (shape.sequence * shape.batch, shape.hidden)
+    x_RK = torch.randn(size, generator=generator, device=DEVICE).to(dtype)
+    differing = 0
+    for numbers in (x_RK, x_RK.t(), 0 * x_RK, x_RK * torch.finfo(dtype).tiny / 8, x_RK / (x_RK > 1), x_RK.log()):
+        sides = (rounding.rounded(numbers, eighth, True) for rounding in (ops.eight_bit, eight_bit.Rounding()))
+        for ours, right in zip(*sides, strict=True):
+            for mine, theirs in zip(ours, right, strict=True):
+                differing += int((mine.float().nan_to_num(7e4) != theirs.float().nan_to_num(7e4)).sum())
+    return (Check(what, float(differing), 0.0),)
 
 
 def philox(counter: tuple[NDArray[np.uint64], ...], seed: int, rounds: int = 7) -> tuple[NDArray[np.uint64], ...]:
@@ -249,8 +266,17 @@ def _past_31_bits(what: str, ops: ParallelOps, rows: int, columns: int) -> tuple
     return (Check(what, worst, torch.finfo(DTYPE).eps),)
 
 
+SHORT = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    eight_bit.FORWARD: "E4M3",
+    eight_bit.BACKWARD: "E5M2",
+}
+
+
 def _short(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    return SHORT[dtype]
 
 
 if __name__ == "__main__":

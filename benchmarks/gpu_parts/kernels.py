@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mtnlg_parallel.model import head
+from mtnlg_parallel.model import eight_bit, head
 
 from .clock import DEVICE, DTYPE, Clock, begin, compile_fresh, copy_bandwidth, kernels, release
 from .operations import OPERATIONS, SHAPES, TINY, random_input
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 ADAMW_BYTES = 32
 """Least bytes per parameter: reads weight, gradient and two moments in fp32, writes all but the gradient; and reads the
 gradient once before, for the norm."""
+
+ROUNDED_BYTES = 6
+"""An element: bf16 is read for the largest, and again; 8 bits are written twice."""
 
 
 class Measurement:
@@ -108,6 +111,20 @@ class Measurement:
             calls = {side: partial(call, logits, targets, 0, *extra) for side, call in sides.items()}
             self.compare(key, calls, passes * logits.nbytes)
 
+    def rounding(self, ops: ParallelOps, shape: Shape) -> None:
+        """Time rounding to 8 bits with both results, the largest element found, and a transpose alone."""
+        x_RK = torch.randn(shape.sequence * shape.batch, shape.hidden, device=DEVICE).to(DTYPE)
+        if not self.results.has(key := f"rounded to 8 bits, {shape.name}"):
+            sides = {"kernel": ops.eight_bit.rounded, "eager": eight_bit.rounded}
+            sides["torch.compile"] = compile_fresh(eight_bit.rounded)
+            calls = {side: partial(call, x_RK, eight_bit.FORWARD, True) for side, call in sides.items()}
+            self.compare(key, calls, ROUNDED_BYTES * x_RK.numel())
+        if not self.results.has(key := f"8 bits transposed, {shape.name}"):
+            (values_RK, _), _ = eight_bit.rounded(x_RK, eight_bit.FORWARD, False)
+            turned = {"kernel": ops.eight_bit.transpose, "eager": eight_bit.transpose}
+            turned["torch.compile"] = compile_fresh(eight_bit.transpose)
+            self.compare(key, {side: partial(call, values_RK) for side, call in turned.items()}, 2 * values_RK.numel())
+
     def adamw(self, name: str, sizes: list[int]) -> None:
         """Time gradient norm, clipping to 1 and AdamW over fp32 tensors of these sizes; training has the fused form."""
         if self.results.has(key := f"norm, clip, AdamW, {name}"):
@@ -160,6 +177,7 @@ def main() -> None:
                 measurement.operation(operation, ops, shape)
         if shape.sequence != 256:
             measurement.head(ops, shape)
+            measurement.rounding(ops, shape)
     # A ZeRO-1 rank at dp 8 has a flat eighth of 530B's three layers on it; of 1.3B, 8 of 24 layers, tensor by tensor.
     layer = [3 * 2048 * 2048, 2048 * 2048, 4 * 2048 * 2048, 4 * 2048 * 2048, *[2048] * 9]
     adamw = {"a shard of 530B, flat": [3 * 12 * 20480**2 // 64], "8 layers of 1.3B": layer * 8}

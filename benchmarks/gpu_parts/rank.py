@@ -30,6 +30,7 @@ from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.functional import EAGER, Ops
 from mtnlg_parallel.model import products
 from mtnlg_parallel.model.eight_bit import weights_unchanged
+from mtnlg_parallel.model.head import ParallelOps
 
 from .clock import DEVICE, DTYPE, GPU, Clock, Sampler, begin, compile_fresh, kernels, release
 from .rank_layers import TP, Rank, add_in_fp32, make_layers, make_rank, multiply_in_8_bits, replace_products
@@ -69,9 +70,9 @@ class Total:
     def __init__(self, weight: Tensor) -> None:
         self.total_OI = torch.zeros_like(weight, dtype=torch.float32)
 
-    def product(self, dy_NO: Tensor | Factor, x_NI: Tensor | Factor) -> None:
-        """Add dyᵀ x."""
-        products.add_product(self.total_OI, dy_NO, x_NI, first=False)
+    def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
+        """Add dy xᵀ."""
+        products.add_product(self.total_OI, dy_ON, x_IN, first=False)
 
 
 def count_flops(config: ModelConfig, layers: int, case: Case) -> dict[str, float]:
@@ -89,7 +90,9 @@ def make_step(rank: Rank, case: Case, side: Side) -> Callable[[], None]:
         # As in training. A compiler decides itself which activations to keep.
         ops = replace(ops, attention=partial(recompute, ops.attention))
     split = case.recompute == "selective"
-    multiply: dict[str, Product] = {"within": add_in_fp32, "within, 8 bits": multiply_in_8_bits, "after": F.linear}
+    multiply: dict[str, Product] = {"within": add_in_fp32, "after": F.linear}
+    if isinstance(ops, ParallelOps):
+        multiply["within, 8 bits"] = partial(multiply_in_8_bits, ops.eight_bit)
     layers: list[Any] = [replace_products(layer, rank, multiply[side.added], split) for layer in make_layers(rank, ops)]
     if side.compiled:
         layers = [compile_fresh(layer) for layer in layers]

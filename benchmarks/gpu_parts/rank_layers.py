@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.functional import Ops
+    from mtnlg_parallel.model.eight_bit import Rounding
 
     Product = Callable[[Tensor, Tensor], Tensor]
 
 TP = 8
 ALONE: Any = SingleRank()
-EIGHT_BIT: Any = SingleRank(eight_bit=True)
 
 
 class Rank(NamedTuple):
@@ -150,9 +150,10 @@ def add_in_fp32(x: Tensor, weight: Tensor) -> Tensor:
     return products.row(x, weight, ALONE)
 
 
-def multiply_in_8_bits(x: Tensor, weight: Tensor) -> Tensor:
+def multiply_in_8_bits(rounding: Rounding, x: Tensor, weight: Tensor) -> Tensor:
     """The same with factors of 8 bits."""
-    return products.row(x, weight, EIGHT_BIT)
+    alone: Any = SingleRank(eight_bit=rounding)
+    return products.row(x, weight, alone)
 
 
 def replace_products(layer: DecoderLayer, rank: Rank, product: Product, sequence_parallel: bool) -> DecoderLayer:

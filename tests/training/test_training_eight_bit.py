@@ -15,12 +15,13 @@ NOT_BF16 = 1e-3  # off at the first step, where bf16's loss is 2e-4 off and 8-bi
 MODEL = {"layers": 4, "hidden": 32}  # 16 columns of a head, the fewest that the tensor cores take
 CASES: list[tuple[tuple[int, int, int], Json]] = [
     ((2, 1, 2), {}),
+    ((2, 1, 2), {"sequence_parallel": True, "schedule": "zero-bubble"}),
     ((1, 2, 2), {"schedule": "zero-bubble", "chunks": 2}),
     ((2, 2, 1), {"schedule": "interleaved", "chunks": 2, "recompute": "none"}),
 ]
 
 
-@pytest.mark.parametrize(("layout", "changes"), CASES, ids=["1f1b", "zero-bubble", "interleaved"])
+@pytest.mark.parametrize(("layout", "changes"), CASES, ids=["1f1b", "sequence parallel", "zero-bubble", "interleaved"])
 def test_training_in_eight_bits_follows_fp32_and_resumes_to_the_last_bit(
     layout: tuple[int, int, int], changes: Json, run_ranks: RunRanks, data: Path, tmp_path: Path
 ) -> None:

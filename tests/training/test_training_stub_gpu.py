@@ -19,21 +19,35 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["train.schedule=zero-bubble", "model.attention_dropout=0", "model.layers=4"]
 """Of the pipeline engine, which runs it at pp = 1 too; attention draws its dropout's seed as a number on the host."""
 
-EIGHT_BITS = [*SMALL, "train.precision=fp8", "train.recompute=full"]
+FP8 = "train.precision=fp8"
+EIGHT_BITS = [*SMALL, FP8, "train.recompute=full"]
 INTERLEAVED = ["train.schedule=interleaved", "train.chunks=2", "train.recompute=selective"]
 RANKS = ["layout.tp=2", "layout.pp=2", "layout.dp=4", "train.sequence_parallel=true"]
 STAGES = ["model.attention_dropout=0", "model.layers=12", "layout.pp=4"]
 """Of the 530B: a rank's layers, slices and kinds of stage, in a shorter pipeline."""
+UNEVEN = [*STAGES, "train.schedule=interleaved", "train.chunks=2"]
 
 PLANNED = {
     "1.3B": Case("dense-1.3b", SMALL[:2], 0, 2),
     "1B of another family": Case("llama-1b", SMALL[:2], 0, 2),
     **{f"stage {stage} of the 530B": Case("mt-nlg-530b-2022", STAGES, 64 * stage, 8) for stage in (0, 2, 3)},
+    **{
+        f"stage {stage} of the 530B, chunks of one layer and two": Case("mt-nlg-530b-2022", UNEVEN, 64 * stage, 8)
+        for stage in (0, 3)
+    },
     "fp32": Case("dense-1.3b", [*SMALL, "train.precision=fp32"], 0, 2),
     "recomputed": Case("dense-1.3b", [*SMALL, "train.recompute=full"], 0, 2),
+    "recomputed, of 8 samples": Case("dense-1.3b", [*SMALL, "train.recompute=full", "train.micro_batch=8"], 0, 2),
+    "8 bits": Case("dense-1.3b", [*SMALL, FP8], 0, 2),
+    "8 bits, attention recomputed": Case("dense-1.3b", [*SMALL, FP8, "train.recompute=selective"], 0, 2),
+    "8 bits over 2 micro-batches": Case("dense-1.3b", EIGHT_BITS, 0, 2),
+    "8 bits of another family": Case("llama-1b", [*SMALL, FP8], 0, 2),
+    **{
+        f"stage {stage} of the 530B in 8 bits": Case("mt-nlg-530b-2022", [*STAGES, FP8], 64 * stage, 8)
+        for stage in (0, 2, 3)
+    },
 }
 FREE = {
-    "8 bits over 2 micro-batches": Case("dense-1.3b", EIGHT_BITS, 0, 2),
     "8 bits over 4 micro-batches": Case("dense-1.3b", EIGHT_BITS, 0, 4),
     "8 bits over ranks": Case("dense-1.3b", [*EIGHT_BITS, *RANKS, "train.chunks=2"], 2, 4),
     "interleaved": Case("dense-1.3b", [*SMALL[1:], *RANKS, *INTERLEAVED], 1, 4),

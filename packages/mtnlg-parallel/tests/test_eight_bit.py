@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from mtnlg_model.config import preset
 from mtnlg_parallel.layout import Layout, eight_bit_error
 from mtnlg_parallel.model import eight_bit, products
-from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD, rounded
+from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD, Factor, Rounding
 
 #: Half the distance between two 8-bit numbers, relative to the larger: of E4M3 and of E5M2.
 ROUNDING = {FORWARD: 2**-4, BACKWARD: 2**-3}
-ONE_RANK: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=True)
+ONE_RANK: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=Rounding())
+
+
+def rounded(x_RK: Tensor, dtype: torch.dtype) -> Factor:
+    return eight_bit.rounded(x_RK, dtype, False)[0]
 
 
 def noise(*shape: int, scale: float = 1.0) -> Tensor:
@@ -50,8 +55,9 @@ def test_a_product_is_that_of_the_rounded_factors_as_torch_has_it() -> None:
     a, b = rounded(noise(32, 64), BACKWARD), rounded(noise(48, 64, scale=7.0), FORWARD)
     by_torch = torch._scaled_mm(a.values, b.values.t(), scale_a=a.scale, scale_b=b.scale, out_dtype=torch.float32)
     torch.testing.assert_close(eight_bit.product(a, b, torch.float32), by_torch, rtol=1e-5, atol=1e-4)
-    assert a.t().values.is_contiguous()
-    torch.testing.assert_close(a.t().values.float(), a.values.float().t())
+    turned = eight_bit.transpose(a.values)
+    assert turned.is_contiguous()
+    assert torch.equal(turned.float(), a.values.float().t())
 
 
 @pytest.mark.parametrize("product", [products.column, products.row])
@@ -62,10 +68,10 @@ def test_a_layers_product_and_its_gradients_are_those_of_fp32_within_the_roundin
     weight = noise(48, 64, scale=0.02).requires_grad_()
     total = torch.full((48, 64), float("nan"))
 
-    def add(dy_NO: Any, x_NI: Any) -> None:  # noqa: ANN401  (factors)
-        assert (dy_NO.values.dtype, x_NI.values.dtype) == (BACKWARD, FORWARD)
-        products.add_product(total, dy_NO, x_NI, first=True)
-        products.add_product(total, dy_NO, x_NI, first=False)
+    def add(dy_ON: Any, x_IN: Any) -> None:  # noqa: ANN401  (factors)
+        assert (dy_ON.values.dtype, x_IN.values.dtype) == (BACKWARD, FORWARD)
+        products.add_product(total, dy_ON, x_IN, first=True)
+        products.add_product(total, dy_ON, x_IN, first=False)
 
     if sinks:
         vars(weight)["gradient_sink"] = SimpleNamespace(product=add)
@@ -91,19 +97,19 @@ def test_a_layers_product_and_its_gradients_are_those_of_fp32_within_the_roundin
 def test_a_weight_is_rounded_once_a_step_and_again_after_its_update(
     product: Any,  # noqa: ANN401  (as above)
     recompute: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, weight, rounded_weights = noise(4, 8, 64).requires_grad_(), noise(48, 64).requires_grad_(), []
 
-    def counted(x_RK: Tensor, dtype: torch.dtype) -> eight_bit.Factor:
+    def counted(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Factor, Factor]:
         rounded_weights.extend([x_RK] if x_RK.data_ptr() == weight.data_ptr() else [])
-        return rounded(x_RK, dtype)
+        return eight_bit.rounded(x_RK, dtype, transposed)
+
+    counting: Any = SimpleNamespace(**{**vars(ONE_RANK), "eight_bit": Rounding(counted)})
 
     def run() -> Tensor:
-        y: Tensor = product(x.clone(), weight, ONE_RANK)
+        y: Tensor = product(x.clone(), weight, counting)
         return y
 
-    monkeypatch.setattr(eight_bit, "rounded", counted)
     answers = []
     for _ in range(2):
         with eight_bit.weights_unchanged():
@@ -135,3 +141,43 @@ def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
     assert "model.(heads + 2 kv_heads) x head_size of a rank, by layout.tp = 8, is 20" in str(
         eight_bit_error(Layout(tp=8), shared, 1)
     )
+
+
+@pytest.mark.parametrize("product", [products.column, products.row])
+def test_an_input_is_kept_for_its_weights_gradient_in_8_bits_alone(product: Any) -> None:  # noqa: ANN401  (as above)
+    x, weight = noise(4, 8, 64).requires_grad_(), noise(48, 64).requires_grad_()
+    kept: list[Tensor] = []
+
+    def keep(saved: Tensor) -> Tensor:
+        kept.append(saved)
+        return saved
+
+    with saved_tensors_hooks(keep, lambda saved: saved):
+        product(x, weight, ONE_RANK)
+    assert [(saved.dtype, saved.shape) for saved in kept] == [(FORWARD, (64, 32)), (torch.float32, ())]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_under_sequence_parallelism_a_rank_keeps_its_rows_in_8_bits_and_gathers_these(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The factors are those of the whole input: a rank's rows have the scale of all."""
+    x, weight, dy = noise(8, 2, 64), noise(48, 64).requires_grad_(), noise(8, 2, 48)
+    x_NI, x_IN = eight_bit.rounded(x.view(-1, 64), FORWARD, True)
+    wholes = {torch.float32: x, torch.uint8: x_NI.values.view(torch.uint8)}
+
+    def gather(local: Tensor, _slicing: object) -> tuple[Tensor, None]:
+        whole = wholes[local.dtype]
+        assert torch.equal(local, whole.chunk(2)[rank])
+        return whole, None
+
+    monkeypatch.setattr(products, "_gather", gather)
+    monkeypatch.setattr(products, "_sum", lambda partial, _slicing: (partial.chunk(2)[rank], None))
+    slicing: Any = SimpleNamespace(degree=2, rank=rank, sequence_parallel=True, eight_bit=Rounding())
+    y = products.column(x.chunk(2)[rank].clone().requires_grad_(), weight, slicing)
+    y.backward(dy)  # type: ignore[no-untyped-call]
+    w_OI = rounded(weight.detach(), FORWARD)
+    assert torch.equal(y.detach().view(-1, 48), eight_bit.product(x_NI, w_OI, torch.float32))
+    _, dy_ON = eight_bit.rounded(dy.view(-1, 48), BACKWARD, True)
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, eight_bit.product(dy_ON, x_IN, torch.float32))

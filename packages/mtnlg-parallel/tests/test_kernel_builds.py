@@ -126,3 +126,16 @@ def test_a_build_is_read_back_and_written_as_a_table(cache: Path, recipe: Recipe
     assert (tmp_path / "sm_80.csv").read_text() == (
         "name,variant,registers,shared,local,spills,instructions\nnorm_forward,bf16 warps=8,46,32,0,0,464\n"
     )
+
+
+def test_a_recipe_in_8_bits_is_not_built_for_a_gpu_without_them(cache: Path, recipe: Recipe) -> None:
+    train = recipe.train.model_copy(update={"precision": "fp8"})
+    in_8_bits = recipe.model_copy(update={"train": train})
+    for target in ("sm_80", "sm_86"):
+        with pytest.raises(UsageFailure, match=f"--target {target} has no products of 8 bits"):
+            build.build_kernels(in_8_bits, ["sm_90", target])
+    assert all(map(build.converts_to_eight_bits, ("sm_89", "sm_90", "sm_100", "sm_120")))
+    (cache / KERNEL.folder).mkdir()
+    build.write_record("sm_90", recipe, [KERNEL])
+    assert build.not_built_warning(recipe, "sm_90") is None
+    assert build.not_built_warning(in_8_bits, "sm_90"), "it has other kernels"

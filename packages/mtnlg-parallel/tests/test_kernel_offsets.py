@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mtnlg_model import functional
 from mtnlg_parallel.model import head
+from mtnlg_parallel.model.eight_bit import FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-pa
 
 from triton.runtime import interpreter
 
-from mtnlg_parallel.kernels import dropout, gelu, loss, norm, rotary, softmax, swiglu
+from mtnlg_parallel.kernels import dropout, gelu, loss, norm, rotary, rounding, softmax, swiglu
 
 WIDTH = 20480
 ROWS = 2**31 // WIDTH + 3
@@ -49,7 +50,7 @@ def _run_only_the_last_program(monkeypatch: pytest.MonkeyPatch) -> None:
                 kernel[1,](*arguments, **constants)
 
     monkeypatch.setitem(norm.GROUP, "COLUMNS", 4096)  # fewer programs to interpret
-    for module in (dropout, gelu, loss, norm, rotary, softmax, swiglu):
+    for module in (dropout, gelu, loss, norm, rotary, rounding, softmax, swiglu):
         monkeypatch.setattr(module, "launch", launch)
 
 
@@ -73,6 +74,16 @@ def assert_end_close(actual: Tensor, expected: Tensor) -> None:
 def last_rows(tensor: Tensor) -> Tensor:
     """A copy of the last two rows."""
     return tensor.detach()[LAST].clone().requires_grad_()
+
+
+def test_rounding_to_8_bits() -> None:
+    x_RH = torch.empty(ROWS + 8, WIDTH, dtype=torch.bfloat16)  # so that the last column begins past 2^31
+    x_RH[-2:] = torch.randint(-7, 8, (2, WIDTH)).bfloat16()  # numbers of 8 bits, and 7 becomes the largest of these
+    x_RH[-1, -1] = 7
+    (values_RH, _), (values_HR, _) = rounding.rounded(x_RH, FORWARD, True)
+    assert torch.equal(values_RH[-1, -64:].float(), x_RH[-1, -64:].float() * 64)
+    assert torch.equal(values_HR[-64:, -1].float(), x_RH[-1, -64:].float() * 64)
+    assert torch.equal(rounding.transpose(values_RH)[-64:, -1].float(), x_RH[-1, -64:].float() * 64)
 
 
 def test_gelu() -> None:

@@ -49,7 +49,7 @@ def weight_noted(events: Events) -> torch.nn.Parameter:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_the_sum_of_dx_is_in_flight_beside_the_product_for_the_weights(sequence_parallel: bool, events: Events) -> None:
-    slicing: Any = SimpleNamespace(degree=2, sequence_parallel=sequence_parallel, eight_bit=False, group=None)
+    slicing: Any = SimpleNamespace(degree=2, sequence_parallel=sequence_parallel, eight_bit=None, group=None)
     y = products.column(torch.randn(2, 1, 4, requires_grad=True), weight_noted(events), slicing)
     events.clear()
     y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ def test_gradients_are_reduced_beside_backward_and_weights_gathered_beside_the_f
     optimizer.begin_step(2)
     for number in (2, 2, 1, 1, 0, 0):  # the last part's two micro-batches first
         events.append(f"dW of {number}")
-        vars(weights[number])["gradient_sink"].product(torch.ones(2, 4), torch.ones(2, 4))
+        vars(weights[number])["gradient_sink"].product(torch.ones(4, 2), torch.ones(4, 2))
     reduced = "reduce_scatter_tensor"
     assert events == ["dW of 2"] * 2 + [reduced] + ["dW of 1"] * 2 + ["dW of 0"] * 2 + [reduced]
     optimizer.finish_gradients()

@@ -18,7 +18,7 @@ from mtnlg_parallel.model import products
 
 ROWS, INPUTS, OUTPUTS = 6, 48, 40
 Product = Callable[[Tensor, Tensor, Any], Tensor]
-ALONE: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=False)
+ALONE: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=None)
 
 
 class WeightTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ def test_adding_a_gradient_moves_eight_bytes_a_parameter() -> None:
     for number in range(2):
         x, dy = (value.flatten(0, 1) for value in micro_batch(number, torch.bfloat16))
         with WeightTraffic() as traffic:
-            sink.product(dy, x)
+            sink.product(dy.t(), x.t())
     given_twice = 2 * total.nbytes  # as the operand and as ``out``; and it is the result
     assert traffic.bytes == total.nbytes + given_twice
     assert given_twice / weight.numel() == 8

@@ -102,6 +102,19 @@ def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Pa
     assert not re.search(r"<script|href|src=", page)
 
 
+def test_a_page_is_legible_on_a_telephone(tmp_path: Path) -> None:
+    """Pictures keep their width and scroll in their own box; numbers stand right, words left."""
+    plan(*PAPER, "--html", tmp_path / "plan.html", "--timeline", tmp_path / "time.html")
+    page = (tmp_path / "plan.html").read_text()
+    for text in (page, (tmp_path / "time.html").read_text()):
+        assert '<meta name="viewport" content="width=device-width">' in text
+        assert "min-width:600px" in text
+        assert "overflow-x:auto" in text
+    assert page.count('<div class="wide">') == page.count("<h2>") == 6
+    assert re.search(r'<td class="text">\d', page) is None
+    assert re.search(r"<td>[a-z]", page) is None
+
+
 def test_a_timeline_of_many_passes_is_one_path_a_colour(tmp_path: Path) -> None:
     plan("dense-1.3b", "--layout", "tp=2,pp=4,dp=1", "--batch", "600", "--timeline", tmp_path / "step.html")
     page = (tmp_path / "step.html").read_text()
@@ -330,7 +343,7 @@ def test_nodes_that_scaling_offers_are_possible_with_context_parallelism() -> No
 
 
 def test_a_recipe_in_eight_bits_is_planned_as_it_would_be_trained() -> None:
-    """Products take half of their time, and PyTorch's casts what that saves (docs/decisions/0149)."""
+    """Products take half of their time, and casts by one kernel a part of what that saves (docs/decisions/0185)."""
     recipe = ROOT / "recipes" / "mt-nlg-530b-2022"
     if not recipe.exists():
         pytest.skip("the recipes are not here")
@@ -340,4 +353,4 @@ def test_a_recipe_in_eight_bits_is_planned_as_it_would_be_trained() -> None:
         ]
         for precision in ("bf16", "fp8")
     }
-    assert 0.9 * steps["bf16"] < steps["fp8"] < 1.1 * steps["bf16"]
+    assert 0.75 * steps["bf16"] < steps["fp8"] < 0.85 * steps["bf16"]

@@ -165,12 +165,47 @@ def test_a_search_finds_the_best_of_all_that_can_be_priced_within_two_percent(mo
     assert search(template, SELENE, programs, 4).best[0].prediction.seconds <= 1.02 * best < inf
 
 
-def test_four_percent_of_the_memory_stay_free() -> None:
+def test_two_and_a_half_percent_of_the_memory_stay_free() -> None:
+    """Published runs that ran are counted at up to 97.0 % of it, those that failed from 99.6 % on."""
     run = RUNS["22B"]
     total = max(stage.total for stage in held(run))
-    for share, fits in ((0.97, False), (0.95, True)):
+    for share, fits in ((0.996, False), (0.971, True)):
         gpu = SELENE.gpu.model_copy(update={"memory_bytes": total / share})
         assert (memory_error(held(run), SELENE.model_copy(update={"gpu": gpu})) is None) == fits
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "v", "micro_batches"), [(126, 16, 4, 48), (30, 4, 2, 4), (22, 4, 3, 8), (9, 4, 2, 8)]
+)
+def test_uneven_chunks_keep_the_layers_that_are_in_flight(layers: int, pp: int, v: int, micro_batches: int) -> None:
+    program = load_software("megatron-core")
+    run = Run(shape(layers, 1024, 16), Layout(tp=1, pp=pp), micro_batches, interleave=v, recompute="none")
+    each, cut = layer_bytes(run.shape, program, "none"), [chunk.layers for chunk in step.chunks(run, program)]
+    for stage, order in enumerate(orders(pp, v, micro_batches, split=False)):
+        flying = accumulate(
+            cut[action.chunk * pp + stage] * (1 if action.kind == "forward" else -1) for action in order
+        )
+        assert memory(run, program)[stage].activations == pytest.approx(max(flying) * each), stage
+
+
+def test_transformer_engine_keeps_the_inputs_of_products_in_eight_bits() -> None:
+    """One byte less of what two norms and the MLP's activation give; one more of attention's, which it keeps too."""
+    run = Run(shape(8, 4096, 32), Layout(), 1, recompute="none")
+    core, titan = (load_software(name) for name in ("megatron-core", "torchtitan"))
+    for program, less in ((core, 2 + 4 - 1), (titan, 0)):
+        sixteen, eight = (
+            layer_bytes(run._replace(precision=precision).shape, program, "none") for precision in ("bf16", "fp8")
+        )
+        assert sixteen - eight == less * 2048 * 4096, program.name
+
+
+def test_deepspeeds_buckets_hold_gradients_as_they_are_reduced() -> None:
+    """4 GB of them in 16 bits are 8 in 32; a rank that reduces none has none in 32."""
+    program, run = load_software("megatron-deepspeed"), Run(shape(8, 4096, 32), Layout(dp=2), 4, precision="fp16")
+    runs = (run, run._replace(precision="bf16"), run._replace(precision="bf16", layout=Layout(dp=1)))
+    buffers = [memory(run, program)[0].buffers for run in runs]
+    assert buffers[1] - buffers[0] == 4e9
+    assert buffers[0] - buffers[2] == 0.25e9
 
 
 def test_a_rank_holds_a_head_of_keys_and_values_whole() -> None:

@@ -238,26 +238,51 @@ def test_products_of_fp32_run_at_the_gpus_fp32_rate_as_train_allows_no_other() -
     )
 
 
+NO_OVERLAP = {"overlap_tensor": False}
+
+
 @pytest.mark.parametrize("name", ENGINES)
-def test_this_packages_casts_to_eight_bits_are_operations_of_pytorch_and_of_weights_once_a_step(name: str) -> None:
-    """29 bytes an element of x; backward again, and of dy, and 2 to transpose both; of a weight 31 in all."""
-    bf16 = Run(SMALL, Layout(tp=2, pp=2), 8, recompute="none", splits_backward=name == ENGINES[1])
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_this_packages_casts_to_eight_bits_write_both_results_and_those_of_weights_once_a_step(
+    name: str, mlp: str
+) -> None:
+    """6 bytes an element of x forward, of dy backward and of a weight; x is rounded for both products that read it."""
+    model = SMALL.model_copy(update={"mlp": mlp})
+    bf16 = Run(model, Layout(tp=2, pp=2), 8, recompute="none", splits_backward=name == ENGINES[1])
     fp8, cluster, program = bf16._replace(precision="fp8"), load_cluster("dgx-h100"), load_software(name)
     wide, narrow = (layer_cost.layer(run.shape, cluster, program) for run in (bf16, fp8))
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
     columns, depths = (2048 * sum(sizes) for sizes in zip(*bf16.shape.linears, strict=True))
     layer_parameters = sum(each * depth for each, depth in bf16.shape.linears)
-    kernels = cluster.measured.kernel_seconds
+    kernels, inputs = cluster.measured.kernel_seconds, 5 if mlp == "swiglu" else 4
+    depths += (inputs - 4) * bf16.shape.elements
     cast = narrow.forward.memory - wide.forward.memory
-    assert cast == pytest.approx(29 * depths / bandwidth + 32 * kernels, rel=1e-6)
+    assert cast == pytest.approx(6 * depths / bandwidth + 3 * inputs * kernels, rel=1e-6)
     added = 12 * layer_parameters if program.fused_accumulation else 0  # dW in fp32, added apart
     cast = narrow.backward.memory - wide.backward.memory
-    assert cast == pytest.approx((31 * (depths + columns) + added) / bandwidth + 72 * kernels, rel=1e-6)
-    assert narrow.forward.launches - wide.forward.launches == 32
+    assert cast == pytest.approx((6 * columns + added) / bandwidth + 12 * kernels, rel=1e-6)
+    assert narrow.forward.launches - wide.forward.launches == 3 * inputs
     updates = [predict(run, cluster, program).breakdown.optimizer for run in (bf16, fp8)]
-    assert updates[1] - updates[0] == pytest.approx(16 * (31 * layer_parameters / bandwidth + 36 * kernels))
+    assert updates[1] - updates[0] == pytest.approx(16 * (6 * layer_parameters / bandwidth + 12 * kernels))
     held = [memory(run, program)[0].weights for run in (bf16, fp8)]
     assert held[1] - held[0] == 2 * 8 * layer_parameters
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_under_sequence_parallelism_8_bits_of_an_input_are_gathered_again_and_transposed(name: str) -> None:
+    """2 bytes an element to keep a rank's rows, and 2 to transpose what is gathered; half the bytes are gathered."""
+    plain = Run(SMALL, Layout(tp=2, pp=2), 8, recompute="none", precision="fp8")
+    sliced, program = plain._replace(sequence_parallel=True), load_software(name).model_copy(update=NO_OVERLAP)
+    wide = sliced._replace(precision="bf16")
+    cluster = load_cluster("dgx-h100")
+    bandwidth, elements = cluster.gpu.memory_bandwidth * cluster.measured.memory, plain.shape.elements
+    extra = {run: layer_cost._casts(run.shape, cluster, program, 0).memory * bandwidth for run in (plain, sliced)}
+    kernels = 2 * cluster.measured.kernel_seconds * bandwidth
+    assert extra[sliced] - extra[plain] == pytest.approx((2 / 2 - 1) * 2 * elements + kernels)
+    back = [layer_cost._casts(run.shape, cluster, program, 1).memory * bandwidth for run in (plain, sliced)]
+    assert back[1] - back[0] == pytest.approx(2 * 2 * elements + kernels)
+    gathers = [layer_cost.layer(run.shape, cluster, program).backward.collectives for run in (plain, sliced, wide)]
+    assert gathers[1] - gathers[0] == pytest.approx((gathers[2] - gathers[0]) / 2)
 
 
 def test_a_clock_slows_products_and_attention_but_not_memory() -> None:

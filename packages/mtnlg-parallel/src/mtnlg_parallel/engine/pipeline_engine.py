@@ -61,9 +61,8 @@ class PipelineEngine:
         layout, config, train, self.device = recipe.layout, recipe.model, recipe.train, device
         self._layout, self._chunks, self.splits_backward = layout, train.chunks, train.schedule == "zero-bubble"
         self._place = place = layout.coordinates(distributed.get_rank())
-        self._slicing = slicing = Slicing.of_this_rank(
-            layout, config, train.sequence_parallel, train.precision == "fp8"
-        )
+        eight_bit = ops.eight_bit if train.precision == "fp8" else None
+        self._slicing = slicing = Slicing.of_this_rank(layout, config, train.sequence_parallel, eight_bit)
         self._dp_group = _group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
         ring = [layout.rank(place.tp, pp, place.dp) for pp in range(layout.pp)]
         self.links = Links(ring, train.chunks, device)

@@ -143,15 +143,15 @@ class ParameterGradient:
         self._total, self._arrived, self._deferral = total, arrived, deferral
         self.is_empty = True
 
-    def product(self, dy_NO: Tensor | Factor, x_NI: Tensor | Factor) -> None:
-        """Add dyᵀ x, or put it off."""
+    def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
+        """Add dy xᵀ, or put it off."""
         if self._deferral.products is None:
-            self._add_product(dy_NO, x_NI)
+            self._add_product(dy_ON, x_IN)
         else:
-            self._deferral.products.append(lambda: self._add_product(dy_NO, x_NI))
+            self._deferral.products.append(lambda: self._add_product(dy_ON, x_IN))
 
-    def _add_product(self, dy_NO: Tensor | Factor, x_NI: Tensor | Factor) -> None:
-        products.add_product(self._total, dy_NO, x_NI, first=self.is_empty)
+    def _add_product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
+        products.add_product(self._total, dy_ON, x_IN, first=self.is_empty)
         self._has_arrived()
 
     def take(self, parameter: Tensor) -> None:

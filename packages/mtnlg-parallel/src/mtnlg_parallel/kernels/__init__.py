@@ -8,6 +8,7 @@
     dropout.py    bias_dropout_add, dropout_add              functional: the same names
     softmax.py    attention, without flash attention         functional.attention
     loss.py       statistics, gradient                       head.statistics, head.gradient
+    rounding.py   rounded, transpose                         eight_bit: the same names
 
 `best_ops` returns those that a device supports. Without Triton (extra ``kernels``) or on other devices they are eager.
 """

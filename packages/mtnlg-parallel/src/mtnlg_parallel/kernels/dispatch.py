@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mtnlg_model.console import say
+from mtnlg_parallel.model.eight_bit import Rounding
 from mtnlg_parallel.model.head import EAGER, ParallelOps
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 OLDEST: Final = (8, 0)
 """Compute capability of the A100."""
+
+OLDEST_OF_EIGHT_BITS: Final = (8, 9)
+"""Of a GPU that converts to 8 bits."""
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -31,7 +35,7 @@ def best_ops(device: torch.device) -> ParallelOps:
     if reason := _unsupported_reason(device):
         _say_once(f"no fused kernels: {reason}")
         return EAGER
-    from . import dropout, gelu, loss, norm, rotary, softmax, swiglu  # noqa: PLC0415  (import Triton)
+    from . import dropout, gelu, loss, norm, rotary, rounding, softmax, swiglu  # noqa: PLC0415  (import Triton)
 
     return ParallelOps(
         layer_norm=_with_fallback(norm.layer_norm, EAGER.layer_norm, device, 1),
@@ -47,6 +51,9 @@ def best_ops(device: torch.device) -> ParallelOps:
         attention_of_rank=_with_fallback(softmax.attention_of_rank, EAGER.attention_of_rank, device),
         statistics=_with_fallback(loss.statistics, EAGER.statistics, device),
         gradient=_with_fallback(loss.gradient, EAGER.gradient, device, 1),  # logsumexp is always fp32
+        eight_bit=Rounding(_with_fallback(rounding.rounded, EAGER.eight_bit.rounded, device), rounding.transpose)
+        if _converts_to_eight_bits(device)
+        else EAGER.eight_bit,
     )
 
 
@@ -62,6 +69,12 @@ def _unsupported_reason(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < OLDEST:
         return f"{torch.cuda.get_device_name(device)} is older than the A100"
     return None
+
+
+def _converts_to_eight_bits(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= OLDEST_OF_EIGHT_BITS
+    return device.type == "meta"  # Triton's interpreter rounds to 8 bits otherwise than a GPU
 
 
 def _with_fallback(

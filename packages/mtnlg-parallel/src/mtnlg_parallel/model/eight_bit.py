@@ -7,8 +7,9 @@ most 57,344), as in Micikevicius et al. 2022. Each matrix has one scale, from it
 history of a run, so a resumed one rounds as an untouched one, and it is the only scaling whose products PyTorch leaves
 in fp32, in which weight gradients are summed.
 
-A weight is rounded once a step, to both its factor and the transpose, 2 bytes a parameter until the update: forward,
-recomputation and backward of each micro-batch would round the same numbers again (`weights_unchanged`).
+The tensor cores take rows of what is summed over, so a matrix of two products is rounded to two factors, one of them
+transposed. A weight is rounded once a step, 2 bytes a parameter until the update: forward, recomputation and backward
+of each micro-batch would round the same numbers again (`weights_unchanged`).
 
 8-bit factors multiply exactly in fp32. So a CPU, which only converts and multiplies in fp32, gives what a GPU gives
 within the rounding of fp32 sums, and shows how such a run learns.
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 FORWARD: Final = torch.float8_e4m3fn
 """Of weights and activations."""
@@ -38,21 +39,35 @@ class Factor(NamedTuple):
     values: Tensor  # [R, K]
     scale: Tensor
 
-    def t(self) -> Factor:
-        """The transpose, in memory too: the tensor cores take rows of what is summed over."""
-        return Factor(self.values.t().contiguous(), self.scale)
-
 
 @torch.no_grad()
-def rounded(x_RK: Tensor, dtype: torch.dtype) -> Factor:
-    """Round a matrix to 8 bits; its largest elements become the largest of the format. No host waits for them."""
-    largest, tiny = torch.finfo(dtype).max, torch.finfo(torch.float32).tiny
-    scale = torch.linalg.vector_norm(x_RK, torch.inf).float().clamp(min=tiny * largest) / largest
-    return Factor((x_RK.float() / scale).clamp(-largest, largest).to(dtype), scale)
+def rounded(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Factor, Factor]:
+    """Round a matrix to 8 bits; its largest elements become the largest of the format. No host waits for them.
+
+    Returns its factor and that of the transpose, which is empty unless ``transposed``. Both x and its largest element
+    are multiplied by reciprocals, so that each device rounds alike: some divide by a constant that way, some do not.
+    """
+    most, tiny = torch.finfo(dtype).max, torch.finfo(torch.float32).tiny
+    scale = (torch.linalg.vector_norm(x_RK, torch.inf).float() * (1 / most)).clamp(min=tiny)
+    values_RK = (x_RK.float() * scale.reciprocal()).clamp(-most, most).to(dtype)
+    values_KR = transpose(values_RK) if transposed else values_RK.new_empty(0)
+    return Factor(values_RK, scale), Factor(values_KR, scale)
 
 
-_weights: dict[Tensor, dict[bool, Factor]] | None = None
-"""Factors of weights, and whether they are transposed; None where weights may change."""
+def transpose(values_RK: Tensor) -> Tensor:
+    """[K, R], in memory too."""
+    return values_RK.t().contiguous()
+
+
+class Rounding(NamedTuple):
+    """How to round and transpose; `kernels.rounding` has the same in fewer launches."""
+
+    rounded: Callable[[Tensor, torch.dtype, bool], tuple[Factor, Factor]] = rounded
+    transpose: Callable[[Tensor], Tensor] = transpose
+
+
+_weights: dict[Tensor, tuple[Factor, Factor]] | None = None
+"""Factors of weights; None where weights may change."""
 
 
 @contextmanager
@@ -66,14 +81,12 @@ def weights_unchanged() -> Iterator[None]:
         _weights = None
 
 
-def weight_factor(weight_OI: Tensor, *, transposed: bool) -> Factor:
-    """A weight in 8 bits, [O, I], or transposed [I, O]."""
-    known = {} if _weights is None else _weights.setdefault(weight_OI, {})
-    if transposed not in known:
-        known[transposed] = (
-            weight_factor(weight_OI, transposed=False).t() if transposed else rounded(weight_OI, FORWARD)
-        )
-    return known[transposed]
+def weight_factors(weight_OI: Tensor, rounding: Rounding) -> tuple[Factor, Factor]:
+    """A weight in 8 bits, [O, I], and transposed, [I, O]."""
+    known = {} if _weights is None else _weights
+    if weight_OI not in known:
+        known[weight_OI] = rounding.rounded(weight_OI, FORWARD, True)
+    return known[weight_OI]
 
 
 @torch.no_grad()

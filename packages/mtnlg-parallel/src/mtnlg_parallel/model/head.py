@@ -26,6 +26,7 @@ from mtnlg_parallel.layout import head_chunk
 
 from . import sequence_parallel
 from .attention_masks import attention_of_rank
+from .eight_bit import Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,7 @@ class ParallelOps(functional.Ops):
     statistics: Callable[[Tensor, Tensor, int], Tensor] = statistics
     gradient: Callable[[Tensor, Tensor, int, Tensor, float], None] = gradient
     attention_of_rank: Callable[[int, Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor] = attention_of_rank
+    eight_bit: Rounding = Rounding()  # noqa: RUF009  (of functions alone)
 
 
 EAGER = ParallelOps()

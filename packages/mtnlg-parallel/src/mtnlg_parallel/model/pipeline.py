@@ -40,7 +40,8 @@ class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotat
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         config, layout, train, recompute = recipe.model, recipe.layout, recipe.train, recipe.train.recompute
-        self.slicing = slicing = Slicing.of_this_rank(layout, config, train.sequence_parallel, train.precision == "fp8")
+        eight_bit = ops.eight_bit if train.precision == "fp8" else None
+        self.slicing = slicing = Slicing.of_this_rank(layout, config, train.sequence_parallel, eight_bit)
         self.model_config, self.stages = config, stages(config, layout, recompute)
         tied = {"tied_weight_attr": "token.weight"}
         head = LayerSpec(Head, config, slicing, device)

@@ -11,7 +11,8 @@ dW goes to the weight's `GradientSink` where an engine has set one, and else to 
 inside the product (`add_product`), and do so later: all that it needs is dy and x. Backward has the weight itself, not
 a saved tensor: recomputation and hooks of saved tensors return another object, without sink or factors of 8 bits.
 
-Where the slicing says ``eight_bit`` all three products are of 8-bit factors (`eight_bit`); what crosses ranks is not.
+Where the slicing says ``eight_bit`` all three products are of 8-bit factors (`eight_bit`), and x is kept for dW in 8
+bits: transposed, or under sequence parallelism this rank's rows, which backward gathers. Nothing else crosses ranks so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from . import eight_bit
-from .eight_bit import BACKWARD, FORWARD, Factor, rounded, weight_factor
+from .eight_bit import BACKWARD, FORWARD, Factor, weight_factors
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -39,8 +40,8 @@ ADDS_IN_FP32 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 class GradientSink(Protocol):
     """Takes a weight's gradient in place of autograd; the attribute ``gradient_sink`` of a parameter."""
 
-    def product(self, dy_NO: Tensor | Factor, x_NI: Tensor | Factor) -> None:
-        """Add dyᵀ x, now or later; both factors are of one kind."""
+    def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
+        """Add dy xᵀ, a sum over tokens, now or later; both factors are of one kind."""
 
 
 def column(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
@@ -52,20 +53,20 @@ def column(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
 def row(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
     """[S, …, I], this rank's columns → [S, …, O]; under sequence parallelism this rank's part, [S/tp, …, O]."""
     kept: list[Any] = []
-    x = _Keep.apply(x, weight_OI, kept)  # type: ignore[no-untyped-call]
+    x = _Keep.apply(x, weight_OI, slicing, kept)  # type: ignore[no-untyped-call]
     y: Tensor = _Row.apply(x, weight_OI, slicing, kept)  # type: ignore[no-untyped-call]
     return y
 
 
 @torch.no_grad()
-def add_product(total_OI: Tensor, dy_NO: Tensor | Factor, x_NI: Tensor | Factor, *, first: bool) -> None:
-    """Add dyᵀ x to the fp32 ``total``, or with ``first`` overwrite it. Nothing is rounded to the factors' dtype."""
-    if not (isinstance(dy_NO, Tensor) and isinstance(x_NI, Tensor)):
-        dw_OI = _weight_product(dy_NO, x_NI, total_OI.dtype)
+def add_product(total_OI: Tensor, dy_ON: Tensor | Factor, x_IN: Tensor | Factor, *, first: bool) -> None:
+    """Add dy xᵀ to the fp32 ``total``, or with ``first`` overwrite it. Nothing is rounded to the factors' dtype."""
+    if not (isinstance(dy_ON, Tensor) and isinstance(x_IN, Tensor)):
+        dw_OI = _weight_product(dy_ON, x_IN, total_OI.dtype)
         total_OI.copy_(dw_OI) if first else total_OI.add_(dw_OI)
         return
-    factors, beta = (dy_NO.t(), x_NI), int(not first)
-    if x_NI.dtype == total_OI.dtype:
+    factors, beta = (dy_ON, x_IN.t()), int(not first)
+    if x_IN.dtype == total_OI.dtype:
         torch.addmm(total_OI, *factors, beta=beta, out=total_OI)
     elif total_OI.is_cuda and not ADDS_IN_FP32:
         dw_OI = torch.mm(*factors, out_dtype=total_OI.dtype)
@@ -79,19 +80,31 @@ def add_product(total_OI: Tensor, dy_NO: Tensor | Factor, x_NI: Tensor | Factor,
 class _Column(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:  # noqa: ANN401  (autograd's context)
-        ctx.save_for_backward(x)
         ctx.weight, ctx.slicing = weight, slicing
-        return _forward(_wait(*_gather(x, slicing)), weight, slicing)
+        whole = _wait(*_gather(x, slicing))
+        if slicing.eight_bit is None:
+            ctx.save_for_backward(x)
+            return whole @ weight.t()
+        x_NI, x_IN = slicing.eight_bit.rounded(_matrix(whole), FORWARD, not slicing.sequence_parallel)
+        kept = x_NI.values.chunk(slicing.degree)[slicing.rank].clone() if slicing.sequence_parallel else x_IN.values
+        ctx.save_for_backward(kept, x_NI.scale)
+        return _forward(x_NI, whole, weight, slicing)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401  (as above)
-        (x,), weight = ctx.saved_tensors, ctx.weight
-        gathered = _gather(x, ctx.slicing)
-        dy_NO = _factor(dy, BACKWARD, ctx.slicing)
-        dx = _sum(_backward(dy, dy_NO, weight), ctx.slicing)
-        dw = _weight_gradient(weight, dy_NO, _wait(*gathered), ctx.slicing) if ctx.needs_input_grad[1] else None
-        return _wait(*dx), dw, None
+        (x, *scale), slicing = ctx.saved_tensors, ctx.slicing
+        gathered = _gather(x.view(torch.uint8) if scale else x, slicing)  # which every backend can gather
+        dx, dy_ON = _backward(dy, ctx.weight, slicing)
+        summed = _sum(dx, slicing)
+        x = _wait(*gathered)
+        if not ctx.needs_input_grad[1]:
+            return _wait(*summed), None, None
+        if slicing.eight_bit and slicing.sequence_parallel:
+            x = slicing.eight_bit.transpose(x.view(FORWARD))
+        x_IN = Factor(x.view(FORWARD), *scale) if scale else _matrix(x).t()
+        dw = _weight_gradient(ctx.weight, dy_ON, x_IN)
+        return _wait(*summed), dw, None
 
 
 class _Keep(Function):
@@ -102,71 +115,75 @@ class _Keep(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
         del weight
-        ctx.save_for_backward(x)
-        kept.append(ctx)
+        factor = None
+        if slicing.eight_bit is None:
+            ctx.save_for_backward(x)
+        else:
+            factor, x_IN = slicing.eight_bit.rounded(_matrix(x), FORWARD, True)
+            ctx.save_for_backward(*x_IN)
+        kept += [ctx, factor]
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  (as above)
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  (as above)
         del ctx
-        return dx, None, None
+        return dx, None, None, None
 
 
 class _Row(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
+        x_NI = kept.pop()
         ctx.weight, ctx.slicing, ctx.kept = weight, slicing, kept
-        return _wait(*_sum(_forward(x, weight, slicing), slicing))
+        return _wait(*_sum(_forward(x_NI, x, weight, slicing), slicing))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401  (as above)
-        (kept,) = ctx.kept
-        (x,), weight = kept.saved_tensors, ctx.weight
-        dy = _wait(*_gather(dy, ctx.slicing))
-        dy_NO = _factor(dy, BACKWARD, ctx.slicing)
-        dx = _backward(dy, dy_NO, weight)
-        return dx, _weight_gradient(weight, dy_NO, x, ctx.slicing) if ctx.needs_input_grad[1] else None, None, None
+        (x, *scale), slicing = ctx.kept[0].saved_tensors, ctx.slicing
+        dx, dy_ON = _backward(_wait(*_gather(dy, slicing)), ctx.weight, slicing)
+        x_IN = Factor(x, *scale) if scale else _matrix(x).t()
+        return dx, _weight_gradient(ctx.weight, dy_ON, x_IN) if ctx.needs_input_grad[1] else None, None, None
 
 
-def _factor(x: Tensor, dtype: torch.dtype, slicing: Slicing) -> Tensor | Factor:
-    """[..., K] as a matrix, in 8 bits where the slicing says so."""
-    x_NK = x.reshape(-1, x.shape[-1])
-    return rounded(x_NK, dtype) if slicing.eight_bit else x_NK
+def _matrix(x: Tensor) -> Tensor:
+    """[..., K] → [N, K]."""
+    return x.reshape(-1, x.shape[-1])
 
 
-def _forward(x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:
-    """X Wᵀ."""
-    x_NI = _factor(x, FORWARD, slicing)
-    if not isinstance(x_NI, Factor):
+def _forward(x_NI: Factor | None, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:
+    """X Wᵀ, of 8-bit factors where x has one."""
+    if x_NI is None or slicing.eight_bit is None:
         return x @ weight.t()
-    return eight_bit.product(x_NI, weight_factor(weight, transposed=False), x.dtype).view(*x.shape[:-1], -1)
+    w_OI, _ = weight_factors(weight, slicing.eight_bit)
+    return eight_bit.product(x_NI, w_OI, x.dtype).view(*x.shape[:-1], -1)
 
 
-def _backward(dy: Tensor, dy_NO: Tensor | Factor, weight: Tensor) -> Tensor:
-    """Dy W."""
-    if not isinstance(dy_NO, Factor):
-        return dy @ weight
-    return eight_bit.product(dy_NO, weight_factor(weight, transposed=True), dy.dtype).view(*dy.shape[:-1], -1)
+def _backward(dy: Tensor, weight: Tensor, slicing: Slicing) -> tuple[Tensor, Tensor | Factor]:
+    """Dy W, and dy as a factor of dW, [O, N]."""
+    if slicing.eight_bit is None:
+        return dy @ weight, _matrix(dy).t()
+    dy_NO, dy_ON = slicing.eight_bit.rounded(_matrix(dy), BACKWARD, True)
+    _, w_IO = weight_factors(weight, slicing.eight_bit)
+    return eight_bit.product(dy_NO, w_IO, dy.dtype).view(*dy.shape[:-1], -1), dy_ON
 
 
-def _weight_gradient(weight: Tensor, dy_NO: Tensor | Factor, x: Tensor, slicing: Slicing) -> Tensor | None:
-    x_NI = _factor(x, FORWARD, slicing)
+def _weight_gradient(weight: Tensor, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> Tensor | None:
     sink: GradientSink | None = vars(weight).get("gradient_sink")
     if sink is None:
-        return _weight_product(dy_NO, x_NI, weight.dtype)
-    sink.product(dy_NO, x_NI)
+        return _weight_product(dy_ON, x_IN, weight.dtype)
+    sink.product(dy_ON, x_IN)
     return None
 
 
-def _weight_product(dy_NO: Tensor | Factor, x_NI: Tensor | Factor, dtype: torch.dtype) -> Tensor:
-    """Dyᵀ x."""
-    if isinstance(dy_NO, Tensor) and isinstance(x_NI, Tensor):
-        return dy_NO.t() @ x_NI
-    return eight_bit.product(dy_NO.t(), x_NI.t(), dtype)  # type: ignore[arg-type]  # both are of one kind
+def _weight_product(dy_ON: Tensor | Factor, x_IN: Tensor | Factor, dtype: torch.dtype) -> Tensor:
+    """Dy xᵀ."""
+    if isinstance(dy_ON, Tensor) and isinstance(x_IN, Tensor):
+        return dy_ON @ x_IN.t()
+    return eight_bit.product(dy_ON, x_IN, dtype)  # type: ignore[arg-type]  # both are of one kind
 
 
 def _gather(local: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:

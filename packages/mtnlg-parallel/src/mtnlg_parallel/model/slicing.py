@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.layout import Layout
 
+    from .eight_bit import Rounding
+
 Box = tuple[slice, ...]
 """A rank's slice of a global tensor, one range an axis."""
 
@@ -84,12 +86,12 @@ class Slicing:
 
     group: Any  # a torch.distributed.ProcessGroup
     sequence_parallel: bool = False
-    eight_bit: bool = False  # the layers' sliced products (`eight_bit`)
+    eight_bit: Rounding | None = None  # of the layers' sliced products, where they are of 8-bit factors
     kv_group: Any = None  # None where each rank has heads of its own
 
     @classmethod
     def of_this_rank(
-        cls, layout: Layout, config: ModelConfig, sequence_parallel: bool, eight_bit: bool = False
+        cls, layout: Layout, config: ModelConfig, sequence_parallel: bool, eight_bit: Rounding | None = None
     ) -> Slicing:
         """Slicing of this process; makes its tensor-parallel group, together with that group's other ranks alone."""
         place = layout.coordinates(distributed.get_rank())
@@ -142,7 +144,9 @@ def _kv_group(ranks: list[int], place: int, config: ModelConfig) -> Any:  # noqa
 
 
 @contextmanager
-def fake_process_group(rank: int, degree: int, config: ModelConfig, sequence_parallel: bool) -> Iterator[Slicing]:
+def fake_process_group(
+    rank: int, degree: int, config: ModelConfig, sequence_parallel: bool, eight_bit: Rounding | None = None
+) -> Iterator[Slicing]:
     """Slicing of any rank of a job that is not running, to build and run modules on the meta device.
 
     Collectives return at once and move nothing.
@@ -153,6 +157,6 @@ def fake_process_group(rank: int, degree: int, config: ModelConfig, sequence_par
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=degree)
     try:
         kv_group = _kv_group(list(range(degree)), rank, config)
-        yield Slicing(distributed.group.WORLD, sequence_parallel and degree > 1, kv_group=kv_group)
+        yield Slicing(distributed.group.WORLD, sequence_parallel and degree > 1, eight_bit, kv_group)
     finally:
         distributed.destroy_process_group()

@@ -18,6 +18,7 @@ from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE
 from mtnlg_parallel.layout import head_chunk
 
 from .costs.activations import layer_bytes
+from .costs.layer import sums_apart
 from .simulation import forwards_in_flight
 from .step import chunks, stage_parameters
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 LOSS_BYTES: Final = 8
 """Bytes a logit of the cross entropy in fp32: its logits, and their gradient or the exponentials before it."""
+
+PLAIN_LOSS_BYTES: Final = 12
+"""Bytes a logit of PyTorch's own, backward, when the logits are gone: log-softmax, its gradient, and the logits'."""
 
 SHARDED_LOSS_BYTES: Final = 16
 """The same of sliced logits, where each operation is apart: logits, less their maximum, exponentials, result."""
@@ -44,7 +48,10 @@ SLACK: Final = 0.03
 STATE_SLACK: Final = 0.01
 """Allocator overhead on weights and gradients, which are never freed."""
 
-MARGIN: Final = 0.04
+GRADIENT_BUCKETS: Final = 4e9
+"""DeepSpeed's buckets of 16-bit gradients, in which ``Software.bucket_bytes`` counts them."""
+
+MARGIN: Final = 0.025
 """Share of GPU memory that must stay free for a run to count as fitting."""
 
 
@@ -111,19 +118,24 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     activations = _activation_bytes(run, software, stage)
     waiting = _waiting_bytes(run, software, stage)
     recomputed = _recomputed_bytes(shape, software)
+    if waiting and run.recompute == "full":  # the last layer's factors wait in place of all that it keeps at work
+        last = _factor_bytes(run, software) + (_table_bytes(run) if layout.pp == 1 else 0.0)
+        waiting, recomputed = waiting - _factor_bytes(run, software), max(recomputed, last)
     embedding = _end_activations(run, stage)
     if software.fused_accumulation and not software.fused_head and stage in {0, layout.pp - 1}:
-        embedding += shape.width * shape.model.vocabulary * shape.model.hidden / layout.tp
+        embedding += _table_bytes(run)
     logits = _logit_bytes(shape, software, recomputed) if stage == layout.pp - 1 else 0.0
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp * run.cp))
     # ZeRO's buckets; its fp16 optimizer copies its share of the gradients to fp32.
     buckets = software.bucket_bytes if run.zero else 0.0
+    if buckets and state > 1:
+        buckets += (shape.gradient_bytes - 2) / 2 * GRADIENT_BUCKETS
     copied = 4 * parameters / state if buckets and run.precision == "fp16" else 0.0
     temporary = activations + waiting + recomputed + embedding + logits
     return Memory(
         weights=weights * parameters / gradients + _cast_bytes(run, software, stage),
-        gradients=accumulated * parameters / gradients + copied,
-        master=4 * parameters / state if shape.width == 2 and run.zero < 2 else 0.0,
+        gradients=accumulated * parameters / gradients + copied + max(_apart_bytes(shape, software) - logits, 0.0),
+        master=software.master_bytes * parameters / state if shape.width == 2 and run.zero < 2 else 0.0,
         moments=8 * parameters / state,
         activations=activations,
         waiting=waiting,
@@ -143,7 +155,7 @@ def _weight_bytes(run: Run) -> int:
 
 def _cast_bytes(run: Run, software: Software, stage: int) -> float:
     """Bytes of the layers' weights in 8 bits, and of their transposes, where both are kept through a step."""
-    if run.precision != "fp8" or not software.casts_apart:
+    if run.precision != "fp8" or not software.casts_once:
         return 0.0
     layers = sum(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
     return 2.0 * layers * sum(columns * depth for columns, depth in run.shape.linears)
@@ -158,6 +170,11 @@ def _gradient_bytes(run: Run, software: Software) -> int:
     if shape.width != 2 or kept == shape.width or software.fused_accumulation:  # added where they are written
         return kept
     return kept + shape.width
+
+
+def _apart_bytes(shape: Shape, software: Software) -> float:
+    """An fp32 weight gradient of 8-bit factors, which is added to its sum by another operation; after the loss."""
+    return 4.0 * max(n * k for n, k in shape.linears) if sums_apart(shape, software) else 0.0
 
 
 def _gathered_bytes(run: Run, software: Software, parameters: int) -> float:
@@ -201,30 +218,54 @@ def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
         gathered = 0 if software.overlap_forward else 2 * shape.width * shape.elements
         return max((shape.width + SHARDED_LOSS_BYTES) * shape.tokens * width + gathered - recomputed, 0.0)
     if not software.chunked_head:
-        return (shape.width + LOSS_BYTES) * shape.tokens * width
+        return (PLAIN_LOSS_BYTES if software.slices_loss else shape.width + LOSS_BYTES) * shape.tokens * width
     rows = min(head_chunk(shape.tokens, shape.model.hidden, width), shape.tokens)
     return (shape.width + (0 if software.fused_kernels else 8)) * rows * width + shape.width * shape.elements
 
 
 def _activation_bytes(run: Run, software: Software, stage: int) -> float:
     """Peak bytes of activations waiting for the backward pass."""
-    shape, pp = run.shape, run.layout.pp
-    chunks_of_run = chunks(run, software)
-    kept = layer_bytes(shape, software, run.recompute)
+    pp, layers = run.layout.pp, [chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp]]
+    kept = layer_bytes(run.shape, software, run.recompute)
     in_flight = forwards_in_flight(stage, pp, run.interleave, run.micro_batches)
     if run.offload_activations:
-        in_flight = min(in_flight, PASSES_ON_DEVICE)
-    return kept * in_flight * max(chunk.layers for chunk in chunks_of_run[stage::pp])
+        return kept * min(in_flight, PASSES_ON_DEVICE) * max(layers)
+    return kept * _most_layers(layers, in_flight, pp, run.micro_batches)
+
+
+def _most_layers(layers: list[int], in_flight: int, pp: int, micro_batches: int) -> int:
+    """Most layers of a stage's chunks in flight at once, of so many passes: one goes, one comes, to the last."""
+    if min(layers) == max(layers):
+        return in_flight * layers[0]
+    groups = [min(pp, micro_batches - first) for first in range(0, micro_batches, pp)][: 2 * len(layers)]
+    forwards = [n for size in groups for n in layers for _ in range(size)]
+    backwards = [n for size in groups for n in reversed(layers) for _ in range(size)]
+    flying = most = sum(forwards[:in_flight])
+    for comes, goes in zip(forwards[in_flight:], backwards, strict=False):
+        flying += comes - goes
+        most = max(most, flying)
+    return most
 
 
 def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
     """Peak bytes that weight gradients put off keep: of stage s, those of s + 1 passes over a chunk (decision 0108)."""
     if not run.splits_backward:
         return 0.0
-    shape, passes = run.shape, min(stage + 1, run.micro_batches * run.interleave)
+    passes = min(stage + 1, run.micro_batches * run.interleave)
     layers = max(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
-    factors = sum(shape.tokens * (columns + depth) for columns, depth in shape.linears)
-    return shape.width * factors * passes * layers
+    return _factor_bytes(run, software) * passes * layers
+
+
+def _factor_bytes(run: Run, software: Software) -> float:
+    """Factors of the weight gradients of a layer and a pass."""
+    shape = run.shape
+    width = 1 if software.casts_once and shape.product_width == 1 else shape.width
+    return float(width * sum(shape.tokens * (columns + depth) for columns, depth in shape.linears))
+
+
+def _table_bytes(run: Run) -> float:
+    """A rank's part of the token table's gradient in 16 bits."""
+    return run.width * run.model.vocabulary * run.model.hidden / run.layout.tp
 
 
 def _end_activations(run: Run, stage: int) -> float:

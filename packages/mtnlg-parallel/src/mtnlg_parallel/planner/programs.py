@@ -58,9 +58,10 @@ class Software(Settings):
     slices_context: bool = Field(False, description="has context parallelism")
     shards_weights: bool = Field(False, description="has FSDP, or ZeRO-2 and 3")
     multiplies_fp8: bool = Field(False, description="has products of 8 bits")
+    keeps_fp8: bool = Field(False, description="what a product of 8 bits reads is kept in 8 bits for its backward pass")
     scales_whole: bool = Field(False, description="a matrix of 8 bits has its own maximum, read before the cast")
-    casts_apart: bool = Field(
-        False, description="casts to 8 bits are operations of PyTorch, those of weights once a step and kept"
+    casts_once: bool = Field(
+        False, description="a cast to 8 bits writes both results that products read; weights are cast once a step"
     )
     pads_vocabulary: bool = Field(True, description="pads the vocabulary to a multiple of 128 tp, as Megatron does")
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
@@ -69,6 +70,7 @@ class Software(Settings):
     launch_wait_seconds: Annotated[float, Field(ge=0.0, lt=1e-3)] = Field(
         0.0, description="what each launch takes while the GPU waits; 0 where the host runs ahead"
     )
+    master_bytes: Annotated[int, Field(ge=0)] = Field(4, description="of a 16-bit weight beside it, in the optimizer")
     bucket_bytes: Annotated[float, Field(ge=0.0)] = Field(0.0, description="buffers of its reductions and gathers")
     metric_bytes: Annotated[int, Field(ge=0)] = Field(0, description="traffic a logit of metrics of every batch")
     prefetch_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
@@ -93,7 +95,8 @@ _OURS: Final = Software(
     slices_sequence=True,
     skips_last_product=True,
     multiplies_fp8=True,
-    casts_apart=True,
+    keeps_fp8=True,
+    casts_once=True,
 )
 _PIPELINE_ENGINE: Final = {
     "fused_accumulation": True,
@@ -153,6 +156,7 @@ SOFTWARE: Final[dict[str, Software]] = {
             slices_context=True,
             shards_weights=True,
             multiplies_fp8=True,
+            keeps_fp8=True,
             whole_groups=False,
             native_attention=True,
         ),
@@ -183,6 +187,7 @@ SOFTWARE: Final[dict[str, Software]] = {
             prefetch_share=0.0,
             shards_weights=True,
             multiplies_fp8=True,
+            keeps_fp8=True,
         ),
     }.items()
 }

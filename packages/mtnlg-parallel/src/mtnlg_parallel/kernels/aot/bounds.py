@@ -27,10 +27,12 @@ from torch import Tensor
 
 from mtnlg_model.console import Failure
 from mtnlg_model.files import write_text
-from mtnlg_parallel.kernels import gelu, loss, norm, rotary, softmax, swiglu
+from mtnlg_parallel.kernels import gelu, loss, norm, rotary, rounding, softmax, swiglu
 from mtnlg_parallel.kernels.dropout import bias_dropout_add
+from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD
 
-from .compilation import collect_launches, describe, disassemble, run_backward
+from .build import converts_to_eight_bits
+from .compilation import active_target, collect_launches, describe, disassemble, run_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,11 +86,11 @@ UNITS: Final = {
 
 Lanes are those of the CUDA programming guide's table of throughputs: 64 for integers and comparisons, 64 and from the
 H100 on 128 for fp32, of which 64 multiply integers, 16 for exponentials and reciprocals, 32 for shuffles; 128 bytes of
-loads. Products of integers that keep 64 bits or the upper 32 are taken for two."""
+loads. Products of integers that keep 64 bits or the upper 32 are taken for two, and conversions to 8 bits."""
 
 INSTRUCTION: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
 GUARD: Final = re.compile(r"^@!?U?P\w+\s+")
-WIDE: Final = {".WIDE": 2, ".HI": 2, ".128": 4, ".64": 2}
+WIDE: Final = {".WIDE": 2, ".HI": 2, ".128": 4, ".64": 2, ".E4M3": 2, ".E5M2": 2}
 """Turns of a unit for one instruction."""
 
 BRANCH: Final = re.compile(r"\bBRA\b.* `?\(?(0x[0-9a-f]+)")
@@ -130,6 +132,11 @@ def launch_bounded() -> None:
     run_backward(rotary.rotate(leaf(TOKENS, 1, HEADS, 1, 128), angles_SB11R, angles_SB11R))
     logits_NV, targets_N = leaf(TOKENS, VOCABULARY).detach(), torch.empty(TOKENS, dtype=torch.int64, device="meta")
     loss.gradient(logits_NV, targets_N, 0, loss.statistics(logits_NV, targets_N, 0)[0], 1.0)
+    if converts_to_eight_bits(active_target()):
+        rounding.rounded(x_SBH[:, 0].detach(), FORWARD, False)
+        for dtype in (FORWARD, BACKWARD):
+            (values_RK, _), _ = rounding.rounded(x_SBH[:, 0].detach(), dtype, True)
+        rounding.transpose(values_RK)
 
 
 def bounds_of(target: str) -> list[Bound]:

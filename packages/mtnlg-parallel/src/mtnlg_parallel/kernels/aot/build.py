@@ -17,6 +17,7 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
+from itertools import filterfalse
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 SHARED_KIB: Final = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99}
 """Most shared memory of a block (CUDA C++ Programming Guide, technical specifications)."""
 
+OLDEST_OF_EIGHT_BITS: Final = 89
 VARIANT_DTYPES: Final = ("bf16", "fp16", "fp32")
 """All variants are built in one process per dtype."""
 
@@ -74,6 +76,8 @@ def build_kernels(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, Bu
     GPU, and ``Failure`` if Triton is missing or a kernel spills registers or exceeds the target's shared memory.
     """
     targets = _resolve_targets(targets)
+    if recipe and recipe.train.precision == "fp8" and (old := [*filterfalse(converts_to_eight_bits, targets)]):
+        raise UsageFailure(f'--target {old[0]} has no products of 8 bits, as of train.precision = "fp8"; sm_89 has')
     cached = {target: read_record(target, recipe) for target in targets}
     pieces = [recipe] if recipe else VARIANT_DTYPES
     tasks = [(target, piece) for target in targets if cached[target] is None for piece in pieces]
@@ -92,6 +96,11 @@ def build_kernels(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, Bu
         check_limits(target, kernels[target])
         write_record(target, recipe, sorted(kernels[target]))
     return {target: Built(sorted(kernels[target]), cached[target] is not None) for target in targets}
+
+
+def converts_to_eight_bits(target: str) -> bool:
+    """Whether GPUs of ``target`` have numbers of 8 bits."""
+    return int(target.removeprefix("sm_")) >= OLDEST_OF_EIGHT_BITS
 
 
 def _resolve_targets(targets: Sequence[str]) -> list[str]:
@@ -199,6 +208,6 @@ def _identity(target: str, recipe: Recipe | None) -> dict[str, object]:
         "tp": recipe.layout.tp,
         "sequence_parallel": recipe.train.sequence_parallel,
         "micro_batch": recipe.train.micro_batch,
-        "precision": recipe.train.storage,
+        "precision": recipe.train.precision,
     }
     return {"target": target, "triton": triton.__version__, "sources": digest, "recipe": settings}

@@ -51,6 +51,11 @@ class _FakeDriver:
         return 0
 
 
+def active_target() -> str:
+    """The target of the active driver, such as ``sm_80``."""
+    return f"sm_{driver.active.get_current_target().arch}"
+
+
 Launch = tuple[Any, dict[str, Any]]
 """A kernel as Triton returns it, and the arguments of its launch by name."""
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from mtnlg_parallel.kernels import softmax
 from mtnlg_parallel.kernels.dispatch import best_ops
+from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD
 from mtnlg_parallel.model.head import mean_loss
 from mtnlg_parallel.model.slicing import fake_process_group
 from mtnlg_parallel.model.stage_modules import Head, Layer, Norm, head_inputs
 
-from .compilation import run_backward
+from .build import converts_to_eight_bits
+from .compilation import active_target, run_backward
 
 if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
@@ -27,6 +29,9 @@ DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.fl
 
 WIDTHS: Final = (20480, 1000)
 """MT-NLG's hidden size (its MLP's slices launch the same kernels), and one that 16 does not divide."""
+
+ROUNDED: Final = ((64, 20480), (63, 1000))
+"""Rows and columns of a matrix in 8 bits: those of a product's factors, and what 16 does not divide."""
 
 ATTENTION_SHAPES: Final = ((2048, 2048), (5, 77), (2, softmax.LONGEST - 1))
 """Numbers of queries and of keys: MT-NLG's, what 16 does not divide, and as many as a program takes."""
@@ -58,6 +63,10 @@ def launch_all_variants(dtype: str) -> None:
             run_backward(ops.dropout_add(x_SBH, x_SBH, rate, True))
             run_backward(*ops.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, bias_H, 1e-5))
             run_backward(*ops.bias_dropout_add_norm(x_SBH, bias_H, x_SBH, rate, True, bias_H, bias_H, 1e-5))
+    for shape, rounded in product(ROUNDED if converts_to_eight_bits(active_target()) else (), (FORWARD, BACKWARD)):
+        for transposed in (False, True):
+            factor, _ = ops.eight_bit.rounded(leaf(*shape).detach(), rounded, transposed)
+        ops.eight_bit.transpose(factor.values)
     for (queries, keys), rate in product(ATTENTION_SHAPES, DROPOUT_RATES):
         k_BNTD = leaf(1, 2, keys, 160)
         run_backward(softmax.core_attention(leaf(1, 2, queries, 160), k_BNTD, k_BNTD, 1.0, rate))
@@ -74,7 +83,8 @@ def launch_recipe(recipe: Recipe) -> None:
     """Launch what the ranks of a recipe compute in training and validation: layer, final norm and the head's loss."""
     config, train, dtype = recipe.model, recipe.train, DTYPES[recipe.train.storage]
     ops = best_ops(META)
-    with fake_process_group(0, recipe.layout.tp, config, train.sequence_parallel) as slicing:
+    eight_bit = ops.eight_bit if train.precision == "fp8" else None
+    with fake_process_group(0, recipe.layout.tp, config, train.sequence_parallel, eight_bit) as slicing:
         layer = Layer(config, 0, slicing, train.recompute, META, ops).to(dtype)
         norm = Norm(config, slicing, META, ops).to(dtype)
         head = Head(config, slicing, META).to(dtype)

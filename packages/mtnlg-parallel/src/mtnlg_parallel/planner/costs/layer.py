@@ -43,14 +43,14 @@ CAST_BYTES: Final = 4
 SCALED_CAST_BYTES: Final = 7
 """The same where its scale is that of the tensor itself: read for the maximum, cast, and copied transposed."""
 
-APART_CAST_BYTES: Final = 29
-"""The same by PyTorch's operations, not transposed: maximum (2), to fp32 (6), scaled and bounded (8 each), cast (5)."""
+ONE_CAST_BYTES: Final = 6
+"""The same where one kernel writes both results; a result less is a byte less."""
+
+ONE_CAST_KERNELS: Final = 3
+"""Operations of such a cast: zero, maximum, both results."""
 
 TRANSPOSE_BYTES: Final = 2
-"""Traffic an element of 8 bits that is transposed."""
-
-APART_CAST_KERNELS: Final = 8
-"""Operations of such a cast, of which three make its scale of the maximum."""
+"""Traffic an element of 8 bits that is transposed, or copied."""
 
 APART_SUM_BYTES: Final = 12
 """Traffic an element of an fp32 product that is added to the sum by an operation of its own."""
@@ -112,9 +112,7 @@ def _recomputed(shape: Shape, cluster: Cluster, software: Software, forward: Cos
     if shape.recompute == "full" and software.skips_last_product and software.fused_kernels:
         columns, depth = shape.linears[-1]
         last = gemm_seconds(cluster, shape.tokens, columns, depth, width=shape.product_width)
-        apart = software.casts_apart and shape.product_width == 1
-        cast = memory_seconds(cluster, APART_CAST_BYTES * shape.tokens * depth, APART_CAST_KERNELS) if apart else 0.0
-        return forward._replace(products=forward.products - last, memory=forward.memory - cast)
+        return forward._replace(products=forward.products - last)
     return {"none": NO_COST, "selective": core, "full": forward, "alternate": forward.times(0.5)}[shape.recompute]
 
 
@@ -145,7 +143,7 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     parameters = sum(columns * depth for columns, depth in shape.linears)
     # FSDP reduces the gradients of every micro-batch, and adds what is left of them.
     added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * parameters
-    if _sums_apart(shape, software):
+    if sums_apart(shape, software):
         added = APART_SUM_BYTES * parameters
     memory = _traffic_seconds(shape, cluster, software, 1) + memory_seconds(cluster, added, 0)
     collectives = _exposed_collectives(shape, cluster, software, inputs)
@@ -153,9 +151,9 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     return cost.plus(_casts(shape, cluster, software, 1)).plus(_exchange(shape, cluster, software))
 
 
-def _sums_apart(shape: Shape, software: Software) -> bool:
+def sums_apart(shape: Shape, software: Software) -> bool:
     """Whether fp32 weight gradients of 8-bit factors are added by operations of their own, not in the product."""
-    return software.fused_accumulation and software.casts_apart and shape.product_width == 1
+    return software.fused_accumulation and software.casts_once and shape.product_width == 1
 
 
 def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
@@ -197,14 +195,22 @@ def _traffic_seconds(shape: Shape, cluster: Cluster, software: Software, phase: 
 def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Cost:
     """Casts to 8 bits: of inputs of the four products; backward of the gradients of their results.
 
-    Apart, inputs are cast again for weight gradients, and both transposed; weights once a step (`weight_cast_seconds`).
+    Cast once, an input has its transpose for the weight's gradient from then on; under sequence parallelism a gathered
+    one has its rank's rows, of which backward makes it. Weights are cast once a step (`weight_cast_seconds`).
     """
     if shape.product_width > 1:
         return NO_COST
     columns, depths = (sum(widths) * shape.tokens for widths in zip(*shape.linears, strict=True))
-    if software.casts_apart:
-        number = len(shape.linears) * (2 * (APART_CAST_KERNELS + 1) if phase else APART_CAST_KERNELS)
-        moved = (APART_CAST_BYTES + TRANSPOSE_BYTES) * (columns + depths) if phase else APART_CAST_BYTES * depths
+    if software.casts_once:
+        gathered = 3 if shape.model.mlp == "swiglu" else 2  # inputs: of qkv, and of up and gate, which are two products
+        repeated = gathered * shape.elements if shape.sequence_parallel else 0
+        depths += (gathered - 2) * shape.elements
+        casts = len(shape.linears) + (0 if phase else gathered - 2)
+        number = ONE_CAST_KERNELS * casts + (gathered if repeated else 0)
+        if phase:
+            moved = ONE_CAST_BYTES * columns + TRANSPOSE_BYTES * repeated
+        else:
+            moved = ONE_CAST_BYTES * depths - repeated + TRANSPOSE_BYTES * repeated / shape.tp
         return Cost(memory=memory_seconds(cluster, moved, number), launches=number)
     moved = columns if phase else depths
     if phase == 0 or shape.shards > 1:  # weights of every micro-batch, with FSDP as often as they are gathered
@@ -215,16 +221,15 @@ def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Co
 
 def weight_cast_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
     """Seconds a layer and step to cast its weights to 8 bits and to transpose them, where that is done once a step."""
-    if shape.product_width > 1 or not software.casts_apart:
+    if shape.product_width > 1 or not software.casts_once:
         return 0.0
     parameters = sum(columns * depth for columns, depth in shape.linears)
-    number = len(shape.linears) * (APART_CAST_KERNELS + 1)
-    return memory_seconds(cluster, (APART_CAST_BYTES + TRANSPOSE_BYTES) * parameters, number)
+    return memory_seconds(cluster, ONE_CAST_BYTES * parameters, ONE_CAST_KERNELS * len(shape.linears))
 
 
 def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
     extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if software.fused_accumulation else 0
-    extra = 2 if _sums_apart(shape, software) else extra
+    extra = 2 if sums_apart(shape, software) else extra
     return sum(
         gemm_seconds(cluster, columns, depth, shape.tokens, extra_bytes=extra, width=shape.product_width)
         for columns, depth in shape.linears
@@ -232,18 +237,19 @@ def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float
 
 
 def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inputs: float) -> Cost:
-    """Backward collectives that nothing overlaps; sequence parallelism gathers two inputs once more.
+    """Backward collectives that nothing overlaps; sequence parallelism gathers two inputs once more, or their 8 bits.
 
     Sums of input gradients, and these gathers, go beside weight gradients. Where those are put off, the gathers alone
     have a product beside them, that of an input gradient.
     """
-    collectives = tensor_collectives(shape, cluster, 3 if shape.sequence_parallel else 2)
+    again = 0.5 if software.casts_once and shape.product_width == 1 else 1.0
+    collectives = tensor_collectives(shape, cluster, 2 + again if shape.sequence_parallel else 2)
     if not software.overlap_tensor:
         return collectives
     if shape.splits_backward:
-        number, beside = int(shape.sequence_parallel), inputs
+        number, beside = again if shape.sequence_parallel else 0, inputs
     else:
-        number, beside = 2, _weight_seconds(shape, cluster, software)
+        number, beside = 1 + again if shape.sequence_parallel else 2, _weight_seconds(shape, cluster, software)
     overlapped = tensor_collectives(shape, cluster, number).collectives
     hidden = overlapped - exposed(overlapped, beside, _hidden_share(software))
     return collectives._replace(collectives=collectives.collectives - hidden)
@@ -253,10 +259,10 @@ def _hidden_share(software: Software) -> float:
     return COPIED_SHARE if software.copies_overlap else OVERLAP_SHARE
 
 
-def tensor_collectives(shape: Shape, cluster: Cluster, number: int) -> Cost:
+def tensor_collectives(shape: Shape, cluster: Cluster, number: float) -> Cost:
     """``number`` all-reduces of activations; under sequence parallelism reduce-scatter + all-gather, of equal cost."""
     ring = network.ring(cluster, shape.tp, 1)
-    launches = 2 * number if shape.tp > 1 else 0
+    launches = 2 * ceil(number) if shape.tp > 1 else 0
     return Cost(0.0, 0.0, number * ring.all_reduce(shape.width * shape.elements), launches)
 
 
