@@ -115,6 +115,7 @@ WITHOUT = {
     "fuzz_layouts": "random layouts: right or wrong",
     "gpu": "needs a GPU",
     "plan": "the peer is the plan",
+    "planner_never_fitted": "as planner_published, on rows that nothing is fitted to",
     "precision": "losses by precision, for minutes",
     "schedules": "sleeping ranks, whose steps another load makes longer",
     "unit_costs": "costs of our own steps",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from mtnlg_model.console import Failure
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.interval import interval_of, kind_of
+from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.published.predicted import COLUMNS, measured_seconds, predict_row
 from mtnlg_parallel.planner.published.rows import PublishedRun, Row, network_bandwidth, read_rows
 
 RUNS = Path(__file__).parent / "data" / "published_runs.csv"
 ROWS = read_rows(RUNS)
+NEVER_FITTED = read_rows(RUNS.with_name("never_fitted_runs.csv"))
 H100 = load_cluster("dgx-h100")
 PREDICTED = {row.cells["id"]: predict_row(row) for row in ROWS}
 
@@ -50,6 +53,7 @@ def rewritten(tmp_path: Path, **cells: str) -> list[Row]:
         ("nvidia-dgxc", "fp8", 0.06),
         ("nvidia-dgxc-gpt3", "bf16", 0.02),
         ("nvidia-dgxc-gpt3", "fp8", 0.03),
+        ("nvidia-dgxc-gb200", "bf16", 0.02),
         ("torchtitan", None, 0.06),
         ("mosaic-fsdp", None, 0.08),
         ("bloom-prequel", None, 0.09),
@@ -59,6 +63,76 @@ def test_published_steps_are_predicted(family: str, precision: str | None, bound
     errors = [abs(PREDICTED[row.cells["id"]]["error"]) for row in of_family(family, precision=precision)]
     assert len(errors) >= 3
     assert sum(errors) / len(errors) <= bound
+
+
+@pytest.mark.parametrize(
+    ("family", "hardware", "precision", "bound"),
+    [
+        ("nvidia-dgxc", "H100", "bf16", 0.03),
+        ("nvidia-dgxc", "H100", "fp8", 0.06),
+        ("nvidia-dgxc-2025", "H100", "bf16", 0.03),
+        ("nvidia-dgxc-2025", "H100", "fp8", 0.05),
+        ("nvidia-dgxc-2025", "GB200", "fp8", 0.08),
+        ("nemo-summary", "H100", "fp8", 0.07),
+        ("nemo-summary", r"\bB200", "fp8", 0.08),
+        ("nemo-summary", "GB200", "fp8", 0.08),
+        ("nemo-long", "H100", "fp8", 0.12),
+        ("torchtitan", "H100", None, 0.13),
+        ("mosaic-fsdp", "H100", "bf16", 0.08),
+        ("mosaic-fsdp", "H100", "fp8", 0.12),
+        ("mosaic-fsdp", "A100", None, 0.08),
+        ("bloom-prequel", "A100", None, 0.09),
+    ],
+)
+def test_runs_to_which_nothing_was_fitted_are_predicted(
+    family: str, hardware: str, precision: str | None, bound: float
+) -> None:
+    """The bounds are those of test_published_steps_are_predicted where the kind of run is the same."""
+    errors = []
+    for row in NEVER_FITTED:
+        if row.cells["family"] != family or not re.search(hardware, row.cells["hardware"]) or not row.published:
+            continue
+        seconds = measured_seconds(row)
+        if seconds and precision in {None, row.published.run.precision}:
+            errors.append(abs(predict_row(row)["predicted_step_seconds"] / seconds - 1))
+    assert len(errors) >= 4
+    assert sum(errors) / len(errors) <= bound
+
+
+def test_intervals_hold_runs_to_which_nothing_was_fitted() -> None:
+    inside = []
+    for row in NEVER_FITTED:
+        if seconds := measured_seconds(row):
+            predicted = predict_row(row)
+            inside.append(predicted["low_step_seconds"] <= seconds <= predicted["high_step_seconds"])
+    assert len(inside) >= 300
+    assert 0.85 <= sum(inside) / len(inside) <= 0.96
+
+
+def test_what_ran_fits_and_what_did_not_does_not() -> None:
+    """Of BLOOM's six trials without memory one is counted as its neighbours, which ran (docs/decisions/0189)."""
+    fits = {row.cells["id"]: predict_row(row)["fits"] for row in NEVER_FITTED if row.published}
+    failed = [row.cells["id"] for row in NEVER_FITTED if row.cells["caveat"] == "OOM"]
+    assert [name for name in fits if not fits[name] and name not in failed] == []
+    assert len(failed) == 6
+    assert [name for name in failed if fits[name]] == ["bloom-h14336-l82-a128-dp8tp4pp12-mb2-b2048-b"]
+
+
+def test_the_only_runs_that_are_refused_are_of_a_program_that_nobody_has() -> None:
+    assert {row.why_not for row in NEVER_FITTED if not row.published} == {
+        "software 'Meta, internal' is not known to the planner"
+    }
+
+
+def test_an_optimizer_of_nemo_keeps_what_bf16_lacks_of_a_weight(tmp_path: Path) -> None:
+    """16 bits beside the weight's own 16 (store_param_remainders), where Megatron-LM keeps a weight of 32."""
+    masters = [
+        fullest.master / fullest.moments
+        for name in ("NeMo 24.09", "Megatron-Bridge 25.09", "Megatron-LM core v0.7")
+        for run, _, software in (described(tmp_path, software=name),)
+        for fullest in memory(run, software)[:1]
+    ]
+    assert masters == [0.25, 0.25, 0.5]
 
 
 def test_every_row_is_predicted_and_no_run_that_ran_is_called_unfit() -> None:
@@ -144,8 +218,9 @@ def test_eager_and_compiled_runs_of_torchtitan_err_alike() -> None:
     assert max(eager, compiled, eight_bit) - min(eager, compiled, eight_bit) <= 0.04
 
 
-@pytest.mark.parametrize(("family", "bound"), [("bloom-prequel", 0.1), ("torchtitan", 0.105)])
+@pytest.mark.parametrize(("family", "bound"), [("bloom-prequel", 0.1), ("torchtitan", 0.06)])
 def test_peak_memory_is_predicted_where_it_was_published(family: str, bound: float) -> None:
+    """In GB, torchtitan's in GiB, as its metrics print what the allocator reserved."""
     pairs = [(PREDICTED[r.cells["id"]]["predicted_memory_gb"], r.figure("memory_gb")) for r in of_family(family)]
     errors = [predicted / measured - 1 for predicted, measured in pairs if measured]
     assert len(errors) >= 5
@@ -163,7 +238,7 @@ def test_the_row_chooses_gpu_network_program_and_shape(tmp_path: Path) -> None:
     (row,) = rewritten(tmp_path, hardware="GB200", network="400 Gb/s RDMA a GPU", sharding="ZeRO-3", arch="llama")
     assert row.published
     run, cluster, _ = row.published
-    assert (cluster.gpu.name, cluster.node.network_bandwidth) == ("GB200-192GB", 72 * 50e9)
+    assert (cluster.gpu.name, cluster.node.network_bandwidth) == ("GB200-186GB", 72 * 50e9)
     assert (run.zero, run.model.mlp, run.model.norm) == (3, "swiglu", "rms")
 
 
@@ -340,6 +415,9 @@ def test_odd_lines_and_missing_columns_cost_only_the_rows_that_have_them(tmp_pat
         {"hardware": "B200", "precision": "MXFP8"},
         {"software": "Megatron-LM core v0.7"},
         {"software": "megatron_core 0.9"},
+        {"software": "Megatron-Bridge 25.11"},
+        {"software": "Megatron Bridge"},
+        {"hardware": "H100-94GB"},
         {"software": "Megatron-LM", "date": "2024-03"},
         {"software": "Megatron-LM", "date": ""},
         {"precision": "bfloat16"},
@@ -366,8 +444,16 @@ def test_a_row_in_other_words_is_predicted(tmp_path: Path, cells: dict[str, str]
     predicted = predict_row(row)
     assert row.published, row.why_not
     assert 0 < predicted["low_step_seconds"] < predicted["predicted_step_seconds"] < predicted["high_step_seconds"]
-    assert predicted["fits"] is (predicted["predicted_memory_gb"] < row.published.cluster.gpu.memory_bytes / 1e9 * 0.96)
+    assert predicted["fits"] is (
+        predicted["predicted_memory_gb"] < row.published.cluster.gpu.memory_bytes / 1e9 * 0.975
+    )
     assert predicted["error"] is None or predicted["error"] > -1
+
+
+@pytest.mark.parametrize("name", ["H100-96GB", "H100-94GB", "H100 94 GB", "H100-95GB"])
+def test_an_h100_of_94_to_96_gb_is_that_of_500_w(tmp_path: Path, name: str) -> None:
+    """As torchtitan's two pages of the same machines call it."""
+    assert described(tmp_path, hardware=name).cluster.name == "hgx-h100-96gb"
 
 
 def test_megatron_lm_on_gpus_of_2022_and_later_is_megatron_core(tmp_path: Path) -> None:

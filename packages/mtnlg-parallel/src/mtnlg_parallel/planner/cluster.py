@@ -45,7 +45,7 @@ HARDWARE: Final = (  # the first pattern in a GPU's name, and its cluster; None:
     (r"GB200", "gb200-nvl72"),
     (r"B200", "dgx-b200"),
     (r"H200", "hgx-h200"),
-    (r"H100.*(96 ?GB|500 ?W|HBM2e)", "hgx-h100-96gb"),
+    (r"H100.*(9[4-6] ?GB|500 ?W|HBM2e)", "hgx-h100-96gb"),
     (r"H100", "dgx-h100"),
     (r"A100.*40 ?GB", "dgx-a100-40gb"),
     (r"A100", "dgx-a100"),

@@ -33,8 +33,9 @@ BEST: Final = 10
 SCALES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 WIDTH, HEIGHT, BAR = 720, 220, 20
 STYLE: Final = (
-    "body{font:14px sans-serif;margin:2em;max-width:60em}svg{background:#f6f6f6;max-width:100%}td,th{padding:2px 10px;"
-    "text-align:right}td:first-child,th:first-child{text-align:left}h2{margin-top:1.6em}"
+    "body{font:14px sans-serif;margin:4vw auto;padding:0 1em;max-width:60em}svg{background:#f6f6f6;min-width:600px}"
+    ".wide{overflow-x:auto}td,th{padding:2px 10px;text-align:right;vertical-align:top}"
+    "td:first-child,th:first-child,.text{text-align:left}h2{margin-top:1.6em}"
 )
 CAPABILITIES: Final = {
     "balanced_stages",
@@ -75,9 +76,10 @@ def write_page(path: Path, run: Run, cluster: Cluster, programs: Sequence[Softwa
         ("Best layouts", _best(run, cluster, programs)),
         ("What each switch is worth", _switches(run, cluster, software)),
     ]
-    body = "".join(f"<h2>{escape(title)}</h2>{content}" for title, content in sections)
+    body = "".join(f'<h2>{escape(title)}</h2><div class="wide">{content}</div>' for title, content in sections)
     head = (
-        f'<meta charset="utf-8"><title>{escape(f"{run.gpus:,} GPUs of {cluster.name}")}</title><style>{STYLE}</style>'
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(f'{run.gpus:,} GPUs of {cluster.name}')}</title><style>{STYLE}</style>"
     )
     heading = f"{planned['step_seconds']:.3g} s a step"
     text = f"<h1>{heading}</h1><p>{escape(facts)}</p><p>{escape(verdict)}</p>{body}"
@@ -116,11 +118,12 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
             points.append((scaled.gpus, predict(scaled, cluster, software).seconds))
     interval = interval_of(run, cluster, software)
     most_x, most_y = max(x for x, _ in points), max(y for _, y in points) * interval.high
-    shapes = []
+    floor = HEIGHT - 20
+    shapes = [f'<line x1="40" x2="{WIDTH}" y1="{floor}" y2="{floor}" stroke="#999"/>']
     for gpus, seconds in points:
         x = 40 + gpus / most_x * (WIDTH - 160)
         low, middle, high = (
-            HEIGHT - 20 - seconds * factor / most_y * (HEIGHT - 40) for factor in (interval.low, 1.0, interval.high)
+            floor - seconds * factor / most_y * (HEIGHT - 40) for factor in (interval.low, 1.0, interval.high)
         )
         shapes.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="#999" stroke-width="3"/>'
@@ -157,6 +160,13 @@ def _switches(run: Run, cluster: Cluster, software: Software) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows)
+    if not rows:
+        return "<p>None.</p>"
+    head = "".join(f"<th{_align(cell)}>{escape(name)}</th>" for name, cell in zip(header, rows[0], strict=True))
+    lines = ("".join(f"<td{_align(cell)}>{escape(str(cell))}</td>" for cell in row) for row in rows)
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _align(cell: object) -> str:
+    """Numbers stand right, words left."""
+    return "" if str(cell)[:1] in "+-0123456789" else ' class="text"'

@@ -183,7 +183,7 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
     table.add_row("together", f"{planned['memory_bytes'] / 1e9:.2f}")
     out.print(table)
     verdict = "fits" if planned["fits"] else "does NOT fit"
-    margin = f"{planned['gpu_memory_bytes'] / 1e9:.1f} GB, {planned['margin']:.0%} of them kept free"
+    margin = f"{planned['gpu_memory_bytes'] / 1e9:.1f} GB, {planned['margin']:.1%} of them kept free"
     out.print(f"{verdict} into {margin}; emptiest stage {min(planned['memory_bytes_of_stages']) / 1e9:.1f} GB")
 
 

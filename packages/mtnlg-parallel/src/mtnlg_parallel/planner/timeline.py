@@ -93,10 +93,12 @@ def _page(run: Run, prediction: Prediction, events: list[Event]) -> str:
     """One HTML file without scripts or links: the breakdown, then the pipeline as SVG."""
     parts = ", ".join(f"{name.replace('_', ' ')} {part:.3f} s" for name, part in prediction.breakdown._asdict().items())
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(str(run))}</title>
-<style>body{{font:14px sans-serif;margin:2em}}svg{{background:#f4f4f4}}</style></head><body>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{escape(str(run))}</title>
+<style>body{{font:14px sans-serif;margin:4vw}}svg{{background:#f4f4f4;min-width:600px}}.wide{{overflow-x:auto}}</style>
+</head><body>
 <h1>A step of {prediction.seconds:.3f} s</h1>
 <p>{escape(str(run))}; {run.micro_batches} micro-batches. {LEGEND}</p><p>{escape(parts)}</p>
-{pipeline_svg(run, prediction, events)}
+<div class="wide">{pipeline_svg(run, prediction, events)}</div>
 </body></html>
 """

@@ -28,6 +28,11 @@ COLUMNS: Final = (
     "why_not",
 )
 
+GIB: Final = 1 << 30
+
+IN_GIB: Final = ("torchtitan",)
+"""Programs that publish memory in GiB (what PyTorch's allocator has reserved); others in GB."""
+
 MEASURED: Final = ("step_seconds", "tokens_per_s_per_gpu", "tflops_per_gpu")
 """What the error is of: the first of these that a row has."""
 
@@ -36,6 +41,7 @@ def predict_row(row: Row) -> dict[str, Any]:
     """The added columns of a row: numbers, ``fits`` as a boolean, None where there is nothing to say.
 
     ``error`` is predicted over measured, less 1, of the first that the row has of step time, tokens and operations.
+    Memory is in the unit in which the row's program publishes it.
     """
     result: dict[str, Any] = dict.fromkeys(COLUMNS)
     result["why_not"] = row.why_not
@@ -56,7 +62,7 @@ def predict_row(row: Row) -> dict[str, Any]:
     result |= rates | {
         "low_step_seconds": seconds * interval.low,
         "high_step_seconds": seconds * interval.high,
-        "predicted_memory_gb": stages[fullest_stage(stages)].total / 1e9,
+        "predicted_memory_gb": stages[fullest_stage(stages)].total / (GIB if software.name in IN_GIB else 1e9),
         "fits": memory_error(stages, cluster) is None,
     }
     for name in MEASURED:

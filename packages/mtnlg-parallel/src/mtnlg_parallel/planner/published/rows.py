@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 REQUIRED: Final = ("hardware", "gpus", "layers", "hidden", "heads", "seq", "micro_batch", "global_batch")
 
 PROGRAMS: Final = (  # the first pattern that the row's software has, and its program
-    (r"NeMo|(Megatron|-LM)[ _-]?Core", "megatron-core"),
+    (r"NeMo|(Megatron|-LM)[ _-]?(Core|Bridge)", "megatron-core"),
     (r"torchtitan", "torchtitan"),
     (r"llm-foundry|Composer", "llm-foundry"),
     (r"bigscience", "megatron-deepspeed-bloom"),
@@ -102,6 +102,9 @@ VTRAIN_RUNS: Final = {  # what its files do not say
     "recompute": "full",
     "sharding": "none",
 }
+
+NEMO: Final = r"NeMo|Megatron[ _-]?Bridge"
+"""Software whose optimizers keep the 16 bits that a bf16 weight lacks of its master (``store_param_remainders``)."""
 
 CORE_SINCE: Final = 2023
 """Year from which Megatron-LM trains by Megatron-Core; no earlier one knew an H100."""
@@ -313,7 +316,9 @@ def _program(cells: dict[str, str]) -> Software:
         name = "megatron-deepspeed-2021"
     software: Software = load_software(name)
     precision = cells.get("precision") or ""
-    changes: dict[str, bool] = {}
+    changes: dict[str, bool | int] = {}
+    if re.search(NEMO, cells.get("software") or "", re.IGNORECASE):
+        changes = {"master_bytes": 2}
     if software.name == "torchtitan":
         changes = {
             "fused_kernels": "compile" in precision or "float8" in precision,

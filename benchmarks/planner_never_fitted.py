@@ -1,0 +1,113 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mtnlg-parallel", "scipy>=1.13"]
+# ///
+"""The planner against published runs that no constant was fitted to, with the constants as shipped.
+
+    python benchmarks/planner_never_fitted.py packages/mtnlg-parallel/tests/data/never_fitted_runs.csv
+
+Prints a table by source, GPU and precision: rows, those priced, mean absolute and mean error of the step time, the
+share in the 90 % interval, the errors of `planner_published`'s roofline and six operations, the mean error of the
+memory where it was published, and verdicts that were wrong: runs that ran and were called unfit, or failed for memory
+and were called fit.
+Writes benchmarks/results/<date>-planner-never-fitted.json and .csv (every row).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtnlg_parallel.planner.published.predicted import measured_seconds, predict_row
+from mtnlg_parallel.planner.published.rows import read_rows
+from planner_published import roofline, six_operations
+from record import default_out, today
+
+if TYPE_CHECKING:
+    from mtnlg_parallel.planner.published.rows import Row
+
+COLUMNS = ("rows", "priced", "error", "mean", "in interval", "roofline", "6ND", "memory", "wrong verdicts")
+
+
+def described(row: Row) -> dict[str, Any]:
+    """Return a row's kind, its errors, and whether the verdict on its memory was wrong."""
+    predicted, failed = predict_row(row), row.cells.get("caveat") == "OOM"
+    result: dict[str, Any] = {"id": row.cells["id"], "kind": f"{row.cells['family']}, {row.cells['hardware']}"}
+    if row.published is None:
+        return result | {"why_not": row.why_not}
+    result["kind"] = f"{row.cells['family']}, {row.published.cluster.gpu.name}, {row.published.run.precision}"
+    result["wrong"] = predicted["fits"] == failed
+    if seconds := measured_seconds(row):
+        result |= {
+            "error": predicted["predicted_step_seconds"] / seconds - 1,
+            "inside": predicted["low_step_seconds"] <= seconds <= predicted["high_step_seconds"],
+            "roofline": roofline(row.published) / seconds - 1,
+            "6ND": six_operations(row.published) / seconds - 1,
+        }
+    if memory := row.figure("memory_gb"):
+        result["memory"] = predicted["predicted_memory_gb"] / memory - 1
+    return result
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of `COLUMNS` of rows of a kind; None where no row tells."""
+
+    def mean(name: str, *, absolute: bool = False) -> float | None:
+        figures = [abs(row[name]) if absolute else row[name] for row in rows if name in row]
+        return sum(figures) / len(figures) if figures else None
+
+    return {
+        "rows": len(rows),
+        "priced": sum("why_not" not in row for row in rows),
+        "error": mean("error", absolute=True),
+        "mean": mean("error"),
+        "in interval": mean("inside"),
+        "roofline": mean("roofline", absolute=True),
+        "6ND": mean("6ND", absolute=True),
+        "memory": mean("memory"),
+        "wrong verdicts": sum(row.get("wrong", False) for row in rows),
+    }
+
+
+def shown(name: str, figure: float | None) -> str:
+    """Return a figure as the table has it."""
+    if figure is None:
+        return ""
+    if isinstance(figure, int):
+        return str(figure)
+    return (
+        f"{100 * figure:+.1f} %"
+        if name in {"mean", "memory"}
+        else f"{100 * figure:.{0 if name == 'in interval' else 1}f} %"
+    )
+
+
+def main() -> None:
+    """Predict every row, print the table, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    options = parser.parse_args()
+    rows = [described(row) for file in options.files for row in read_rows(file)]
+    kinds = {
+        kind: summary([row for row in rows if row["kind"] == kind]) for kind in dict.fromkeys(r["kind"] for r in rows)
+    }
+    kinds["all"] = summary(rows)
+    print("| runs | " + " | ".join(COLUMNS) + " |\n" + "|---" * (len(COLUMNS) + 1) + "|")
+    for kind, figures in kinds.items():
+        print(f"| {kind} | " + " | ".join(shown(name, figures[name]) for name in COLUMNS) + " |")
+    target = default_out("planner-never-fitted")
+    target.write_text(json.dumps({"date": today(), "by_kind": kinds}, indent=1) + "\n", encoding="utf-8")
+    with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["kind", "id", "error", "in interval", "memory", "why not"])
+        for row in rows:
+            errors = [f"{row[name]:+.4f}" if name in row else "" for name in ("error", "memory")]
+            inside = {True: "yes", False: "no", None: ""}[row.get("inside")]
+            writer.writerow([row["kind"], row["id"], errors[0], inside, errors[1], row.get("why_not", "")])
+
+
+if __name__ == "__main__":
+    main()
