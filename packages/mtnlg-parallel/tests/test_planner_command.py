@@ -217,12 +217,28 @@ def test_a_switch_is_turned() -> None:
         (("mt-nlg-530b", "--layout", "tp=8,pp=35", "--scaling", "281"), "use 210, 280, 350"),
         (("mt-nlg-530b", "--software", "megatron"), "unknown; use"),
         (("mt-nlg-530b", "--switch", "fast=on"), "names are fused_kernels"),
+        (("mt-nlg-530b", "--layout", "dp=0"), "'dp=0' is not an axis and its degree"),
+        (("mt-nlg-530b", "--layout", f"dp={10**26}"), "is not an axis and its degree"),
+        (("mt-nlg-530b", "--scaling", "280,"), "write numbers of nodes"),
+        (("mt-nlg-530b", "--scaling", "9" * 5000), "write numbers of nodes"),
         (("gpt2",), "give --batch"),
         ((), "plan needs a RECIPE"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_the_nearest_that_can(words: tuple[str, ...], line: str) -> None:
     assert line in refusal(*words)
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--batch", "--micro-batch", "--interleave", "--shards", "--cp", "--top"])
+def test_a_number_beyond_all_clusters_is_a_mistake(option: str) -> None:
+    result = CliRunner().invoke(app, ["plan", "mt-nlg-530b", option, str(10**26)])
+    assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
+
+
+def test_a_name_that_is_no_recipe_is_near_a_preset() -> None:
+    with pytest.raises(Failure, match=r"no such preset; there is mt-nlg-530b") as caught:
+        CliRunner().invoke(app, ["plan", "530b"], catch_exceptions=False)
+    assert caught.value.exit_status == 1
 
 
 def test_training_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:

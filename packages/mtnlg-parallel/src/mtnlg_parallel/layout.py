@@ -61,6 +61,9 @@ WAYS_OUT: Final = {
 }
 """What helps, beside another tp, where it does not divide this size."""
 
+MOST: Final = 1 << 20
+"""Ranks of an axis, nodes or sequences that a command takes: no run has more, and a plan of more takes minutes."""
+
 CHUNK_MULTIPLE: Final = 128
 """The head's chunks are a multiple of this many tokens, a tile of matrix products."""
 
@@ -118,10 +121,16 @@ def parse_layout(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, degree = part.strip().partition("=")
-        if axis not in Layout.model_fields or not degree.isdecimal():
+        if axis not in Layout.model_fields or (ranks := parse_count(degree)) is None:
             raise UsageFailure(f"--layout {text}: {part!r} is not an axis and its degree; write tp=2,pp=2,dp=1")
-        axes[axis] = int(degree)
+        axes[axis] = ranks
     return axes
+
+
+def parse_count(text: str) -> int | None:
+    """A number from 1 to `MOST`; None for anything else."""
+    digits = text.strip().lstrip("0")
+    return int(digits) if digits.isdecimal() and len(digits) < 8 and int(digits) <= MOST else None
 
 
 def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = False) -> str | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from mtnlg_model.config import PRESETS, ModelConfig, preset
-from mtnlg_model.console import UsageFailure, print_json, say
+from mtnlg_model.console import Failure, UsageFailure, print_json, say
 from mtnlg_model.settings import validate
-from mtnlg_parallel.layout import Layout, parse_layout
+from mtnlg_parallel.layout import MOST, Layout, parse_count, parse_layout
 from mtnlg_parallel.recipe import load_recipe
 from mtnlg_parallel.training.schedule import BatchSize, parse_length
 
@@ -58,15 +59,17 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     ] = None,
     cluster: Annotated[str, typer.Option(metavar="NAME|FILE", help="A cluster's name, or a TOML file.")] = "dgx-a100",
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="How many nodes; all that --layout needs if not given.")
+        int | None, typer.Option(min=1, max=MOST, help="How many nodes; all that --layout needs if not given.")
     ] = None,
     layout: Annotated[str | None, typer.Option(metavar="tp=8,pp=35,dp=8", help="Instead of the recipe's.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a micro-batch.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, max=MOST, help="Sequences a step.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(min=1, max=MOST, help="Sequences of a micro-batch.")] = None,
     recompute: Annotated[
         Literal["none", "selective", "full"] | None, typer.Option(help="What is computed twice.")
     ] = None,
-    interleave: Annotated[int | None, typer.Option(min=1, help="Model chunks on each stage; 1 is plain 1F1B.")] = None,
+    interleave: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Model chunks on each stage; 1 is plain 1F1B.")
+    ] = None,
     zero_bubble: Annotated[
         bool | None, typer.Option(help="Put weight gradients where a stage would be idle.", show_default=False)
     ] = None,
@@ -82,9 +85,9 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     ] = 1,
     shards: Annotated[
         int | None,
-        typer.Option(min=1, help="With --zero 2 or 3, ranks that share; all of dp x cp if not given (HSDP)."),
+        typer.Option(min=1, max=MOST, help="With --zero 2 or 3, ranks that share; all of dp x cp if not given (HSDP)."),
     ] = None,
-    cp: Annotated[int, typer.Option(min=1, help="Ranks that share each sequence (context parallel).")] = 1,
+    cp: Annotated[int, typer.Option(min=1, max=MOST, help="Ranks that share each sequence (context parallel).")] = 1,
     software: Annotated[
         str | None,
         typer.Option(help="The training program: what `train` runs unless given; of a published run, the cluster's."),
@@ -96,7 +99,7 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     search: Annotated[
         bool, typer.Option("--search", help="Rank every layout of --nodes; say why not --layout, if given.")
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="How many --search shows.")] = 10,
+    top: Annotated[int, typer.Option(min=1, max=MOST, help="How many --search shows.")] = 10,
     scaling: Annotated[
         str | None, typer.Option(metavar="280,350,420", help="The run on these numbers of nodes.")
     ] = None,
@@ -122,7 +125,7 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         option = "--html" if html else "--timeline"
         raise UsageFailure(f"{option} is of one layout, not of --search; give the one to show by --layout")
     place = load_cluster(cluster)
-    recipe = None if target in PRESETS else load_recipe(Path(target), overrides or [])
+    recipe = None if target in PRESETS else _recipe(target, overrides or ())
     template = _run_template(
         target,
         recipe,
@@ -170,6 +173,13 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         write_page(html, request.run, request.cluster, _programs(request, switches), request.software)
         say(f"{html}: the plan as a page")
     _print_one(request, timeline, as_json)
+
+
+def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
+    if not Path(target).exists():
+        presets = ", ".join(get_close_matches(target, PRESETS, n=3, cutoff=0.4) or PRESETS)
+        raise Failure(f"{target}: no such recipe, and no such preset; there is {presets}")
+    return load_recipe(Path(target), overrides)
 
 
 def _run_template(target: str, recipe: Recipe | None, *, overrides: Sequence[str], **options: Any) -> Run:  # noqa: ANN401  (fields of Run)
@@ -338,10 +348,10 @@ def _print_search(
 def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
     from .published.scaling import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
 
-    numbers = [number.strip() for number in scaling.split(",")]
-    if not all(number.isdecimal() and int(number) for number in numbers):
+    numbers = [number for text in scaling.split(",") if (number := parse_count(text)) is not None]
+    if len(numbers) <= scaling.count(","):
         raise UsageFailure(f"--scaling {scaling}: write numbers of nodes, such as 280,350,420")
-    planned = plan_scaling(request.run, request.cluster, request.software, [int(number) for number in numbers])
+    planned = plan_scaling(request.run, request.cluster, request.software, numbers)
     if as_json:
         print_json(planned)
     else:
