@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from mtnlg_data.dedup import runs
@@ -120,3 +121,29 @@ def test_a_page_a_key_and_a_template_of_many_documents_take_the_memory_of_fewer(
         assert counts == (rows - 1, 2 * (rows - 1), rows // 16 - 1)
         peaks.append([*own])
     assert [many <= 1.1 * few for few, many in zip(*peaks, strict=True)] == [True] * 3, peaks
+
+
+@pytest.mark.parametrize("damage", ["a bit", "two words change places", "zeros cut off", "zeros added"])
+def test_a_digest_of_runs_tells_what_a_disk_may_do(tmp_path: Path, damage: str) -> None:
+    path, words = tmp_path / "0.arrow", np.random.default_rng(1).integers(0, 1 << 63, 3 * runs.DIGEST_WORDS, np.int64)
+    words[-2:] = 0
+    path.write_bytes(whole := words.tobytes() + b"end\0")
+    unit = runs.RunUnit.file_digest
+    before = unit(None, path)  # type: ignore[arg-type]
+    padded = np.append(words, int.from_bytes(b"end\0", "little")).astype(np.uint64)
+    assert before == "{:016x}{:016x}".format(*runs._mix_words_numpy(padded, 0).tolist()) + f"-{len(whole)}"
+    if damage == "two words change places":
+        words[[5, -9]] = words[[-9, 5]]
+        whole = words.tobytes() + b"end\0"
+    elif damage == "a bit":
+        whole = whole[:77777] + bytes([whole[77777] ^ 16]) + whole[77778:]
+    else:
+        whole = whole[:-1] if damage == "zeros cut off" else whole + b"\0\0"
+    path.write_bytes(whole)
+    assert unit(None, path) != before  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", [0, 5, 1 << 33])
+def test_numba_and_numpy_mix_words_alike(first: int) -> None:
+    words = np.random.default_rng(first).integers(0, 1 << 63, 1001, np.uint64) * np.uint64(2)
+    assert runs.mix_words(words, first).tolist() == runs._mix_words_numpy(words, first).tolist()

@@ -143,7 +143,7 @@ def test_a_damaged_result_is_found_by_its_checksum_named_and_made_again(
     shutil.copytree(finished.out, tmp_path / "data")
     flip(tmp_path / "data" / victim)
     run(finished.recipe, tmp_path / "data")
-    assert f"{tmp_path / 'data' / victim}: damaged, by its SHA-256; it is made again" in capsys.readouterr().err
+    assert f"{tmp_path / 'data' / victim}: damaged, by its digest; it is made again" in capsys.readouterr().err
     assert (tmp_path / "data" / victim).read_bytes() == (finished.out / victim).read_bytes()
     assert tokens(tmp_path / "data") == tokens(finished.out)
 

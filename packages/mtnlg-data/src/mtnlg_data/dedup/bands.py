@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.engine import Unit
 from mtnlg_data.exchange import stable_order
 
 from .clusters import write_links
 from .minhash import read_signatures
-from .runs import KEY_BITS, Corpus, Exchanged, write_runs
+from .runs import KEY_BITS, Corpus, Exchanged, RunUnit, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BandRunUnit(Unit):
+class BandRunUnit(RunUnit):
     """Unit: the signatures of one shard → runs of its documents by band and key, without copies of other documents."""
 
     corpus: Corpus
@@ -64,7 +63,7 @@ def write_band_runs(unit: BandRunUnit) -> Summary:
 
 
 @dataclass(frozen=True)
-class BandUnit(Unit):
+class BandUnit(RunUnit):
     """Unit: one range of band keys → links of the documents that share one, as runs by document, each in both."""
 
     corpus: Corpus

@@ -14,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import read_rows
-from mtnlg_data.engine import Unit
 from mtnlg_data.filters.texts import small_batches
 from mtnlg_data.words import fmix64
 
 from .copies import source_ranks
 from .minhash import hash_shingles, read_signatures
-from .runs import Corpus, Exchanged, write_runs
+from .runs import Corpus, Exchanged, RunUnit, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CandidateUnit(Unit):
+class CandidateUnit(RunUnit):
     """Unit: the candidates of one shard → runs by cluster."""
 
     corpus: Corpus

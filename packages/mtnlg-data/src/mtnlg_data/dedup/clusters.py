@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from mtnlg_data.engine import Unit
 from mtnlg_data.exchange import KEYS
 
-from .runs import LIBRARY_BYTES, Corpus, Exchanged, RunWriter, merge_runs, write_runs
+from .runs import LIBRARY_BYTES, Corpus, Exchanged, RunUnit, RunWriter, merge_runs, write_runs
 from .union_find import reduce_links
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def write_links(output: Path, corpus: Corpus) -> Iterator[LinkWriter]:
 
 
 @dataclass(frozen=True)
-class StarUnit(Unit):
+class StarUnit(RunUnit):
     """Unit: the links of one range of documents → the links that a step makes of them; or each document's root."""
 
     corpus: Corpus
@@ -127,7 +126,7 @@ def write_stars(unit: StarUnit) -> Summary:
 
 
 @dataclass(frozen=True)
-class ForestUnit(Unit):
+class ForestUnit(RunUnit):
     """Unit: all links, where they fit into memory → each linked document's root, by document."""
 
     corpus: Corpus

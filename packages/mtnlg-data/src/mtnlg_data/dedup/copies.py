@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from mtnlg_data.engine import Unit
 from mtnlg_data.filters.texts import hash_strings
 
 from .minhash import read_signatures
-from .runs import Corpus, Exchanged, write_runs
+from .runs import Corpus, Exchanged, RunUnit, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +30,7 @@ KEPT_BY = "by-kept"  # folder of the copies by the document that stays, below th
 
 
 @dataclass(frozen=True)
-class ContentUnit(Unit):
+class ContentUnit(RunUnit):
     """Unit: the signatures of one shard → runs of its documents by content hash, with what decides who stays."""
 
     corpus: Corpus
@@ -66,7 +65,7 @@ def source_ranks(sources: NDArray[np.uint64], priority: Sequence[str]) -> NDArra
 
 
 @dataclass(frozen=True)
-class CopyUnit(Unit):
+class CopyUnit(RunUnit):
     """Unit: one range of content hashes → the copies, by document; and in ``KEPT_BY``, by the one that stays."""
 
     corpus: Corpus
@@ -139,7 +138,7 @@ def _most_of_one(ascending: NDArray[np.uint64]) -> int:
 
 
 @dataclass(frozen=True)
-class RemovalUnit(Unit):
+class RemovalUnit(RunUnit):
     """Unit: near duplicates and copies of one range of documents that stay or go → all documents to be removed."""
 
     corpus: Corpus

@@ -24,7 +24,7 @@ from mtnlg_data.filters.texts import text_lengths
 from mtnlg_data.tally import DROPPED_SCHEMA, Tallies
 from mtnlg_data.words import fmix64
 
-from .runs import Corpus, Exchanged, write_runs
+from .runs import Corpus, Exchanged, RunUnit, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ SAMPLE_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
-class NamesUnit(Unit):
+class NamesUnit(RunUnit):
     """Unit: the removed documents of one shard → runs by the document that is kept, with their names and rows."""
 
     corpus: Corpus

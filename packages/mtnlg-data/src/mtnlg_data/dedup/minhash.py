@@ -29,7 +29,6 @@ import pyarrow as pa
 from datasketch import MinHash
 
 from mtnlg_data.document import read_documents
-from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path
 from mtnlg_data.filters.texts import code_at, code_before, hash_strings, small_batches, texts_of
 from mtnlg_data.words import (
@@ -51,6 +50,8 @@ from mtnlg_data.words import (
     word_spans,
 )
 
+from .runs import RunUnit
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -68,7 +69,7 @@ ASCII = 128  # first code point, and first byte, that is none of it
 
 
 @dataclass(frozen=True)
-class SignatureUnit(Unit):
+class SignatureUnit(RunUnit):
     """Unit: one shard → an Arrow file of its documents' band keys, content hashes, shingle counts and ranks to be.
 
     A row is a document: ``keys`` of all bands, ``low`` and ``high`` of its content hash, the ``count`` of its shingles

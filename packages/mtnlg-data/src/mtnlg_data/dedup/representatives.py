@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.engine import Unit
-
-from .runs import LIBRARY_BYTES, MERGE_COPIES, RUN_BYTES, Corpus, Exchanged, write_runs
+from .runs import LIBRARY_BYTES, MERGE_COPIES, RUN_BYTES, Corpus, Exchanged, RunUnit, write_runs
 from .union_find import components, new_forest, unite
 from .verify import GROUP_BYTES, Candidates, gather_candidates, jaccard, verify_pairs
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GroupUnit(Unit):
+class GroupUnit(RunUnit):
     """Unit: one group of clusters → the removed documents, each with the one that is kept and their similarity."""
 
     corpus: Corpus

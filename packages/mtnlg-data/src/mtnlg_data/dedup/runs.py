@@ -21,6 +21,7 @@ import pyarrow as pa
 from mtnlg_data.engine import Unit
 from mtnlg_data.exchange import KEYS, Exchange, KeyRange, SortedFile, stable_order
 from mtnlg_data.files import atomic_path
+from mtnlg_data.words import CHARACTER_BASE, WORD_BASE, fmix64, fmix64_scalar, jit, wide_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,6 +36,7 @@ ROWS_PER_RANGE = 1 << 22  # of narrow rows: what a unit reads, more or less
 LIBRARY_BYTES = 380_000_000  # memory of a worker that has extracted and cleaned before, with all that it has imported
 MERGE_COPIES = 5  # in memory, of a run in a merge: as read, together, sorted, and waiting to be written
 KEY_BITS = 64
+DIGEST_WORDS = 1 << 16  # read at a time, into the processor's caches
 
 
 class Corpus(NamedTuple):
@@ -117,8 +119,42 @@ class Exchanged(NamedTuple):
         return low, high, range(low * self.ranges // KEYS, high * self.ranges // KEYS + 1) if count else range(0)
 
 
+class RunUnit(Unit):
+    """Unit whose files are for other units: a disk may damage them, but nobody forges them."""
+
+    def file_digest(self, path: Path) -> str:
+        """Two sums of mixes of each word and its place, and the number of bytes; several times as fast as SHA-256."""
+        words, sums, size = np.empty(DIGEST_WORDS, np.uint64), np.zeros(2, np.uint64), 0
+        with path.open("rb") as file:
+            while read := file.readinto(words.data):
+                part = words[: -(-read // 8)]
+                part.view(np.uint8)[read:] = 0
+                sums += mix_words(part, size // 8)
+                size += read
+        return f"{sums[0]:016x}{sums[1]:016x}-{size}"
+
+
+def _mix_words_numpy(words: NDArray[np.uint64], first: int) -> NDArray[np.uint64]:
+    places = np.arange(first, first + len(words), dtype=np.uint64)
+    return np.array([fmix64(words ^ places * CHARACTER_BASE).sum(), fmix64(words + places * WORD_BASE).sum()])
+
+
+@jit(fallback=_mix_words_numpy)
+def mix_words(words: NDArray[np.uint64], first: int) -> NDArray[np.uint64]:
+    """Two sums [2] over words in their places, of which the first is ``first``."""
+    wide_vectors()
+    sums = np.zeros(2, np.uint64)
+    low, high = np.uint64(0), np.uint64(0)
+    for word in range(len(words)):
+        place = np.uint64(first + word)
+        low += fmix64_scalar(words[word] ^ place * CHARACTER_BASE)
+        high += fmix64_scalar(words[word] + place * WORD_BASE)
+    sums[0], sums[1] = low, high
+    return sums
+
+
 @dataclass(frozen=True)
-class MergeUnit(Unit):
+class MergeUnit(RunUnit):
     """Unit: files of runs → one of a range of their keys."""
 
     rows: Exchanged

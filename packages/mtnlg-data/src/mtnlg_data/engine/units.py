@@ -142,7 +142,7 @@ def verified_summary(unit: Unit) -> Summary | None:
         path = unit.output.parent / name
         exists = path.exists() and manifest_path(path).exists()
         if not exists or unit.file_digest(path) != digest:
-            say(f"{path}: {'damaged, by its SHA-256' if exists else 'missing'}; it is made again")
+            say(f"{path}: {'damaged, by its digest' if exists else 'missing'}; it is made again")
             manifest_path(unit.output).unlink(missing_ok=True)
             return None
     return dict(manifest["summary"])
