@@ -123,15 +123,20 @@ class RunUnit(Unit):
     """Unit whose files are for other units: a disk may damage them, but nobody forges them."""
 
     def file_digest(self, path: Path) -> str:
-        """Two sums of mixes of each word and its place, and the number of bytes; several times as fast as SHA-256."""
-        words, sums, size = np.empty(DIGEST_WORDS, np.uint64), np.zeros(2, np.uint64), 0
-        with path.open("rb") as file:
-            while read := file.readinto(words.data):
-                part = words[: -(-read // 8)]
-                part.view(np.uint8)[read:] = 0
-                sums += mix_words(part, size // 8)
-                size += read
-        return f"{sums[0]:016x}{sums[1]:016x}-{size}"
+        """``run_digest``, several times as fast as SHA-256."""
+        return run_digest(path)
+
+
+def run_digest(path: Path) -> str:
+    """Two sums of mixes of each word of a file and its place, 128 bits in hex, and the number of bytes."""
+    words, sums, size = np.empty(DIGEST_WORDS, np.uint64), np.zeros(2, np.uint64), 0
+    with path.open("rb") as file:
+        while read := file.readinto(words.data):
+            part = words[: -(-read // 8)]
+            part.view(np.uint8)[read:] = 0
+            sums += mix_words(part, size // 8)
+            size += read
+    return f"{sums[0]:016x}{sums[1]:016x}-{size}"
 
 
 def _mix_words_numpy(words: NDArray[np.uint64], first: int) -> NDArray[np.uint64]:
