@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from command_line import invoke
 from filter_reference import PROSE
 from typer.testing import CliRunner
 
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 def write_jsonl(path: Path, texts: list[str]) -> None:
     rows = [{"id": f"doc-{n}", "text": text, "url": f"https://site{n}.com/"} for n, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def invoke(*words: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 def test_the_command_filters_by_rules_and_says_what_each_took(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from mtnlg_data.clean.stage import CleanSettings
-from mtnlg_data.cli import app
 from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
@@ -48,14 +47,6 @@ def texts_of(folder: Path) -> list[str]:
 def read_summary(folder: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
-
-
-def invoke(*words: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 def test_the_stages_one_by_one_leave_the_tokens_of_the_whole_curation(

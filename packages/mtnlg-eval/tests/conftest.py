@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from mtnlg_eval.tasks.paper_task import PaperTask
@@ -84,6 +86,20 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return int(ended.value.code or 0)
 
     return command
+
+
+@pytest.fixture
+def outside() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command, or a script, in a process of its own, outside any repository."""
+
+    def started(
+        words: Sequence[object], folder: Path, script: str = "from mtnlg_eval import cli; cli.main()", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+        command = [sys.executable, "-c", script, *map(str, words)]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    return started
 
 
 def texts() -> list[str]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from math import exp
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,7 +20,8 @@ from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import subprocess
+    from collections.abc import Callable
 
     import torch
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from mtnlg_eval.scoring.packing import Batch
     from mtnlg_model.checkpoint.reader import Checkpoint
 
+    Outside = Callable[..., subprocess.CompletedProcess[str]]
     Run = Callable[..., int]
     Write = Callable[..., Path]
 
@@ -49,15 +48,6 @@ def save_and_die(self, answers):
 AnswerStore.save = save_and_die
 cli.main()
 """
-
-
-def outside(
-    words: Sequence[object], folder: Path, script: str = "from mtnlg_eval import cli; cli.main()", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, outside any repository."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, "-c", script, *map(str, words)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -275,7 +265,7 @@ def test_a_task_that_fails_halfway_takes_nothing_with_it(
 
 
 def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
-    run: Run, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, outside: Outside, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["run", checkpoint.directory, "--data", OURS, "--quiet", "--shots", "0,few", "--out"]
     assert run(*words, tmp_path / "whole") == 0

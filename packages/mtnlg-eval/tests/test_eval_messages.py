@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import subprocess
+    from collections.abc import Callable
 
     from mtnlg_model.checkpoint.reader import Checkpoint
 
+    Outside = Callable[..., subprocess.CompletedProcess[str]]
     Run = Callable[..., int]
     Write = Callable[..., Path]
 
 OURS = Path(__file__).parent / "rows"
-
-
-def outside(
-    words: Sequence[object], folder: Path, script: str = "from mtnlg_eval import cli; cli.main()", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, outside any repository."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, "-c", script, *map(str, words)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_a_layout_without_the_parallel_engine_says_what_to_install(
@@ -61,14 +51,14 @@ def test_a_wrong_command_line_is_told_before_anything_is_read(
     assert not (tmp_path / "eval").exists()
 
 
-def test_nothing_of_lm_eval_is_heard(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_nothing_of_lm_eval_is_heard(outside: Outside, checkpoint: Checkpoint, tmp_path: Path) -> None:
     words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path / "eval", "--tasks", "race_h,lambada")
     process = outside(words, tmp_path)
     assert process.returncode == 0
     assert all(line.startswith("scoring: ") for line in process.stderr.splitlines()), process.stderr
 
 
-def test_without_rows_and_network_one_line_says_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_without_rows_and_network_one_line_says_so(outside: Outside, checkpoint: Checkpoint, tmp_path: Path) -> None:
     process = outside(
         ("run", checkpoint.directory, "--out", tmp_path / "eval"), tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)
     )
@@ -78,7 +68,7 @@ def test_without_rows_and_network_one_line_says_so(checkpoint: Checkpoint, tmp_p
     assert "pass a folder with --data DIR" in process.stderr
 
 
-def test_help_waits_for_nothing_slow(tmp_path: Path) -> None:
+def test_help_waits_for_nothing_slow(outside: Outside, tmp_path: Path) -> None:
     slow = "{'torch', 'lm_eval', 'datasets', 'matplotlib', 'mtnlg_eval.report'} & set(sys.modules)"
     process = outside((), tmp_path, f"import sys; from mtnlg_eval import cli; sys.exit(len({slow}))")
     assert process.returncode == 0, process.stderr

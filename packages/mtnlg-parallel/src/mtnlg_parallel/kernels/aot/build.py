@@ -26,6 +26,7 @@ import torch
 
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.files import write_json, write_text
+from mtnlg_parallel.kernels.dispatch import OLDEST_OF_EIGHT_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 SHARED_KIB: Final = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99}
 """Most shared memory of a block (CUDA C++ Programming Guide, technical specifications)."""
 
-OLDEST_OF_EIGHT_BITS: Final = 89
 VARIANT_DTYPES: Final = ("bf16", "fp16", "fp32")
 """All variants are built in one process per dtype."""
 
@@ -100,7 +100,7 @@ def build_kernels(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, Bu
 
 def converts_to_eight_bits(target: str) -> bool:
     """Whether GPUs of ``target`` have numbers of 8 bits."""
-    return int(target.removeprefix("sm_")) >= OLDEST_OF_EIGHT_BITS
+    return divmod(int(target.removeprefix("sm_")), 10) >= OLDEST_OF_EIGHT_BITS
 
 
 def _resolve_targets(targets: Sequence[str]) -> list[str]:
