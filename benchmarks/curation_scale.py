@@ -113,8 +113,7 @@ def curate(corpus: Corpus, out: Path, options: list[str], during: Callable[[RunW
     shutil.rmtree(out, ignore_errors=True)
     watch = RunWatch(corpus.folder, out)
     command = [COMMAND, "--quiet", "run", str(corpus.recipe), "--out", str(out), *options]
-    process = subprocess.Popen(command)
-    watch.watch(process.pid)
+    process = watch.start(command)
     while (status := process.poll()) is None:
         during(watch)
         time.sleep(0.1)

@@ -1,23 +1,28 @@
 """What a curation takes, stage by stage, seen from outside: seconds, memory and disk by /proc, file opens by inotify.
 
-A stage ends when its ``account.json`` is renamed into place, an event in the same queue as the opens, so each open
-belongs to one stage. Memory is VmHWM, the kernel's own peak of resident bytes (mapped files included), set back at the
-end of each stage. Processor seconds are those of all processes that this one has started, killed ones too. Only the
-last ``PAUSE`` seconds of a process can escape.
+A stage ends when its ``account.json`` is about to be renamed into place. This module, run as a program, is the driver's
+start: an audit hook there announces each such rename and waits until the watch has looked, so that what a stage opened
+and took is its own however late the watch comes. Memory is VmHWM, the kernel's own peak of resident bytes (mapped files
+included), set back at the end of each stage. Processor seconds are those of all processes that this one has started,
+killed ones too. Only the last ``PAUSE`` seconds of a process can escape.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import select
+import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +31,7 @@ IN_OPEN, IN_CREATE, IN_MOVED_TO, IN_CLOSE = 0x20, 0x100, 0x80, 0x18  # closes ke
 IN_OVERFLOW, IN_DIRECTORY = 0x4000, 0x40000000
 EVENT = struct.Struct("iIII")
 ACCOUNT = "account.json"
+NAME_BYTES = 255  # the longest name of a folder
 PAUSE, DISK_PAUSE = 0.2, 10.0  # seconds between two looks at the processes, at the disk
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -56,18 +62,21 @@ class RunWatch:
         self._add(raw, raw.name)
         self._add(out, "")
         self._driver = 0
+        self._announced, self._announces = socket.socketpair()
         self._peaks = (0, 0)  # of the driver, of any worker
         self._ticks: dict[tuple[int, str], int] = {}  # of each process that was ever seen, by id and start
         self._since = time.monotonic(), 0.0
         self._end = threading.Event()
         self._threads = [threading.Thread(target=self._read), threading.Thread(target=self._look)]
 
-    def watch(self, driver: int) -> Self:
-        """Begin, with this process as the driver of the run."""
-        self._driver = driver
+    def start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Begin, with this Python script and its arguments as the driver of the run."""
+        ours = self._announces.fileno()
+        process = subprocess.Popen([sys.executable, __file__, str(ours), *command], pass_fds=[ours])
+        self._driver = process.pid
         for thread in self._threads:
             thread.start()
-        return self
+        return process
 
     def stop(self) -> None:
         """End; the run has ended."""
@@ -75,6 +84,8 @@ class RunWatch:
         for thread in self._threads:
             thread.join()
         os.close(self._queue)
+        self._announced.close()
+        self._announces.close()
 
     def _add(self, folder: Path, name: str) -> None:
         mask = IN_OPEN | IN_CLOSE | IN_CREATE | IN_MOVED_TO
@@ -85,13 +96,16 @@ class RunWatch:
         for inner in folder.iterdir():
             if inner.is_dir():
                 self._add(inner, f"{name}/{inner.name}".lstrip("/"))
-            elif inner.name == ACCOUNT:  # renamed into place before there was a watch
-                self._finish(name.partition("-")[2])
 
     def _read(self) -> None:
-        while not self._end.is_set() or select.select([self._queue], [], [], 0)[0]:
-            if select.select([self._queue], [], [], PAUSE)[0]:
-                self._take(os.read(self._queue, 1 << 20))
+        while not self._end.is_set():
+            readable = select.select([self._queue, self._announced], [], [], PAUSE)[0]
+            with suppress(BlockingIOError):
+                while True:  # what a stage has opened was queued before it announced its end
+                    self._take(os.read(self._queue, 1 << 20))
+            if self._announced in readable:
+                self._finish(self._announced.recv(NAME_BYTES).decode().partition("-")[2])
+                self._announced.send(b".")
 
     def _take(self, events: bytes) -> None:
         place = 0
@@ -109,12 +123,8 @@ class RunWatch:
                         self._add(folder / file, f"{name}/{file}".lstrip("/"))
             elif mask & IN_OPEN:
                 self.opened[name] += 1
-            elif mask & IN_MOVED_TO and file == ACCOUNT:
-                self._finish(name.partition("-")[2])
 
     def _finish(self, stage: str) -> None:
-        if stage in self.stages:
-            return
         self._look_at_processes(reset=True)
         now = time.monotonic(), sum(self._ticks.values()) / TICKS
         self.stages[stage] = StageCost(
@@ -171,3 +181,20 @@ def folder_bytes(folder: Path) -> int:
         with suppress(OSError):
             total += path.stat().st_size if path.is_file() else 0
     return total
+
+
+def announce_stages(to: socket.socket) -> None:
+    """In the driver: before the account of a stage is renamed into place, send the stage's folder and wait."""
+
+    def hook(event: str, values: tuple[object, ...]) -> None:
+        if event == "os.rename" and (account := Path(str(values[1]))).name == ACCOUNT:
+            to.sendall(account.parent.name.encode())
+            to.recv(1)
+
+    sys.addaudithook(hook)
+
+
+if __name__ == "__main__":
+    announce_stages(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv = sys.argv[2:]
+    runpy.run_path(sys.argv[0], run_name="__main__")

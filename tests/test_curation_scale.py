@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -173,6 +174,43 @@ def test_a_run_is_measured_from_outside(curated: list[Curated]) -> None:
     for run in curated:
         assert sum(stage.cpu_seconds for stage in run.watch.stages.values()) > 0
         assert run.watch.disk_bytes > 0
+
+
+TWO_STAGES = """
+import sys
+from pathlib import Path
+for stage, size in (("01-small", 1), ("02-large", 200_000_000)):
+    folder = Path(sys.argv[1], stage)
+    folder.mkdir()
+    held = b"x" * size
+    (folder / "partial").touch()
+    (folder / "partial").rename(folder / "account.json")
+"""
+
+
+def test_what_a_stage_took_is_its_own_however_late_the_watch_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_watch = benchmark("run_watch")
+    look = run_watch.RunWatch._look_at_processes
+
+    def late(watch: object, *, reset: bool = False) -> None:
+        if reset:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)  # the driver is not to end in the meantime
+        look(watch, reset=reset)
+
+    monkeypatch.setattr(run_watch.RunWatch, "_look_at_processes", late)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "stages.py").write_text(TWO_STAGES)
+    watch = run_watch.RunWatch(tmp_path / "raw", tmp_path / "out")
+    process = watch.start([str(tmp_path / "stages.py"), str(tmp_path / "out")])
+    assert process.wait() == 0
+    watch.stop()
+    assert list(watch.stages) == ["small", "large"]
+    small, large = (stage.driver_bytes for stage in watch.stages.values())
+    assert small < 100e6
+    assert large > 200e6
 
 
 def test_a_worker_or_one_process_for_all_takes_the_memory_that_is_planned(curated: list[Curated]) -> None:
