@@ -59,8 +59,11 @@ LIMITS: Final = {
 }
 """Seconds that a part may take at most, in order."""
 
-HUNG: Final = 40
-"""Seconds after which what a stopped part was at counts as failed, and is not tried again."""
+HUNG: Final = {part: 0.6 * seconds for part, seconds in LIMITS.items()} | {"waiting": 40}
+"""Seconds after which what a stopped part was at counts as failed, and is not tried again.
+
+Anything else goes on in the next call, first of all: a case of a rank compiles its layers for a minute or more.
+"""
 
 LEAST_SECONDS: Final = 20
 """A part does not begin with less time left."""
@@ -181,7 +184,7 @@ def record_hung(part: str, out: Path) -> None:
     with suppress(FileNotFoundError):
         running = json.loads((out / RUNNING).read_text(encoding="utf-8"))
         seconds = time.time() - running["began"]
-        if running["part"] == part and seconds > HUNG:
+        if running["part"] == part and seconds > HUNG[part]:
             results.add(running["key"], f"STOPPED: had not ended after {seconds:.0f} s", {"error": "did not end"})
             if part == "waiting":  # its other shapes are not tried
                 results.add("stopped", "a norm's backward pass may not end here", {"error": "did not end"})
@@ -228,7 +231,9 @@ def pack(options: Namespace) -> None:
     for name, version in sorted(requirements(PACKED).items()):
         wanted = f"{name}=={version}"
         if subprocess.run([*command, wanted], stderr=subprocess.DEVNULL, check=False).returncode:
-            subprocess.run([*build, wanted], check=False)  # sources alone: right where they are Python alone
+            built = subprocess.run([*build, wanted], check=False)  # sources alone: right where they are Python alone
+            if built.returncode:
+                print(f"{wanted}: NOT PACKED; there is no wheel for Python {options.python}")
     for name in ("rows", "gpt2", "tokens"):
         if source := getattr(options, name):
             shutil.copytree(source, options.pack / name, dirs_exist_ok=True)

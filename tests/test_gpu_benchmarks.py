@@ -160,7 +160,7 @@ def test_what_never_ends_is_stopped_and_counts_as_failed_and_the_rest_goes_witho
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hangs = "import threading\nthreading.Event().wait()"
-    running = {"part": "waiting", "key": "64 x 1000", "began": time.time() - 2 * gpu.HUNG}
+    running = {"part": "waiting", "key": "64 x 1000", "began": time.time() - 2 * gpu.HUNG["waiting"]}
     (tmp_path / "running.json").write_text(json.dumps(running))
     assert run_part(gpu, tmp_path, "waiting", hangs, 0.5)
     assert "waiting: stopped after" in capsys.readouterr().out
@@ -190,6 +190,46 @@ def test_a_norm_that_was_still_being_compiled_is_not_called_hung(gpu: Any, tmp_p
     (tmp_path / "running.json").write_text(json.dumps(running))
     assert run_part(gpu, tmp_path, "waiting", "import threading\nthreading.Event().wait()", 0.5)
     assert not (tmp_path / "results.jsonl").exists() or not read(tmp_path)
+
+
+def test_a_case_that_compiles_for_a_minute_goes_on_in_the_next_call(gpu: Any, tmp_path: Path) -> None:  # noqa: ANN401  (a module)
+    running = {"part": "rank", "key": "full recomputation", "began": time.time() - 60}
+    (tmp_path / "running.json").write_text(json.dumps(running))
+    assert run_part(gpu, tmp_path, "rank", "import threading\nthreading.Event().wait()", 0.5)
+    assert not (tmp_path / "results.jsonl").exists() or not read(tmp_path)
+
+
+def test_an_evaluation_that_is_cut_off_keeps_what_it_has_measured(
+    gpu: Any,  # noqa: ANN401  (as above)
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del gpu  # makes its parts importable
+    evaluation = importlib.import_module("gpu_parts.evaluation")
+    asked: list[list[str]] = []
+
+    def measured(words: list[str]) -> dict[str, Any]:
+        asked.append(words[:4])
+        if len(asked) == 2:
+            raise KeyboardInterrupt  # as where the part is stopped
+        figures = {"ratio": 2.0, "largest_difference_nats": 1e-3, "differ_fixed": 0, "requests": 9}
+        return dict.fromkeys(evaluation.CASES, figures)
+
+    monkeypatch.setattr(
+        evaluation,
+        "begin",
+        lambda _doc, part: (False, importlib.import_module("gpu_parts.results").Results(tmp_path, part)),
+    )
+    monkeypatch.setattr(evaluation, "measured", measured)
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: name)
+    monkeypatch.setenv("MTNLG_GPU_ROWS", "rows")
+    monkeypatch.setenv("MTNLG_GPU_GPT2", "gpt2")
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.main()
+    evaluation.main()
+    assert [words[1:] for words in asked[:2]] == [["whole", "--shots", "0"], ["whole", "--shots", "few"]]
+    assert asked[1] == asked[2], "the first is not measured again"
+    assert [row["line"][:6] for row in read(tmp_path).values()] == ["2.00 x"] * 3
 
 
 def test_a_measured_run_leaves_no_checkpoint_on_the_disk(

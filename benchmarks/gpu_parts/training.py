@@ -92,8 +92,9 @@ def measured(results: Results, name: str, settings: Sequence[str], data: Path, f
         "predicted_on": expected.cluster,
         "during": sampler.figures,
     }
+    mfu = figures["mfu_of_wall_time"]
     line = (
-        f"{figures['model_tflops']:.0f} TFLOP/s, MFU {figures['mfu_of_wall_time'] or 0:.1%}, "
+        f"{figures['model_tflops']:.0f} TFLOP/s, {'no peak known' if mfu is None else f'MFU {mfu:.1%}'}, "
         f"step {figures['step_seconds']:.3f} s (predicted {expected.seconds:.3f}), "
         f"loss {steps[0]['loss']} to {steps[-1]['loss']}, a checkpoint's stall {max(stalls, default=0):.1%} of a step"
     )

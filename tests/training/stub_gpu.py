@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -131,17 +132,25 @@ def pretend() -> None:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
 
     def convert(module: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: ANN401
-        """Replace parameters where torch swaps two tensors' contents, which it cannot with fake ones."""
+        """As torch for real tensors: other numbers of the same parameter, or on another device another parameter.
+
+        Of fake ones it would swap the contents, which it cannot where anything refers to them.
+        """
         for part in module.modules() if recurse else [module]:
             for name, old in part._parameters.items():
-                if old is not None:
-                    new = part._parameters[name] = torch.nn.Parameter(function(old.data), old.requires_grad)
-                    vars(new).update({key: value for key, value in vars(old).items() if key not in vars(new)})
+                if old is None:
+                    continue
+                data = function(old.data)
+                if data.device == old.device:
+                    old.data = data
+                    continue
+                new = part._parameters[name] = torch.nn.Parameter(data, old.requires_grad)
+                vars(new).update({key: value for key, value in vars(old).items() if key not in vars(new)})
         return module
 
     # Even where torch says that it finds a GPU: there is none to make tensors of lists on.
     FakeTensorMode.avoid_device_init = property(lambda _mode: True)  # type: ignore[method-assign, assignment]
-    vars(torch.cuda)["get_device_capability"] = lambda _device: (9, 0)
+    vars(torch.cuda)["get_device_capability"] = lambda _device=None: (9, 0)
     vars(torch.backends.cuda)["is_flash_attention_available"] = lambda: True
     vars(torch.nn.functional)["scaled_dot_product_attention"] = flash
     torch.nn.Module._apply = convert  # type: ignore[method-assign]
@@ -221,9 +230,9 @@ def storages() -> Any:  # noqa: ANN401  (a class that needs torch)
 
 
 def caller() -> str:
-    """The innermost function of this project, by file and name."""
+    """The innermost function of this project or of DeepSpeed, by file and name."""
     frame = sys._getframe(1)
-    while "mtnlg_" not in frame.f_code.co_filename and frame.f_code.co_name != "batches":
+    while not re.search("mtnlg_|/deepspeed/", frame.f_code.co_filename) and frame.f_code.co_name != "batches":
         if frame.f_back is None:
             return "torch"
         frame = frame.f_back

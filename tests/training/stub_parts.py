@@ -1,7 +1,7 @@
 """Runs parts of the GPU benchmark on `stub_gpu`'s GPU: ``python -m training.stub_parts LIBRARY OUT PART ...``.
 
-They take a real GPU's branches and sizes, once; their times mean nothing. Not tried: what `stub_gpu` does not try,
-torch.compile, and torch's profiler.
+They take a real GPU's branches and sizes, once; their times mean nothing. torch.compile is tried of a rank's layers, up
+to its graphs. Not tried: what `stub_gpu` does not try, Inductor, and torch's profiler.
 """
 
 from __future__ import annotations
@@ -76,17 +76,20 @@ def find_gpu() -> None:
         max_memory_allocated=lambda _device=None: 1 << 30,
         Event=Event,
         Stream=lambda _device=None: None,
+        _lazy_init=lambda: None,
+        get_rng_state=lambda _device=None: torch.empty(16, dtype=torch.uint8),
+        set_rng_state=lambda _state, _device=None: None,
     )
 
 
 def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
-    """Have a part run everything once, at another clock, and neither compile nor profile."""
+    """Have a part run everything once, at another clock, and neither compile but into graphs nor profile."""
     from gpu_parts import clock
     from mtnlg_parallel import recipe
 
     seconds = count()
     replaced = {
-        "compile_fresh": lambda function: function,
+        "compile_fresh": one_graph if module.__name__.endswith("rank") else lambda function: function,
         "time_by_kind": lambda _step: {},
         "Clock": lambda tiny, rounds, repeats, flush=True: clock.Clock(tiny, min(rounds, 1), min(repeats, 1), flush),
         "time": SimpleNamespace(perf_counter=lambda: next(seconds)),
@@ -95,6 +98,21 @@ def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
         "mtnlg_parallel": SimpleNamespace(load_recipe=recipe.load_recipe, RunOptions=recipe.RunOptions, train=trained),
     }
     vars(module).update({name: value for name, value in replaced.items() if name in vars(module)})
+
+
+def one_graph(function: Any) -> Any:  # noqa: ANN401  (a module)
+    """Under torch.compile up to its compiler: forward and backward are traced, each into one graph or not at all."""
+    import torch
+    from torch.utils._python_dispatch import _pop_mode_temporarily
+
+    compiled: Any = torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
+
+    def call(*inputs: Any) -> Any:  # noqa: ANN401  (tensors)
+        # That of `reading`: torch compiles nothing within one.
+        with _pop_mode_temporarily():
+            return compiled(*inputs)
+
+    return call
 
 
 def trained(recipe: Recipe, data: Path, folder: Path, **_options: object) -> None:

@@ -91,8 +91,13 @@ class Stream(Timeline):
 class Event(Timeline):
     """As `torch.cuda.Event`."""
 
-    def __init__(self) -> None:
+    def __init__(self, enable_timing: bool = False) -> None:
         super().__init__("event")
+        self.times = enable_timing
+
+    def record(self) -> None:
+        """As `torch.cuda.Event.record`."""
+        self.join(current.stream)
 
     def synchronize(self) -> None:
         """As `torch.cuda.Event.synchronize`."""
@@ -150,7 +155,13 @@ def on(stream: Stream | None) -> Iterator[None]:
 
 def install() -> None:
     """Have torch use these, and lists of real tensors' numbers be real."""
-    vars(torch.cuda).update(Stream=Stream, Event=Event, stream=on, current_stream=lambda _device=None: current.stream)
+    vars(torch.cuda).update(
+        Stream=Stream,
+        Event=Event,
+        stream=on,
+        current_stream=lambda _device=None: current.stream,
+        synchronize=lambda _device=None: wait_for_all("synchronize"),
+    )
     listed = torch.Tensor.tolist
 
     def tolist(tensor: Tensor) -> Any:  # noqa: ANN401  (torch's)
@@ -159,13 +170,18 @@ def install() -> None:
 
     def wait(tensor: Tensor) -> list[int]:
         if tensor.is_cuda:
-            for mode in _get_current_dispatch_mode_stack():
-                if isinstance(mode, Streams):
-                    mode.wait("tolist")
+            wait_for_all("tolist")
         return [1] * tensor.numel()
 
     torch.Tensor.tolist = tolist  # type: ignore[method-assign, assignment]
     FakeTensor.tolist = wait  # type: ignore[method-assign, assignment]
+
+
+def wait_for_all(reason: str) -> None:
+    """Have the host wait for the current stream, where somebody watches."""
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, Streams):
+            mode.wait(reason)
 
 
 class Storage(NamedTuple):
@@ -200,7 +216,7 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.__name__.partition(".")[0]
         if name == "_local_scalar_dense" and args[0].is_cuda:
             self.wait(name)
-            return 1.0 if args[0].is_floating_point() else 1
+            return 1.0 if args[0].is_floating_point() else int(args[0].dtype != torch.bool)
         is_pinned = bool(kwargs.pop("pin_memory", False)) or name == "_pin_memory"  # of which fake tensors know nothing
         made = args[0].clone() if name == "_pin_memory" else func(*args, **kwargs)
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]

@@ -181,3 +181,29 @@ def test_under_sequence_parallelism_a_rank_keeps_its_rows_in_8_bits_and_gathers_
     _, dy_ON = eight_bit.rounded(dy.view(-1, 48), BACKWARD, True)
     assert weight.grad is not None
     assert torch.equal(weight.grad, eight_bit.product(dy_ON, x_IN, torch.float32))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_products_of_one_x_are_those_of_each_to_the_last_bit_and_round_it_once(bits: int) -> None:
+    roundings: list[tuple[torch.Size, torch.dtype]] = []
+
+    def noted(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Factor, Factor]:
+        roundings.append((x_RK.shape, dtype))
+        return eight_bit.rounded(x_RK, dtype, transposed)
+
+    slicing: Any = SimpleNamespace(
+        degree=1, sequence_parallel=False, eight_bit=Rounding(rounded=noted) if bits == 8 else None
+    )
+    x = noise(16, 2, 64).bfloat16()
+    weights = [noise(width, 64).bfloat16().requires_grad_() for width in (48, 80)]
+    dys = [noise(16, 2, width).bfloat16() for width in (48, 80)]
+
+    def gradients(products_of: Any) -> list[Tensor]:  # noqa: ANN401  (a function)
+        input_SBH = x.clone().requires_grad_()
+        ys = products_of(input_SBH)
+        return [*ys, *torch.autograd.grad(ys, [input_SBH, *weights], dys)]
+
+    together = gradients(lambda input_SBH: products.columns(input_SBH, weights, slicing))
+    assert roundings.count((torch.Size([32, 64]), FORWARD)) == (bits == 8)
+    apart = gradients(lambda input_SBH: [products.column(input_SBH, weight, slicing) for weight in weights])
+    assert all(map(torch.equal, together, apart))

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtnlg_model.config import ModelConfig
 from mtnlg_parallel.engine import sharded_optimizer
+from mtnlg_parallel.engine.process import suppress_output
 from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ShardedOptimizer
 from mtnlg_parallel.model import products
 from mtnlg_parallel.recipe import Train
@@ -58,6 +60,25 @@ def test_the_sum_of_dx_is_in_flight_beside_the_product_for_the_weights(sequence_
         assert events == [gather, scatter, f"waited for {gather}", "product for dW", f"waited for {scatter}"]
     else:
         assert events == ["all_reduce", "product for dW", "waited for all_reduce"]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_swiglus_products_share_what_crosses_the_ranks(sequence_parallel: bool, events: Events) -> None:
+    with suppress_output():  # of megatron-core
+        from mtnlg_parallel.model.slicing import fake_process_group
+        from mtnlg_parallel.model.stage_modules import Layer
+
+    config = ModelConfig(layers=1, hidden=8, heads=2, sequence=4, vocabulary=16, mlp="swiglu")
+    with fake_process_group(0, 2, config, sequence_parallel) as slicing:
+        mlp = Layer(config, 0, slicing, "none", torch.device("cpu")).mlp
+        y = mlp(torch.randn(4 // (2 if sequence_parallel else 1), 1, 8, requires_grad=True))
+        begun = ["all_gather_into_tensor", "reduce_scatter_tensor"] if sequence_parallel else ["all_reduce"]
+        assert [event for event in events if not event.startswith("waited")] == begun
+        events.clear()
+        y.backward(torch.ones_like(y))
+    # Of dy, of x for both weights' gradients, and the sum of both products' dx.
+    begun = [*2 * ["all_gather_into_tensor"], "reduce_scatter_tensor"] if sequence_parallel else ["all_reduce"]
+    assert [event for event in events if not event.startswith("waited")] == begun
 
 
 def test_gradients_are_reduced_beside_backward_and_weights_gathered_beside_the_first_forward(events: Events) -> None:

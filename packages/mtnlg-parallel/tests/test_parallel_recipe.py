@@ -92,7 +92,7 @@ def test_the_530b_of_2022_is_the_fastest_that_fits_and_five_percent_over_megatro
         if not memory_error(memory(other, train_software(other)), selene):
             seconds[other] = predict(other, selene, train_software(other)).seconds
     assert min(seconds, key=seconds.__getitem__) == run
-    for dp, ratio in ((1, 1.073), (8, 1.099)):
+    for dp, ratio in ((1, 1.071), (8, 1.097)):
         ours = run._replace(layout=Layout(tp=8, pp=35, dp=dp), batch=280 * dp)
         theirs = ours._replace(recompute="selective", zero=0, splits_backward=False)
         speedup = predict(theirs, selene, load_software("megatron-lm")).seconds

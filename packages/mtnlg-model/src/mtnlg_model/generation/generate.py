@@ -14,7 +14,7 @@ import torch
 from mtnlg_model.console import Failure
 from mtnlg_model.functional import causal_mask
 
-from .sampling import GREEDY, draw_tokens, row_generators
+from .sampling import GREEDY, draw_tokens, row_generators, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ def stream_tokens(
     cache = decoder.cache(longest + max_new_tokens - 1)
     rows = list(range(len(prompts)))
     new: list[list[int]] = [[] for _ in prompts]
-    tokens_BS = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    tokens_BS = to_device(torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]), device)
     for _ in range(max_new_tokens):
         with torch.inference_mode(), eval_mode(decoder):
             logits_BV = _next_logits(decoder, tokens_BS, padding, cache)[:, :vocabulary]
@@ -66,9 +66,9 @@ def stream_tokens(
         if not unfinished:
             return
         if len(unfinished) < len(rows):
-            cache.keep(torch.tensor(unfinished, device=device))
+            cache.keep(to_device(torch.tensor(unfinished), device))
             rows, padding = [rows[n] for n in unfinished], [padding[n] for n in unfinished]
-        tokens_BS = torch.tensor([[new[row][-1]] for row in rows], device=device)
+        tokens_BS = to_device(torch.tensor([[new[row][-1]] for row in rows]), device)
 
 
 def _check_prompts(prompts: Sequence[Sequence[int]], decoder: Decoder) -> None:
@@ -85,7 +85,7 @@ def _next_logits(decoder: Decoder, tokens_BS: Tensor, padding: Sequence[int], ca
     s, cached = tokens_BS.shape[1], cache.length
     if not any(padding):
         return decoder.logits(decoder.hidden(tokens_BS, cache.positions(tokens_BS), cache.attend())[-1])
-    padding_B = torch.tensor(padding, device=tokens_BS.device)
+    padding_B = to_device(torch.tensor(padding), tokens_BS.device)
     columns_S = torch.arange(cached, cached + s, device=tokens_BS.device)
     columns_T = torch.arange(cached + s, device=tokens_BS.device)
     positions_BS = (columns_S - padding_B[:, None]).clamp(min=0)

@@ -52,11 +52,16 @@ def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torc
         cdf_BV = probabilities(logits_BV, sampling).double().cumsum(-1)
         greatest_B = cdf_BV[:, -1]
         # Scaled by the last sum, which rounding leaves a little off 1; the first sum above it has a token with p > 0.
-        token_B = torch.searchsorted(cdf_BV, u_B1.to(cdf_BV.device) * cdf_BV[:, -1:], right=True)[:, 0]
+        token_B = torch.searchsorted(cdf_BV, to_device(u_B1, cdf_BV.device) * cdf_BV[:, -1:], right=True)[:, 0]
     tokens: list[int] = token_B.masked_fill(greatest_B.isnan(), NO_TOKEN).tolist()  # of a row with NaN so are both
     if NO_TOKEN in tokens:
         raise Failure(NO_NUMBERS)
     return tokens
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on ``device``; the host does not wait for what a GPU has been given before."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:

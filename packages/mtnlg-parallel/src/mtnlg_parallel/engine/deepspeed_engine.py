@@ -42,13 +42,17 @@ class DeepSpeedEngine:
         # DeepSpeed calls collectives by names that torch has deprecated.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         self.device, self._multiple = device, recipe.batch_size.multiple
+        self._steps = 0
         with suppress_output():
             import deepspeed.ops  # noqa: PLC0415  (slow, and reads DS_ACCELERATOR when imported)
+            import deepspeed.runtime.pipe.engine  # noqa: PLC0415  (as above)
 
             from mtnlg_parallel.model.pipeline import Pipeline  # noqa: PLC0415  (imports DeepSpeed)
 
-            # Else DeepSpeed compiles C++ for half a minute, for inference collectives that we never call.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            # Else DeepSpeed tries every operator's compiler, and on a CPU compiles collectives that we never call.
+            vars(deepspeed.ops)["__compatible_ops__"] = {}
+            # Of gradients summed in fp32; no setting of DeepSpeed's has it.
+            vars(deepspeed.runtime.pipe.engine)["MEMORY_OPT_ALLREDUCE_SIZE"] = COPIED_ELEMENTS
             deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
             with _own_groups_alone(), torch.no_grad():  # it broadcasts tied weights, which autograd would record
                 module = Pipeline(recipe, device, ops)
@@ -70,10 +74,11 @@ class DeepSpeedEngine:
     @property
     def optimizer_steps(self) -> int:
         """Number of updates."""
-        return max((int(state["step"]) for state in self._adamw.state.values()), default=0)
+        return self._steps
 
     @optimizer_steps.setter
     def optimizer_steps(self, steps: int) -> None:
+        self._steps = steps
         for state in self._adamw.state.values():
             state["step"].fill_(steps)
 
@@ -107,12 +112,22 @@ class DeepSpeedEngine:
         verdict = Verdict(judge, self._loss_and_grad_norm)
         self._adamw.permits_update = verdict.permits_update
         self._engine.set_train_batch_size(micro_batches * self._multiple)
-        self._engine.train_batch(batches)
-        return verdict.outcome()
+        self._engine.train_batch(self._on_device(batches) if batches else None)
+        for timer in self._engine.timers.get_timers().values():  # else it keeps two events of every step
+            timer.reset()
+        outcome = verdict.outcome()
+        self._steps += outcome.skip_reason is None
+        return outcome
 
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
         """Mean loss over the micro-batches, in nats per token."""
-        return float(self._engine.eval_batch(batches, num_micro_batches=micro_batches))
+        return float(self._engine.eval_batch(self._on_device(batches), num_micro_batches=micro_batches))
+
+    def _on_device(self, batches: MicroBatches) -> MicroBatches:
+        """The micro-batches on this rank's device: DeepSpeed's own copies would make the host wait for the GPU."""
+        for tensors in batches:
+            tokens_BS, targets_BS = (tensor.to(self.device, non_blocking=True) for tensor in tensors)
+            yield tokens_BS, targets_BS
 
     def _loss_and_grad_norm(self) -> tuple[float, float]:
         """Loss and gradient norm of the batch whose gradients have just been reduced, equal on every rank.
@@ -126,7 +141,7 @@ class DeepSpeedEngine:
             last_stage_ranks = engine.grid.data_parallel_size * engine.grid.model_parallel_size
             loss_and_norm[0] = engine.total_loss.double() / (engine.micro_batches * last_stage_ranks)
         if distributed.get_rank() == 0:
-            loss_and_norm[1] = float(engine.optimizer._global_grad_norm)  # noqa: SLF001  (public only after the step)
+            loss_and_norm[1] = engine.optimizer._global_grad_norm  # noqa: SLF001  (public only after the step)
         distributed.all_reduce(loss_and_norm)
         loss, grad_norm = loss_and_norm.tolist()
         return loss, grad_norm

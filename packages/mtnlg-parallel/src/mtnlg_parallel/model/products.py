@@ -5,7 +5,8 @@
 
 Sums and gathers are over the tensor-parallel ranks: all-reduces, or under sequence parallelism reduce-scatters and
 all-gathers of the first axis (Korthikanti et al. 2022, section 4.2.2). In backward each is in flight beside a product:
-gathers beside the one for dx, sums of dx beside the one for dW.
+gathers beside the one for dx, sums of dx beside the one for dW. Products of one x, as SwiGLU's, share its gathers, its
+rounding and the sum of dx over the ranks.
 
 dW goes to the weight's `GradientSink` where an engine has set one, and else to autograd. A sink can add it in fp32
 inside the product (`add_product`), and do so later: all that it needs is dy and x. Backward has the weight itself, not
@@ -28,6 +29,8 @@ from . import eight_bit
 from .eight_bit import BACKWARD, FORWARD, Factor, weight_factors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import Work
 
     from .slicing import Slicing
@@ -46,8 +49,13 @@ class GradientSink(Protocol):
 
 def column(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
     """[S, …, I] → [S, …, O], this rank's columns; under sequence parallelism from this rank's part, [S/tp, …, I]."""
-    y: Tensor = _Column.apply(x, weight_OI, slicing)  # type: ignore[no-untyped-call]
-    return y
+    return columns(x, [weight_OI], slicing)[0]
+
+
+def columns(x: Tensor, weights_OI: Sequence[Tensor], slicing: Slicing) -> tuple[Tensor, ...]:
+    """`column` for each weight, with one gather and one rounding of x, and one sum of dx."""
+    ys: tuple[Tensor, ...] = _Columns.apply(x, slicing, *weights_OI)  # type: ignore[no-untyped-call]
+    return ys
 
 
 def row(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
@@ -77,34 +85,41 @@ def add_product(total_OI: Tensor, dy_ON: Tensor | Factor, x_IN: Tensor | Factor,
         torch.addmm(total_OI, *(factor.to(total_OI.dtype) for factor in factors), beta=beta, out=total_OI)
 
 
-class _Column(Function):
+class _Columns(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:  # noqa: ANN401  (autograd's context)
-        ctx.weight, ctx.slicing = weight, slicing
-        whole = _wait(*_gather(x, slicing))
+    def forward(ctx: Any, x: Tensor, slicing: Slicing, *weights: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401  (autograd's context)
+        ctx.weights, ctx.slicing = weights, slicing
+        whole, x_NI = _wait(*_gather(x, slicing)), None
         if slicing.eight_bit is None:
             ctx.save_for_backward(x)
-            return whole @ weight.t()
-        x_NI, x_IN = slicing.eight_bit.rounded(_matrix(whole), FORWARD, not slicing.sequence_parallel)
-        kept = x_NI.values.chunk(slicing.degree)[slicing.rank].clone() if slicing.sequence_parallel else x_IN.values
-        ctx.save_for_backward(kept, x_NI.scale)
-        return _forward(x_NI, whole, weight, slicing)
+        else:
+            x_NI, x_IN = slicing.eight_bit.rounded(_matrix(whole), FORWARD, not slicing.sequence_parallel)
+            local = (
+                x_NI.values.chunk(slicing.degree)[slicing.rank].clone() if slicing.sequence_parallel else x_IN.values
+            )
+            ctx.save_for_backward(local, x_NI.scale)
+        return tuple(_forward(x_NI, whole, weight, slicing) for weight in weights)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401  (as above)
+    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         (x, *scale), slicing = ctx.saved_tensors, ctx.slicing
         gathered = _gather(x.view(torch.uint8) if scale else x, slicing)  # which every backend can gather
-        dx, dy_ON = _backward(dy, ctx.weight, slicing)
+        dx, dy_ON = _backward(dys[0], ctx.weights[0], slicing)
+        factors = [dy_ON]
+        for dy, weight in zip(dys[1:], ctx.weights[1:], strict=True):
+            more, dy_ON = _backward(dy, weight, slicing)
+            dx += more
+            factors.append(dy_ON)
         summed = _sum(dx, slicing)
         x = _wait(*gathered)
-        if not ctx.needs_input_grad[1]:
-            return _wait(*summed), None, None
+        if not any(ctx.needs_input_grad[2:]):
+            return _wait(*summed), None, *(None for _ in ctx.weights)
         if slicing.eight_bit and slicing.sequence_parallel:
             x = slicing.eight_bit.transpose(x.view(FORWARD))
         x_IN = Factor(x.view(FORWARD), *scale) if scale else _matrix(x).t()
-        dw = _weight_gradient(ctx.weight, dy_ON, x_IN)
-        return _wait(*summed), dw, None
+        dws = [_weight_gradient(weight, dy_ON, x_IN) for weight, dy_ON in zip(ctx.weights, factors, strict=True)]
+        return _wait(*summed), None, *dws
 
 
 class _Keep(Function):

@@ -6,15 +6,16 @@ slices. Built for the meta device it takes no memory at all, and its parameters 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mtnlg_model import decoder
+from mtnlg_model.functional import add_bias
 from mtnlg_parallel.layout import NORMS_OF_HEADS, SLICED_AXES
 
-from . import tensor_parallel
+from . import products, tensor_parallel
 from .head import EAGER, mean_loss
 from .shared_heads import SharedHeads
 
@@ -54,6 +55,22 @@ class Embedding(decoder.Embedding):
         return super().forward(tokens_BS, self.slicing.positions(tokens_BS) if positions_BS is None else positions_BS)
 
 
+class GatedMLP(decoder.MLP):
+    """`decoder.MLP` with SwiGLU, of which both first products share one x."""
+
+    def __init__(self, config: ModelConfig, slicing: Slicing, ops: ParallelOps) -> None:
+        super().__init__(config, ops)
+        self.slicing = slicing
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        """x_SBH -> x_SBH."""
+        gate: Any = self.gate  # which SwiGLU has
+        y_SBF, gate_SBF = products.columns(x_SBH, [self.up.weight, gate.weight], self.slicing)
+        gate_SBF, y_SBF = add_bias(gate_SBF, gate.bias), add_bias(y_SBF, self.up.bias)
+        out: Tensor = self.down(self.ops.swiglu(gate_SBF, y_SBF))
+        return out
+
+
 class Layer(decoder.DecoderLayer):
     """A decoder layer with this rank's heads and slice of the MLP."""
 
@@ -71,6 +88,8 @@ class Layer(decoder.DecoderLayer):
             super().__init__(config, number, local_ops)
             if slicing.kv_group:
                 self.attention = SharedHeads(config, number, local_ops, slicing)
+            if config.mlp == "swiglu":
+                self.mlp = GatedMLP(config, slicing, local_ops)
         tensor_parallel.parallelize_module(self, slicing, device)
 
 

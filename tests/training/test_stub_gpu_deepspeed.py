@@ -1,0 +1,97 @@
+"""DeepSpeed's engine at the shapes of real runs on a GPU that is not there (`stub_deepspeed`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtnlg_parallel.recipe import load_recipe
+from training import stub_gpu
+from training.stub_gpu import Case
+
+if not stub_gpu.CAN_RUN:
+    pytest.skip("compiles a library for Linux with g++", allow_module_level=True)
+
+pytest.importorskip("triton")
+from training.stub_deepspeed import Answer
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SMALL = ["model.attention_dropout=0", "model.layers=4"]
+RANKS = ["layout.tp=2", "layout.pp=2", "layout.dp=4"]
+SEQUENCE = [*SMALL, *RANKS, "train.sequence_parallel=true"]
+CASES = {
+    "1.3B": Case("dense-1.3b", SMALL, 0, 2),
+    "1.3B recomputed": Case("dense-1.3b", [*SMALL, "train.recompute=full"], 0, 2),
+    "1.3B in fp32": Case("dense-1.3b", [*SMALL, "train.precision=fp32"], 0, 2),
+    "first stage": Case("dense-1.3b", SEQUENCE, 0, 4),
+    "last stage": Case("dense-1.3b", SEQUENCE, 9, 4),
+    "last stage, messages in parts": Case("dense-1.3b", [*SMALL, *RANKS, "train.sequence_parallel=false"], 9, 4),
+    "stage 1 of the 530B": Case("mt-nlg-530b", ["model.attention_dropout=0", "model.layers=12", "layout.pp=4"], 64, 8),
+}
+ONCE_A_STEP = {
+    "_local_scalar_dense utils.is_invalid_grad_norm",
+    "_local_scalar_dense utils.clip_tensors_by_global_norm",
+    "_to_copy engine._aggregate_total_loss",
+    "tolist deepspeed_engine._loss_and_grad_norm",
+}
+"""Whether the norm is finite, its clipping, and the loss; the last two by DeepSpeed for itself."""
+
+CONSTANTS = {"_to_copy utils.mask_nan_or_inf_with_val_inplace"}
+"""Numbers that are arguments of a kernel on a real GPU."""
+
+MESSAGES = 8
+"""As DeepSpeed receives, gathers, copies and sends them."""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """Of every case."""
+    folder = tmp_path_factory.mktemp("stub")
+    cases = folder / "cases.json"
+    asked = [case._replace(recipe=str(RECIPES / case.recipe / "train.toml")) for case in CASES.values()]
+    cases.write_text(json.dumps(asked), encoding="utf-8")
+    run = [sys.executable, "-m", "training.stub_deepspeed", str(stub_gpu.build(folder)), str(cases)]
+    ended = subprocess.run(run, cwd=Path(__file__).parents[1], check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    printed = json.loads(ended.stdout.splitlines()[-1])
+    return {name: Answer(*answer) for name, answer in zip(CASES, printed, strict=True)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_micro_batch_holds_up_no_host_and_a_checkpoint_waits_for_what_it_reads(
+    name: str, answers: dict[str, Answer]
+) -> None:
+    """But where DeepSpeed says with each part of a message how it is cut."""
+    answer = answers[name]
+    assert not answer.races
+    waits = answer.waits
+    if "part" in name or "530B" in name:
+        assert waits.pop("_to_copy utils.to_meta") <= 2 * CASES[name].micro_batches
+    assert set(waits) <= ONCE_A_STEP | CONSTANTS
+    assert sum(waits.values()) <= 7, waits
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_leaves_nothing_on_the_gpu(name: str, answers: dict[str, Answer]) -> None:
+    assert answers[name].left < 1 << 10
+    assert answers[name].events == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_holds_what_is_planned_the_heads_gradient_twice_and_copies_of_messages(
+    name: str, answers: dict[str, Answer]
+) -> None:
+    """The head's gradient of a micro-batch stands beside the sum of those before; no other is copied to be reduced."""
+    case, answer = CASES[name], answers[name]
+    recipe = load_recipe(RECIPES / case.recipe, case.overrides)
+    layout, train, model = recipe.layout, recipe.train, recipe.model
+    width = 2 if train.storage == "bf16" else 4
+    is_last = layout.coordinates(case.rank).pp == layout.pp - 1
+    table = width * model.vocabulary * model.hidden // layout.tp if is_last else 0
+    message = width * model.sequence * train.micro_batch * model.hidden // (layout.tp if train.sequence_parallel else 1)
+    assert answer.peak > 0.97 * answer.planned
+    assert answer.peak < answer.planned + table + MESSAGES * message
