@@ -75,6 +75,14 @@ def test_a_person_reads_a_table() -> None:
         assert words in said
 
 
+def test_long_steps_are_told_in_whole_seconds_and_a_ramp_only_where_there_is_one() -> None:
+    said = plan("llama-3.1-8b", "--cluster", "dgx-h100", "--layout", "dp=8", "--batch", "256", "--tokens", "1T")
+    low, high = re.search(r"90 % of such steps take ([\d,.]+) to ([\d,.]+) s", said).groups()  # type: ignore[union-attr]
+    assert float(high.replace(",", "")) > 1000
+    assert "." not in low + high
+    assert "ramp" not in said
+
+
 def test_scaling_prints_the_papers_table_beside_ours() -> None:
     said = plan("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35", "--scaling", "280,350,420")
     assert re.search(r"420\s+3,360\s+12\s+4\d\.\d\s+44\.4\s+[+-]\d\.\d%", said)
@@ -89,6 +97,12 @@ def test_a_search_shows_the_best_and_why_others_were_rejected() -> None:
     said = plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search")
     assert "rejected for memory" in said
     assert "90 % of steps take" in said
+
+
+@pytest.mark.parametrize(("batch", "idle"), [("6", True), ("8", False)])
+def test_a_search_says_when_the_fastest_leaves_gpus_idle(batch: str, idle: bool) -> None:
+    said = plan("gpt2-xl", "--batch", batch, "--nodes", "1", "--search", "--top", "1")
+    assert ("the fastest takes 6 of the 8 GPUs" in said) is idle
 
 
 def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Path) -> None:

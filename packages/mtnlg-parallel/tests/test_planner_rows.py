@@ -1,33 +1,20 @@
-"""``plan --rows``: published runs read as they are, predicted, and compared with what was measured."""
+"""``plan --rows``: published runs are read as they are, by all names of what they say."""
 
 import csv
 import json
-import re
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from mtnlg_model.console import Failure
+from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.cli import app
-from mtnlg_parallel.planner.cluster import load_cluster
-from mtnlg_parallel.planner.interval import interval_of, kind_of
 from mtnlg_parallel.planner.memory import memory
-from mtnlg_parallel.planner.programs import load_software
-from mtnlg_parallel.planner.published.predicted import COLUMNS, measured_seconds, predict_row
+from mtnlg_parallel.planner.published.predicted import COLUMNS, predict_row
 from mtnlg_parallel.planner.published.rows import PublishedRun, Row, network_bandwidth, read_rows
 
 RUNS = Path(__file__).parent / "data" / "published_runs.csv"
-ROWS = read_rows(RUNS)
-NEVER_FITTED = read_rows(RUNS.with_name("never_fitted_runs.csv"))
-H100 = load_cluster("dgx-h100")
-PREDICTED = {row.cells["id"]: predict_row(row) for row in ROWS}
-
-
-def of_family(family: str, *, precision: str | None = None) -> list[Row]:
-    rows = [row for row in ROWS if row.cells["family"] == family]
-    return [row for row in rows if precision is None or (row.published and row.published.run.precision == precision)]
 
 
 def rewritten(tmp_path: Path, **cells: str) -> list[Row]:
@@ -42,86 +29,25 @@ def rewritten(tmp_path: Path, **cells: str) -> list[Row]:
     return read_rows(path)
 
 
-@pytest.mark.parametrize(
-    ("family", "precision", "bound"),
-    [
-        ("vtrain", None, 0.06),
-        ("mt-nlg", None, 0.03),
-        ("megatron-sc21", None, 0.03),
-        ("megatron-2205.05198", None, 0.03),
-        ("nvidia-dgxc", "bf16", 0.03),
-        ("nvidia-dgxc", "fp8", 0.06),
-        ("nvidia-dgxc-gpt3", "bf16", 0.02),
-        ("nvidia-dgxc-gpt3", "fp8", 0.03),
-        ("nvidia-dgxc-gb200", "bf16", 0.02),
-        ("torchtitan", None, 0.06),
-        ("mosaic-fsdp", None, 0.08),
-        ("bloom-prequel", None, 0.09),
-    ],
-)
-def test_published_steps_are_predicted(family: str, precision: str | None, bound: float) -> None:
-    errors = [abs(PREDICTED[row.cells["id"]]["error"]) for row in of_family(family, precision=precision)]
-    assert len(errors) >= 3
-    assert sum(errors) / len(errors) <= bound
+def described(tmp_path: Path, **cells: str) -> PublishedRun:
+    (row,) = rewritten(tmp_path, **cells)
+    assert row.published, row.why_not
+    return row.published
 
 
 @pytest.mark.parametrize(
-    ("family", "hardware", "precision", "bound"),
+    ("software", "native"),
     [
-        ("nvidia-dgxc", "H100", "bf16", 0.03),
-        ("nvidia-dgxc", "H100", "fp8", 0.06),
-        ("nvidia-dgxc-2025", "H100", "bf16", 0.03),
-        ("nvidia-dgxc-2025", "H100", "fp8", 0.05),
-        ("nvidia-dgxc-2025", "GB200", "fp8", 0.08),
-        ("nemo-summary", "H100", "fp8", 0.07),
-        ("nemo-summary", r"\bB200", "fp8", 0.08),
-        ("nemo-summary", "GB200", "fp8", 0.08),
-        ("nemo-long", "H100", "fp8", 0.12),
-        ("torchtitan", "H100", None, 0.13),
-        ("mosaic-fsdp", "H100", "bf16", 0.08),
-        ("mosaic-fsdp", "H100", "fp8", 0.12),
-        ("mosaic-fsdp", "A100", None, 0.08),
-        ("bloom-prequel", "A100", None, 0.09),
+        ("NeMo 24.03.01", False),
+        ("NeMo 24.07", False),
+        ("NeMo 24.05-24.09", True),
+        ("NeMo 25.02", True),
+        ("NeMo", True),
+        ("Megatron-Bridge 25.09", True),
     ],
 )
-def test_runs_to_which_nothing_was_fitted_are_predicted(
-    family: str, hardware: str, precision: str | None, bound: float
-) -> None:
-    """The bounds are those of test_published_steps_are_predicted where the kind of run is the same."""
-    errors = []
-    for row in NEVER_FITTED:
-        if row.cells["family"] != family or not re.search(hardware, row.cells["hardware"]) or not row.published:
-            continue
-        seconds = measured_seconds(row)
-        if seconds and precision in {None, row.published.run.precision}:
-            errors.append(abs(predict_row(row)["predicted_step_seconds"] / seconds - 1))
-    assert len(errors) >= 4
-    assert sum(errors) / len(errors) <= bound
-
-
-def test_intervals_hold_runs_to_which_nothing_was_fitted() -> None:
-    inside = []
-    for row in NEVER_FITTED:
-        if seconds := measured_seconds(row):
-            predicted = predict_row(row)
-            inside.append(predicted["low_step_seconds"] <= seconds <= predicted["high_step_seconds"])
-    assert len(inside) >= 300
-    assert 0.85 <= sum(inside) / len(inside) <= 0.96
-
-
-def test_what_ran_fits_and_what_did_not_does_not() -> None:
-    """Of BLOOM's six trials without memory one is counted as its neighbours, which ran (docs/decisions/0189)."""
-    fits = {row.cells["id"]: predict_row(row)["fits"] for row in NEVER_FITTED if row.published}
-    failed = [row.cells["id"] for row in NEVER_FITTED if row.cells["caveat"] == "OOM"]
-    assert [name for name in fits if not fits[name] and name not in failed] == []
-    assert len(failed) == 6
-    assert [name for name in failed if fits[name]] == ["bloom-h14336-l82-a128-dp8tp4pp12-mb2-b2048-b"]
-
-
-def test_the_only_runs_that_are_refused_are_of_a_program_that_nobody_has() -> None:
-    assert {row.why_not for row in NEVER_FITTED if not row.published} == {
-        "software 'Meta, internal' is not known to the planner"
-    }
+def test_nemo_has_cudnns_attention_from_24_09_on(tmp_path: Path, software: str, native: bool) -> None:
+    assert described(tmp_path, software=software).software.native_attention is native
 
 
 def test_an_optimizer_of_nemo_keeps_what_bf16_lacks_of_a_weight(tmp_path: Path) -> None:
@@ -135,98 +61,11 @@ def test_an_optimizer_of_nemo_keeps_what_bf16_lacks_of_a_weight(tmp_path: Path) 
     assert masters == [0.25, 0.25, 0.5]
 
 
-def test_every_row_is_predicted_and_no_run_that_ran_is_called_unfit() -> None:
-    assert not [row.why_not for row in ROWS if row.published is None]
-    assert not [name for name, predicted in PREDICTED.items() if not predicted["fits"]]
-
-
-def test_intervals_hold_the_steps_they_are_made_from_and_are_of_use() -> None:
-    """90 % and more, as these rows were seen; what left-out hidden sizes give is in docs/decisions/0170.
-
-    Of torchtitan's 14 runs in 8 bits two err by more than 20 %, so its interval cannot be as narrow as the others'.
-    """
-    inside = [
-        predicted["low_step_seconds"] <= (measured_seconds(row) or 0) <= predicted["high_step_seconds"]
-        for row in ROWS
-        for predicted in (PREDICTED[row.cells["id"]],)
-    ]
-    assert sum(inside) / len(inside) >= 0.9
-    for row in ROWS:
-        predicted, (run, _, software) = PREDICTED[row.cells["id"]], row.published or pytest.fail(row.why_not)
-        most = 1.65 if kind_of(run, software) == "torchtitan fp8" else 1.43
-        assert predicted["high_step_seconds"] <= most * predicted["low_step_seconds"]
-
-
-def test_a_program_that_nobody_measured_gets_the_interval_of_all() -> None:
-    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
-    ours, theirs = (
-        interval_of(run, H100, load_software(name)) for name in ("mtnlg-parallel-pipeline", "megatron-core")
-    )
-    assert "all programs" in ours.kind
-    assert ours.high - ours.low > theirs.high - theirs.low
-
-
-def test_rows_that_nobody_measured_make_no_interval() -> None:
-    """Of vTrain's rows 14 of many nodes were measured, and 196 of one node computed (docs/decisions/0172)."""
-    run = next(row.published.run for row in of_family("vtrain") if row.published)
-    interval = interval_of(run, load_cluster("dgx-a100"), load_software("megatron-deepspeed"))
-    assert interval.kind == "14 runs of megatron-deepspeed"
-
-
-def test_eight_bits_are_a_kind_of_runs_of_their_own() -> None:
-    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="fp8") if row.published)
-    software = load_software("megatron-core")
-    narrow, wide = (interval_of(each, H100, software) for each in (run._replace(precision="bf16"), run))
-    assert (narrow.kind.endswith("megatron-core"), wide.kind.endswith("megatron-core fp8")) == (True, True)
-    assert wide.high - wide.low > narrow.high - narrow.low
-
-
-@pytest.mark.parametrize("name", ["dgx-b200", "gb200-nvl72", "dgx1-v100"])
-def test_a_gpu_that_nobody_measured_gets_an_interval_no_narrower_than_that_of_all(name: str) -> None:
-    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
-    core = load_software("megatron-core")
-    measured, new, other = (
-        interval_of(run, load_cluster(cluster), program)
-        for cluster, program in (("dgx-h100", core), (name, core), ("dgx-h100", load_software("mtnlg-parallel")))
-    )
-    assert (new.low, new.high) == (min(measured.low, other.low), max(measured.high, other.high))
-    assert new.kind == f"{measured.kind}, none of them on this GPU"
-
-
-@pytest.mark.parametrize(("name", "known"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA H100 PCIe", False)])
-def test_a_gpu_that_the_driver_names_has_the_interval_of_its_data_sheets_name(name: str, known: bool) -> None:
-    """As in a cluster that ``calibrate`` wrote."""
-    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
-    here = H100.model_copy(update={"gpu": H100.gpu.model_copy(update={"name": name})})
-    ours, shipped = (interval_of(run, each, load_software("megatron-core")) for each in (here, H100))
-    assert (ours == shipped) is known
-
-
 def test_a_row_of_a_gpu_without_bfloat16_that_does_not_say_its_precision_ran_in_fp16(tmp_path: Path) -> None:
     cells = {"hardware": "V100-32GB", "software": "Megatron-LM", "date": "2020", "sequence_parallel": "no"}
     assert described(tmp_path, **cells, precision="").run.precision == "fp16"
     (row,) = rewritten(tmp_path, **cells, precision="bf16")
     assert "no products of bfloat16" in row.why_not
-
-
-def test_eager_and_compiled_runs_of_torchtitan_err_alike() -> None:
-    """Norms and rotary positions of fp32 operations and casts that read twice are what sets them apart."""
-    eager, compiled, eight_bit = (
-        PREDICTED[f"titan-{name}"]["error"]
-        for name in ("t1-bf16 eager", "t3-bf16 torch.compile", "t1-float8 torch.compile")
-    )
-    assert max(eager, compiled, eight_bit) - min(eager, compiled, eight_bit) <= 0.04
-
-
-@pytest.mark.parametrize(("family", "bound"), [("bloom-prequel", 0.1), ("torchtitan", 0.06)])
-def test_peak_memory_is_predicted_where_it_was_published(family: str, bound: float) -> None:
-    """In GB, torchtitan's in GiB, as its metrics print what the allocator reserved."""
-    pairs = [(PREDICTED[r.cells["id"]]["predicted_memory_gb"], r.figure("memory_gb")) for r in of_family(family)]
-    errors = [predicted / measured - 1 for predicted, measured in pairs if measured]
-    assert len(errors) >= 5
-    assert max(map(abs, errors)) <= bound
-    assert sum(map(abs, errors)) / len(errors) <= 0.06
-    assert abs(sum(errors)) / len(errors) <= 0.05
 
 
 def test_the_row_chooses_gpu_network_program_and_shape(tmp_path: Path) -> None:
@@ -303,7 +142,7 @@ def test_a_network_is_read_from_its_words(text: str, bandwidth: float | None) ->
         ({"sharding": "FSDP2 x3"}, "no whole number of such groups"),
         ({"heads": "47"}, "heads = 47 does not divide hidden"),
         ({"micro_batch": "3"}, "does not divide the batch"),
-        ({"cp": "3", "gpus": "96"}, "cp 3 does not divide"),
+        ({"cp": "3", "gpus": "96"}, "cp 3 does not divide model.sequence = 4096; use cp 2 or 4"),
     ],
 )
 def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, cells: dict[str, str], words: str) -> None:
@@ -338,6 +177,18 @@ def test_rows_come_back_with_predictions_which_replace_older_ones(tmp_path: Path
     assert (told["rows"], told["predicted"], len(told["predictions"])) == (3, 3, 3)
 
 
+@pytest.mark.parametrize("words", [("--cluster", "dgx-a100"), ("--nodes", "2"), ("mt-nlg-530b",), ("--search",)])
+def test_an_option_of_one_run_beside_rows_is_refused(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, ["plan", "--rows", str(RUNS), *words])
+    assert isinstance(result.exception, UsageFailure)
+    assert "each row names its own run" in str(result.exception)
+
+
+def test_a_file_for_rows_without_any_is_refused() -> None:
+    result = CliRunner().invoke(app, ["plan", "mt-nlg-530b", "--cluster", "selene", "--out", "x.csv"])
+    assert isinstance(result.exception, UsageFailure)
+
+
 def test_another_program_predicts_only_the_rows_whose_runs_it_has(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     with RUNS.open(encoding="utf-8", newline="") as file:
@@ -352,54 +203,9 @@ def test_another_program_predicts_only_the_rows_whose_runs_it_has(tmp_path: Path
     assert json.loads(plan("--rows", path, "--software", "megatron-core", "--json"))["predicted"] == len(records)
 
 
-def test_rates_are_counted_as_the_source_counts_them() -> None:
-    """The operations of BLOOM's and Narayanan's rows count what is recomputed, those of llm-foundry do not."""
-    for family in ("bloom-prequel", "megatron-sc21", "mosaic-fsdp"):
-        for row in of_family(family):
-            predicted, rate = PREDICTED[row.cells["id"]], row.figure("tflops_per_gpu")
-            assert rate
-            ratio = predicted["predicted_tflops_per_gpu"] / rate * (1 + predicted["error"])
-            assert ratio == pytest.approx(1, abs=0.04), row.cells["id"]
-
-
-def test_vtrains_files_are_read_by_their_own_columns(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    header = (
-        "note,# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,tensor parallelism"
-    )
-    path.write_text(
-        f"{header},data parallelism,pipeline parallelism,iteration time (ms)\nmine,8,16,2,2048,16,20,1024,2,2,2,263.1\n"
-    )
-    (row,) = read_rows(path)
-    assert (row.cells["note"], row.cells["step_seconds"]) == ("mine", "0.2631")
-    assert row.published
-    assert row.published.run.precision == "fp16"
-    assert abs(predict_row(row)["error"]) < 0.3
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("a,b\n1,2\n", "column 'hardware' is missing"), ("hardware,layers\nA100,2\n", "column 'gpus' is missing")],
-)
-def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(Failure, match=words):
-        read_rows(path)
-
-
-def test_odd_lines_and_missing_columns_cost_only_the_rows_that_have_them(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    first, second, *_ = RUNS.read_text(encoding="utf-8").splitlines()
-    path.write_text(f"{first}\n{second}\n1,2\n{second},more\n", encoding="utf-8-sig")
-    good, short, long = read_rows(path)
-    assert good.published
-    assert "is not stated" in short.why_not
-    assert "more than the" in long.why_not
-    path.write_text("hardware,gpus\nA100-80GB,8\n", encoding="utf-8")
-    (row,) = read_rows(path)
-    assert row.why_not == "layers is not stated"
-    assert predict_row(row)["predicted_step_seconds"] is None
+def test_a_row_of_nemo_that_does_not_say_how_it_shards_has_a_distributed_optimizer(tmp_path: Path) -> None:
+    zeros = [described(tmp_path, software=name, sharding="").run.zero for name in ("NeMo 25.02", "Megatron-LM core")]
+    assert zeros == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -469,12 +275,6 @@ def test_megatron_lm_on_gpus_of_2022_and_later_is_megatron_core(tmp_path: Path) 
         assert row.published, row.why_not
         names.append(row.published.software.name)
     assert names == ["megatron-core", "megatron-core", "megatron-lm-2021", "megatron-lm-2021", "megatron-core"]
-
-
-def described(tmp_path: Path, **cells: str) -> PublishedRun:
-    (row,) = rewritten(tmp_path, **cells)
-    assert row.published, row.why_not
-    return row.published
 
 
 @pytest.mark.parametrize(

@@ -285,28 +285,12 @@ def test_under_sequence_parallelism_8_bits_of_an_input_are_gathered_again_and_tr
     assert gathers[1] - gathers[0] == pytest.approx((gathers[2] - gathers[0]) / 2)
 
 
-def test_a_clock_slows_products_and_attention_but_not_memory() -> None:
-    slow = changed(DGX, "measured", clock=DGX.measured.clock / 2)
-    shape, program = Run(SMALL, Layout(tp=2), 4).shape, load_software("megatron-core")
-    fast, slowed = (layer_cost.layer(shape, cluster, program).forward for cluster in (DGX, slow))
-    assert slowed.memory == fast.memory
-    assert 1.6 < slowed.products / fast.products <= 2
-
-
 def test_only_what_the_recomputation_runs_again_is_counted() -> None:
     shape, program = Run(SMALL, Layout(tp=2), 4).shape, load_software("megatron-lm")
     skipping = program.model_copy(update={"skips_last_product": True})
     whole, less = (layer_cost.layer(shape, DGX, each).recompute.products for each in (program, skipping))
     columns, depth = shape.linears[-1]
     assert whole - less == pytest.approx(gemm_seconds(DGX, shape.tokens, columns, depth))
-
-
-def test_context_parallel_ranks_share_a_sequence() -> None:
-    """Half of the products each, and less than half of attention's time saved: rows are shorter, keys go round."""
-    run, program = Run(SMALL, Layout(tp=2, dp=2), 8, recompute="none"), load_software("megatron-core")
-    alone, both = (layer_cost.layer(run._replace(cp=cp).shape, DGX, program).forward for cp in (1, 2))
-    assert 0.4 < both.products / alone.products < 0.6
-    assert run._replace(cp=2).gpus == 2 * run.gpus
 
 
 def test_fsdp_gathers_forward_and_backward_and_zero_2_only_once() -> None:

@@ -36,10 +36,6 @@ LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
 
 SWITCHES = [name for name, field in Software.model_fields.items() if field.annotation is bool]
 
-Switch = Annotated[
-    list[str] | None, typer.Option("--switch", metavar="NAME=on|off", help="Turn a switch of --software.")
-]
-
 
 class PlanRequest(NamedTuple):
     """The run, cluster and length to plan."""
@@ -53,6 +49,7 @@ class PlanRequest(NamedTuple):
 
 
 def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answer)
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}."),
@@ -92,7 +89,9 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         str | None,
         typer.Option(help="The training program: what `train` runs unless given; of a published run, the cluster's."),
     ] = None,
-    switches: Switch = None,
+    switches: Annotated[
+        list[str] | None, typer.Option("--switch", metavar="NAME=on|off", help="Turn a switch of --software.")
+    ] = None,
     tokens: Annotated[
         str | None, typer.Option(metavar="270B", help="Length of the run, for days and GPU-hours.")
     ] = None,
@@ -117,8 +116,11 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
     if rows is not None:
+        _refuse_beside_rows(context)
         _predict_rows(rows, out, software, switches, as_json)
         return
+    if out:
+        raise UsageFailure("--out is of --rows; of one layout there are --html, --timeline and --json")
     if target is None:
         raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
     if search and (html or timeline):
@@ -175,9 +177,17 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     _print_one(request, timeline, as_json)
 
 
+def _refuse_beside_rows(context: typer.Context) -> None:
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        allowed = option.name in {"rows", "out", "software", "switches", "as_json"}
+        if source and source.name == "COMMANDLINE" and not allowed:
+            raise UsageFailure(f"{option.opts[0]} beside --rows: each row names its own run, cluster and layout")
+
+
 def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
     if not Path(target).exists():
-        presets = ", ".join(get_close_matches(target, PRESETS, n=3, cutoff=0.4) or PRESETS)
+        presets = ", ".join(get_close_matches(target, PRESETS, n=3, cutoff=0.5) or PRESETS)
         raise Failure(f"{target}: no such recipe, and no such preset; there is {presets}")
     return load_recipe(Path(target), overrides)
 

@@ -155,7 +155,7 @@ def _weight_bytes(run: Run) -> int:
 
 def _cast_bytes(run: Run, software: Software, stage: int) -> float:
     """Bytes of the layers' weights in 8 bits, and of their transposes, where both are kept through a step."""
-    if run.precision != "fp8" or not software.casts_once:
+    if not software.casts_8_bits_once(run.shape.product_width):
         return 0.0
     layers = sum(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
     return 2.0 * layers * sum(columns * depth for columns, depth in run.shape.linears)
@@ -259,7 +259,7 @@ def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
 def _factor_bytes(run: Run, software: Software) -> float:
     """Factors of the weight gradients of a layer and a pass."""
     shape = run.shape
-    width = 1 if software.casts_once and shape.product_width == 1 else shape.width
+    width = 1 if software.casts_8_bits_once(shape.product_width) else shape.width
     return float(width * sum(shape.tokens * (columns + depth) for columns, depth in shape.linears))
 
 

@@ -15,7 +15,7 @@ from mtnlg_parallel.layout import Layout
 from .interval import interval_of
 from .memory import memory
 from .programs import Software
-from .report import plan
+from .report import plan, three_digits
 from .run import run_error
 from .search import search
 from .simulation import Event, simulate
@@ -62,9 +62,10 @@ def write_page(path: Path, run: Run, cluster: Cluster, programs: Sequence[Softwa
         f"on {run.gpus:,} GPUs of {cluster.name} ({cluster.gpu.name}); program {software.name}; {run}"
     )
     fits = "fits" if planned["fits"] else "does NOT fit"
+    between = f"{three_digits(low, high)} to {three_digits(high)} s, by the errors on {planned['interval']}"
     verdict = (
-        f"{planned['step_seconds']:.3g} s a step (90 % of such steps: {low:.3g} to {high:.3g} s, by the errors on "
-        f"{planned['interval']}); {planned['tokens_per_second']:,.0f} tokens/s; MFU {planned['mfu']:.1%}; "
+        f"{three_digits(planned['step_seconds'])} s a step (90 % of such steps: {between}); "
+        f"{planned['tokens_per_second']:,.0f} tokens/s; MFU {planned['mfu']:.1%}; "
         f"{planned['memory_bytes'] / 1e9:.1f} GB on the fullest GPU, which {fits}"
     )
     parts = planned["step_seconds_by"]
@@ -81,7 +82,7 @@ def write_page(path: Path, run: Run, cluster: Cluster, programs: Sequence[Softwa
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(f'{run.gpus:,} GPUs of {cluster.name}')}</title><style>{STYLE}</style>"
     )
-    heading = f"{planned['step_seconds']:.3g} s a step"
+    heading = f"{three_digits(planned['step_seconds'])} s a step"
     text = f"<h1>{heading}</h1><p>{escape(facts)}</p><p>{escape(verdict)}</p>{body}"
     write_text(path, f'<!doctype html><html lang="en"><head>{head}</head><body>{text}</body></html>\n')
 
@@ -94,7 +95,7 @@ def _bars(values: Sequence[tuple[str, float]], unit: str, most: float | None = N
         y, width = number * BAR, max(value, 0.0) / full * (WIDTH - 330)
         rows.append(f'<text x="4" y="{y + 15}">{escape(name)}</text>')
         rows.append(f'<rect x="150" y="{y + 3}" width="{width:.1f}" height="{BAR - 6}" fill="#2b6cb0"/>')
-        rows.append(f'<text x="{156 + width:.1f}" y="{y + 15}">{value:.3g} {unit}</text>')
+        rows.append(f'<text x="{156 + width:.1f}" y="{y + 15}">{three_digits(value)} {unit}</text>')
     height = len(values) * BAR
     if most:
         x = round(150 + most / full * (WIDTH - 330))
@@ -129,7 +130,7 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="#999" stroke-width="3"/>'
         )
         shapes.append(f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="4" fill="#2b6cb0"/>')
-        shapes.append(f'<text x="{x + 7:.1f}" y="{middle + 4:.1f}">{gpus:,} GPUs: {seconds:.3g} s</text>')
+        shapes.append(f'<text x="{x + 7:.1f}" y="{middle + 4:.1f}">{gpus:,} GPUs: {three_digits(seconds)} s</text>')
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" font-size="12">{"".join(shapes)}</svg>'
 
 
@@ -138,7 +139,7 @@ def _best(run: Run, cluster: Cluster, programs: Sequence[Software]) -> str:
     if not result.best:
         return "<p>No layout fits.</p>"
     rows = [
-        (str(best.run), best.software.name, f"{best.prediction.seconds:.3g}", f"{best.bytes / 1e9:.1f}")
+        (str(best.run), best.software.name, three_digits(best.prediction.seconds), f"{best.bytes / 1e9:.1f}")
         for best in result.best
     ]
     return _table(("layout", "program", "seconds", "GB"), rows)

@@ -63,6 +63,14 @@ class Software(Settings):
     casts_once: bool = Field(
         False, description="a cast to 8 bits writes both results that products read; weights are cast once a step"
     )
+    gathers_fp8: bool = Field(
+        False, description="sequence parallelism gathers in 8 bits what a product of 8 bits reads, both passes"
+    )
+    merges_blocks: bool = Field(
+        False,
+        description="context parallelism sends keys and values of every query head, and merges each block's result in "
+        "fp32 by operations of its own",
+    )
     pads_vocabulary: bool = Field(True, description="pads the vocabulary to a multiple of 128 tp, as Megatron does")
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="rate of its flash attention relative to the GPU's best of the kind"
@@ -79,6 +87,10 @@ class Software(Settings):
     hop_seconds: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.0, description="what a send between stages takes beside latency and bandwidth"
     )
+
+    def casts_8_bits_once(self, product_width: int) -> bool:
+        """Whether factors of so many bytes are of 8 bits, and cast once (`casts_once`)."""
+        return self.casts_once and product_width == 1
 
     def reduced_bytes(self, accumulated: int) -> int:
         """Bytes of a gradient on its way to other ranks, which is accumulated in so many."""
@@ -157,6 +169,7 @@ SOFTWARE: Final[dict[str, Software]] = {
             shards_weights=True,
             multiplies_fp8=True,
             keeps_fp8=True,
+            gathers_fp8=True,
             whole_groups=False,
             native_attention=True,
         ),
@@ -165,8 +178,10 @@ SOFTWARE: Final[dict[str, Software]] = {
             uneven_stages=True,
             composite_norms=True,
             scales_whole=True,
+            gathers_fp8=True,
+            merges_blocks=True,
             slices_loss=True,
-            prefetch_share=0.75,
+            prefetch_share=0.79,
             interleaves=True,
             whole_groups=False,
             pads_vocabulary=False,
@@ -183,7 +198,7 @@ SOFTWARE: Final[dict[str, Software]] = {
             flash_attention=True,
             fused_loss=True,
             metric_bytes=28,
-            attention_share=0.50,
+            attention_share=0.55,
             prefetch_share=0.0,
             shards_weights=True,
             multiplies_fp8=True,

@@ -8,7 +8,7 @@ The length of a whole run follows its batch ramp; step times are interpolated li
 
 from __future__ import annotations
 
-from math import isfinite
+from math import floor, isfinite, log10
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -146,6 +146,12 @@ def console() -> Console:
     return out
 
 
+def three_digits(value: float, like: float | None = None) -> str:
+    """A number to three digits, or to the decimals of ``like``'s; whole from a hundred on, never a power of ten."""
+    decimals = 2 - floor(log10(like or value)) if value > 0 else 2
+    return f"{value:,.{max(decimals, 0)}f}"
+
+
 def _heading(run: Run, cluster: str, gpus: int) -> str:
     model = run.model
     size = f"{model.parameters / 1e9:,.1f} billion parameters, sequence {model.sequence:,}, batch {run.batch:,}"
@@ -164,18 +170,17 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
         table.add_row(name.replace("_", " "), f"{part:.3f}", f"{part / seconds:.1%}")
     table.add_row("together", f"{seconds:.3f}", "")
     low, high = planned["low_step_seconds"], planned["high_step_seconds"]
-    between = f"90 % of such steps take {low:.3g} to {high:.3g} s, by the errors on {planned['interval']}"
+    between = f"90 % of such steps take {three_digits(low, high)} to {three_digits(high)} s"
     out.print(table)
     rates = f"{planned['tflops_per_gpu']:.1f} TFLOP/s a GPU with what is recomputed (HFU {planned['hfu']:.1%}), "
     rates += f"{planned['model_tflops_per_gpu']:.1f} without (MFU {planned['mfu']:.1%})"
-    out.print(between)
+    out.print(f"{between}, by the errors on {planned['interval']}")
     out.print(f"{rates}; {planned['tokens_per_second']:,.0f} tokens/s")
     if "run" in planned:
         whole = planned["run"]
         length = f"{whole['days']:.1f} days and {whole['gpu_hours']:,.0f} GPU-hours in {whole['steps']:,.0f} steps"
-        out.print(
-            f"{whole['tokens'] / 1e9:,.0f} billion tokens: {length}, {whole['ramp_days']:.1f} days of it the ramp"
-        )
+        ramp = f", {whole['ramp_days']:.1f} days of it the ramp" if whole["ramp_days"] else ""
+        out.print(f"{whole['tokens'] / 1e9:,.0f} billion tokens: {length}{ramp}")
     table = Table(f"stage {planned['fullest_stage']}, the fullest", box=None, padding=(0, 2, 0, 0))
     table.add_column("GB", justify="right")
     for name, size in planned["memory_bytes_by"].items():
@@ -208,6 +213,8 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )
     out.print(table)
+    if (used := result.best[0].run.gpus) < gpus:
+        out.print(f"the fastest takes {used:,} of the {gpus:,} GPUs; no layout of all of them is faster")
     low, high, kind = interval_of(result.best[0].run, cluster, result.best[0].software)
     out.print(f"90 % of steps take {low:.2f} to {high:.2f} times the seconds here, by the errors on {kind}")
     for kind, number in result.reasons.most_common():

@@ -224,7 +224,11 @@ def _decoder_error(run: Run) -> str | None:
         return f"shards {run.shards} needs zero 2 or 3"
     if run.shards and layout.dp * run.cp % run.shards:
         return f"shards {run.shards} does not divide dp x cp = {layout.dp * run.cp} ranks"
-    return f"cp {run.cp} does not divide model.sequence = {model.sequence}" if model.sequence % run.cp else None
+    if model.sequence % run.cp:
+        near = [cp for cp in range(1, 2 * run.cp) if model.sequence % cp == 0]
+        closest = sorted(sorted(near, key=lambda cp: abs(cp - run.cp))[:2])
+        return f"cp {run.cp} does not divide model.sequence = {model.sequence}; use cp {' or '.join(map(str, closest))}"
+    return None
 
 
 def _schedule_error(run: Run, software: Software) -> str | None:

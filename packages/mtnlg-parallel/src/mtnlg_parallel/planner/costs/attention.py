@@ -1,14 +1,16 @@
 """Cost of the attention core, as separate kernels or as flash attention, whole or cut along the sequence.
 
-Flash attention at rows of length s and heads of width d sustains, a form set near published figures (Dao 2023; Shah et
-al. 2024, whose forward passes on an H100 are 16 to 25 % faster at rows of 512 to 2,048)
+Flash attention at rows of length s and heads of width d sustains, both passes together,
 
     peak * share * s / (s + ROW) * d / (d + HEAD)
 
-as blocks on the diagonal do twice the work that counts, and softmax runs beside products of depth d.
+as blocks on the diagonal do twice the work that counts, and softmax runs beside products of depth d. With a causal mask
+and heads of 128, NVIDIA's cudnn-frontend measured so many TFLOP/s at rows of 4,096 to 65,536 (in brackets, this
+formula): FlashAttention-2 on an H200 264 to 329 (268 to 328); cuDNN 9.1 there 468 to 520 (435 to 533); cuDNN 9.18 on a
+GB200, to rows of 32,768, 1,154 to 1,503 (1,167 to 1,409).
 
-With context parallelism a rank has s / cp queries of every sequence, and keys and values go round the ring: forward
-once, backward once more with their gradients.
+With context parallelism a rank has s / cp queries of every sequence, and keys and values go round the ring beside
+attention: forward once, backward once more with their gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from . import network
-from .cost import Cost, exposed, memory_seconds
+from .cost import Cost, memory_seconds
 from .products import gemm_seconds
 
 if TYPE_CHECKING:
@@ -34,8 +36,11 @@ SOFTMAX_WARPS: Final = 4
 LONG_ROW: Final = 1024
 """Above this row length the fused softmax runs half the warps (registers) and takes twice the time an element."""
 
-ROW: Final = 600
+ROW: Final = 1000
 """Row length at which flash attention under a causal mask sustains half of its rate on long rows."""
+
+NATIVE_HEAD: Final = 128
+"""Widest head whose backward pass kernels made for the GPU's generation have (cuDNN's support matrix of 2024)."""
 
 HEAD: Final = 24
 """Head width at which it sustains half of its rate with wide heads."""
@@ -43,8 +48,14 @@ HEAD: Final = 24
 FLASH_BACKWARD: Final = 2.5
 """Products of the backward pass over those of the forward pass: five, with the scores computed again, over two."""
 
-RING_SHARE: Final = 0.8
-"""Share of the ring's sends that attention hides: they are copies, and take little from it."""
+MERGE_BYTES: Final = (41, 58)
+"""Traffic an element of a block of the ring that is merged in fp32, an operation at a time, forward and backward.
+
+Of PyTorch's: keys and values put together (8), the result cast (6), then difference, weight, and sum of half of the
+elements or all (24 of 32); backward sums of three gradients (35), and those of keys and values put together (16).
+"""
+
+MERGE_KERNELS: Final = 10
 
 
 def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool) -> Cost:
@@ -72,7 +83,7 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
     s, d = model.sequence, model.head_size
     row = s / shape.cp
     operations = 2 * shape.micro_batch * s * row * d * model.heads / shape.tp  # half: what the causal mask leaves
-    peak_share = measured.native_flash if software.native_attention else measured.flash
+    peak_share = measured.native_flash if software.native_attention and d <= NATIVE_HEAD else measured.flash
     rate = (
         cluster.gpu.flops(shape.width)
         * measured.clock
@@ -88,6 +99,13 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
     if shape.cp == 1:
         return cost
     ring = network.ring(cluster, shape.cp, shape.tp)
-    keys_and_values = 2 * shape.width * shape.micro_batch * s * max(model.kv_heads / shape.tp, 1) * d
+    heads = model.heads if software.merges_blocks else model.kv_heads
+    keys_and_values = 2 * shape.width * shape.micro_batch * s * max(heads / shape.tp, 1) * d
     sent = (2 if backward else 1) * ring.gather(keys_and_values)
-    return cost.plus(Cost(collectives=exposed(sent, seconds, RING_SHARE), launches=3 * shape.cp))
+    merged = _merge_seconds(shape, cluster, backward) if software.merges_blocks else 0.0
+    return cost.plus(Cost(memory=merged, collectives=max(sent - seconds, 0.0), launches=3 * shape.cp))
+
+
+def _merge_seconds(shape: Shape, cluster: Cluster, backward: bool) -> float:
+    elements = shape.tokens * shape.model.heads * shape.model.head_size / shape.tp
+    return shape.cp * memory_seconds(cluster, MERGE_BYTES[backward] * elements, MERGE_KERNELS)

@@ -124,7 +124,7 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     )
     kernels = _kernels(software)
     memory = _traffic_seconds(shape, cluster, software, 0)
-    collectives = tensor_collectives(shape, cluster, 2)
+    collectives = tensor_collectives(shape, cluster, 2 - _saved_by_8_bits(shape, software))
     if software.overlap_forward:
         collectives = collectives._replace(
             collectives=exposed(collectives.collectives, products, _hidden_share(software))
@@ -153,7 +153,7 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
 
 def sums_apart(shape: Shape, software: Software) -> bool:
     """Whether fp32 weight gradients of 8-bit factors are added by operations of their own, not in the product."""
-    return software.fused_accumulation and software.casts_once and shape.product_width == 1
+    return software.fused_accumulation and software.casts_8_bits_once(shape.product_width)
 
 
 def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
@@ -221,7 +221,7 @@ def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Co
 
 def weight_cast_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
     """Seconds a layer and step to cast its weights to 8 bits and to transpose them, where that is done once a step."""
-    if shape.product_width > 1 or not software.casts_once:
+    if not software.casts_8_bits_once(shape.product_width):
         return 0.0
     parameters = sum(columns * depth for columns, depth in shape.linears)
     return memory_seconds(cluster, ONE_CAST_BYTES * parameters, ONE_CAST_KERNELS * len(shape.linears))
@@ -242,8 +242,10 @@ def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inp
     Sums of input gradients, and these gathers, go beside weight gradients. Where those are put off, the gathers alone
     have a product beside them, that of an input gradient.
     """
-    again = 0.5 if software.casts_once and shape.product_width == 1 else 1.0
-    collectives = tensor_collectives(shape, cluster, 2 + again if shape.sequence_parallel else 2)
+    in_8_bits = software.casts_8_bits_once(shape.product_width) or _saved_by_8_bits(shape, software) > 0
+    again = 0.5 if in_8_bits else 1.0
+    number = 2 + again - _saved_by_8_bits(shape, software) if shape.sequence_parallel else 2
+    collectives = tensor_collectives(shape, cluster, number)
     if not software.overlap_tensor:
         return collectives
     if shape.splits_backward:
@@ -253,6 +255,11 @@ def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inp
     overlapped = tensor_collectives(shape, cluster, number).collectives
     hidden = overlapped - exposed(overlapped, beside, _hidden_share(software))
     return collectives._replace(collectives=collectives.collectives - hidden)
+
+
+def _saved_by_8_bits(shape: Shape, software: Software) -> float:
+    """All-reduces that a pass saves where its two gathers move 8 bits of 16: a half of a half each."""
+    return 0.5 if software.gathers_fp8 and shape.product_width == 1 and shape.sequence_parallel else 0.0
 
 
 def _hidden_share(software: Software) -> float:

@@ -1,10 +1,10 @@
 """Rows of a CSV of published runs, one a run: hardware, model shape, layout, program, and what was measured.
 
 Hardware and network choose the cluster, the software the program. A row that cannot be predicted says why in
-``why_not``. Columns (others are kept): hardware, gpus, gpus_per_node, network, arch, layers, hidden, ffn, heads,
-kv_groups, vocab, seq, tp, pp, vpp, cp, dp, sharding, micro_batch, global_batch, precision, recompute,
-sequence_parallel, software; then what was measured, any of step_seconds, tokens_per_s_per_gpu and tflops_per_gpu with
-its tflops_kind, and memory_gb.
+``why_not``. Columns (others are kept; `columns` has other names of these): hardware, gpus, gpus_per_node, network,
+model, arch, layers, hidden, ffn, heads, kv_groups, vocab, seq, tp, pp, vpp, cp, dp, sharding, micro_batch,
+global_batch, precision, recompute, sequence_parallel, schedule, software, date; then what was measured, any of
+step_seconds, tokens_per_s_per_gpu and tflops_per_gpu with its tflops_kind, and memory_gb.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
 from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import Run, padded_vocabulary, run_error
+
+from .columns import from_vtrain, is_vtrain, standard_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +71,7 @@ SHARDED: Final = (  # the ZeRO stage of a row's sharding
 )
 
 FSDP_ALONE: Final = ("torchtitan", "llm-foundry")
-"""Programs that shard weights where a row does not say."""
+"""Programs that shard weights where a row does not say; NeMo's recipes share the optimizer's state."""
 
 SCHEDULES: Final = (  # whether weight gradients are put off
     (r"zero.?bubble|\bZB", True),
@@ -82,32 +84,17 @@ SHAPED: Final = r"^$|gpt|opt|bloom|llama|mistral|qwen|gemma|mpt|nemotron|falcon|
 SPARSE: Final = r"moe|mixtral|experts|deepseek|dbrx|grok|switch|\d+x\d+(\.\d+)?b|mamba|ssm|\bbert|\bt5"
 """Words of ``arch`` or ``model`` of what is no dense decoder."""
 
-VTRAIN: Final = {  # columns of VIA-Research/vTrain's files, and what they are here
-    "# GPUs": "gpus",
-    "global batch": "global_batch",
-    "micro batch": "micro_batch",
-    "hidden size": "hidden",
-    "attention heads": "heads",
-    "# layers": "layers",
-    "sequence length": "seq",
-    "tensor parallelism": "tp",
-    "data parallelism": "dp",
-    "pipeline parallelism": "pp",
-}
-VTRAIN_SECONDS: Final = "iteration time (ms)"
-VTRAIN_RUNS: Final = {  # what its files do not say
-    "hardware": "A100-80GB",
-    "software": "Megatron-DeepSpeed",
-    "precision": "fp16",
-    "recompute": "full",
-    "sharding": "none",
-}
-
 NEMO: Final = r"NeMo|Megatron[ _-]?Bridge"
 """Software whose optimizers keep the 16 bits that a bf16 weight lacks of its master (``store_param_remainders``)."""
 
 CORE_SINCE: Final = 2023
 """Year from which Megatron-LM trains by Megatron-Core; no earlier one knew an H100."""
+
+CUDNN_SINCE: Final = "24.09"
+"""NeMo's release from which its published runs name cuDNN's attention (NVTE_FUSED_ATTN in their launch scripts).
+
+Of those before, sequences of 4,096 to 1,048,576 took FlashAttention-2's time.
+"""
 
 COMPILED_LOSS: Final = 2025
 """Year from which torchtitan compiles its loss too."""
@@ -161,17 +148,19 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV. Raises ``Failure`` if it is missing, ``UsageFailure`` if it is no such CSV."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restval="")
+            first = file.readline()
+            file.seek(0)
+            reader = csv.DictReader(file, restval="", delimiter=max(",;\t", key=first.count))
+            header = reader.fieldnames = standard_names(reader.fieldnames or ())
             records = list(reader)  # a line too short ends in empty cells
-            header = reader.fieldnames or ()
     except FileNotFoundError:
         raise Failure(f"{path}: no such file") from None
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error):
         raise UsageFailure(f"{path}: no CSV with a header; its columns are {', '.join(REQUIRED)}, …") from None
-    if set(VTRAIN) <= set(header):
-        return [_row(_from_vtrain(record)) for record in records]
+    if is_vtrain(header):
+        return [_row(from_vtrain(record)) for record in records]
     if missing := [name for name in REQUIRED[:2] if name not in header]:  # nothing is known without the GPUs
         raise UsageFailure(f"{path}: column {missing[0]!r} is missing; there are {', '.join(header)}")
     return [_row(record) if None not in record else _ragged(record, header) for record in records]
@@ -180,15 +169,6 @@ def read_rows(path: Path) -> list[Row]:
 def _ragged(record: dict[str, str], header: Sequence[str]) -> Row:
     cells = {name: record[name] for name in header}
     return Row(cells, None, f"the line has more than the {len(header)} fields of the header")
-
-
-def _from_vtrain(record: dict[str, str]) -> dict[str, str]:
-    others = {name: text for name, text in record.items() if name not in {*VTRAIN, VTRAIN_SECONDS}}
-    cells = others | {own: record[name] for name, own in VTRAIN.items()} | VTRAIN_RUNS
-    try:
-        return cells | {"step_seconds": f"{float(record[VTRAIN_SECONDS]) / 1e3:.7g}"}
-    except (KeyError, ValueError):
-        return cells
 
 
 def _row(cells: dict[str, str]) -> Row:
@@ -264,7 +244,9 @@ def _run(cells: dict[str, str], software: Software) -> Run:
 def _sharding(cells: dict[str, str], software: Software, ranks: int, cp: int) -> tuple[int, int | None]:
     """The ZeRO stage, and the ranks that share weights where not all do; FSDP where a program has nothing else."""
     text = (cells.get("sharding") or "").strip()
-    zero = 3 if not text and software.name in FSDP_ALONE else _find(SHARDED, cells, "sharding")
+    zero = _find(SHARDED, cells, "sharding")
+    if not text:
+        zero = 3 if software.name in FSDP_ALONE else 1 if re.search(NEMO, cells["software"], re.IGNORECASE) else 0
     shards = min(HYBRID, ranks) if re.search("HYBRID|HSDP", text, re.IGNORECASE) else None
     if found := re.search(r"(?:x ?|shards? ?=? ?)(\d+)", text):
         shards = int(found[1]) * cp
@@ -276,10 +258,11 @@ def _sharding(cells: dict[str, str], software: Software, ranks: int, cp: int) ->
 
 
 def _model(cells: dict[str, str], tp: int, *, pads_vocabulary: bool) -> ModelConfig:
-    """The decoder of a row: a GPT unless ``arch`` says otherwise; a vocabulary is padded if the row has none."""
-    arch = (cells.get("arch") or "").lower()
-    if re.search(SPARSE, f"{arch} {(cells.get('model') or '').lower()}") or not re.search(SHAPED, arch):
+    """The decoder of a row: a GPT unless ``arch``, or ``model``, says otherwise; padded if it has no vocabulary."""
+    arch, name = ((cells.get(column) or "").strip().lower() for column in ("arch", "model"))
+    if re.search(SPARSE, f"{arch} {name}") or not re.search(SHAPED, arch):
         raise ValueError(f"arch {arch!r}, model {cells.get('model') or ''!r}: no dense decoder known to the planner")
+    arch = arch or name
     heads, hidden = _count(cells, "heads"), _count(cells, "hidden")
     gated = bool(re.search(r"llama|mistral|qwen|swiglu|gemma|olmo", arch))
     modern = gated or "nemotron" in arch
@@ -318,7 +301,8 @@ def _program(cells: dict[str, str]) -> Software:
     precision = cells.get("precision") or ""
     changes: dict[str, bool | int] = {}
     if re.search(NEMO, cells.get("software") or "", re.IGNORECASE):
-        changes = {"master_bytes": 2}
+        releases = re.findall(r"\b(2\d\.\d\d)\b", cells["software"])
+        changes = {"master_bytes": 2, "native_attention": max(releases, default=CUDNN_SINCE) >= CUDNN_SINCE}
     if software.name == "torchtitan":
         changes = {
             "fused_kernels": "compile" in precision or "float8" in precision,

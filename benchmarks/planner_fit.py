@@ -1,0 +1,200 @@
+"""The planner's fitted constants: which they are, their fit to published rows, and to all rows but a group's.
+
+With other constants a row's lower bound is computed again; what its simulated pipeline takes over it stays as shipped.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import nan
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from mtnlg_parallel.planner import step
+from mtnlg_parallel.planner.costs import layer, products
+from mtnlg_parallel.planner.published.predicted import measured_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from mtnlg_parallel.planner.cluster import Cluster
+    from mtnlg_parallel.planner.programs import Software
+    from mtnlg_parallel.planner.published.rows import PublishedRun, Row
+
+    Vector = NDArray[np.float64]
+
+
+class Constant(NamedTuple):
+    """A fitted constant: where it applies (a part of a GPU's or program's name), bounds, value of who knows nothing.
+
+    That is nan where others of the same field are measured: their mean.
+    """
+
+    where: str
+    low: float
+    high: float
+    neutral: float
+
+
+CONSTANTS: Final = {
+    "gpu clock A100": Constant("A100", 0.7, 1.0, nan),
+    "gpu clock H100-SXM5-80GB": Constant("H100-SXM5-80GB", 0.5, 1.0, nan),
+    "gpu clock H100-SXM5-96GB": Constant("H100-SXM5-96GB", 0.5, 1.0, nan),
+    "gpu clock H200": Constant("H200", 0.5, 1.0, nan),
+    "gpu clock B200": Constant("B200", 0.5, 1.0, nan),
+    "gpu fp8": Constant("H100|H200|B200", 0.7, 1.2, 1.0),
+    "gpu launch_seconds": Constant("A100", 10e-6, 50e-6, 25e-6),
+    "gpu socket_skew": Constant("A100", 1.0, 1.5, 1.2),
+    "program attention_share": Constant("llm-foundry", 0.2, 1.0, 1.0),
+    "program prefetch_share llm-foundry": Constant("llm-foundry", 0.0, 1.0, 0.5),
+    "program prefetch_share torchtitan": Constant("torchtitan", 0.0, 1.0, 0.5),
+    "program launch_wait_seconds": Constant("megatron-deepspeed-bloom", 1e-6, 150e-6, 30e-6),
+    "program hop_seconds": Constant("megatron-deepspeed-2021", 0.0, 20e-3, 0.0),
+    "module COPIED_SHARE": Constant("", 0.3, 1.0, 0.9),
+    "module MISALIGNED": Constant("", 0.05, 1.0, 1.0),
+}
+MODULES: Final[dict[str, Any]] = {"COPIED_SHARE": layer, "MISALIGNED": products}
+SOFT: Final = 0.05
+"""Log errors beyond this count linearly, not squared: rows deviate for reasons of their own."""
+
+RIDGE: Final = 1e-3
+STEPS: Final = 3
+FOLDS: Final = 8
+
+
+class Rows:
+    """Rows with measured step times; their errors as a function of the fitted constants."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """Keep what can be predicted; simulate every row once."""
+        self.rows = [row for row in rows if row.published and measured_seconds(row)]
+        self.runs = [row.published for row in self.rows if row.published]
+        self.measured = np.array([measured_seconds(row) for row in self.rows], dtype=float)
+        self.computed = np.array([source_of(row) == COMPUTED for row in self.rows])
+        self.shipped = np.array([self._shipped(name) for name in CONSTANTS])
+        predicted = np.array([step.predict(*run).seconds for run in self.runs])
+        self.shipped_errors = np.log(predicted / self.measured)
+        self.over_bound = predicted / self._bounds(self.shipped)
+        sources = [f"{source_of(row)} {run.cluster.gpu.name}" for row, run in zip(self.rows, self.runs, strict=True)]
+        counts = {source: sources.count(source) for source in sources}
+        self.weights = np.array([counts[source] ** -0.25 for source in sources])
+
+    def _shipped(self, name: str) -> float:
+        kind, field, *_ = name.split()
+        if kind == "module":
+            return float(getattr(MODULES[field], field))
+        for run in self.runs:
+            thing = run.cluster.gpu.name if kind == "gpu" else run.software.name
+            if any(part in thing for part in CONSTANTS[name].where.split("|")):
+                return float(getattr(run.cluster.measured if kind == "gpu" else run.software, field))
+        return CONSTANTS[name].high
+
+    def errors(self, values: Vector) -> Vector:
+        """Log of predicted over measured seconds with these constants."""
+        errors: Vector = np.log(self._bounds(values) * self.over_bound / self.measured)
+        return errors
+
+    def _bounds(self, values: Vector) -> Vector:
+        for cached in (step.predict, layer.layer, layer.embedding, layer.head):
+            cached.cache_clear()
+        named = dict(zip(CONSTANTS, map(float, values), strict=True))
+        for field, module in MODULES.items():
+            setattr(module, field, named[f"module {field}"])
+        clusters: dict[str, Cluster] = {}
+        programs: dict[str, Software] = {}
+        for run in self.runs:
+            key = run.cluster.model_dump_json()
+            if key not in clusters:
+                clusters[key] = run.cluster.model_copy(
+                    update={"measured": run.cluster.measured.model_copy(update=_named(named, "gpu", run))}
+                )
+            key = run.software.model_dump_json()
+            if key not in programs:
+                programs[key] = run.software.model_copy(update=_named(named, "program", run))
+        return np.array(
+            [
+                step.lower_bound(
+                    run.run, clusters[run.cluster.model_dump_json()], programs[run.software.model_dump_json()]
+                )
+                for run in self.runs
+            ]
+        )
+
+
+def _named(values: dict[str, float], kind: str, run: PublishedRun) -> dict[str, float]:
+    thing = run.cluster.gpu.name if kind == "gpu" else run.software.name
+    applying = (name for name in values if name.startswith(kind))
+    return {
+        name.split()[1]: values[name]
+        for name in applying
+        if any(part in thing for part in CONSTANTS[name].where.split("|"))
+    }
+
+
+COMPUTED: Final = "vTrain, computed"
+"""Source of rows that nobody measured."""
+
+
+def source_of(row: Row) -> str:
+    """Where a row was published; vTrain's files have no such column."""
+    one_node = row.published is not None and row.published.run.gpus <= row.published.cluster.node.gpus
+    return row.cells.get("family") or (COMPUTED if one_node else "vTrain")
+
+
+BOUNDS: Final = (np.array([c.low for c in CONSTANTS.values()]), np.array([c.high for c in CONSTANTS.values()]))
+
+
+def fit(rows: Rows) -> Vector:
+    """Return the constants that fit all rows best."""
+    scale = BOUNDS[1]
+
+    def residuals(scaled: Vector) -> Vector:
+        return np.asarray(rows.weights * rows.errors(scaled * scale), dtype=float)
+
+    start = np.clip(rows.shipped, *BOUNDS) / scale
+    bounds = (BOUNDS[0] / scale - 1e-9, BOUNDS[1] / scale + 1e-9)
+    fitted = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=SOFT, diff_step=3e-3, max_nfev=4)
+    return np.asarray(fitted.x * scale, dtype=float)
+
+
+def jacobian(rows: Rows, values: Vector) -> NDArray[np.float64]:
+    """Return the derivative of every row's log error by each constant, in units of its upper bound."""
+    base, columns = rows.errors(values), []
+    for place, high in enumerate(BOUNDS[1]):
+        moved = values.copy()
+        moved[place] += (1 if values[place] < 0.9 * high else -1) * 5e-3 * high
+        columns.append((rows.errors(moved) - base) / ((moved[place] - values[place]) / high))
+    return np.stack(columns, axis=1)
+
+
+def hold_out(rows: Rows, fitted: Vector, slopes: NDArray[np.float64], group: Callable[[Row], Any]) -> Vector:
+    """Return each row's log error with constants fitted without its group."""
+    groups = [group(row) for row in rows.rows]
+    result, scale = np.empty(len(groups)), BOUNDS[1]
+    neutral = np.array([constant.neutral for constant in CONSTANTS.values()])
+    for name in sorted(set(groups), key=str):
+        out = np.array([each == name for each in groups])
+        told = np.abs(slopes[~out]).max(axis=0) > 1e-6
+        clocks = np.isnan(neutral)
+        values = np.where(told, fitted, np.where(clocks, fitted[clocks & told].mean(), neutral))
+        for _ in range(STEPS):
+            errors = rows.errors(values)
+            soft = rows.weights * (1 + (errors / SOFT) ** 2) ** -0.25
+            left = (slopes * soft[:, None])[~out][:, told]
+            normal = left.T @ left + RIDGE * np.eye(left.shape[1])
+            move = np.linalg.solve(normal, -left.T @ (soft * errors)[~out])
+            values = values.copy()
+            values[told] = np.clip(values[told] + move * scale[told], BOUNDS[0][told], BOUNDS[1][told])
+        result[out] = rows.errors(values)[out]
+        print(f"{name}: {out.sum()} rows held out", file=sys.stderr)
+    return result
+
+
+def size_folds(rows: Rows) -> Callable[[Row], int]:
+    """Return which fold of whole hidden sizes a row is in."""
+    sizes = sorted({int(row.cells["hidden"]) for row in rows.rows})
+    return lambda row: sizes.index(int(row.cells["hidden"])) % FOLDS

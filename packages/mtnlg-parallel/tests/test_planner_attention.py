@@ -1,0 +1,99 @@
+"""Attention's time beside published measurements, and what a ring of context parallel ranks adds to it."""
+
+import pytest
+
+from mtnlg_model.config import ModelConfig
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.planner.cluster import Cluster, load_cluster
+from mtnlg_parallel.planner.costs import layer as layer_cost
+from mtnlg_parallel.planner.costs.attention import FLASH_BACKWARD, attention
+from mtnlg_parallel.planner.programs import load_software
+from mtnlg_parallel.planner.run import Run
+
+DGX, H100 = load_cluster("dgx-a100"), load_cluster("dgx-h100")
+SMALL = ModelConfig(layers=16, hidden=4096, heads=32, sequence=2048, vocabulary=51200)
+CORE = load_software("megatron-core")
+
+
+def changed(cluster: Cluster, part: str, **figures: float) -> Cluster:
+    return cluster.model_copy(update={part: getattr(cluster, part).model_copy(update=figures)})
+
+
+@pytest.mark.parametrize(
+    ("name", "native", "row", "measured"),
+    [
+        *(("hgx-h200", False, *pair) for pair in ((4096, 264), (8192, 290), (16384, 311), (32768, 325), (65536, 329))),
+        *(("hgx-h200", True, *pair) for pair in ((4096, 468), (8192, 490), (16384, 520), (32768, 520), (65536, 520))),
+        *(("gb200-nvl72", True, *pair) for pair in ((4096, 1154), (8192, 1349), (16384, 1440), (32768, 1503))),
+    ],
+)
+def test_attention_takes_the_published_time(name: str, native: bool, row: int, measured: float) -> None:
+    """TFLOP/s of both passes, causal, heads of 128: NVIDIA's cudnn-frontend, benchmark/."""
+    cluster = changed(load_cluster(name), "measured", clock=1.0)
+    program = CORE.model_copy(update={"native_attention": native})
+    shape = Run(SMALL.model_copy(update={"sequence": row}), Layout(), 1).shape
+    seconds = sum(attention(shape, cluster, program, backward).products for backward in (False, True))
+    operations = (1 + FLASH_BACKWARD) * 2 * row**2 * SMALL.hidden
+    assert operations / seconds / 1e12 == pytest.approx(measured, rel=0.08)
+
+
+@pytest.mark.parametrize(("heads", "native"), [(32, True), (16, False)])
+def test_kernels_of_the_generation_are_for_heads_of_128_and_narrower(heads: int, native: bool) -> None:
+    shape = Run(SMALL.model_copy(update={"heads": heads}), Layout(), 1).shape
+    plain = CORE.model_copy(update={"native_attention": False})
+    times = [attention(shape, H100, program, False).products for program in (CORE, plain)]
+    assert (times[0] < times[1]) is native
+
+
+def test_a_clock_slows_products_and_attention_but_not_memory() -> None:
+    slow = changed(DGX, "measured", clock=DGX.measured.clock / 2)
+    shape = Run(SMALL, Layout(tp=2), 4).shape
+    fast, slowed = (layer_cost.layer(shape, cluster, CORE).forward for cluster in (DGX, slow))
+    assert slowed.memory == fast.memory
+    assert 1.6 < slowed.products / fast.products <= 2
+
+
+def test_context_parallel_ranks_share_a_sequence() -> None:
+    """Half of the products each, and less than half of attention's time saved: rows are shorter, keys go round."""
+    run = Run(SMALL, Layout(tp=2, dp=2), 8, recompute="none")
+    alone, both = (layer_cost.layer(run._replace(cp=cp).shape, DGX, CORE).forward for cp in (1, 2))
+    assert 0.4 < both.products / alone.products < 0.6
+    assert run._replace(cp=2).gpus == 2 * run.gpus
+
+
+def test_a_ring_costs_what_attention_does_not_hide_of_its_sends() -> None:
+    run = Run(SMALL.model_copy(update={"sequence": 32768}), Layout(), 1, cp=4)
+    assert attention(run.shape, H100, CORE, False).collectives == 0
+    slow = changed(H100, "node", link_bandwidth=H100.node.link_bandwidth / 100)
+    cost = attention(run.shape, slow, CORE, False)
+    sent = 0.75 * 2 * 2 * 32768 * SMALL.hidden / (slow.node.link_bandwidth * slow.measured.link)
+    assert cost.collectives + cost.products == pytest.approx(sent, rel=1e-3)
+
+
+def test_torchtitans_ring_carries_all_heads_and_merges_each_block_in_fp32() -> None:
+    """41 bytes an element and block forward, 58 backward; of 32 heads of queries, not of 8 of keys and values."""
+    run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(), 1, cp=4)
+    program = load_software("torchtitan")
+    once = program.model_copy(update={"merges_blocks": False})
+    for backward, size in ((False, 41), (True, 58)):
+        merged, plain = (attention(run.shape, H100, each, backward) for each in (program, once))
+        seconds = size * 4 * run.shape.elements / (H100.gpu.memory_bandwidth * H100.measured.memory)
+        assert merged.memory - plain.memory == pytest.approx(seconds + 40 * H100.measured.kernel_seconds)
+    slow = changed(H100, "node", link_bandwidth=1e8)
+    sent = [sum(attention(run.shape, slow, each, False)[i] for i in (0, 2)) for each in (program, once)]
+    assert sent[0] / sent[1] == pytest.approx(4, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
+def test_what_a_product_of_8_bits_reads_is_gathered_in_8_bits(name: str) -> None:
+    """Two of a pass's four collectives, and the two inputs that backward gathers again, move half of their bytes."""
+    switches = {"overlap_tensor": False, "overlap_forward": False}
+    run = Run(SMALL, Layout(tp=2), 8, recompute="none", sequence_parallel=True, precision="fp8")
+    program = load_software(name).model_copy(update=switches)
+    wide = program.model_copy(update={"gathers_fp8": False})
+    narrow, plain = (layer_cost.layer(run.shape, H100, each) for each in (program, wide))
+    assert narrow.forward.collectives / plain.forward.collectives == pytest.approx(1.5 / 2)
+    assert narrow.backward.collectives / plain.backward.collectives == pytest.approx(2 / 3)
+    assert layer_cost.layer(run._replace(precision="bf16").shape, H100, program).forward.collectives == pytest.approx(
+        plain.forward.collectives
+    )

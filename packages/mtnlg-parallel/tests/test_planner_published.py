@@ -1,0 +1,202 @@
+"""Predictions beside what others published: step times, intervals, memory, rates."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.planner.interval import interval_of, kind_of
+from mtnlg_parallel.planner.programs import load_software
+from mtnlg_parallel.planner.published.predicted import measured_seconds, predict_row
+from mtnlg_parallel.planner.published.rows import Row, read_rows
+
+DATA = Path(__file__).parent / "data"
+ROWS = [row for name in ("published_runs", "gb200_runs") for row in read_rows(DATA / f"{name}.csv")]
+NEVER_FITTED = read_rows(DATA / "never_fitted_runs.csv")
+H100 = load_cluster("dgx-h100")
+PREDICTED = {row.cells["id"]: predict_row(row) for row in ROWS}
+
+
+def of_family(family: str, *, precision: str | None = None) -> list[Row]:
+    rows = [row for row in ROWS if row.cells["family"] == family]
+    return [row for row in rows if precision is None or (row.published and row.published.run.precision == precision)]
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "bound"),
+    [
+        ("vtrain", None, 0.06),
+        ("mt-nlg", None, 0.03),
+        ("megatron-sc21", None, 0.03),
+        ("megatron-2205.05198", None, 0.03),
+        ("nvidia-dgxc", "bf16", 0.03),
+        ("nvidia-dgxc", "fp8", 0.06),
+        ("nvidia-dgxc-gpt3", "bf16", 0.02),
+        ("nvidia-dgxc-gpt3", "fp8", 0.03),
+        ("nvidia-dgxc-gb200", "bf16", 0.02),
+        ("torchtitan", None, 0.06),
+        ("mosaic-fsdp", None, 0.08),
+        ("bloom-prequel", None, 0.09),
+    ],
+)
+def test_published_steps_are_predicted(family: str, precision: str | None, bound: float) -> None:
+    errors = [abs(PREDICTED[row.cells["id"]]["error"]) for row in of_family(family, precision=precision)]
+    assert len(errors) >= 3
+    assert sum(errors) / len(errors) <= bound
+
+
+@pytest.mark.parametrize(
+    ("family", "hardware", "precision", "bound"),
+    [
+        ("nvidia-dgxc", "H100", "bf16", 0.03),
+        ("nvidia-dgxc", "H100", "fp8", 0.06),
+        ("nvidia-dgxc-2025", "H100", "bf16", 0.03),
+        ("nvidia-dgxc-2025", "H100", "fp8", 0.06),
+        ("nvidia-dgxc-2025", "GB200", "fp8", 0.07),
+        ("nemo-summary", "H100", "fp8", 0.05),
+        ("nemo-summary", r"\bB200", "fp8", 0.06),
+        ("nemo-summary", "GB200", "fp8", 0.06),
+        ("nemo-long", "H100", "fp8", 0.06),
+        ("torchtitan", "H100", None, 0.10),
+        ("mosaic-fsdp", "H100", "bf16", 0.05),
+        ("mosaic-fsdp", "H100", "fp8", 0.06),
+        ("mosaic-fsdp", "A100", None, 0.06),
+        ("bloom-prequel", "A100", None, 0.09),
+    ],
+)
+def test_runs_to_which_nothing_was_fitted_are_predicted(
+    family: str, hardware: str, precision: str | None, bound: float
+) -> None:
+    """The bounds are those of test_published_steps_are_predicted where the kind of run is the same."""
+    errors = []
+    for row in NEVER_FITTED:
+        if row.cells["family"] != family or not re.search(hardware, row.cells["hardware"]) or not row.published:
+            continue
+        seconds = measured_seconds(row)
+        if seconds and precision in {None, row.published.run.precision}:
+            errors.append(abs(predict_row(row)["predicted_step_seconds"] / seconds - 1))
+    assert len(errors) >= 4
+    assert sum(errors) / len(errors) <= bound
+
+
+def test_intervals_hold_runs_to_which_nothing_was_fitted() -> None:
+    inside = []
+    for row in NEVER_FITTED:
+        if seconds := measured_seconds(row):
+            predicted = predict_row(row)
+            inside.append(predicted["low_step_seconds"] <= seconds <= predicted["high_step_seconds"])
+    assert len(inside) >= 300
+    assert 0.85 <= sum(inside) / len(inside) <= 0.96
+
+
+def test_what_ran_fits_and_what_did_not_does_not() -> None:
+    """Of BLOOM's six trials without memory one is counted as its neighbours, which ran (docs/decisions/0189)."""
+    fits = {row.cells["id"]: predict_row(row)["fits"] for row in NEVER_FITTED if row.published}
+    failed = [row.cells["id"] for row in NEVER_FITTED if row.cells["caveat"] == "OOM"]
+    assert [name for name in fits if not fits[name] and name not in failed] == []
+    assert len(failed) == 6
+    assert [name for name in failed if fits[name]] == ["bloom-h14336-l82-a128-dp8tp4pp12-mb2-b2048-b"]
+
+
+def test_the_only_runs_that_are_refused_are_of_a_program_that_nobody_has() -> None:
+    assert {row.why_not for row in NEVER_FITTED if not row.published} == {
+        "software 'Meta, internal' is not known to the planner"
+    }
+
+
+def test_every_row_is_predicted_and_no_run_that_ran_is_called_unfit() -> None:
+    assert not [row.why_not for row in ROWS if row.published is None]
+    assert not [name for name, predicted in PREDICTED.items() if not predicted["fits"]]
+
+
+def test_intervals_hold_the_steps_they_are_made_from_and_are_of_use() -> None:
+    """90 % and more, as these rows were seen; what left-out hidden sizes give is in docs/decisions/0170.
+
+    Of torchtitan's 14 runs in 8 bits two err by more than 20 %, so its interval cannot be as narrow as the others'.
+    """
+    inside = [
+        predicted["low_step_seconds"] <= (measured_seconds(row) or 0) <= predicted["high_step_seconds"]
+        for row in ROWS
+        for predicted in (PREDICTED[row.cells["id"]],)
+    ]
+    assert sum(inside) / len(inside) >= 0.9
+    for row in ROWS:
+        predicted, (run, _, software) = PREDICTED[row.cells["id"]], row.published or pytest.fail(row.why_not)
+        most = 1.65 if kind_of(run, software) == "torchtitan fp8" else 1.43
+        assert predicted["high_step_seconds"] <= most * predicted["low_step_seconds"]
+
+
+def test_a_program_that_nobody_measured_gets_the_interval_of_all() -> None:
+    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
+    ours, theirs = (
+        interval_of(run, H100, load_software(name)) for name in ("mtnlg-parallel-pipeline", "megatron-core")
+    )
+    assert "all programs" in ours.kind
+    assert ours.high - ours.low > theirs.high - theirs.low
+
+
+def test_rows_that_nobody_measured_make_no_interval() -> None:
+    """Of vTrain's rows 14 of many nodes were measured, and 196 of one node computed (docs/decisions/0172)."""
+    run = next(row.published.run for row in of_family("vtrain") if row.published)
+    interval = interval_of(run, load_cluster("dgx-a100"), load_software("megatron-deepspeed"))
+    assert interval.kind == "14 runs of megatron-deepspeed"
+
+
+def test_eight_bits_are_a_kind_of_runs_of_their_own() -> None:
+    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="fp8") if row.published)
+    software = load_software("megatron-core")
+    narrow, wide = (interval_of(each, H100, software) for each in (run._replace(precision="bf16"), run))
+    assert (narrow.kind.endswith("megatron-core"), wide.kind.endswith("megatron-core fp8")) == (True, True)
+    assert wide.high - wide.low > narrow.high - narrow.low
+
+
+@pytest.mark.parametrize("name", ["dgx-b200", "dgx1-v100"])
+def test_a_gpu_that_nobody_measured_gets_an_interval_no_narrower_than_that_of_all(name: str) -> None:
+    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
+    core = load_software("megatron-core")
+    measured, new, other = (
+        interval_of(run, load_cluster(cluster), program)
+        for cluster, program in (("dgx-h100", core), (name, core), ("dgx-h100", load_software("mtnlg-parallel")))
+    )
+    assert (new.low, new.high) == (min(measured.low, other.low), max(measured.high, other.high))
+    assert new.kind == f"{measured.kind}, none of them on this GPU"
+
+
+@pytest.mark.parametrize(("name", "known"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA H100 PCIe", False)])
+def test_a_gpu_that_the_driver_names_has_the_interval_of_its_data_sheets_name(name: str, known: bool) -> None:
+    """As in a cluster that ``calibrate`` wrote."""
+    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
+    here = H100.model_copy(update={"gpu": H100.gpu.model_copy(update={"name": name})})
+    ours, shipped = (interval_of(run, each, load_software("megatron-core")) for each in (here, H100))
+    assert (ours == shipped) is known
+
+
+def test_eager_and_compiled_runs_of_torchtitan_err_alike() -> None:
+    """Norms and rotary positions of fp32 operations and casts that read twice are what sets them apart."""
+    eager, compiled, eight_bit = (
+        PREDICTED[f"titan-{name}"]["error"]
+        for name in ("t1-bf16 eager", "t3-bf16 torch.compile", "t1-float8 torch.compile")
+    )
+    assert max(eager, compiled, eight_bit) - min(eager, compiled, eight_bit) <= 0.04
+
+
+@pytest.mark.parametrize(("family", "bound"), [("bloom-prequel", 0.1), ("torchtitan", 0.06)])
+def test_peak_memory_is_predicted_where_it_was_published(family: str, bound: float) -> None:
+    """In GB, torchtitan's in GiB, as its metrics print what the allocator reserved."""
+    pairs = [(PREDICTED[r.cells["id"]]["predicted_memory_gb"], r.figure("memory_gb")) for r in of_family(family)]
+    errors = [predicted / measured - 1 for predicted, measured in pairs if measured]
+    assert len(errors) >= 5
+    assert max(map(abs, errors)) <= bound
+    assert sum(map(abs, errors)) / len(errors) <= 0.06
+    assert abs(sum(errors)) / len(errors) <= 0.05
+
+
+def test_rates_are_counted_as_the_source_counts_them() -> None:
+    """The operations of BLOOM's and Narayanan's rows count what is recomputed, those of llm-foundry do not."""
+    for family in ("bloom-prequel", "megatron-sc21", "mosaic-fsdp"):
+        for row in of_family(family):
+            predicted, rate = PREDICTED[row.cells["id"]], row.figure("tflops_per_gpu")
+            assert rate
+            ratio = predicted["predicted_tflops_per_gpu"] / rate * (1 + predicted["error"])
+            assert ratio == pytest.approx(1, abs=0.04), row.cells["id"]
