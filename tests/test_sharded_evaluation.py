@@ -301,6 +301,15 @@ def test_ranks_send_and_receive_in_one_order_and_never_both_ways_in_a_group(even
         assert all(order == orders[0] for order in orders)
 
 
+def test_more_ranks_than_a_machine_holds_are_not_started(checkpoint: Path, tmp_path: Path) -> None:
+    script = "from mtnlg_eval.sharded import ranks; ranks.start_rank = None; from mtnlg_eval import cli; cli.main()"
+    words = ("run", checkpoint, "--data", ROWS, "--tasks", "wic", "--out", tmp_path, "--layout", "dp=1000000")
+    process = command(*words, script=script)
+    _, stderr = process.communicate()
+    assert process.returncode == 2
+    assert "--layout dp=1000000 needs 1000000 GPUs and there are 0" in stderr
+
+
 def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: Path, tmp_path: Path) -> None:
     process = command("run", checkpoint, "--data", ROWS, "--out", tmp_path, "--layout", "tp=3")
     _, stderr = process.communicate(timeout=300)

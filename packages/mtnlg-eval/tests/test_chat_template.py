@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mtnlg_eval.tasks.chat_template import read_chat_templates
+from mtnlg_eval.tasks.chat_template import read_chat_templates, read_special_tokens
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -108,3 +108,15 @@ def test_a_template_that_drops_the_message_to_continue_is_refused(tmp_path: Path
     template = read_chat_templates([write(tmp_path, "nothing")])["default"]
     with pytest.raises(Failure, match="it leaves out the last message"):
         template.render(CHATS[0], answer=False)
+
+
+def test_a_folder_in_the_cache_of_the_hub_is_made_of_links(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "3de24cf"
+    snapshot.mkdir(parents=True)
+    write(blobs, "{{ messages[0].content }}").joinpath("tokenizer_config.json").rename(blobs / "0a1b")
+    (snapshot / "tokenizer_config.json").symlink_to("../../blobs/0a1b")
+    assert read_chat_templates([snapshot])["default"].render(CHATS[0]) == " Who?\n"
+    assert read_special_tokens([tmp_path, snapshot]) == {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").symlink_to("/etc/hostname")
+    with pytest.raises(Failure, match="not a regular file, or a link"):
+        read_special_tokens([tmp_path])

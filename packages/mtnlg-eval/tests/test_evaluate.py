@@ -47,7 +47,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(checkpoint: Chec
     out = tmp_path / "out"
     with pytest.raises(UsageFailure, match="no task squad; choose from lambada, race_h"):
         mtnlg_eval.evaluate(checkpoint.directory, out, tasks=["squad"])
-    with pytest.raises(UsageFailure, match="'-1' is neither a number of examples nor few"):
+    with pytest.raises(UsageFailure, match="'-1' is neither a number of examples up to 9,999 nor few"):
         mtnlg_eval.evaluate(checkpoint.directory, out, shots=["-1"])
     with pytest.raises(UsageFailure, match="pass different numbers"):
         mtnlg_eval.evaluate(checkpoint.directory, out, seeds=[1, 1])

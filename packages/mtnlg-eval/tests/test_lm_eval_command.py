@@ -8,14 +8,15 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
+from tokenizers import Tokenizer
 
 from mtnlg_eval import cli
 from mtnlg_eval.scoring.lm_eval_command import CheckpointLM
-from mtnlg_eval.tasks.chat_template import ChatTemplate
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
@@ -133,6 +134,35 @@ def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(
         assert texts == [row["resps"] for row in rows]
 
 
+def test_prompts_without_a_context_begin_as_the_hf_backends_do(
+    write_checkpoint: Callable[..., Path], tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of Qwen's chat models: no token begins texts, and <|im_end|> ends them beside <|endoftext|>."""
+    names = ["choice_mutual", "perplexity"]
+    with progress("export", 1) as advance:
+        export_huggingface(Checkpoint.open(write_checkpoint(tmp_path / "checkpoints")), tmp_path / "hf", advance)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    tokenizer.save(str(tmp_path / "hf" / "tokenizer.json"))
+    names_of_tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": "<|im_end|>"}
+    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(names_of_tokens))
+    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", "out", "--log_samples"]
+    assert run(monkeypatch, "lm-eval", "--model_args", f"checkpoint=hf,store={tmp_path / 'store'}", *words) == 0
+    theirs = simple_evaluate(
+        "hf",
+        model_args={"pretrained": str(tmp_path / "hf"), "dtype": "float32", "device": "cpu"},
+        tasks=names,
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    for name in names:
+        (path,) = (tmp_path / "out").rglob(f"samples_{name}_2*.jsonl")
+        ours = [json.loads(line)["filtered_resps"] for line in path.read_text().splitlines()]
+        logps = [[float(np.ravel(each)[0]) for each in answers] for answers in ours]
+        expected = [[float(np.ravel(each)[0]) for each in row["filtered_resps"]] for row in theirs["samples"][name]]
+        assert np.allclose(logps, expected, atol=1e-4), name
+
+
 TEMPLATE = (
     "{% for message in messages %}{{ bos_token }}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -188,13 +218,13 @@ def test_prompts_of_a_chat_template_are_the_hf_backends(
                 assert [float(logp) for logp, _ in mine] == pytest.approx([x for x, _ in sample["filtered_resps"]])
 
 
-def test_an_answer_of_a_chat_ends_at_the_token_that_ends_answers(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_an_answer_ends_at_the_token_that_ends_answers(checkpoint: Checkpoint) -> None:
     lm = CheckpointLM.open(checkpoint)
     assert isinstance(lm, CheckpointLM)
     request = Instance("generate_until", {}, ("The cook", {"until": "\n\n", "max_gen_toks": 20}), 0)
     (text,) = lm.generate_until([request])
     end = text[len(text) // 2 :][:2]
-    lm._chat = ChatTemplate("", {"eos_token": end}, tmp_path)
+    lm.special_tokens = {"eos_token": end}
     assert lm.generate_until([request]) == [text[: text.index(end)]]
 
 

@@ -109,7 +109,7 @@ def test_a_mode_of_hans_is_shown_after_the_plain_study(made: ModuleType, run: Pa
     page = made.read(run)
     assert anchors(page) == ["hans"]
     assert "eval/negative/hans.json" in page.text
-    assert "Examples of non-entailment only." in page.text
+    assert "Shots of non-entailment only." in page.text
     assert page.text.count("HANS: accuracy by subcase") == 2
 
 

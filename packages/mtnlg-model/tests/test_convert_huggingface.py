@@ -126,7 +126,7 @@ def test_rearranging_is_undone_exactly(name: str) -> None:
     ("field", "value", "message"),
     [
         ("model_type", "bloom", "model_type = bloom: not supported; gpt2, gpt_neox, llama, mistral, qwen2, qwen3 are"),
-        ("activation_function", "relu", "activation_function = relu: only gelu_new, gelu_pytorch_tanh, gelu are"),
+        ("activation_function", "relu", "activation_function = relu: only gelu_new, gelu_pytorch_tanh, gelu_fast"),
         ("n_inner", 100, r"transformer.h.0.mlp.c_fc.weight: F32 \[48, 192\] where config.json says \[48, 100\]"),
         ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx = True: only False is supported"),
         ("tie_word_embeddings", False, "lm_head.weight: no such tensor"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -11,7 +12,7 @@ import typer
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
 from mtnlg_model.files import atomic_open
 
-from .evaluation import TASK_NAMES, check_data, check_seeds, check_shots, check_tasks, evaluate, silence_lm_eval
+from .evaluation import MOST, TASK_NAMES, check_data, check_tasks, evaluate, silence_lm_eval
 from .table import print_rows, print_scores
 from .tasks.examples import rows_help
 
@@ -57,10 +58,12 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         list[str] | None,
         typer.Option(metavar="TASK=COMMIT", help="Commit of a task's rows on the hub; once a task. Default: newest."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only a random sample of N rows.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MOST, metavar="N", help="Only a random sample of N rows.")
+    ] = None,
     layout: LayoutOption = None,
     batch_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Tokens per batch; scores do not depend on it.")
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Tokens per batch; scores do not depend on it.")
     ] = 8192,
     style: Annotated[
         Literal["paper", "gpt3", "lm_eval"],
@@ -85,9 +88,8 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
 
     If a task cannot run, the others go on and the exit status is 1.
     """
-    names = None if tasks is None else _parse_tasks(tasks)
-    counts, draws, revisions = _parse_shots(shots), _parse_seeds(seeds), _parse_revisions(revision or ())
-    check_data(data)
+    names = None if tasks is None else _split(tasks)
+    counts, draws, revisions = _split(shots), _parse_seeds(seeds), _parse_revisions(revision or ())
     silence_lm_eval()
 
     gaps: dict[str, None] = {}
@@ -157,8 +159,11 @@ def texts(
 
     Passages, questions and options of the scored rows, one object per line: task, id, text.
     """
-    names = _parse_tasks(tasks)
+    names = _split(tasks)
+    check_tasks(names)
     check_data(data)
+    if out.is_symlink() or (out.exists() and not out.is_file()):
+        raise Failure(f"{out}: not a regular file, or a link; name another")
     silence_lm_eval()
     written = 0
     gaps: dict[str, str] = {}
@@ -208,16 +213,18 @@ def operators(  # noqa: PLR0917  (typer names them)
     out: StudyOut,
     shots: Annotated[str, typer.Option(metavar="1,2,4", help="Examples before the question.")] = "1,2,4,8",
     layout: LayoutOption = None,
-    problems: Annotated[int, typer.Option(min=1, help="Problems per operator, disguise and number of shots.")] = 25,
+    problems: Annotated[
+        int, typer.Option(min=1, max=10**4, help="Problems per operator, disguise and number of shots.")
+    ] = 25,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON instead of a table.")] = False,
 ) -> None:
     """Test whether the model infers the arithmetic behind a strange sign: 17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ?
 
     Writes operators.json (counts with 95 % intervals), operators.jsonl (one problem per line) and a picture into --out.
     """
-    counts = _parse_shots(shots)
-    if "few" in counts:
-        raise UsageFailure(f"--shots {shots}: operators take numbers of examples, such as 1,2,4,8")
+    counts = _split(shots)
+    if not counts or not all(re.fullmatch("[0-9]{1,2}", count) for count in counts):
+        raise UsageFailure(f"--shots {shots[:40]}: operators take 0 to 99 examples, such as 1,2,4,8")
     silence_lm_eval()
     from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415
     from mtnlg_eval.scoring.open_model import checkpoint_identity, open_checkpoint, open_lm  # noqa: PLC0415
@@ -243,7 +250,9 @@ def bias(  # noqa: PLR0917  (typer names them)
         str, typer.Option(metavar="A,B", help="Some of occupation, gender, ethnicity, religion.")
     ] = "occupation,gender,ethnicity,religion",
     layout: LayoutOption = None,
-    samples: Annotated[int, typer.Option(min=1, help="Texts sampled per prompt; the paper sampled 800.")] = 800,
+    samples: Annotated[
+        int, typer.Option(min=1, max=10**5, help="Texts sampled per prompt; the paper sampled 800.")
+    ] = 800,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of tables.")] = False,
 ) -> None:
     """Measure social bias: gender by occupation, and adjectives and their sentiment by group.
@@ -284,28 +293,14 @@ def main() -> NoReturn:
 
 
 def _split(text: str) -> list[str]:
-    """The parts of a comma-separated list, each once."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _parse_tasks(text: str) -> list[str]:
-    names = [name for name in _split(text) if name]
-    check_tasks(names)
-    return names
-
-
-def _parse_shots(text: str) -> list[str]:
-    counts = _split(text)
-    check_shots(counts)
-    return counts
+    """The parts of a comma-separated list that are not empty, each once."""
+    return [part for part in dict.fromkeys(map(str.strip, text.split(","))) if part]
 
 
 def _parse_seeds(text: str) -> list[int]:
-    if not all(seed.isascii() and seed.isdigit() for seed in _split(text)):
-        raise UsageFailure(f"--seeds {text}: needs numbers, such as 1,2,3")
-    seeds = [int(seed) for seed in _split(text)]
-    check_seeds(seeds)
-    return seeds
+    if not all(re.fullmatch("[0-9]{1,18}", seed) for seed in _split(text)):
+        raise UsageFailure(f"--seeds {text[:40]}: needs numbers, such as 1,2,3, of 18 digits at most")
+    return [int(seed) for seed in _split(text)]
 
 
 def _parse_revisions(texts: Sequence[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Literal
 
 TASK_NAMES = tuple(task.name for task in TASKS)
+MOST = 10**9
+"""Rows or tokens that an option takes, a bound for what is cut to as many as there are."""
 
 
 def evaluate(
@@ -86,10 +89,11 @@ def check_tasks(names: Sequence[str], files: Sequence[Path] = ()) -> None:
 
 
 def check_shots(shots: Sequence[str]) -> None:
-    """Raise ``UsageFailure`` unless each is a number of examples or "few"."""
-    for count in shots:
-        if count != "few" and not (count.isascii() and count.isdigit() and str(int(count)) == count):
-            raise UsageFailure(f"--shots: {count!r} is neither a number of examples nor few; such as 0,1,few")
+    """Raise ``UsageFailure`` unless each is a number of examples, of four digits at most, or "few"."""
+    for count in shots or [""]:
+        if not re.fullmatch("few|0|[1-9][0-9]{0,3}", count):
+            reason = "neither a number of examples up to 9,999 nor few"
+            raise UsageFailure(f"--shots: {count[:20]!r} is {reason}; such as 0,1,few")
 
 
 def check_seeds(seeds: Sequence[int]) -> None:

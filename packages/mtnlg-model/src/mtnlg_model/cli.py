@@ -29,7 +29,9 @@ Folder = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A step-N folder, or a folder of them (takes the newest).")
 ]
 Prompts = Annotated[list[str], typer.Option(help="Text to continue; repeatable. Empty begins a document.")]
-Seconds = Annotated[float | None, typer.Option(min=1e-9, help="Seconds per iteration, for TFLOP/s per GPU.")]
+MOST: Final = 1 << 20
+"""GPUs, heads or sequences that a command takes: no model or run has more."""
+Seconds = Annotated[float | None, typer.Option(min=1e-9, max=1e9, help="Seconds per iteration, for TFLOP/s per GPU.")]
 
 FORMULAS: Final = {"model_72": "model, 72-coefficient", "hardware_96": "hardware, 96-coefficient"}
 MIB, MB = 1 << 20, 1_000_000
@@ -38,9 +40,9 @@ MIB, MB = 1 << 20, 1_000_000
 @app.command()
 def info(
     target: Annotated[str, typer.Argument(metavar="PRESET|CHECKPOINT", help=f"{', '.join(PRESETS)}, or a folder.")],
-    batch: Annotated[int, typer.Option(min=1, help="Sequences per iteration.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=MOST, help="Sequences per iteration.")] = 1,
     iteration_seconds: Seconds = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs, for TFLOP/s per GPU.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, max=MOST, help="Number of GPUs, for TFLOP/s per GPU.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a model's parameters, FLOPs and memory.
@@ -85,6 +87,8 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     sampling = validate({key: value for key, value in settings.items() if value is not None}, Sampling, "generate")
     opened = Checkpoint.open(checkpoint)
     tokenizer = Tokenizer(opened.tokenizer_path)
+    for text in prompt:
+        tokenizer.encode(text)  # raises for one that is no Unicode before it is printed
     dtype, torch_device = _dtype_and_device(device)
     decoder = opened.decoder(dtype, torch_device)
     if len(prompt) == 1 and torch_device.type == "cpu":
@@ -180,9 +184,11 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.json to add; Hugging Face folders have their own.")
     ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Number of attention heads; required for DeepSpeed.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Number of attention heads; required for DeepSpeed.")
+    ] = None,
     vocabulary_multiple: Annotated[
-        int, typer.Option(min=1, help="Pad a Hugging Face vocabulary to a multiple, such as of tp.")
+        int, typer.Option(min=1, max=MOST, help="Pad a Hugging Face vocabulary to a multiple, such as of tp.")
     ] = 1,
     sequence: Annotated[int | None, typer.Option(min=1, help="Limit a Hugging Face model's context.")] = None,
 ) -> None:
@@ -296,5 +302,7 @@ def _dtype_and_device(device: str) -> tuple[torch.dtype | None, torch.device]:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageFailure(f"--device {device}: {reason}; use cpu, cuda or auto") from None
+    if torch_device.type == "meta":
+        raise UsageFailure("--device meta: it holds no numbers; use cpu, cuda or auto")
     # CPUs multiply fp32 many times faster than 16-bit numbers.
     return (torch.float32 if torch_device.type == "cpu" else None), torch_device

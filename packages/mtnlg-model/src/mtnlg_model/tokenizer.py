@@ -68,9 +68,12 @@ class Tokenizer:
         return content
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of ``text``, without added special tokens."""
+        """Tokens of ``text``, without added special tokens. Raises ``Failure`` for half of a surrogate pair."""
         with _failures_of(self._path):
-            tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            try:
+                tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            except TypeError:
+                raise Failure(f"{text[:60]!r}: not Unicode: half of a surrogate pair in it") from None
         return tokens
 
     def before(self, text: str) -> list[int]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtnlg_eval.results.compare import compared
-from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME
+from mtnlg_eval.tasks.published import SHOTS, TASKS_BY_NAME, title_of
 
 from .markup import DASH, NARROW, count, decimal, duration, short
 from .run_files import epochs_read
@@ -168,15 +168,12 @@ def _score_table(evaluation: Evaluation) -> Table:
         table.add_column(f"{shots}-shot", justify="right", no_wrap=True)
         table.add_column("MT-NLG", justify="right", style="dim", no_wrap=True)
     table.add_column("rows", justify="right")
-    for task in TASKS:
-        scores = evaluation.main.by_shots(task.name)
-        cells = [cell for shots in SHOTS for cell in _cells(scores.get(shots), task.figures["MT-NLG"].at(shots))]
-        rows = sorted({cell.first.rows.count for cell in scores.values()})
-        table.add_row(task.title, *cells, "/".join(map(str, rows)) or DASH)
-    for name in (name for name in evaluation.main.tasks() if name not in TASKS_BY_NAME):
+    for name in dict.fromkeys([*TASKS_BY_NAME, *evaluation.main.tasks()]):
         scores = evaluation.main.by_shots(name)
-        cells = [cell for shots in SHOTS for cell in _cells(scores.get(shots), None)]
-        table.add_row(name, *cells, "/".join(sorted({str(cell.first.rows.count) for cell in scores.values()})))
+        mtnlg = TASKS_BY_NAME[name].figures["MT-NLG"] if name in TASKS_BY_NAME else None
+        cells = [cell for shots in SHOTS for cell in _cells(scores.get(shots), mtnlg and mtnlg.at(shots))]
+        rows = sorted({cell.first.rows.count for cell in scores.values()})
+        table.add_row(title_of(name), *cells, "/".join(map(str, rows)) or DASH)
     return table
 
 

@@ -223,12 +223,6 @@ class Run:
     evaluation: Evaluation | None
     studies: Studies
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to report."""
-        studies = self.studies.shown or self.studies.others or self.studies.errors
-        return not (self.curation or self.blend or self.steps or self.training or self.evaluation or studies)
-
 
 def epochs_read(run: Run) -> dict[str, float]:
     """Epochs by source: its share of the tokens trained, over its tokens outside the validation set."""
@@ -261,7 +255,9 @@ def read_run(folder: Path) -> Run:
         evaluation=evaluation,
         studies=read_studies(folder, evaluation.main.model.digest if evaluation else None),
     )
-    if run.is_empty and not any((folder / "eval" / "not_run").glob("*.json")):
+    parts = (run.curation, run.blend, run.steps, run.training, run.evaluation)
+    studies = (run.studies.shown, run.studies.others, run.studies.errors)
+    if not any((*parts, *studies)) and not any((folder / "eval" / "not_run").glob("*.json")):
         raise Failure(
             f"{folder}: not a run, or nothing of it has ended: "
             "no data/summary.json, train/metrics.jsonl or eval/results in it"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from mtnlg_eval.results.paper_setting import MODES
 from mtnlg_eval.table import wilson_interval
 
 from .attachments.tables import links, study_tables
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 WORDS_SHOWN = 10
-MODES = {
-    ("any", "drawn"): "",
-    ("other_subcases", "drawn"): "examples of other subcases only",
-    ("any", "interleaved"): "examples with alternating labels",
-    ("any", "negative"): "examples of non-entailment only",
-}
 
 
 class Chapter(NamedTuple):

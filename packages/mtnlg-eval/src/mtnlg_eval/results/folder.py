@@ -82,9 +82,10 @@ class ResultFolder:
         while True:
             before = self._listing()
             content = collected(self.results(), self.gaps())
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             path = self.out / "results.json"
-            if not path.exists() or path.read_text(encoding="utf-8") != json_text(content):
-                write_json(path, content)
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                write_text(path, text)
             if self._listing() == before:
                 return
 
@@ -104,11 +105,6 @@ def collected(results: Iterable[Result], gaps: list[dict[str, str]]) -> dict[str
             "interval_95": list(result.interval)
         }
     return {"version": VERSION, **sections, "scores": scores, "not_run": gaps}
-
-
-def json_text(content: dict[str, Any]) -> str:
-    """The text that ``write_json`` writes."""
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _read(path: Path) -> Result:

@@ -28,7 +28,10 @@ ARITHMETIC = b"4"
 
 
 class AnswerStore:
-    """Answers of one model by key; an answer is any JSON value."""
+    """Answers of one model by key; an answer is any JSON value.
+
+    ``taken_over`` counts those found that were stored before the store was opened, by earlier commands.
+    """
 
     def __init__(self, model: str, path: Path | None = None) -> None:
         """Open the file at ``path``, or an in-memory store for None; ``model`` identifies the model."""
@@ -36,12 +39,14 @@ class AnswerStore:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self.taken_over = 0
         self._lock = threading.Lock()  # one connection serves the thread that scores and the one that builds prompts
         with self._as_os_error():
             self._connection = sqlite3.connect(path or ":memory:", timeout=LOCK_SECONDS, check_same_thread=False)
             weakref.finalize(self, self._connection.close)  # of a store that nobody closed, Python 3.13 warns
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT NOT NULL)")
+            ((self._last_row,),) = self._connection.execute("SELECT IFNULL(MAX(rowid), 0) FROM answers")
 
     def key(self, *parts: object) -> bytes:
         """Key of a request to this model; ``parts`` are JSON values such as tokens."""
@@ -54,9 +59,11 @@ class AnswerStore:
         for start in range(0, len(keys), KEYS_PER_QUERY):
             chunk = keys[start : start + KEYS_PER_QUERY]
             marks = ",".join("?" * len(chunk))
-            query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608  (question marks)
+            query = f"SELECT key, answer, rowid FROM answers WHERE key IN ({marks})"  # noqa: S608  (question marks)
             with self._lock, self._as_os_error():
-                answers |= {key: json.loads(answer) for key, answer in self._connection.execute(query, chunk)}
+                for key, answer, row in self._connection.execute(query, chunk):
+                    answers[key] = json.loads(answer)
+                    self.taken_over += row <= self._last_row
         return answers
 
     def save(self, answers: Iterable[tuple[bytes, Any]]) -> None:

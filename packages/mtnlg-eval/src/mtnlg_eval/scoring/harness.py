@@ -217,6 +217,8 @@ class Evaluation:
             while waiting:
                 self._finish(waiting.popleft())
         folder.collect()
+        if lm.store.taken_over:
+            say(f"{lm.store.taken_over:,} answers are of earlier commands, kept in {out / 'scores.sqlite'}")
         seconds = round(time.monotonic() - started, 3)
         scores = {
             task: {shots: _summary(Cell(tuple(results))) for shots, results in by_shots.items()}
@@ -228,6 +230,7 @@ class Evaluation:
             "rows_from": self.rows_from,
             "tasks": scores,
             "not_run": self.not_run,
+            "answers_taken_over": lm.store.taken_over,
             "seconds": seconds,
         }
 

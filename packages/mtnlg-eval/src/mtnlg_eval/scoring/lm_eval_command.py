@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import lm_eval.models  # noqa: F401  (fills the registry, which lm-eval does only while it is empty)
@@ -24,7 +25,8 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import model_registry
 from lm_eval.utils import simple_parse_args_string
 
-from mtnlg_eval.tasks.chat_template import CONFIG, DEFAULT, FILE, read_chat_templates
+from mtnlg_eval.evaluation import MOST
+from mtnlg_eval.tasks.chat_template import CONFIG, DEFAULT, FILE, read_chat_templates, read_special_tokens
 from mtnlg_model.console import Failure, UsageFailure, say
 
 from .decoder_lm import TOKENS_PER_BATCH, DecoderLM
@@ -44,10 +46,21 @@ LM_EVALS_OWN = ("trust_remote_code",)
 
 
 class CheckpointLM(DecoderLM):
-    """Opens checkpoints for lm-eval's registry, and renders chats with the template beside the tokenizer."""
+    """Opens checkpoints for lm-eval's registry, and renders chats with the template beside the tokenizer.
+
+    ``special_tokens`` are those of tokenizer_config.json, where there is one: lm-eval's own backend goes by them.
+    """
 
     template_folders: tuple[Path, ...] = ()
+    special_tokens: Mapping[str, str] = MappingProxyType({})
     _chat: ChatTemplate | None = None
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Token that stands in for an empty context: the one that begins texts, or where there is none, ends them."""
+        names = filter(None, map(self.special_tokens.get, ("bos_token", "eos_token")))
+        tokens = self._prompts.encode(next(names, ""))
+        return tokens[0] if len(tokens) == 1 else super().prefix_token_id
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Choose the template that ``--apply_chat_template`` names, and return its text; ``Failure`` without one."""
@@ -58,9 +71,9 @@ class CheckpointLM(DecoderLM):
         return (self._chat or self._choose(DEFAULT)).render(chat_history, answer=add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Continue each prompt, of a chat up to the token that ends an answer too."""
-        if self._chat is not None and self._chat.end:
-            requests = [_ending(request, self._chat.end) for request in requests]
+        """Continue each prompt, up to the token that ends texts or a chat's answers too."""
+        if end := self.special_tokens.get("eos_token"):
+            requests = [_ending(request, end) for request in requests]
         return super().generate_until(requests, disable_tqdm)
 
     def _choose(self, name: str) -> ChatTemplate:
@@ -98,7 +111,7 @@ class CheckpointLM(DecoderLM):
         if arguments or checkpoint is None:
             given = f"no argument {', '.join(arguments)}" if arguments else "checkpoint=DIR is missing"
             raise UsageFailure(f"--model_args: {given}; there are checkpoint, layout, store, batch_tokens")
-        if not isinstance(batch_tokens, int) or batch_tokens < 1:
+        if not isinstance(batch_tokens, int) or not 1 <= batch_tokens <= MOST:
             raise UsageFailure(f"--model_args: batch_tokens={batch_tokens}: needs a number of tokens")
         if (additional_config or {}).get("device") == "cpu" and torch.cuda.is_available():
             raise UsageFailure("--device cpu: the model runs on the GPU; hide it with CUDA_VISIBLE_DEVICES=")
@@ -113,6 +126,7 @@ class CheckpointLM(DecoderLM):
         if not isinstance(lm, CheckpointLM):  # a rank of torchrun other than 0 has served until the end
             sys.exit(0)
         lm.batch_tokens, lm.template_folders = batch_tokens, (opened.directory, path)
+        lm.special_tokens = read_special_tokens(lm.template_folders)
         return lm
 
 

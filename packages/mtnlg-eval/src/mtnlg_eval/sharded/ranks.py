@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 POLL_SECONDS = 0.2
+RANKS_ON_CPU = 64
+"""Ranks that a machine without GPUs takes, each a process of some 250 MB."""
 SERVE = "import sys; from mtnlg_eval.sharded.ranks import serve; serve(*sys.argv[1:])"
 
 
@@ -53,7 +55,7 @@ def open_coordinator(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[
         with _join(checkpoint, layout) as coordinator:
             yield coordinator
         return
-    if torch.cuda.is_available() and torch.cuda.device_count() < layout.world:
+    if layout.world > (torch.cuda.device_count() or RANKS_ON_CPU):
         raise UsageFailure(f"--layout {text} needs {layout.world} GPUs and there are {torch.cuda.device_count()}")
     store = HostedStore()
     environment = dict(os.environ)

@@ -17,6 +17,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mtnlg_model.console import Failure
+from mtnlg_model.convert.config_json import own_file
 from mtnlg_model.files import read_small
 
 if TYPE_CHECKING:
@@ -33,11 +34,10 @@ END = "THE-LAST-MESSAGE-GOES-ON-HERE "
 
 
 class ChatTemplate:
-    """One template with the special tokens of its tokenizer, of which ``end`` ends an answer; read at ``place``."""
+    """One template with the special tokens of its tokenizer, read at ``place``."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, str], place: Path) -> None:
         self.text, self.place, self._special_tokens = text, place, special_tokens
-        self.end = special_tokens.get("eos_token", "")
         try:
             self._template = _environment().from_string(text)
         except TemplateError as error:
@@ -74,17 +74,25 @@ def read_chat_templates(folders: Iterable[Path]) -> dict[str, ChatTemplate]:
     """The templates, by name, of the first folder that has any; ``Failure`` if a file is malformed."""
     for folder in folders:
         config = _read_config(folder / CONFIG)
-        texts = _templates_in(config.get("chat_template"), folder / CONFIG)
-        places = dict.fromkeys(texts, folder / CONFIG)
+        inside = _templates_in(config.get("chat_template"), folder / CONFIG)
+        templates = {name: (text, folder / CONFIG) for name, text in inside.items()}
         files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
         if (folder / FILE).is_file():
             files[DEFAULT] = folder / FILE
-        for name, path in files.items():
-            texts[name], places[name] = _text(path), path
-        tokens = {key: _token(value) for key, value in config.items() if key.endswith("_token") and _token(value)}
-        if texts:
-            return {name: ChatTemplate(text, tokens, places[name]) for name, text in texts.items()}
+        templates |= {name: (_text(path), path) for name, path in files.items()}
+        if templates:
+            tokens = _special_tokens(config)
+            return {name: ChatTemplate(text, tokens, place) for name, (text, place) in templates.items()}
     return {}
+
+
+def read_special_tokens(folders: Iterable[Path]) -> dict[str, str]:
+    """The special tokens, such as ``eos_token``, of the first folder whose tokenizer_config.json names any."""
+    return next((tokens for folder in folders if (tokens := _special_tokens(_read_config(folder / CONFIG)))), {})
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _token(value) for key, value in config.items() if key.endswith("_token") and _token(value)}
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -101,7 +109,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return read_small(path).decode()
+        return read_small(own_file(path.parent, path.name)).decode()
     except UnicodeDecodeError as error:
         raise Failure(f"{path}: not UTF-8: {error}") from None
 

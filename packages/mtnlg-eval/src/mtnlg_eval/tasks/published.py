@@ -161,9 +161,3 @@ TASKS_BY_NAME = {task.name: task for task in TASKS}
 def title_of(task: str) -> str:
     """Name of a task in the paper; of one's own its name."""
     return TASKS_BY_NAME[task].title if task in TASKS_BY_NAME else task
-
-
-def published(task: str, model: Model, shots: Shots) -> float | None:
-    """Accuracy printed in the paper, in percent; None for a dash or a missing row. ``KeyError`` for an unknown task."""
-    figures = TASKS_BY_NAME[task].figures.get(model)
-    return figures.at(shots) if figures else None

@@ -164,7 +164,8 @@ def read_manifest_bytes(directory: Path) -> bytes:
     """The manifest of a checkpoint folder as it is, for `parse_manifest` in any process. Raises ``CheckpointError``."""
     path = directory / MANIFEST
     if not path.is_file():
-        raise CheckpointError(f"{directory}: not a checkpoint: no {MANIFEST} in it")
+        way_out = "; mtnlg-model import makes one of it" if (directory / "config.json").is_file() else ""
+        raise CheckpointError(f"{directory}: not a checkpoint: no {MANIFEST} in it{way_out}")
     return read_bounded(path)
 
 

@@ -6,7 +6,7 @@ A field is one of these, and any other is refused by its name, unless it is null
     an activation         `Family.activation`
     rotary positions      rope_theta, rope_scaling, rotary_pct … of transformers 4, or rope_parameters of transformers 5
     a window              of attention: accepted where it is as long as the sequence
-    something else        `Family.fixed`: accepted at these values only
+    something else        `Family.fixed` and `UNREAD`: accepted at these values only
     no matter of ours     `IGNORED`, and those of the family
 
 The fields of transformers 4 are written, which both versions read.
@@ -25,7 +25,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
 from mtnlg_model.settings import validate
 
-from .families import FAMILIES, REQUIRED
+from .families import FAMILIES, REQUIRED, UNREAD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,17 +54,19 @@ _IGNORED = """
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences exponential_decay_length_penalty suppress_tokens begin_suppress_tokens remove_invalid_values
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+    is_llama_config max_sequence_length neftune_noise_alpha transformers.js_config unsloth_fixed unsloth_version
 """
 IGNORED: Final = frozenset(_IGNORED.split())
-"""Fields that decide no logit: names, text generation, other heads."""
+"""Fields that decide no logit: names, text generation, other heads, other programs' notes."""
 
 FOREIGN: Final = {
     "num_local_experts": "a mixture of experts",
     "num_experts": "a mixture of experts",
     "n_routed_experts": "a mixture of experts",
     "alibi": "ALiBi positions",
+    "quantization_config": "quantized weights",
 }
-"""What fields of other families stand for."""
+"""What some fields of others stand for."""
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -83,14 +85,8 @@ def read_family(folder: Path, vocabulary_multiple: int = 1, sequence: int | None
         raise Failure(f"{path}: {error.errors(include_url=False)[0]['msg']}") from None
     family, config = from_config_json(content, str(path), sequence)
     padding = -config.vocabulary % vocabulary_multiple
-    if not padding:
-        return family, config
-    return family, config.model_copy(
-        update={
-            "vocabulary": config.vocabulary + padding,
-            "vocabulary_padding": padding,
-        }
-    )
+    padded = {"vocabulary": config.vocabulary + padding, "vocabulary_padding": padding}
+    return family, config.model_copy(update=padded)
 
 
 def from_config_json(content: Mapping[str, Any], place: str, sequence: int | None = None) -> tuple[Family, ModelConfig]:
@@ -103,14 +99,15 @@ def from_config_json(content: Mapping[str, Any], place: str, sequence: int | Non
         kinds = (f" ({name}: {kind})" for name, kind in FOREIGN.items() if content.get(name))
         given = f"model_type = {content.get('model_type')!s:.100}{next(kinds, '')}"
         raise Failure(f"{place}: {given}: not supported; {', '.join(FAMILIES)} are")
-    known = {family.activation[0], *family.settings, *family.fixed, *family.ignored, *IGNORED, *WINDOW_FIELDS}
+    fixed = {**family.fixed, **UNREAD}
+    known = {family.activation[0], *family.settings, *fixed, *family.ignored, *IGNORED, *WINDOW_FIELDS}
     known |= {*ROTARY_FIELDS, *ROTARY_TABLES} if family.rotary else set()
     for name, value in content.items():
         if name not in known and value is not None:
-            raise Failure(
-                f"{place}: {name:.100} = {value!s:.100}: a field that {content['model_type']} is not known to have"
-            )
-    for name, values in family.fixed.items():
+            reason = f"a field that {content['model_type']} is not known to have"
+            reason += f" ({FOREIGN[name]})" if name in FOREIGN else ""
+            raise Failure(f"{place}: {name:.100} = {value!s:.100}: {reason}")
+    for name, values in fixed.items():
         if content.get(name, values[0]) not in values:
             raise Failure(f"{place}: {name} = {content[name]!s:.100}: only {values[0]} is supported")
     merged = {**content, **_rotary_fields(content, family, place)}

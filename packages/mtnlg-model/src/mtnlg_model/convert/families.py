@@ -45,7 +45,7 @@ class Family:
     ordered_by_head: bool = False
 
 
-GELU: Final = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu"}
+GELU: Final = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu_fast": "gelu-tanh", "gelu": "gelu"}
 SILU: Final = {"silu": "swiglu", "swish": "swiglu"}
 
 _COMMON: Final = {
@@ -133,6 +133,7 @@ _NEOX: Final = Family(
         "mlp.down": ("mlp.dense_4h_to_h",),
     },
     fixed={"attention_bias": (True,)},
+    ignored=frozenset({"attention_probs_dropout_prob", "hidden_dropout_prob"}),
     ordered_by_head=True,
 )
 
@@ -178,6 +179,13 @@ def _llama(architecture: str, kv_heads: object = REQUIRED, *, head_size: bool = 
         **more,
     )
 
+
+UNREAD: Final[dict[str, tuple[object, ...]]] = {
+    "use_mrope": (False,),  # Qwen2.5
+    "rope_interleaved": (False,),  # SmolLM
+    "activation": ("swiglu",),  # Falcon3, beside hidden_act
+}
+"""Fields of published folders that transformers does not read, at the values that say what it computes."""
 
 _QWEN_FIXED: Final[dict[str, tuple[object, ...]]] = {"use_sliding_window": (False,)}
 

@@ -71,8 +71,4 @@ def _qkv_rows(config: ModelConfig) -> list[int]:
 
 def _group_rows(config: ModelConfig) -> list[int]:
     """Rows of q, k and v of one kv head."""
-    return [
-        config.heads // config.kv_heads * config.head_size,
-        config.head_size,
-        config.head_size,
-    ]
+    return [config.heads // config.kv_heads * config.head_size, config.head_size, config.head_size]

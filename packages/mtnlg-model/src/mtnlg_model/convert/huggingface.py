@@ -7,15 +7,10 @@ import shutil
 from typing import TYPE_CHECKING, Final
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from mtnlg_model.checkpoint.manifest import TOKENIZER
-from mtnlg_model.checkpoint.tensor_file import (
-    DTYPES,
-    TensorFile,
-    TensorSpec,
-    write_tensor_file,
-)
+from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, write_tensor_file
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.tokenizer import Tokenizer
@@ -34,21 +29,15 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.console import Advance
 
-IGNORED_SUFFIXES: Final = (
-    ".attn.bias",
-    ".attn.masked_bias",
-    ".attention.bias",
-    ".attention.masked_bias",
-    ".inv_freq",
-)
+IGNORED_SUFFIXES: Final = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".inv_freq")
 """Causal masks and angles of rotary positions in older folders, which follow from config.json."""
-INDEX = "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 << 30
 INDEX_BYTES = 1 << 26
 
 
 class _Index(BaseModel):
-    weight_map: dict[str, str]
+    weight_map: dict[str, str] = Field(min_length=1)
 
 
 def export_huggingface(checkpoint: Checkpoint, folder: Path, advance: Advance) -> str:
@@ -77,16 +66,13 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path, advance: Advance) -
     shards = _split_into_shards(specs)
     with new_folder(folder) as partial:
         files = [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
-        files = files if len(files) > 1 else ["model.safetensors"]
+        files = files if len(files) > 1 else [WEIGHTS]
         for file, shard in zip(files, shards, strict=True):
             write_tensor_file(partial / file, {key: specs[key] for key in shard}, tensor)
         if len(files) > 1:
             weight_map = {key: file for file, shard in zip(files, shards, strict=True) for key in shard}
             total = sum(_bytes(spec) for spec in specs.values())
-            write_json(
-                partial / INDEX,
-                {"metadata": {"total_size": total}, "weight_map": weight_map},
-            )
+            write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
         tokenizer = Tokenizer(checkpoint.tokenizer_path)
         dtype = str(checkpoint.dtype("embedding.token.weight")).removeprefix("torch.")
         ids = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eod}
@@ -116,10 +102,11 @@ def import_huggingface(
         raise Failure(f"{folder}: {len(files):,} tensors where config.json claims {config.tensor_count:,}")
     sources = {name: _sources(folder, files, their_shapes(family, config, name)) for name in config.parameter_shapes()}
     used = {key for keys in sources.values() for key in keys}
-    # A tied head may be stored as well, and is not read then.
-    ignored = (*IGNORED_SUFFIXES, family.outer["head.weight"]) if config.tied else IGNORED_SUFFIXES
+    head = family.outer["head.weight"]
     for key in files:
-        if key not in used and not key.endswith(ignored):
+        if config.tied and key == head:
+            _require_equal(folder, files, head, sources["embedding.token.weight"][0])
+        elif key not in used and not key.endswith(IGNORED_SUFFIXES):
             raise Failure(f"{folder}: {key:.100}: {family.architecture} has no such tensor")
     with tokenizer_of(folder) as tokenizer, new_checkpoint(target, config, tokenizer) as writer:
         for name, shape in config.parameter_shapes().items():
@@ -146,23 +133,20 @@ def _split_into_shards(specs: dict[str, TensorSpec]) -> list[list[str]]:
 
 
 def _tokenizer_json(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
-    special = {
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.sequence,
         "bos_token": tokenizer.bos_token,
         "eos_token": tokenizer.eod_token,
         "unk_token": tokenizer.eod_token,
     }
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.sequence,
-        **special,
-    }
 
 
 def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
-    """The safetensors file of each tensor, by their name."""
+    """The safetensors file of each tensor, by their name: one file, as in transformers, or else those of the index."""
     index = folder / INDEX
-    names = ["model.safetensors"]
-    if index.exists():
+    names = [WEIGHTS]
+    if index.exists() and not (folder / WEIGHTS).exists():
         try:
             weight_map = _Index.model_validate_json(read_small(own_file(folder, INDEX), INDEX_BYTES)).weight_map
         except ValidationError as error:
@@ -173,8 +157,19 @@ def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
         if "/" in name or not (folder / name).is_file():
             raise Failure(f"{folder}: {name:.100}: no such weights; only safetensors are read, never a pickled .bin")
         file = TensorFile(own_file(folder, name))
+        if twice := file.entries.keys() & files.keys():
+            raise Failure(f"{folder}: {min(twice):.100}: in {name} and in another file; keep one of them")
         files |= dict.fromkeys(file.entries, file)
     return files
+
+
+def _require_equal(folder: Path, files: dict[str, TensorFile], head: str, table: str) -> None:
+    """Raise ``Failure`` where a tied head is stored with other weights: versions of transformers differ in its use."""
+    stored, tied = (files[key].entries[key] for key in (head, table))
+    alike = (stored.dtype, stored.shape) == (tied.dtype, tied.shape)
+    if not alike or not torch.equal(*(_read_tensor(files[key], key) for key in (head, table))):
+        reason = f"differs from {table}, which config.json says it is tied to"
+        raise Failure(f"{folder}: {head}: {reason}; set tie_word_embeddings to false, or remove it")
 
 
 def _sources(folder: Path, files: dict[str, TensorFile], expected: dict[str, tuple[int, ...]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from mtnlg_model.checkpoint.manifest import TOKENIZER, Layout, Progress
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.console import Failure
-from mtnlg_model.files import sync_directory
+from mtnlg_model.files import open_to_update, sync_directory
 from mtnlg_model.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
@@ -24,19 +25,33 @@ MAX_LAYERS: Final = 10_000
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder; on success rename it to ``folder``, else remove it. Raises ``Failure`` if it exists."""
+    """Yield a temporary folder; on success rename it to ``folder``, else remove it.
+
+    Raises ``Failure`` if ``folder`` exists, or if another command is writing it.
+    """
+    exists = Failure(f"{folder}: exists already; remove it or name another")
     if folder.exists():
-        raise Failure(f"{folder}: exists already; remove it or name another")
+        raise exists
     partial = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        sync_directory(partial)
-        partial.rename(folder)
-        sync_directory(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    lock = partial.with_name(f"{partial.name}.lock")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open_to_update(lock) as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failure(f"{folder}: another command is writing it") from None
+        try:
+            if folder.exists():  # the other has ended meanwhile
+                raise exists
+            shutil.rmtree(partial, ignore_errors=True)  # of a killed command
+            partial.mkdir()
+            yield partial
+            sync_directory(partial)
+            partial.rename(folder)
+            sync_directory(folder.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            lock.unlink()
 
 
 @contextmanager

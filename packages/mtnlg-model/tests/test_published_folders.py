@@ -1,0 +1,165 @@
+"""Folders as people have them: fields of their own in config.json, weights stored twice, two commands at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mtnlg_model.checkpoint.manifest import Layout, Progress
+from mtnlg_model.checkpoint.reader import Checkpoint, save
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import Failure
+from mtnlg_model.convert import huggingface
+from mtnlg_model.convert.config_json import from_config_json
+from mtnlg_model.convert.huggingface import INDEX, export_huggingface, import_huggingface
+from mtnlg_model.convert.output import new_folder
+from mtnlg_model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+SIZES: Final = {
+    "vocab_size": 307,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "intermediate_size": 80,
+}
+NEOX: Final = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def silent(n: int, note: str = "") -> None:
+    del n, note
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("qwen2", {"use_mrope": False}),  # Qwen2.5 0.5B, 1.5B, 7B
+        ("llama", {"is_llama_config": True, "rope_interleaved": False}),  # SmolLM, SmolLM2
+        ("llama", {"transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}}}),  # SmolLM2 Instruct
+        ("llama", {"activation": "swiglu"}),  # Falcon3
+        ("llama", {"max_sequence_length": 2048}),  # Llama 1
+        ("llama", {"unsloth_fixed": True, "unsloth_version": "2026.3", "neftune_noise_alpha": 5.0}),
+        ("gpt_neox", {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0}),  # GPT-NeoX 20B
+    ],
+)
+def test_fields_that_transformers_does_not_read_change_nothing(model_type: str, fields: dict[str, Any]) -> None:
+    plain = {"model_type": model_type, **(NEOX if model_type == "gpt_neox" else SIZES)}
+    assert from_config_json({**plain, **fields}, "") == from_config_json(plain, "")
+
+
+@pytest.mark.parametrize("fields", [{"use_mrope": True}, {"rope_interleaved": True}, {"activation": "geglu"}])
+def test_such_a_field_that_says_something_else_is_refused(fields: dict[str, Any]) -> None:
+    ((name, value),) = fields.items()
+    with pytest.raises(Failure, match=f"config.json: {name} = {value}: only (False|swiglu) is supported"):
+        from_config_json({"model_type": "llama", **SIZES, **fields}, "config.json")
+
+
+def test_gpt_neox_20b_computes_gelu_by_tanh() -> None:
+    assert from_config_json({"model_type": "gpt_neox", **NEOX, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
+
+
+def test_quantized_weights_are_refused_as_what_they_are() -> None:
+    content = {"model_type": "llama", **SIZES, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    with pytest.raises(Failure, match=r"a field that llama is not known to have \(quantized weights\)"):
+        from_config_json(content, "config.json")
+
+
+@pytest.fixture
+def llama(tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small tied Llama in Hugging Face's format, in shards."""
+    parts = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
+    sizes = {"layers": 2, "hidden": 48, "heads": 6, "kv_heads": 2, "sequence": 64, "vocabulary": 307}
+    config = ModelConfig.model_validate({**sizes, **parts, "dropout": 0.0, "attention_dropout": 0.0})
+    progress = Progress(step=1, samples=8, tokens=256, loss=3.0, stream="f00d", layout=Layout())
+    checkpoint = save(Decoder(config, seed=3), tmp_path / "runs", 1, progress, tokenizer_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface, "SHARD_BYTES", 60_000)
+        export_huggingface(Checkpoint.open(checkpoint), tmp_path / "llama", silent)
+    return tmp_path / "llama"
+
+
+def change_index(folder: Path, **changed: str) -> None:
+    content = json.loads((folder / INDEX).read_text())
+    content["weight_map"] |= changed
+    (folder / INDEX).write_text(json.dumps(content))
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    return {key: tensor for file in folder.glob("*.safetensors") for key, tensor in load_file(file).items()}
+
+
+def test_a_tensor_in_two_files_is_refused(llama: Path, tmp_path: Path) -> None:
+    first, second, *_ = sorted(llama.glob("*.safetensors"))
+    key, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), key: tensor + 1}, second)
+    with pytest.raises(Failure, match=f"{key}: in {second.name} and in another file; keep one of them"):
+        import_huggingface(llama, tmp_path / "out", silent)
+
+
+def test_an_index_that_names_no_file_is_refused(llama: Path, tmp_path: Path) -> None:
+    (llama / INDEX).write_text('{"weight_map": {}}')
+    with pytest.raises(Failure, match=f"{INDEX}: Dictionary should have at least 1 item"):
+        import_huggingface(llama, tmp_path / "out", silent)
+
+
+def test_one_file_comes_before_shards_as_in_transformers(llama: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    doubled = {key: 2 * tensor for key, tensor in stored(llama).items()}
+    save_file(doubled, llama / "model.safetensors", metadata={"format": "pt"})
+    import_huggingface(llama, tmp_path / "out", silent)
+    read = Checkpoint.open(tmp_path / "out").tensor("embedding.token.weight")
+    assert torch.equal(read, doubled[TABLE])
+    assert torch.equal(read, AutoModelForCausalLM.from_pretrained(llama).get_input_embeddings().weight)
+
+
+def test_a_tied_head_that_is_stored_must_be_the_embedding(llama: Path, tmp_path: Path) -> None:
+    table = stored(llama)[TABLE]
+    save_file({HEAD: table}, llama / "model-head.safetensors")
+    change_index(llama, **{HEAD: "model-head.safetensors"})
+    import_huggingface(llama, tmp_path / "equal", silent)
+    save_file({HEAD: table + 1}, llama / "model-head.safetensors")
+    with pytest.raises(Failure, match=rf"{HEAD}: differs from {TABLE}, which config\.json says it is tied to; "):
+        import_huggingface(llama, tmp_path / "out", silent)
+    assert not (tmp_path / "out").exists()
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    import_huggingface(llama, tmp_path / "out", silent)
+    assert torch.equal(Checkpoint.open(tmp_path / "out").tensor("head.weight"), table + 1)
+
+
+def test_a_folder_that_another_command_writes_is_left_to_it(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with new_folder(target) as first:
+        (first / "weights").write_text("of the first")
+        with pytest.raises(Failure, match="out: another command is writing it"), new_folder(target):
+            pass
+        assert (first / "weights").read_text() == "of the first"
+    assert [path.name for path in target.iterdir()] == ["weights"]
+    with pytest.raises(Failure, match="out: exists already"), new_folder(target):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_command_left_is_cleared(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out") as partial:
+        (partial / "weights").write_text("half")
+        (partial / "step-0.tmp").mkdir()
+        shutil.copytree(partial, tmp_path / "left")
+    shutil.rmtree(tmp_path / "out")
+    (tmp_path / "left").rename(partial)
+    with new_folder(tmp_path / "out") as again:
+        (again / "whole").touch()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
