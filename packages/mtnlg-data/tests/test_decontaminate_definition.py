@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy_loops import find_prefixes_numpy
 
 from decontamination import SMALL, cut_at, run
 from mtnlg_data.decontaminate.ngrams import (
     NgramSet,
     TaskText,
-    _find_prefixes_numpy,
     find_prefixes,
     task_ngrams,
 )
@@ -144,7 +144,7 @@ def test_every_place_of_every_ngram_is_found_by_start_the_longest_first(
 def test_numba_and_numpy_find_the_same_prefixes(hashes: list[int], cuts: list[int], minimum: int, bits: int) -> None:
     bounds = np.array(sorted({0, len(hashes), *(cut for cut in cuts if cut < len(hashes))}), np.int64)
     words = (np.array(hashes, np.uint64), bounds, minimum, np.array([bits], np.uint64), np.uint64(58))
-    assert find_prefixes(*words).tolist() == _find_prefixes_numpy(*words).tolist()
+    assert find_prefixes(*words).tolist() == find_prefixes_numpy(*words).tolist()
 
 
 @settings(max_examples=150)

@@ -12,6 +12,15 @@ import pytest
 from datasketch import MinHash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy_loops import (
+    band_keys_numpy,
+    content_hashes_numpy,
+    hash_words_numpy,
+    intersection_size_numpy,
+    minhash_numpy,
+    shingle_ngrams_numpy,
+    unite_scipy,
+)
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -19,11 +28,6 @@ from mtnlg_data.dedup.bands import _chains
 from mtnlg_data.dedup.candidates import shingle_sets
 from mtnlg_data.dedup.copies import CopyUnit, find_copies, source_ranks
 from mtnlg_data.dedup.minhash import (
-    _band_keys_numpy,
-    _content_hashes_numpy,
-    _hash_words_numpy,
-    _minhash_numpy,
-    _shingle_ngrams_numpy,
     band_keys,
     content_hashes,
     folded_codes,
@@ -35,11 +39,10 @@ from mtnlg_data.dedup.minhash import (
 )
 from mtnlg_data.dedup.representatives import choose_representatives
 from mtnlg_data.dedup.runs import Corpus, merge_runs, write_runs
-from mtnlg_data.dedup.union_find import _unite_scipy, components, new_forest, reduce_links, unite
+from mtnlg_data.dedup.union_find import components, new_forest, reduce_links, unite
 from mtnlg_data.dedup.verify import (
     Candidates,
     ShingleSets,
-    _intersection_size_numpy,
     buckets,
     draw_pivots,
     intersection_size,
@@ -73,7 +76,7 @@ def test_signatures_are_datasketchs_bit_for_bit_with_and_without_numba(values: l
         theirs = MinHash(260, seed=seed, hashfunc=lambda value: value, scheme="affine32")
         theirs.update_batch(text)
         assert signature.tolist() == theirs.hashvalues.tolist()
-    assert _minhash_numpy(flat, bounds, a, b).tolist() == ours.tolist()
+    assert minhash_numpy(flat, bounds, a, b).tolist() == ours.tolist()
 
 
 def test_documents_share_the_key_of_a_band_exactly_where_its_rows_agree_with_and_without_numba() -> None:
@@ -83,7 +86,7 @@ def test_documents_share_the_key_of_a_band_exactly_where_its_rows_agree_with_and
     assert (keys[0] == keys[1]).tolist() == [True, True, False, False, False]
     assert len(np.unique(keys)) == 8
     assert band_keys(rows[:, [1, 0, *range(2, 20)]], 5)[0, 0] != keys[0, 0]  # rows have an order
-    assert _band_keys_numpy(rows, 5).tolist() == keys.tolist()
+    assert band_keys_numpy(rows, 5).tolist() == keys.tolist()
 
 
 @given(
@@ -112,7 +115,7 @@ def test_shingles_are_runs_of_lower_cased_words_or_characters_and_a_short_text_i
 def test_words_of_utf8_hash_as_those_of_folded_strings_with_and_without_numba(texts: list[str]) -> None:
     tables, column = (folded_codes(), character_kinds()), texts_of(pa.array(texts, pa.large_string()))
     words = find_words([fold_case(text) for text in texts])
-    for hashes, bounds, characters in (hash_words(*column, *tables), _hash_words_numpy(*column, *tables)):
+    for hashes, bounds, characters in (hash_words(*column, *tables), hash_words_numpy(*column, *tables)):
         assert hashes.tolist() == words.hashes.tolist()
         assert bounds.tolist() == words.bounds.tolist()
         assert characters.tolist() == [len(re.findall("[漢カไ\u0e31]", text)) for text in texts]
@@ -123,7 +126,7 @@ def test_numba_and_numpy_make_the_same_runs(texts: list[list[int]], length: int)
     units = np.array(list(itertools.chain(*texts)), np.uint64)
     bounds = np.cumsum([0, *map(len, texts)])
     out = np.cumsum([0, *(max(len(text) - length + 1, min(1, len(text))) for text in texts)])
-    assert shingle_ngrams(units, bounds, out).tolist() == _shingle_ngrams_numpy(units, bounds, out).tolist()
+    assert shingle_ngrams(units, bounds, out).tolist() == shingle_ngrams_numpy(units, bounds, out).tolist()
 
 
 @given(
@@ -188,7 +191,7 @@ def test_content_hashes_agree_exactly_where_shingles_and_their_repeats_do(texts:
     shingles = np.array(list(itertools.chain(*texts)), np.uint64)
     bounds = np.cumsum([0, *map(len, texts)])
     hashes = content_hashes(shingles, bounds)
-    assert hashes.tolist() == _content_hashes_numpy(shingles, bounds).tolist()
+    assert hashes.tolist() == content_hashes_numpy(shingles, bounds).tolist()
     for one, other in itertools.combinations(range(len(texts)), 2):
         equal = sorted(texts[one]) == sorted(texts[other])
         assert [(half[one] == half[other]) for half in hashes] == [equal, equal]
@@ -258,7 +261,7 @@ def test_the_intersection_is_counted_exactly_with_and_without_numba(
     one: NDArray[np.uint64], other: NDArray[np.uint64]
 ) -> None:
     expected = len(set(one.tolist()) & set(other.tolist()))
-    assert intersection_size(one, other) == _intersection_size_numpy(one, other) == expected
+    assert intersection_size(one, other) == intersection_size_numpy(one, other) == expected
     if len(one):
         (similarity,) = jaccard(np.array([[0, 1]]), store_sets([one, other]))
         assert similarity == expected / len(set(one.tolist()) | set(other.tolist()))
@@ -353,7 +356,7 @@ def test_components_are_scipys_and_numbered_by_their_first_documents(links: list
     parent, parent_scipy = new_forest(21), new_forest(21)
     for batch in links:
         unite(parent, np.array(batch, np.int64).reshape(-1, 2))
-        _unite_scipy(parent_scipy, np.array(batch, np.int64).reshape(-1, 2))
+        unite_scipy(parent_scipy, np.array(batch, np.int64).reshape(-1, 2))
     everything = np.array(list(itertools.chain(*links)), np.int64).reshape(-1, 2)
     graph = coo_array((np.ones(len(everything)), (everything[:, 0], everything[:, 1])), shape=(21, 21))
     _, theirs = connected_components(graph, directed=False)

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from mtnlg_data import exchange
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.dedup import runs as sorted_runs
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.exact import runs, sorted_columns
+from mtnlg_data.exact import runs
 from mtnlg_data.exact.scan import _orders
 from mtnlg_data.exact.settings import ExactSettings, Kind, TokenUnit
 from mtnlg_data.exact.stage import remove_repeats
@@ -108,7 +109,7 @@ def test_what_stays_is_what_brute_force_leaves_however_shards_are_cut(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "KEYS_PER_RANGE", 16)  # so that there are several
-        patch.setattr(sorted_columns, "ROWS_PER_BATCH", 5)
+        patch.setattr(sorted_runs, "RUN_BYTES", 5 * 24)
         patch.setattr(exchange, "FAN_OUT", 2)
         patch.setattr(os, "fsync", lambda _: None)
         left, _ = run(tmp_path_factory.mktemp("exact"), documents, options, shards)
@@ -226,7 +227,7 @@ def test_what_one_shard_holds_a_thousand_times_is_compared_once(tmp_path: Path) 
     left, summary = run(tmp_path, documents, ExactSettings(kinds=("lines",)), shards=1)
     assert sum(text.count(prose(0)) for text in left.values()) == 1
     assert summary["exact"]["rules"][0]["count"] == 2000
-    manifest = json.loads(next((tmp_path / "out" / "state").glob("lines/*.columns.json")).read_text())
+    manifest = json.loads(next((tmp_path / "out" / "state").glob("lines/*.arrow.json")).read_text())
     assert manifest["summary"] | {"files": []} == {"heads": 1000, "tails": 2000, "files": []}
 
 
@@ -234,7 +235,7 @@ def test_windows_are_kept_only_where_their_anchors_recur(tmp_path: Path) -> None
     """Of texts that share nothing no window is written; of a shared passage those around it at most."""
     documents = [Document(f"{n}", "web", f"{prose(2 * n, 500)} {prose(99)} {prose(2 * n + 1, 500)}") for n in range(4)]
     run(tmp_path, documents, ExactSettings(kinds=("substrings",)), shards=2)
-    manifests = [json.loads(path.read_text()) for path in (tmp_path / "out" / "state").glob("windows/*.columns.json")]
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "out" / "state").glob("windows/*.arrow.json")]
     windows = sum(manifest["summary"]["heads"] + manifest["summary"]["tails"] for manifest in manifests)
     assert 4 * 11 <= windows <= 4 * (60 + 50)
 

@@ -15,9 +15,10 @@ from mtnlg_data import document
 from mtnlg_data.clean.stage import CleanSettings, clean_documents
 from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
 from mtnlg_data.decontaminate.stage import decontaminate_documents
+from mtnlg_data.dedup import runs as sorted_runs
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.exact import runs, sorted_columns
+from mtnlg_data.exact import runs
 from mtnlg_data.exact.settings import ExactSettings
 from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.filters.rules import expand_rules
@@ -118,14 +119,14 @@ def test_twice_the_shards_are_twice_the_units_and_each_opens_as_few_files(
     monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", FAN_OUT)
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 2)
     monkeypatch.setattr(runs, "KEYS_PER_RANGE", 16)
-    monkeypatch.setattr(sorted_columns, "ROWS_PER_BATCH", 16)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES", 16 * 24)
     monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1)
     monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 1000)
     monkeypatch.setattr(encoding, "TOKENS_PER_BATCH", 1000)
     once, twice = (measured(tmp_path / str(shards), shards) for shards in (SHARDS, 2 * SHARDS))
     seen = (
         "tokens.encoding.MergeUnit",
-        "exact.sorted_columns.MergeUnit",
+        "dedup.runs.MergeUnit",
         "clean.stage.Cleaning",
         "filters.stage.Filtering",
     )

@@ -123,7 +123,7 @@ def test_a_file_that_can_be_read_loses_nothing(tmp_path: Path, name: str, conten
             "no string under 'text' but under body, name: name one as the field",
         ),
         ("a.parquet", in_rows(["one", "two"])[:-20], "a.parquet"),
-        ("a.parquet", in_rows(["one"], "content"), "no column 'text'"),
+        ("a.parquet", in_rows(["one"], "content"), "no column 'text' of strings but content: name one as the field"),
         ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "a.parquet: row 1: its text is null"),
         ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "5 of 100 records could not be read"),
         ("a.warc.gz", wet(3), "holds no document that a reader of warc finds"),

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy_loops import distinct_buckets_numpy
 
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, shard_name, write_documents
@@ -77,7 +78,7 @@ def test_draws_are_uniform_and_depend_on_seed_purpose_and_id_alone() -> None:
 def test_with_and_without_numba_a_text_falls_into_the_same_buckets(texts: list[str]) -> None:
     buckets, begins = hash_features(texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classifier, "distinct_buckets", classifier._distinct_buckets_numpy)
+        patch.setattr(classifier, "distinct_buckets", distinct_buckets_numpy)
         by_numpy, bounds = hash_features(texts)
     assert begins.tolist() == bounds.tolist()
     for begin, end in pairwise(begins):

@@ -201,4 +201,4 @@ def test_a_file_that_is_not_parquet_or_has_no_text_column_is_named(tmp_path: Pat
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")
     assert [drop.reason for drop in read(tmp_path / "a.parquet", "parquet")[1]] == ["unreadable"]
-    assert "it has body" in str(read(tmp_path / "b.parquet", "parquet")[1][0].what)
+    assert "but body: name one as the field" in str(read(tmp_path / "b.parquet", "parquet")[1][0].what)

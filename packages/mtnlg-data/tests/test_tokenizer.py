@@ -22,6 +22,9 @@ from two_sources import plain, texts, tokenize
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.pipeline import curate
+from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
 from mtnlg_data.tokens import gpt2
 from mtnlg_data.tokens.blend import read_blend
@@ -191,6 +194,15 @@ def test_an_end_token_that_is_added_is_announced(
     assert f"has no token {EOD}; it is added as number 2, and tokenize.eod names another" in capsys.readouterr().err
     TokenizeSettings(tokenizer=str(tmp_path), eod="quick").check()
     assert not capsys.readouterr().err
+
+
+def test_a_run_says_once_that_an_end_token_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "words.json"))  # noqa: S106
+    (tmp_path / "a.jsonl").write_text('{"text": "quick"}\n' * 3)
+    source = 'sources.a = {kind = "jsonl", paths = ["a.jsonl"], weight = 1.0, rules = []}'
+    (tmp_path / "data.toml").write_text(f'tokenize.tokenizer = "words.json"\n{source}\n')
+    curate(load_recipe(tmp_path), tmp_path / "out", Local(1))
+    assert capsys.readouterr().err.count("it is added as number 2") == 1
 
 
 def test_a_word_that_looks_like_an_end_token_is_a_word(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from numpy_loops import word_spans_numpy
 
 from mtnlg_data.words import (
     CHARACTER_BASE,
@@ -16,7 +17,6 @@ from mtnlg_data.words import (
     LETTER,
     NO_WORD,
     SOUTHEAST_ASIAN,
-    _word_spans_numpy,
     character_kinds,
     code_points,
     find_words,
@@ -108,7 +108,7 @@ def test_up_to_64_letters_a_hash_is_the_sum_of_powers_that_it_was_before(length:
 def test_numba_and_numpy_find_the_same_words_and_sums(text: str) -> None:
     codes = code_points(text)
     for compiled, arrays in zip(
-        word_spans(codes, character_kinds()), _word_spans_numpy(codes, character_kinds()), strict=True
+        word_spans(codes, character_kinds()), word_spans_numpy(codes, character_kinds()), strict=True
     ):
         assert compiled.dtype == arrays.dtype
         assert compiled.tolist() == arrays.tolist()

@@ -244,13 +244,12 @@ def extract(
     ] = None,
 ) -> StageRun:
     """Extract documents from records: charset, language, and the text of a web page without its boilerplate."""
-    from .commands import standalone  # noqa: PLC0415
-    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+    from .commands import stage_inputs, standalone  # noqa: PLC0415
 
     if subset is not None and field != "text":
         raise UsageFailure(f"--field {field}: texts of the Pile, which --subset reads, are under text")
     file_options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
-    files = find_inputs(inputs, raw=True, **file_options)
+    files = stage_inputs.find_inputs(inputs, raw=True, **file_options)
     return lambda engine: standalone.extract(files, out, settings, engine)
 
 
@@ -269,12 +268,11 @@ def score(
 
     [bold]--model FILE[/bold] takes a trained classifier instead, such as the classifier.npy of another run.
     """
-    from .commands import standalone  # noqa: PLC0415
-    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+    from .commands import stage_inputs, standalone  # noqa: PLC0415
 
     files, good = (
-        find_inputs(inputs, field=field),
-        find_inputs(positive or [], unnamed="positives", field=field),
+        stage_inputs.find_inputs(inputs, field=field),
+        stage_inputs.find_inputs(positive or [], unnamed="positives", field=field),
     )
     return lambda engine: standalone.score(files, out, settings, engine, positives=good)
 
@@ -291,10 +289,9 @@ def clean(
     ] = "unicode,language,javascript,short",
 ) -> StageRun:
     """Repair Unicode and white space; drop other languages, JavaScript stubs and short documents."""
-    from .commands import standalone  # noqa: PLC0415
-    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+    from .commands import stage_inputs, standalone  # noqa: PLC0415
 
-    files, chosen = find_inputs(inputs, field=field), standalone.parse_rules(rules)
+    files, chosen = stage_inputs.find_inputs(inputs, field=field), standalone.parse_rules(rules)
     return lambda engine: standalone.clean(files, out, settings, engine, rules=chosen)
 
 
@@ -314,10 +311,9 @@ def filter(  # noqa: A001  (the command's name)
     ],
 ) -> StageRun:
     """Drop and edit documents by the rules of Gopher, C4 and FineWeb, by URL lists, and replace personal data."""
-    from .commands import standalone  # noqa: PLC0415
-    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+    from .commands import stage_inputs, standalone  # noqa: PLC0415
 
-    files, chosen = find_inputs(inputs, field=field), standalone.parse_filters(rules)
+    files, chosen = stage_inputs.find_inputs(inputs, field=field), standalone.parse_filters(rules)
     return lambda engine: standalone.filter_by_rules(files, out, settings, engine, rules=chosen)
 
 
@@ -326,20 +322,18 @@ def dedup(
     settings: DeduplicateSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text"
 ) -> StageRun:
     """Keep one of near duplicates, of the source named first; OUT/dropped/duplicates-*.parquet list the others."""
-    from .commands import standalone  # noqa: PLC0415
-    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+    from .commands import stage_inputs, standalone  # noqa: PLC0415
 
-    files = find_inputs(inputs, field=field)
+    files = stage_inputs.find_inputs(inputs, field=field)
     return lambda engine: standalone.dedup(files, out, settings, engine)
 
 
 @stage_command(app, "mtnlg_data.exact.settings:ExactSettings")
 def exact(settings: ExactSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text") -> StageRun:
     """Keep one copy of what [bold]--kinds[/bold] names: equal documents, equal lines, passages that occur twice."""
-    from .commands import standalone  # noqa: PLC0415
-    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+    from .commands import stage_inputs, standalone  # noqa: PLC0415
 
-    files = find_inputs(inputs, field=field)
+    files = stage_inputs.find_inputs(inputs, field=field)
     if not settings.kinds:
         raise UsageFailure("exact needs --kinds, some of documents,lines,substrings")
     return lambda engine: standalone.exact(files, out, settings, engine)
@@ -355,10 +349,9 @@ def decontaminate(
     texts: Annotated[Path, typer.Option(help="Texts of the evaluation tasks, written by mtnlg-eval texts.")],
 ) -> StageRun:
     """Cut the n-grams of the evaluation tasks, and the text around them, out of the documents."""
-    from .commands import standalone  # noqa: PLC0415
-    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+    from .commands import stage_inputs, standalone  # noqa: PLC0415
 
-    files = find_inputs(inputs, field=field)
+    files = stage_inputs.find_inputs(inputs, field=field)
     return lambda engine: standalone.decontaminate(files, out, settings, engine, texts=texts)
 
 
@@ -377,10 +370,9 @@ def tokenize(
 
     [bold]--vocabulary 50257[/bold] trains a tokenizer, [bold]--tokenizer[/bold] reads one.
     """
-    from .commands import standalone  # noqa: PLC0415
-    from .commands.stage_inputs import find_inputs  # noqa: PLC0415
+    from .commands import stage_inputs, standalone  # noqa: PLC0415
 
-    files, weights = find_inputs(inputs, field=field), standalone.parse_weights(weight or [])
+    files, weights = stage_inputs.find_inputs(inputs, field=field), standalone.parse_weights(weight or [])
     return lambda engine: standalone.tokenize(files, out, settings, engine, weights=weights)
 
 

@@ -16,6 +16,7 @@ unit carries the same few bytes however large the corpus is.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -67,6 +68,11 @@ class KeyRange(NamedTuple):
     first: int
     last: int
     files: tuple[SortedFile, ...]
+
+    def split(self, parts: int) -> list[tuple[int, int]]:
+        """First and last key of each of so many even parts."""
+        bounds = [self.first + part * (self.last + 1 - self.first) // parts for part in range(parts + 1)]
+        return [(first, end - 1) for first, end in pairwise(bounds)]
 
 
 class Exchange:

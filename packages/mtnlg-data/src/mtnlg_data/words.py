@@ -10,8 +10,7 @@ a word and w_0, w_1, ... the hashes of consecutive words, modulo 2**64:
 
 ``fmix64`` is the finalizer of MurmurHash3, a bijection. Without it in the sum, Thue-Morse words of 1,024 letters have
 equal hashes whatever A is. Texts are hashed in batches, so that a thousand short ones cost little more than one long
-one. Loops are compiled by numba; where Python is newer than numba's wheels, NumPy versions with the same results take
-their place.
+one. Loops are compiled by numba.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import re
 import sys
 import unicodedata
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+import numba.extending
 import numpy as np
 
 if TYPE_CHECKING:
@@ -50,47 +49,24 @@ SCRIPTS_WITHOUT_SPACES = {
 }
 
 
-def jit(fallback: F) -> Callable[[F], F]:
-    """Compile a loop with numba, cached on disk; without numba, use ``fallback``, its NumPy version, in its place.
+def jit(loop: F) -> F:
+    """Compile a loop with numba, cached on disk."""
+    return cast("F", numba.njit(cache=True)(loop))
 
-    The fallback returns the same bits, so a run may continue on a machine without numba.
+
+@numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def wide_vectors(_typing: object) -> object:
+    """In a compiled loop: vectors of 512 bits, where LLVM takes 256 though the processor has them.
+
+    Minima of products of 32 bits are a quarter faster so.
     """
 
-    def decorate(loop: F) -> F:
-        if find_spec("numba") is None:
-            return fallback
-        import numba  # noqa: PLC0415  (optional)
+    def generate(context: Any, builder: Any, _signature: object, _values: object) -> object:  # noqa: ANN401
+        if isinstance(attributes := builder.function.attributes, set):  # whose own ``add`` knows few of LLVM's
+            set.add(attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
 
-        return cast("F", numba.njit(cache=True)(loop))
-
-    return decorate
-
-
-def jit_or_python(loop: F) -> F:
-    """Compile a loop with numba; without numba it runs as plain Python."""
-    return jit(fallback=loop)(loop)
-
-
-def _wide_vectors() -> Callable[[], None]:
-    if find_spec("numba") is None:
-        return lambda: None
-    import numba.extending  # noqa: PLC0415  (optional)
-
-    @numba.extending.intrinsic  # type: ignore[untyped-decorator]
-    def widen(_typing: object) -> object:
-        def generate(context: Any, builder: Any, _signature: object, _values: object) -> object:  # noqa: ANN401
-            if isinstance(attributes := builder.function.attributes, set):  # whose own ``add`` knows few of LLVM's
-                set.add(attributes, '"prefer-vector-width"="512"')
-            return context.get_dummy_value()
-
-        return numba.types.none(), generate
-
-    return cast("Callable[[], None]", widen)
-
-
-#: Called in a loop that is compiled: vectors of 512 bits, where LLVM takes 256 though the processor has them. Minima of
-#: products of 32 bits are a quarter faster so.
-wide_vectors = _wide_vectors()
+    return numba.types.none(), generate
 
 
 class Words(NamedTuple):
@@ -158,32 +134,7 @@ def character_kinds() -> NDArray[np.uint8]:
     return kinds
 
 
-def _word_spans_numpy(
-    codes: NDArray[np.uint32], kinds: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    kind = np.concatenate([[NO_WORD], kinds[codes], [NO_WORD]])
-    alone, inside = kind > LETTER, kind == LETTER
-    starts = np.flatnonzero((alone | (inside & ~np.roll(inside, 1)))[1:-1])
-    ends = np.flatnonzero((alone | (inside & ~np.roll(inside, -1)))[1:-1]) + 1
-    if not len(starts):
-        return np.empty(0, np.uint64), starts, ends
-    lengths = ends - starts
-    powers = np.concatenate([[np.uint64(1)], np.full(LONGEST_SUM, CHARACTER_BASE)])
-    np.multiply.accumulate(powers, out=powers)
-    exponents = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    terms = codes[kind[1:-1] != NO_WORD].astype(np.uint64) * powers[np.minimum(exponents, LONGEST_SUM)]
-    hashes = fmix64(np.add.reduceat(terms, np.cumsum(lengths) - lengths))
-    for word in np.flatnonzero(lengths > LONGEST_SUM).tolist():
-        hashes[word] = _long_word_hash_numpy(codes[starts[word] : ends[word]])
-    return hashes, starts, ends
-
-
-def _long_word_hash_numpy(codes: NDArray[np.uint32]) -> np.uint64:
-    places = np.arange(len(codes), dtype=np.uint64) << np.uint64(32)
-    return np.uint64(fmix64(fmix64(codes + places).sum(keepdims=True))[0])
-
-
-@jit(fallback=_long_word_hash_numpy)
+@jit
 def long_word_hash(codes: NDArray[np.uint32]) -> np.uint64:
     """Hash of a word of more than ``LONGEST_SUM`` characters."""
     total = np.uint64(0)
@@ -192,7 +143,7 @@ def long_word_hash(codes: NDArray[np.uint32]) -> np.uint64:
     return np.uint64(fmix64_scalar(total))
 
 
-@jit(fallback=_word_spans_numpy)
+@jit
 def word_spans(
     codes: NDArray[np.uint32], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
@@ -246,7 +197,7 @@ def fmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(33))
 
 
-@jit_or_python
+@jit
 def fmix64_scalar(value: np.uint64) -> np.uint64:
     """``fmix64`` of one value, for use inside compiled loops."""
     value = np.uint64((value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD))

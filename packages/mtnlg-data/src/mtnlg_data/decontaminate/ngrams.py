@@ -34,7 +34,6 @@ from mtnlg_data.words import (
     fmix64_scalar,
     fold_case,
     jit,
-    jit_or_python,
     join_texts,
     ngram_hashes,
     text_batches,
@@ -202,20 +201,13 @@ def _bits_are_set(table: NDArray[np.uint64], slots: NDArray[np.uint64]) -> NDArr
     return bits > 0
 
 
-@jit_or_python
+@jit
 def bit_is_set(table: NDArray[np.uint64], slot: np.uint64) -> bool:
     """Whether one bit of a bit table is set, for use inside compiled loops."""
     return bool((table[slot >> np.uint64(6)] >> (slot & np.uint64(63))) & np.uint64(1))
 
 
-def _find_prefixes_numpy(
-    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], minimum: int, table: NDArray[np.uint64], shift: np.uint64
-) -> NDArray[np.int64]:
-    words = np.flatnonzero(_bits_are_set(table, ngram_hashes(hashes, minimum) >> shift))
-    return words[words + minimum <= bounds[np.searchsorted(bounds, words, side="right")]]
-
-
-@jit(fallback=_find_prefixes_numpy)
+@jit
 def find_prefixes(
     hashes: NDArray[np.uint64], bounds: NDArray[np.int64], minimum: int, table: NDArray[np.uint64], shift: np.uint64
 ) -> NDArray[np.int64]:
@@ -252,7 +244,7 @@ Spans = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
 Letters = tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]
 
 
-@jit_or_python
+@jit
 def spells_ngram(hits: NDArray[np.int64], spans: Spans, ngrams: Letters) -> NDArray[np.bool_]:
     """Whether words ``hits[0]`` up to ``hits[1]`` equal n-gram ``hits[2]``, character by character.
 

@@ -17,7 +17,7 @@ from mtnlg_data.exchange import stable_order
 
 from .clusters import write_links
 from .minhash import read_signatures
-from .runs import KEY_BITS, Corpus, Exchanged, RunUnit, write_runs
+from .runs import KEY_BITS, CorpusUnit, Exchanged, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,18 +30,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BandRunUnit(RunUnit):
+class BandRunUnit(CorpusUnit):
     """Unit: the signatures of one shard → runs of its documents by band and key, without copies of other documents."""
 
-    corpus: Corpus
-    number: int  # of the shard
     first: int
     signatures: Path
     copies: Exchanged
     output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("band run", self.corpus.digest, self.number)
 
 
 def write_band_runs(unit: BandRunUnit) -> Summary:
@@ -63,16 +58,11 @@ def write_band_runs(unit: BandRunUnit) -> Summary:
 
 
 @dataclass(frozen=True)
-class BandUnit(RunUnit):
+class BandUnit(CorpusUnit):
     """Unit: one range of band keys → links of the documents that share one, as runs by document, each in both."""
 
-    corpus: Corpus
-    number: int  # of the range
     bands: Exchanged
     output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("band", self.corpus.digest, self.number)
 
 
 def link_bands(unit: BandUnit) -> Summary:

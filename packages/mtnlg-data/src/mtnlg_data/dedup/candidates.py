@@ -19,7 +19,7 @@ from mtnlg_data.words import fmix64
 
 from .copies import source_ranks
 from .minhash import hash_shingles, read_signatures
-from .runs import Corpus, Exchanged, RunUnit, write_runs
+from .runs import CorpusUnit, Exchanged, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CandidateUnit(RunUnit):
+class CandidateUnit(CorpusUnit):
     """Unit: the candidates of one shard → runs by cluster."""
 
-    corpus: Corpus
-    number: int  # of the shard
     shard: Shard
     signatures: Path
     labels: Exchanged
@@ -47,9 +45,6 @@ class CandidateUnit(RunUnit):
     length: int
     priority: Sequence[str]
     output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("candidates", self.corpus.digest, self.number)
 
 
 def collect_candidates(unit: CandidateUnit) -> Summary:

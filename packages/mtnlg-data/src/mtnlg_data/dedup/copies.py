@@ -16,7 +16,7 @@ import pyarrow as pa
 from mtnlg_data.filters.texts import hash_strings
 
 from .minhash import read_signatures
-from .runs import Corpus, Exchanged, RunUnit, write_runs
+from .runs import CorpusUnit, Exchanged, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,18 +30,13 @@ KEPT_BY = "by-kept"  # folder of the copies by the document that stays, below th
 
 
 @dataclass(frozen=True)
-class ContentUnit(RunUnit):
+class ContentUnit(CorpusUnit):
     """Unit: the signatures of one shard → runs of its documents by content hash, with what decides who stays."""
 
-    corpus: Corpus
-    number: int  # of the shard
     first: int
     signatures: Path
     priority: Sequence[str]
     output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("contents", self.corpus.digest, self.number)
 
 
 def write_contents(unit: ContentUnit) -> Summary:
@@ -65,16 +60,11 @@ def source_ranks(sources: NDArray[np.uint64], priority: Sequence[str]) -> NDArra
 
 
 @dataclass(frozen=True)
-class CopyUnit(RunUnit):
+class CopyUnit(CorpusUnit):
     """Unit: one range of content hashes → the copies, by document; and in ``KEPT_BY``, by the one that stays."""
 
-    corpus: Corpus
-    number: int  # of the range
     contents: Exchanged
     output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("copies", self.corpus.digest, self.number)
 
 
 def find_copies(unit: CopyUnit) -> Summary:
@@ -138,17 +128,12 @@ def _most_of_one(ascending: NDArray[np.uint64]) -> int:
 
 
 @dataclass(frozen=True)
-class RemovalUnit(RunUnit):
+class RemovalUnit(CorpusUnit):
     """Unit: near duplicates and copies of one range of documents that stay or go → all documents to be removed."""
 
-    corpus: Corpus
-    number: int  # of the range
     near: Exchanged  # removed documents, each with the one that is kept and their similarity
     copies: Exchanged  # by the document that stays
     output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("removals", self.corpus.digest, self.number)
 
 
 def write_removals(unit: RemovalUnit) -> Summary:

@@ -24,7 +24,7 @@ from mtnlg_data.filters.texts import text_lengths
 from mtnlg_data.tally import DROPPED_SCHEMA, Tallies
 from mtnlg_data.words import fmix64
 
-from .runs import Corpus, Exchanged, RunUnit, write_runs
+from .runs import Corpus, CorpusUnit, Exchanged, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,17 +57,12 @@ SAMPLE_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
-class NamesUnit(RunUnit):
+class NamesUnit(CorpusUnit):
     """Unit: the removed documents of one shard → runs by the document that is kept, with their names and rows."""
 
-    corpus: Corpus
-    number: int  # of the shard
     shard: Shard
     removals: Exchanged
     output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("names", self.removals.digest, self.number)
 
 
 def write_names(unit: NamesUnit) -> Summary:

@@ -21,7 +21,6 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -43,11 +42,7 @@ from mtnlg_data.words import (
     fmix64_scalar,
     fold_case,
     jit,
-    jit_or_python,
-    join_texts,
-    ngram_hashes,
     wide_vectors,
-    word_spans,
 )
 
 from .runs import RunUnit
@@ -63,8 +58,6 @@ if TYPE_CHECKING:
 ShingleKind = Literal["word", "character"]
 
 MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # told apart by these bits, flipped before
-EMPTY_MINHASH = np.uint32(0xFFFFFFFF)
-BATCH_SHINGLES = 4096
 ASCII = 128  # first code point, and first byte, that is none of it
 
 
@@ -140,8 +133,7 @@ def hash_shingles(
     """Shingle hashes of all texts, repeats included, and bounds: text t has ``shingles[bounds[t] : bounds[t + 1]]``."""
     lengths = np.full(len(column), length)
     if kind == "word":
-        with np.errstate(over="ignore"):
-            hashes, bounds, characters = hash_words(*texts_of(column), folded_codes(), character_kinds())
+        hashes, bounds, characters = hash_words(*texts_of(column), folded_codes(), character_kinds())
         lengths[2 * characters > np.diff(bounds)] = -(-3 * length // 5)
     else:
         collapsed = [" ".join(fold_case(text).split()) for text in column.to_pylist()]
@@ -159,19 +151,7 @@ def folded_codes() -> NDArray[np.uint32]:
     return code_points(fold_case("".join(map(chr, range(sys.maxunicode + 1)))))
 
 
-def _hash_words_numpy(
-    data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], kinds: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    texts = [bytes(data[begin:end]).decode() for begin, end in pairwise(bounds.tolist())]
-    codes, text_bounds = join_texts(texts)
-    codes = folds[codes]
-    hashes, starts, _ = word_spans(codes, kinds)
-    word_bounds = np.searchsorted(starts, text_bounds)
-    characters = np.concatenate([[0], np.cumsum(kinds[codes[starts]] > LETTER)])[word_bounds]
-    return hashes, word_bounds, np.diff(characters)
-
-
-@jit(fallback=_hash_words_numpy)
+@jit
 def hash_words(
     data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
@@ -228,7 +208,7 @@ def hash_words(
     return hashes, word_bounds, characters
 
 
-@jit_or_python
+@jit
 def _word_sum(
     total: np.uint64, letters: np.uint64, data: NDArray[np.uint8], end: np.uint64, folds: NDArray[np.uint32]
 ) -> np.uint64:
@@ -243,15 +223,7 @@ def _word_sum(
     return total
 
 
-def _shingle_ngrams_numpy(
-    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], shingle_bounds: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    texts = zip(bounds[:-1], bounds[1:], np.diff(shingle_bounds), strict=True)
-    ngrams = [ngram_hashes(hashes[first:last], int(last - first - size + 1)) for first, last, size in texts if size]
-    return np.concatenate([np.empty(0, np.uint64), *ngrams])
-
-
-@jit(fallback=_shingle_ngrams_numpy)
+@jit
 def shingle_ngrams(
     hashes: NDArray[np.uint64], bounds: NDArray[np.int64], shingle_bounds: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
@@ -273,19 +245,7 @@ def shingle_ngrams(
     return values
 
 
-def _minhash_numpy(
-    shingles: NDArray[np.uint64], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
-) -> NDArray[np.uint32]:
-    mixed = _fmix32_numpy((shingles >> np.uint64(32)).astype(np.uint32))
-    signatures = np.full((len(bounds) - 1, len(a)), EMPTY_MINHASH)
-    for text in range(len(bounds) - 1):
-        for begin in range(bounds[text], bounds[text + 1], BATCH_SHINGLES):
-            batch = mixed[begin : min(begin + BATCH_SHINGLES, bounds[text + 1]), None]
-            np.minimum(signatures[text], (batch * a + b).min(axis=0), out=signatures[text])
-    return signatures
-
-
-@jit(fallback=_minhash_numpy)
+@jit
 def minhash(
     shingles: NDArray[np.uint64], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
@@ -311,15 +271,7 @@ def minhash(
     return signatures
 
 
-def _fmix32_numpy(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    values = values ^ (values >> np.uint32(16))
-    values = values * np.uint32(0x85EBCA6B)
-    values = values ^ (values >> np.uint32(13))
-    values = values * np.uint32(0xC2B2AE35)
-    return values ^ (values >> np.uint32(16))
-
-
-@jit_or_python
+@jit
 def fmix32_upper(value: np.uint64) -> np.uint32:
     """MurmurHash3's 32-bit finalizer of the upper half of a value, for use inside compiled loops."""
     h = np.uint32(value >> np.uint64(32))
@@ -328,14 +280,7 @@ def fmix32_upper(value: np.uint64) -> np.uint32:
     return np.uint32(h ^ (h >> np.uint32(16)))
 
 
-def _content_hashes_numpy(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
-    sums = np.zeros((2, len(shingles) + 1), np.uint64)
-    for total, mix in zip(sums, MIXES, strict=True):
-        np.cumsum(fmix64(shingles ^ mix), out=total[1:])
-    return sums[:, bounds[1:]] - sums[:, bounds[:-1]]
-
-
-@jit(fallback=_content_hashes_numpy)
+@jit
 def content_hashes(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Content hashes [2, texts]."""
     wide_vectors()
@@ -350,15 +295,7 @@ def content_hashes(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> N
     return hashes
 
 
-def _band_keys_numpy(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    by_band = signatures.reshape(len(signatures), bands, -1).astype(np.uint64)
-    total = np.zeros(by_band.shape[:2], np.uint64)
-    for row in range(by_band.shape[2]):
-        total = fmix64(total + by_band[:, :, row] + np.uint64(1))
-    return total
-
-
-@jit(fallback=_band_keys_numpy)
+@jit
 def band_keys(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
     """Keys [texts, bands]; two texts share one exactly where all rows of the band agree."""
     keys = np.zeros((len(signatures), bands), np.uint64)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .runs import LIBRARY_BYTES, MERGE_COPIES, RUN_BYTES, Corpus, Exchanged, RunUnit, write_runs
+from .runs import LIBRARY_BYTES, MERGE_COPIES, RUN_BYTES, CorpusUnit, Exchanged, write_runs
 from .union_find import components, new_forest, unite
 from .verify import GROUP_BYTES, Candidates, gather_candidates, jaccard, verify_pairs
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GroupUnit(RunUnit):
+class GroupUnit(CorpusUnit):
     """Unit: one group of clusters → the removed documents, each with the one that is kept and their similarity."""
 
-    corpus: Corpus
-    number: int
     candidates: Exchanged
     threshold: float
     rounds: int
@@ -39,9 +37,6 @@ class GroupUnit(RunUnit):
     def memory(self) -> int:
         """The candidates of a group of the usual size, and a merge of them."""
         return LIBRARY_BYTES + MERGE_COPIES * RUN_BYTES + 2 * GROUP_BYTES
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("group", self.corpus.digest, self.number)
 
 
 def deduplicate_group(unit: GroupUnit) -> Summary:

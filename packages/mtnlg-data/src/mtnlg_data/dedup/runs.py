@@ -21,7 +21,7 @@ import pyarrow as pa
 from mtnlg_data.engine import Unit
 from mtnlg_data.exchange import KEYS, Exchange, KeyRange, SortedFile, stable_order
 from mtnlg_data.files import atomic_path
-from mtnlg_data.words import CHARACTER_BASE, WORD_BASE, fmix64, fmix64_scalar, jit, wide_vectors
+from mtnlg_data.words import CHARACTER_BASE, WORD_BASE, fmix64_scalar, jit, wide_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -127,6 +127,17 @@ class RunUnit(Unit):
         return run_digest(path)
 
 
+@dataclass(frozen=True)
+class CorpusUnit(RunUnit):
+    """Unit of a search: ``number`` is that of the shard, or of the range of keys, that it reads."""
+
+    corpus: Corpus
+    number: int
+
+    def _key_parts(self) -> tuple[object, ...]:
+        return (type(self).__name__, self.corpus.digest, self.number)
+
+
 def run_digest(path: Path) -> str:
     """Two sums of mixes of each word of a file and its place, 128 bits in hex, and the number of bytes."""
     words, sums, size = np.empty(DIGEST_WORDS, np.uint64), np.zeros(2, np.uint64), 0
@@ -139,12 +150,7 @@ def run_digest(path: Path) -> str:
     return f"{sums[0]:016x}{sums[1]:016x}-{size}"
 
 
-def _mix_words_numpy(words: NDArray[np.uint64], first: int) -> NDArray[np.uint64]:
-    places = np.arange(first, first + len(words), dtype=np.uint64)
-    return np.array([fmix64(words ^ places * CHARACTER_BASE).sum(), fmix64(words + places * WORD_BASE).sum()])
-
-
-@jit(fallback=_mix_words_numpy)
+@jit
 def mix_words(words: NDArray[np.uint64], first: int) -> NDArray[np.uint64]:
     """Two sums [2] over words in their places, of which the first is ``first``."""
     wide_vectors()

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from mtnlg_data.words import jit
 
@@ -22,19 +20,7 @@ def new_forest(nodes: int) -> NDArray[np.int64]:
     return np.full(nodes, UNLINKED)
 
 
-def _unite_scipy(parent: NDArray[np.int64], links: NDArray[np.int64]) -> None:
-    nodes, ends = np.unique(links, return_inverse=True)
-    parent[nodes] = np.where(parent[nodes] == UNLINKED, nodes, parent[nodes])
-    roots, root_of = np.unique(find_roots(parent, nodes), return_inverse=True)
-    a, b = root_of[ends.reshape(-1, 2).T]
-    graph = coo_array((np.ones(len(links), np.bool_), (a, b)), shape=(len(roots), len(roots)))
-    count, labels = connected_components(graph, directed=False)
-    lowest = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, labels, roots)
-    parent[roots] = lowest[labels]
-
-
-@jit(fallback=_unite_scipy)
+@jit
 def unite(parent: NDArray[np.int64], links: NDArray[np.int64]) -> None:
     """Add links int64[links, 2] to the forest, in place; the root of a tree is its lowest node."""
     for link in range(len(links)):
@@ -60,14 +46,9 @@ def find_roots(parent: NDArray[np.int64], nodes: NDArray[np.int64]) -> NDArray[n
     return roots
 
 
-def linked_nodes(parent: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Nodes with at least one link, ascending."""
-    return np.flatnonzero(parent != UNLINKED)
-
-
 def components(parent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Linked nodes, ascending, and the component of each, numbered from 0 by lowest node."""
-    nodes = linked_nodes(parent)
+    nodes = np.flatnonzero(parent != UNLINKED)
     _, component = np.unique(find_roots(parent, nodes), return_inverse=True)
     return nodes, component
 

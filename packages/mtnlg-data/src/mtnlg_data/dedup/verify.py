@@ -18,7 +18,7 @@ from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compil
 
 from mtnlg_data.exchange import stable_order
 from mtnlg_data.filters.texts import texts_of
-from mtnlg_data.words import fmix64, jit, jit_or_python
+from mtnlg_data.words import fmix64, jit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -208,7 +208,7 @@ def jaccard(pairs: NDArray[np.int64], sets: ShingleSets) -> NDArray[np.float64]:
     return np.concatenate(similarities)
 
 
-@jit_or_python
+@jit
 def _jaccard(
     pairs: NDArray[np.int64], values: NDArray[np.uint64], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.float64]:
@@ -220,11 +220,7 @@ def _jaccard(
     return similarities
 
 
-def _intersection_size_numpy(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:
-    return len(np.intersect1d(a, b, assume_unique=True))
-
-
-@jit(fallback=_intersection_size_numpy)
+@jit
 def intersection_size(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:
     """Number of values that two ascending sets share."""
     i = j = count = 0

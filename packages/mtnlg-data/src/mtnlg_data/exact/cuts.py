@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.filters.texts import SPACE, Texts, character_table, code_at, code_before
-from mtnlg_data.words import jit_or_python
+from mtnlg_data.filters.texts import Texts, character_table, space_begin, space_end
+from mtnlg_data.words import jit
 
 from .tokens import LINE_FEED
 
@@ -39,7 +39,7 @@ def cut_texts(texts: Texts, spans: NDArray[np.int64]) -> Texts:
     return Texts(*_cut(texts, spans, np.searchsorted(spans[:, 0], np.arange(len(texts.bounds))), character_table()))
 
 
-@jit_or_python
+@jit
 def _cut(
     texts: Texts, spans: NDArray[np.int64], bounds: NDArray[np.int64], table: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -51,11 +51,11 @@ def _cut(
         place, written, span = begin, out_bounds[text], bounds[text]
         while span < bounds[text + 1]:
             left, right = begin + spans[span, 1], begin + spans[span, 2]
-            before, after = _space_before(data, place, left, table), _space_after(data, right, end, table)
+            before, after = space_begin(data, place, left, table), space_end(data, right, end, table)
             span += 1
             while span < bounds[text + 1] and begin + spans[span, 1] <= after:
                 right = begin + spans[span, 2]
-                after = _space_after(data, right, end, table)
+                after = space_end(data, right, end, table)
                 span += 1
             written = _copy(data, place, before, out, written)
             if written > out_bounds[text] and after < end:
@@ -68,27 +68,7 @@ def _cut(
     return out[: out_bounds[-1]].copy(), out_bounds
 
 
-@jit_or_python
-def _space_before(data: NDArray[np.uint8], begin: int, place: int, table: NDArray[np.uint8]) -> int:
-    while place > begin:
-        code, size = code_before(data, place)
-        if not table[code] & SPACE:
-            break
-        place -= size
-    return int(place)
-
-
-@jit_or_python
-def _space_after(data: NDArray[np.uint8], place: int, end: int, table: NDArray[np.uint8]) -> int:
-    while place < end:
-        code, size = code_at(data, place)
-        if not table[code] & SPACE:
-            break
-        place += size
-    return int(place)
-
-
-@jit_or_python
+@jit
 def _line_feeds(data: NDArray[np.uint8], begin: int, end: int) -> int:
     count = 0
     for place in range(begin, end):
@@ -96,7 +76,7 @@ def _line_feeds(data: NDArray[np.uint8], begin: int, end: int) -> int:
     return count
 
 
-@jit_or_python
+@jit
 def _copy(data: NDArray[np.uint8], begin: int, end: int, out: NDArray[np.uint8], written: int) -> int:
     """Copy these bytes to where ``written`` is; returns where they end."""
     for place in range(begin, end):

@@ -56,7 +56,7 @@ class RunUnit(Unit):
             "anchors": (settings.substring_unit, settings.substring_length),
             "windows": (settings.substring_unit, settings.substring_length),
         }
-        anchors = self.anchors and self.anchors.contents
+        anchors = self.anchors and self.anchors.rows.digest
         return (self.kind, self.shard.checksum, self.shard.path.name, self.number, measures[self.kind], anchors,
                 self.priority)  # fmt: skip
 

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.console import Failure
+from mtnlg_data.dedup.runs import Exchanged
 from mtnlg_data.document import number_shards, read_documents, replace_columns, write_documents
 from mtnlg_data.engine import StageFolder, Unit
-from mtnlg_data.exchange import SortedFile
 from mtnlg_data.filters.lists import is_in
 from mtnlg_data.filters.texts import column_of, text_lengths, texts_of
 from mtnlg_data.tally import (
@@ -41,7 +41,6 @@ from .cuts import cut_texts, merge_spans
 from .runs import Repeats, Run, find_repeats
 from .scan import RunUnit, scan_shard
 from .settings import ExactSettings, Kind
-from .sorted_columns import columns_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,7 +117,7 @@ class _Search(NamedTuple):
         by_shard: Sequence[Repeats | None] = anchors or [None] * len(self.shards)
         units = [
             RunUnit(kind, shard, number, self.settings, self.priority, by_shard[number],
-                    columns_path(self.stage.state / kind, SortedFile(0, number, 0)))
+                    Exchanged(self.stage.state / kind, len(self.shards), 1, "").path(number))
             for number, shard in enumerate(self.shards)
         ]  # fmt: skip
         summaries = self.stage.run(scan_shard, units, f"exact: {kind}")
@@ -161,7 +160,7 @@ class CutUnit(Unit):
     output: Path
 
     def _key_parts(self) -> tuple[object, ...]:
-        repeats = {kind: (found.run.path.name, found.repeats.contents) for kind, found in self.found.items()}
+        repeats = {kind: (found.run.path.name, found.repeats.rows.digest) for kind, found in self.found.items()}
         return ("cut", self.shard.checksum, self.shard.path.name, repeats, self.shortest)
 
     def spans(self, kind: Kind) -> NDArray[np.int64]:

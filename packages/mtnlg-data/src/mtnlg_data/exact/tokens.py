@@ -28,7 +28,7 @@ from mtnlg_data.filters.texts import (
     texts_of,
     word_spans,
 )
-from mtnlg_data.words import WORD_BASE, fmix64, jit_or_python
+from mtnlg_data.words import WORD_BASE, fmix64, jit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,12 +63,11 @@ class Windows(NamedTuple):
 def find_documents(column: pa.LargeStringArray) -> Items:
     """The texts themselves, whatever their white space."""
     texts = texts_of(column)
-    with np.errstate(over="ignore"):
-        keys = _hash_texts(texts, character_table())
+    keys = _hash_texts(texts, character_table())
     return Items(keys, np.arange(len(keys)), np.zeros(len(keys), np.int64), np.diff(texts.bounds))
 
 
-@jit_or_python
+@jit
 def _hash_texts(texts: Texts, table: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Hash of every text with its words joined by one space."""
     data, bounds = texts
@@ -83,7 +82,7 @@ def _hash_texts(texts: Texts, table: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return keys
 
 
-@jit_or_python
+@jit
 def _blank_spaces(part: NDArray[np.uint8], blanked: NDArray[np.uint8]) -> bool:
     """Copy a text with a blank for each white space of ASCII; returns whether all of the text is ASCII.
 
@@ -98,7 +97,7 @@ def _blank_spaces(part: NDArray[np.uint8], blanked: NDArray[np.uint8]) -> bool:
     return bool(bits < 0x80)
 
 
-@jit_or_python
+@jit
 def _has_pair(blanked: NDArray[np.uint8]) -> bool:
     """Whether a blank follows another."""
     firsts, seconds, pair = blanked[:-1], blanked[1:], np.uint8(0)
@@ -107,7 +106,7 @@ def _has_pair(blanked: NDArray[np.uint8]) -> bool:
     return bool(pair)
 
 
-@jit_or_python
+@jit
 def _join_words(part: NDArray[np.uint8], joined: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
     """Copy a text with one blank for each run of white space, and none before the first word; returns its length."""
     one = np.uint64(1)  # unsigned, places need no look whether they are counted from the end
@@ -138,8 +137,7 @@ def _join_words(part: NDArray[np.uint8], joined: NDArray[np.uint8], table: NDArr
 def find_lines(column: pa.LargeStringArray, shortest: int) -> Items:
     """The lines of at least so many characters, whatever their case and the white space around them."""
     texts, lowered = texts_of(column), texts_of(pc.utf8_lower(column))
-    with np.errstate(over="ignore"):
-        return Items(*_lines(texts, _line_feeds(texts), lowered, _line_feeds(lowered), character_table(), shortest))
+    return Items(*_lines(texts, _line_feeds(texts), lowered, _line_feeds(lowered), character_table(), shortest))
 
 
 def _line_feeds(texts: Texts) -> NDArray[np.int64]:
@@ -147,7 +145,7 @@ def _line_feeds(texts: Texts) -> NDArray[np.int64]:
     return np.asarray(begin + np.flatnonzero(texts.data[begin:end] == LINE_FEED))
 
 
-@jit_or_python
+@jit
 def _lines(  # noqa: PLR0917  (numba takes no keywords)
     texts: Texts,
     feeds: NDArray[np.int64],
@@ -182,13 +180,12 @@ def find_windows(texts: Texts, unit: TokenUnit, length: int) -> Windows:
     """The windows of so many tokens of every text."""
     table, half = character_table(), length // 2
     starts, ends, bounds = word_spans(texts, table, True) if unit == "word" else _characters(texts, table)
-    with np.errstate(over="ignore"):
-        sums = _sums(hash_spans(texts.data, starts, ends))
-        halves = _window_hashes(sums, np.arange(max(0, len(starts) - half + 1)), half)
+    sums = _sums(hash_spans(texts.data, starts, ends))
+    halves = _window_hashes(sums, np.arange(max(0, len(starts) - half + 1)), half)
     return Windows(*_anchors(bounds, halves, length, half), halves, sums, starts, ends)
 
 
-@jit_or_python
+@jit
 def _characters(
     texts: Texts, table: NDArray[np.uint8]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -208,7 +205,7 @@ def _characters(
     return starts[:count].copy(), ends[:count].copy(), bounds
 
 
-@jit_or_python
+@jit
 def _sums(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     sums = np.zeros(len(hashes) + 1, np.uint64)
     for token in range(len(hashes)):
@@ -221,7 +218,7 @@ def _window_hashes(sums: NDArray[np.uint64], firsts: NDArray[np.int64], length: 
     return fmix64(sums[firsts + length] - sums[firsts] * power)
 
 
-@jit_or_python
+@jit
 def _anchors(
     bounds: NDArray[np.int64], halves: NDArray[np.uint64], length: int, half: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -259,6 +256,5 @@ def windows_with(windows: Windows, texts: Texts, length: int, repeated: NDArray[
     firsts = windows.firsts[np.repeat(recurs, np.diff(np.append(changes, len(windows.anchors))))]
     begins, ends = windows.starts[firsts], windows.ends[firsts + length - 1]
     rows = np.searchsorted(texts.bounds, begins, side="right") - 1
-    with np.errstate(over="ignore"):
-        keys = _window_hashes(windows.sums, firsts, length)
+    keys = _window_hashes(windows.sums, firsts, length)
     return Items(keys, rows, begins - texts.bounds[rows], ends - texts.bounds[rows])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -115,7 +115,7 @@ def extract_group(unit: ExtractUnit) -> Summary:
     with recorded_tallies(unit.output) as tallies, ExitStack() as stack:
         sources = [file.source for file in unit.pieces[0]]
         writers = [
-            stack.enter_context(_shard_writer(source, number, unit, tallies[source]))
+            _ShardWriter(source, number, unit, tallies[source], stack.enter_context(ExitStack()))
             for source, number in zip(sources, unit.numbers, strict=True)
         ]
         for piece in unit.pieces:
@@ -198,7 +198,7 @@ def _extract_record(
 
 
 class _ShardWriter:
-    """Writes the documents of one source into shards of bounded size; made by ``_shard_writer``."""
+    """Writes the documents of one source into shards of bounded size; ``stack`` closes the last."""
 
     file: SourceFile  # that is being read
 
@@ -245,10 +245,3 @@ class _ShardWriter:
         name = shard_name(self._source, self._number, len(self.paths))
         self.paths.append(self._unit.output.with_name(name))
         self._writer = self._stack.enter_context(writing_documents(self.paths[-1], self._schema))
-
-
-@contextmanager
-def _shard_writer(source: str, number: int, unit: ExtractUnit, tally: Tally) -> Iterator[_ShardWriter]:
-    """Open the shards of a source."""
-    with ExitStack() as stack:
-        yield _ShardWriter(source, number, unit, tally, stack)

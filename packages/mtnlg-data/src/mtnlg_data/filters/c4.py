@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mtnlg_data.words import jit_or_python
+from mtnlg_data.words import jit
 
 from .prose import FULL_STOP, ends_with_ellipsis
 from .repetition import LINE_FEED
@@ -117,7 +117,7 @@ def edit_lines(
     return Texts(data, bounds), sentences, dropped, edits
 
 
-@jit_or_python
+@jit
 def _edit(
     texts: Texts, rules: LineRules, table: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -160,7 +160,7 @@ def _edit(
     return out[: out_bounds[-1]].copy(), out_bounds, sentences, dropped, edits
 
 
-@jit_or_python
+@jit
 def _measure_words(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
     """Number of words between white space, and the length of the longest."""
     words = longest = length = 0
@@ -173,7 +173,7 @@ def _measure_words(data: NDArray[np.uint8], begin: int, end: int, table: NDArray
     return words, longest
 
 
-@jit_or_python
+@jit
 def _has_words(data: NDArray[np.uint8], begin: int, end: int, words: int) -> bool:
     """Whether there are surely so many words: blanks part as many pieces that have printable ASCII characters."""
     after_blank = True
@@ -189,7 +189,7 @@ def _has_words(data: NDArray[np.uint8], begin: int, end: int, words: int) -> boo
     return words <= 0
 
 
-@jit_or_python
+@jit
 def _is_at(line: NDArray[np.uint8], place: int, phrases: Phrases, phrase: int) -> bool:
     """Whether the phrase of this number begins at this byte."""
     begin, end = phrases.bounds[phrase], phrases.bounds[phrase + 1]
@@ -202,13 +202,13 @@ def _is_at(line: NDArray[np.uint8], place: int, phrases: Phrases, phrase: int) -
     return True
 
 
-@jit_or_python
+@jit
 def lower(byte: int) -> int:
     """An ASCII letter's lower case, other bytes as they are."""
     return byte + 32 if 65 <= byte <= 90 else byte
 
 
-@jit_or_python
+@jit
 def _copy_line(
     line: NDArray[np.uint8], out: NDArray[np.uint8], rules: LineRules, table: NDArray[np.uint8]
 ) -> tuple[int, int]:
@@ -231,7 +231,7 @@ def _copy_line(
     return written, marks
 
 
-@jit_or_python
+@jit
 def _has_byte(line: NDArray[np.uint8], byte: int) -> bool:
     found, wanted = np.uint8(0), np.uint8(byte)
     for place in range(len(line)):
@@ -239,7 +239,7 @@ def _has_byte(line: NDArray[np.uint8], byte: int) -> bool:
     return bool(found)
 
 
-@jit_or_python
+@jit
 def _citation_bytes(line: NDArray[np.uint8], place: int, citations: Phrases, table: NDArray[np.uint8]) -> int:
     """Length of the citation mark that begins at this bracket; 0 where there is none."""
     close = place + 1
@@ -256,7 +256,7 @@ def _citation_bytes(line: NDArray[np.uint8], place: int, citations: Phrases, tab
     return 0
 
 
-@jit_or_python
+@jit
 def _broken_rule(line: NDArray[np.uint8], words: int, rules: LineRules) -> int:
     """The first rule that a line breaks after ``LONGEST_WORD``; ``KEPT`` for none."""
     if rules.asked[TERMINAL_PUNCTUATION] and not _ends_sentence(line):
@@ -274,14 +274,14 @@ def _broken_rule(line: NDArray[np.uint8], words: int, rules: LineRules) -> int:
     return int(broken) if broken < len(rules.asked) else KEPT
 
 
-@jit_or_python
+@jit
 def _ends_sentence(line: NDArray[np.uint8]) -> bool:
     if not len(line) or ends_with_ellipsis(line, 0, len(line)):
         return False
     return bool(line[-1] in END_MARKS)
 
 
-@jit_or_python
+@jit
 def count_sentences(data: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
     """Sentences in these bytes, the last of which need not end; 0 where there is but white space."""
     sentences = 0

@@ -71,20 +71,18 @@ class DocumentFilter:
     def decide(self, texts: pa.LargeStringArray, urls: Sequence[str | None]) -> Decisions:
         """The decisions on documents of these texts and addresses."""
         batch = _Batch(texts)
-        # Sums of bytes are modulo 2**64; where there is no numba, NumPy would warn of each.
-        with np.errstate(over="ignore"):
-            if self._urls is not None:
-                broken = self._urls.broken(urls)
-                batch.drop(np.where(broken == KEPT, KEPT, NUMBERS["url_domain"] + broken))
-            if any(family in self._asked for family in GOPHER):
-                self._apply_gopher(batch)
-            if "c4" in self._asked:
-                self._apply_c4(batch, self._asked["c4"])
-            if "fineweb" in self._asked:
-                part = texts_of(batch.texts)
-                bounds = self._count(part)
-                measures = fineweb_measures(part, bounds, self._settings.fineweb_short_line)
-                batch.drop(*self._first_broken({"fineweb": measures}, bounds))
+        if self._urls is not None:
+            broken = self._urls.broken(urls)
+            batch.drop(np.where(broken == KEPT, KEPT, NUMBERS["url_domain"] + broken))
+        if any(family in self._asked for family in GOPHER):
+            self._apply_gopher(batch)
+        if "c4" in self._asked:
+            self._apply_c4(batch, self._asked["c4"])
+        if "fineweb" in self._asked:
+            part = texts_of(batch.texts)
+            bounds = self._count(part)
+            measures = fineweb_measures(part, bounds, self._settings.fineweb_short_line)
+            batch.drop(*self._first_broken({"fineweb": measures}, bounds))
         if "pii" in self._asked:
             self._replace_personal(batch, self._asked["pii"])
         return Decisions(batch.reasons, batch.scores, batch.texts, batch.edits)

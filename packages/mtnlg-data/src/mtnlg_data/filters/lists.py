@@ -13,14 +13,14 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from mtnlg_data.console import Failure
 from mtnlg_data.files import sha256
-from mtnlg_data.words import fmix64, jit_or_python
 
 from .rules import family_rules
 from .settings import LIST_FIELDS
-from .texts import hash_bytes
+from .texts import hash_strings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -108,7 +108,8 @@ def hashed_entries(files: tuple[ListFile, ...], *, domains: bool) -> NDArray[np.
     """Hashes of all entries, sorted; those of domains in lower case and without a full stop at either end."""
     parts = (lines for file in files for lines in read_lines(file.path))
     entries = ([line.lower().strip(".") for line in lines] if domains else lines for lines in parts)
-    return np.unique(np.concatenate([np.empty(0, np.uint64), *map(hash_strings, entries)]))
+    hashes = (hash_strings(pa.array(lines, pa.string())) for lines in entries)
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *hashes]))
 
 
 @cache
@@ -123,18 +124,3 @@ def is_in(hashes: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.b
     places = np.searchsorted(known, hashes)
     places[places == len(known)] = 0
     return known[places] == hashes if len(known) else np.zeros(len(hashes), np.bool_)
-
-
-def hash_strings(strings: Sequence[str]) -> NDArray[np.uint64]:
-    """A hash of each string, the same in every process."""
-    encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
-    bounds = np.cumsum([0, *map(len, encoded)])
-    return fmix64(_hash_spans(np.frombuffer(b"".join(encoded), np.uint8), bounds))
-
-
-@jit_or_python
-def _hash_spans(data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
-    hashes = np.empty(len(bounds) - 1, np.uint64)
-    for span in range(len(hashes)):
-        hashes[span] = hash_bytes(data, bounds[span], bounds[span + 1])
-    return hashes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.words import jit_or_python
+from mtnlg_data.words import jit
 
 from .repetition import LINE_FEED, count_repeated
 from .texts import (
@@ -54,7 +54,7 @@ def gopher_measures(texts: Texts, words: Words, stop_words: Sequence[str]) -> ND
     return _gopher(texts, words, stops, character_table())
 
 
-@jit_or_python
+@jit
 def _gopher(texts: Texts, words: Words, stops: NDArray[np.uint64], table: NDArray[np.uint8]) -> NDArray[np.float64]:
     measures = np.zeros((len(texts.bounds) - 1, GOPHER_MEASURES), np.float64)
     seen = np.full(len(stops), -1, np.int64)  # the last text with this stop word
@@ -87,7 +87,7 @@ def _gopher(texts: Texts, words: Words, stops: NDArray[np.uint64], table: NDArra
     return measures
 
 
-@jit_or_python
+@jit
 def _count_symbols(data: NDArray[np.uint8], begin: int, end: int) -> tuple[int, int]:
     """Hash signs, and ellipses of either spelling; a run of six full stops is two."""
     hashes = ellipses = 0
@@ -105,7 +105,7 @@ def _count_symbols(data: NDArray[np.uint8], begin: int, end: int) -> tuple[int, 
     return hashes, ellipses
 
 
-@jit_or_python
+@jit
 def _count_lines(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int, int]:
     """Lines, those that begin with a bullet point, and those that end with an ellipsis."""
     lines = bullets = ellipses = 0
@@ -121,7 +121,7 @@ def _count_lines(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[n
     return lines, bullets, ellipses
 
 
-@jit_or_python
+@jit
 def ends_with_ellipsis(data: NDArray[np.uint8], begin: int, end: int) -> bool:
     """Whether these bytes end with three full stops."""
     stops = 0
@@ -137,7 +137,7 @@ def fineweb_measures(texts: Texts, word_bounds: NDArray[np.int64], short_line: i
     return _fineweb(texts, (word_bounds, line_feeds), short_line, character_table(), scratch(texts))
 
 
-@jit_or_python
+@jit
 def _fineweb(
     texts: Texts,
     bounds: tuple[NDArray[np.int64], NDArray[np.int64]],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.words import jit_or_python
+from mtnlg_data.words import jit
 
 from .rules import DUPLICATE_NGRAMS, TOP_NGRAMS
 from .texts import (
@@ -44,7 +44,7 @@ def repetition_shares(texts: Texts, words: Words) -> NDArray[np.float64]:
     return _shares(texts, words, character_table(), scratch(texts))
 
 
-@jit_or_python
+@jit
 def _shares(texts: Texts, words: Words, table: NDArray[np.uint8], room: Scratch) -> NDArray[np.float64]:
     shares = np.zeros((len(texts.bounds) - 1, DUPLICATES + LAST_DUPLICATE - FIRST_DUPLICATE + 1), np.float64)
     for text in range(len(shares)):
@@ -67,7 +67,7 @@ def _shares(texts: Texts, words: Words, table: NDArray[np.uint8], room: Scratch)
     return shares
 
 
-@jit_or_python
+@jit
 def _split(data: NDArray[np.uint8], least: int, room: Scratch) -> int:
     """Hashes and characters of what stands between runs of ``least`` or more line feeds; returns how many there are."""
     count = start = place = 0
@@ -84,7 +84,7 @@ def _split(data: NDArray[np.uint8], least: int, room: Scratch) -> int:
     return count
 
 
-@jit_or_python
+@jit
 def count_repeated(count: int, room: Scratch) -> tuple[int, int]:
     """How many of these first items have the key of an earlier one, and the sum of their numbers."""
     bits = empty_slots(room.slots, count)
@@ -96,7 +96,7 @@ def count_repeated(count: int, room: Scratch) -> tuple[int, int]:
     return repeated, characters
 
 
-@jit_or_python
+@jit
 def _top_characters(words: Words, first: int, last: int, n: int, room: Scratch) -> int:
     """Characters of all occurrences of the most frequent n-gram, the first of several; 0 without any."""
     count = last - first - n + 1
@@ -118,7 +118,7 @@ def _top_characters(words: Words, first: int, last: int, n: int, room: Scratch) 
     return int(room.numbers[best] * (letters + n - 1))
 
 
-@jit_or_python
+@jit
 def _repeated_characters(words: Words, first: int, last: int, n: int, room: Scratch) -> int:
     """Characters of the n-grams that repeat an earlier one; the next one begins after it."""
     bits = empty_slots(room.slots, max(0, last - first - n + 1))

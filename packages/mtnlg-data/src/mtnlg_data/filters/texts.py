@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mtnlg_data.words import LETTER as LETTER_OF_A_WORD
-from mtnlg_data.words import LONGEST_SUM, character_kinds, fmix64_scalar, jit_or_python
+from mtnlg_data.words import LONGEST_SUM, character_kinds, fmix64_scalar, jit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +128,7 @@ def _listed(codes: str) -> Iterator[int]:
         yield from range(int(first, 16), int(last or first, 16) + 1)
 
 
-@jit_or_python
+@jit
 def code_at(data: NDArray[np.uint8], place: int) -> tuple[int, int]:
     """Code point that begins at this byte, and its length in bytes."""
     first = int(data[place])
@@ -142,7 +142,7 @@ def code_at(data: NDArray[np.uint8], place: int) -> tuple[int, int]:
     return (first & 0x07) << 18 | second << 6 | int(data[place + 3]) & 0x3F, 4
 
 
-@jit_or_python
+@jit
 def code_before(data: NDArray[np.uint8], place: int) -> tuple[int, int]:
     """Code point that ends before this byte, and its length in bytes."""
     begin = place - 1
@@ -151,23 +151,36 @@ def code_before(data: NDArray[np.uint8], place: int) -> tuple[int, int]:
     return code_at(data, begin)
 
 
-@jit_or_python
+@jit
 def strip(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
     """Bounds of a text without the white space around it; equal ones where there is nothing else."""
+    begin = space_end(data, begin, end, table)
+    return begin, space_begin(data, begin, end, table)
+
+
+@jit
+def space_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> int:
+    """Where the white space that begins here ends, at ``end`` at the latest."""
     while begin < end:
         code, size = code_at(data, begin)
         if not table[code] & SPACE:
             break
         begin += size
+    return begin
+
+
+@jit
+def space_begin(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> int:
+    """Where the white space that ends here begins, at ``begin`` at the earliest."""
     while begin < end:
         code, size = code_before(data, end)
         if not table[code] & SPACE:
             break
         end -= size
-    return begin, end
+    return end
 
 
-@jit_or_python
+@jit
 def is_ascii(data: NDArray[np.uint8], begin: int, end: int) -> bool:
     """Whether these bytes are ASCII: characters of one byte each."""
     part, bits = data[begin:end], np.uint8(0)  # indices from 0 on are looked up many at a time
@@ -176,7 +189,7 @@ def is_ascii(data: NDArray[np.uint8], begin: int, end: int) -> bool:
     return bool(bits < 0x80)
 
 
-@jit_or_python
+@jit
 def line_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
     """End of the line that begins here, and where the next one begins, as ``str.splitlines`` has it."""
     place = begin
@@ -192,7 +205,7 @@ def line_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.ui
     return end, end
 
 
-@jit_or_python
+@jit
 def word_spans(
     texts: Texts, table: NDArray[np.uint8], marks: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -234,7 +247,7 @@ def word_spans(
     return starts[:count].copy(), ends[:count].copy(), word_bounds
 
 
-@jit_or_python
+@jit
 def _sum_words(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], table: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
@@ -272,7 +285,7 @@ def sum_words(texts: Texts, starts: NDArray[np.int64], ends: NDArray[np.int64], 
     return Words(bounds, *_sum_words(texts.data, starts, ends, character_table()))
 
 
-@jit_or_python
+@jit
 def hash_bytes(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
     """Hash of these bytes."""
     total, power = np.uint64(0), np.uint64(1)
@@ -282,7 +295,7 @@ def hash_bytes(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
     return total
 
 
-@jit_or_python
+@jit
 def hash_span(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
     """Another hash of these bytes, of which each eight are mixed with those before: faster, and hard to make equal."""
     total, rest = np.uint64(end - begin) * SPREAD, np.uint64(0)  # spread, or "" would be like a control character
@@ -295,7 +308,7 @@ def hash_span(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
     return fmix64_scalar(total ^ rest)
 
 
-@jit_or_python
+@jit
 def hash_spans(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
     """A hash of each of these parts of the bytes."""
     hashes = np.empty(len(starts), np.uint64)
@@ -310,11 +323,10 @@ def hash_spans(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray
 def hash_strings(column: pa.Array) -> NDArray[np.uint64]:
     """A hash of each string of a column without nulls."""
     texts = texts_of(column.cast(pa.large_string()))
-    with np.errstate(over="ignore"):
-        return hash_spans(texts.data, texts.bounds[:-1], texts.bounds[1:])
+    return hash_spans(texts.data, texts.bounds[:-1], texts.bounds[1:])
 
 
-@jit_or_python
+@jit
 def count_characters(data: NDArray[np.uint8], begin: int, end: int) -> int:
     """Number of code points in these bytes."""
     part, count = data[begin:end], np.uint32(0)  # narrow: more of them in a vector
@@ -328,7 +340,7 @@ def text_lengths(column: pa.LargeStringArray) -> NDArray[np.int64]:
     return _text_lengths(*texts_of(column))
 
 
-@jit_or_python
+@jit
 def _text_lengths(data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     lengths = np.empty(len(bounds) - 1, np.int64)
     for text in range(len(lengths)):
@@ -336,7 +348,7 @@ def _text_lengths(data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray
     return lengths
 
 
-@jit_or_python
+@jit
 def empty_slots(slots: NDArray[np.int64], items: int) -> int:
     """Empty as many slots as a table of so many items takes, a power of two; returns its logarithm."""
     bits = 3
@@ -346,7 +358,7 @@ def empty_slots(slots: NDArray[np.int64], items: int) -> int:
     return bits
 
 
-@jit_or_python
+@jit
 def slot_of(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64], key: np.uint64) -> int:
     """The slot of the item with this key, or the empty one that it would take."""
     slot = np.int64((key * SPREAD) >> np.uint64(64 - bits))
@@ -355,7 +367,7 @@ def slot_of(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64], key: 
     return int(slot)
 
 
-@jit_or_python
+@jit
 def first_with_key(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64], item: int) -> int:
     """The first item with the key of this one, which is itself where it is new; enters it into the table then."""
     slot = slot_of(slots, bits, keys, keys[item])

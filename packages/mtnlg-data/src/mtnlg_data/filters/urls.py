@@ -10,11 +10,14 @@ url_substring   without all other characters it has one of the listed sequences 
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-from .lists import NO_LETTERS_OR_DIGITS, entry_words, hash_strings, hashed_entries, is_in
+from .lists import NO_LETTERS_OR_DIGITS, entry_words, hashed_entries, is_in
+from .texts import hash_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,9 +50,9 @@ class UrlFilter:
         broken = np.full(len(known), KEPT)
         for row, url in enumerate(folded):
             broken[row] = self._by_words(url)
-        broken[is_in(hash_strings(known), self._addresses)] = ADDRESS
+        broken[is_in(hash_strings(pa.array(known, pa.string())), self._addresses)] = ADDRESS
         names = [_host_and_domains(url) for url in folded]
-        blocked = is_in(hash_strings([name for own in names for name in own]), self._domains)
+        blocked = is_in(hash_strings(pa.array(chain.from_iterable(names), pa.string())), self._domains)
         rows = np.repeat(np.arange(len(names)), [len(own) for own in names])
         broken[rows[blocked]] = DOMAIN
         return broken

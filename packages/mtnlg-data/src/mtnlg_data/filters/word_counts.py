@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.words import jit_or_python
+from mtnlg_data.words import jit
 
 from .texts import Texts, is_ascii, word_spans
 
@@ -17,7 +17,7 @@ BLANK = 32
 PIECE = 512  # bytes, or up to the next blank: most pieces of most texts are ASCII
 
 
-@jit_or_python
+@jit
 def count_words(texts: Texts, table: NDArray[np.uint8], marks: bool) -> NDArray[np.int64]:
     """How many words there are before each text and after the last: the third that ``word_spans`` returns."""
     data, bounds = texts
@@ -40,7 +40,7 @@ def count_words(texts: Texts, table: NDArray[np.uint8], marks: bool) -> NDArray[
     return counts
 
 
-@jit_or_python
+@jit
 def _count_ascii_words(data: NDArray[np.uint8], room: NDArray[np.uint8], begins: NDArray[np.uint8], marks: bool) -> int:
     """Words of an ASCII text, by a loop without branches, which the processor runs on many bytes at a time."""
     size = len(data)
@@ -60,7 +60,7 @@ def _count_ascii_words(data: NDArray[np.uint8], room: NDArray[np.uint8], begins:
     return words
 
 
-@jit_or_python
+@jit
 def _is_word(byte: np.uint8) -> np.bool_:
     """Whether an ASCII character has ``WORD``."""
     letter = np.uint8((byte | np.uint8(32)) - np.uint8(97)) < np.uint8(26)
@@ -68,7 +68,7 @@ def _is_word(byte: np.uint8) -> np.bool_:
     return found
 
 
-@jit_or_python
+@jit
 def _is_joiner(byte: np.uint8) -> np.bool_:
     """Whether an ASCII character has ``JOINER``: one of ' , . : ;"""
     low = (byte == np.uint8(39)) | (byte == np.uint8(44)) | (byte == np.uint8(46))
@@ -76,7 +76,7 @@ def _is_joiner(byte: np.uint8) -> np.bool_:
     return found
 
 
-@jit_or_python
+@jit
 def _is_space(byte: np.uint8) -> np.bool_:
     """Whether an ASCII character has ``SPACE``."""
     control = (np.uint8(byte - np.uint8(9)) < np.uint8(5)) | (np.uint8(byte - np.uint8(28)) < np.uint8(4))

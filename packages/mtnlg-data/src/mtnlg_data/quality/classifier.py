@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import chain
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -29,16 +28,13 @@ from mtnlg_data.words import (
     LETTER,
     LONGEST_SUM,
     NO_WORD,
-    SEPARATOR,
     WORD_BASE,
     character_kinds,
-    code_points,
     fmix64_scalar,
     jit,
+    join_texts,
     long_word_hash,
-    ngram_hashes,
     text_batches,
-    word_spans,
 )
 
 if TYPE_CHECKING:
@@ -155,31 +151,11 @@ class Classifier:
 def hash_features(texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Distinct buckets of each text, unordered, and bounds: text t has ``buckets[bounds[t] : bounds[t + 1]]``."""
     lowered = [text[:CLASSIFIED_CHARACTERS].lower() for text in texts]
-    lengths = np.fromiter((len(text) + 1 for text in lowered), np.int64, len(lowered))
-    text_bounds = np.concatenate([[0], np.cumsum(lengths)])
-    codes = code_points(SEPARATOR.join(chain(lowered, [""])))
-    return distinct_buckets(codes, character_kinds(), text_bounds, int(lengths.max(initial=1)))
+    codes, bounds = join_texts([*lowered, ""])  # each ends with a separator
+    return distinct_buckets(codes, character_kinds(), bounds[:-1], int(np.diff(bounds).max()))
 
 
-def _distinct_buckets_numpy(
-    codes: NDArray[np.uint32], kinds: NDArray[np.uint8], text_bounds: NDArray[np.int64], longest: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    del longest
-    hashes, starts, _ = word_spans(codes, kinds)
-    text_of = np.searchsorted(text_bounds, starts, "right") - 1
-    within = text_of[1:] == text_of[:-1]
-    pairs = ngram_hashes(hashes, 2)[within]
-    keys = [(text_of << BUCKET_BITS) | _bucket(hashes), (text_of[1:][within] << BUCKET_BITS) | _bucket(pairs)]
-    distinct = np.unique(np.concatenate(keys))
-    bounds = np.searchsorted(distinct, np.arange(len(text_bounds)) << BUCKET_BITS)
-    return (distinct & (BUCKETS - 1)).astype(np.int32), bounds
-
-
-def _bucket(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    return (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
-
-
-@jit(fallback=_distinct_buckets_numpy)
+@jit
 def distinct_buckets(  # noqa: C901  (one pass over the characters)
     codes: NDArray[np.uint32], kinds: NDArray[np.uint8], text_bounds: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

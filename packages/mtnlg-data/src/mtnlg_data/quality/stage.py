@@ -24,7 +24,7 @@ from mtnlg_data.document import UnitOutput, read_documents, replace_columns, sha
 from mtnlg_data.engine import StageFolder, Unit, checksum, key_of, library_version
 from mtnlg_data.files import sha256
 from mtnlg_data.settings import Settings, setting
-from mtnlg_data.tally import KEPT, passthrough_summary, recorded_tallies, stage_summary
+from mtnlg_data.tally import Fates, passthrough_summary, recorded_tallies, stage_summary
 
 from .classifier import is_fasttext, open_scorer
 from .training import (
@@ -112,9 +112,7 @@ def filter_documents(
     settings.check(curated)
     shares = _sample_shares(settings, filtered, curated, before)
     stage = StageFolder(out, "quality", engine)
-    samples = _draw_samples(
-        [shard for shard in shards if shard_source(shard) in shares], shares, curated, settings, stage
-    )
+    samples = _draw_samples(shards, shares, curated, settings, stage)
     classifier, measured = _classifier(samples, settings, stage)
     units = [
         FilterUnit(shard, checksum(shard), classifier, settings, out / shard.name)
@@ -213,17 +211,13 @@ def filter_shard(unit: FilterUnit) -> Summary:
 
     def survivors(tally: Tally) -> Iterator[pa.RecordBatch]:
         for batch in read_documents(unit.shard):
-            ids, keys, texts = (batch[name].to_pylist() for name in ("id", "key", "text"))
+            keys, texts = (batch[name].to_pylist() for name in ("key", "text"))
             scores = scorer.scores(texts)
             is_kept = uniform_draws(settings.seed, "pareto", keys) < keep_probability(scores, settings.alpha)
             candidates[:] += histogram(scores)
             kept[:] += histogram(scores[is_kept])
-            for name, key, text, score, keep in zip(ids, keys, texts, scores.tolist(), is_kept, strict=True):
-                if keep:
-                    tally.keep(len(text))
-                else:
-                    tally.drop(len(text), REASON, name, score, key)
-                tally.show(KEPT if keep else REASON, name, text, score, key)
+            lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+            tally.count(batch, Fates(np.where(is_kept, -1, 0), (REASON,), scores, lengths, lengths[is_kept]))
             yield replace_columns(batch, {"score": scores}).filter(pa.array(is_kept))
 
     with recorded_tallies(unit.output) as tallies:

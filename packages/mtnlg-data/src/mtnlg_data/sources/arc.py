@@ -9,19 +9,19 @@ The first record describes the file. fastwarc does not read ARC, but it parses t
 
 from __future__ import annotations
 
-import mmap
 import re
 import zlib
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fastwarc.warc import WarcRecord
 
-from .parts import WHOLE, Checked, Part, find_part
+from .parts import WHOLE, Checked, Part, find_part, mapped
 from .record import Dropped, Record
 from .recovery import Recovery
 from .response import GZIP_WBITS, read_html_page
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -62,7 +62,7 @@ def is_arc(head: bytes) -> bool:
 
 def read_arc(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
     """Yield the pages of an ARC file: responses of status 200 and an HTML type, content codings undone."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with path.open("rb") as file, mapped(file) as content:
         if GZIP_MEMBER.match(content):
             records = _split_members(content, max_bytes, *find_part(content, part, GZIP_MEMBER, check_arc))
         else:

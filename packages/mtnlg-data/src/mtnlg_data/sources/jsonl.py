@@ -21,7 +21,7 @@ import orjson
 import zstandard
 
 from .parts import WHOLE, Part, find_part, mapped
-from .record import Dropped, Record, json_metadata
+from .record import Dropped, Record, json_metadata, name_fields
 from .zstd_frames import FRAME, FrameLines, ZstdFrames, check_frame
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 URL_KEYS = ("url", "uri")
 BUFFER_BYTES = 1 << 17
-SHOWN_KEYS, SHOWN_CHARACTERS = 5, 40  # of a record without the key that was asked for
 EXACT_INTEGERS = float(1 << 63)
 #: Limit of decompression: this many bytes plus a multiple of the file's size. Text usually expands about fourfold.
 ALWAYS_ALLOWED_BYTES = 1 << 30
@@ -67,8 +66,8 @@ def read_jsonl(path: Path, field: str, max_bytes: int, part: Part = WHOLE) -> It
             url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
             yield Record(number, text, url, id=_take_id(row), metadata=json_metadata(row))
         else:
-            others = [key[:SHOWN_CHARACTERS] for key, value in row.items() if isinstance(value, str)][:SHOWN_KEYS]
-            hint = f" but under {', '.join(others)}: name one as the field" if others else ""
+            others = [key for key, value in row.items() if isinstance(value, str)]
+            hint = f" but under {name_fields(others)}" if others else ""
             yield Dropped("no_text", _place(path, number, part), f"no string under {field!r}{hint}")
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from mtnlg_data.schema import SCHEMA, TableRow, documents_schema, given_ids, has_strings, is_string
 
 from .parts import WHOLE, Part
-from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record
+from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record, name_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,9 @@ def no_text(name: str, schema: pa.Schema, field: str) -> Dropped:
     """A file without a column of this name that holds strings."""
     names = schema.names
     actual = f"it is of {schema.field(field).type}" if names.count(field) == 1 else f"it has {', '.join(names)}"
-    return Dropped("no_text", name, f"no column {field!r} of strings; {actual}", ends_file=True)
+    others = [column for column in names if has_strings(schema, column)]
+    hint = f" but {name_fields(others)}" if others else f"; {actual}"
+    return Dropped("no_text", name, f"no column {field!r} of strings{hint}", ends_file=True)
 
 
 def read_batch(

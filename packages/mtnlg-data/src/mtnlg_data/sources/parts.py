@@ -14,7 +14,6 @@ one that is longer than ``LOOKBACK_BYTES``, and stored in the file as it was, wo
 from __future__ import annotations
 
 import mmap
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -22,7 +21,7 @@ from .recovery import Recovery
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Check = Callable[[mmap.mmap, int], "Checked"]
 
@@ -57,11 +56,9 @@ class Checked(NamedTuple):
     cost: int = 0  # what else it took in bytes, such as those that were decompressed
 
 
-@contextmanager
-def mapped(file: BinaryIO) -> Iterator[mmap.mmap]:
+def mapped(file: BinaryIO) -> mmap.mmap:
     """The content of an open file that is not empty."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        yield content
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def find_part(content: mmap.mmap, part: Part, pattern: re.Pattern[bytes], check: Check) -> tuple[int, int]:

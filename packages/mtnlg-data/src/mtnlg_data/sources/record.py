@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import orjson
@@ -15,7 +16,7 @@ from mtnlg_data.transfer.url_files import RemoteFile, local_copy
 from .parts import WHOLE, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from mtnlg_data.schema import TableRow
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 #: Bytes of a record's metadata; more is not kept. A row group holds as much, or a row of it.
 MAX_METADATA_BYTES = 1 << 22
 Kind = Literal["warc", "jsonl", "pile", "parquet", "arrow"]
+SHOWN_FIELDS, SHOWN_CHARACTERS = 5, 40  # of a file without the field that was asked for
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ def json_metadata(fields: Mapping[str, Any]) -> Metadata:
             return Metadata(lost="metadata_too_deep")
         encoded = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     return Metadata(lost="metadata_too_large") if len(encoded) > MAX_METADATA_BYTES else Metadata(encoded.decode())
+
+
+def name_fields(fields: Iterable[str]) -> str:
+    """The first of these fields, which hold strings, and what to do with them."""
+    return f"{', '.join(field[:SHOWN_CHARACTERS] for field in islice(fields, SHOWN_FIELDS))}: name one as the field"
 
 
 class Dropped(NamedTuple):

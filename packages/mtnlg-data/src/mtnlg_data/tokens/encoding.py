@@ -11,7 +11,6 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -110,16 +109,10 @@ def read_sorted(folder: Path, keys: KeyRange, dtype: np.dtype[Any]) -> Iterator[
     """
     files = [EncodedFile(encoded_path(folder, file), dtype) for file in keys.files]
     tokens = sum(int(file.counts([keys.first, keys.last + 1])[0, 1]) for file in files)
-    for first, last in split_keys(keys, max(1, -(-tokens // TOKENS_PER_BATCH))):
+    for first, last in keys.split(max(1, -(-tokens // TOKENS_PER_BATCH))):
         all_keys, ids, sizes = map(np.concatenate, zip(*(file.read(first, last) for file in files), strict=True))
         order = stable_order(all_keys)
         yield Encoded(all_keys[order], *take_documents(ids, sizes, order))
-
-
-def split_keys(keys: KeyRange, parts: int) -> list[tuple[int, int]]:
-    """First and last key of each of so many even parts of a range."""
-    bounds = [keys.first + part * (keys.last + 1 - keys.first) // parts for part in range(parts + 1)]
-    return [(first, end - 1) for first, end in pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -200,7 +193,7 @@ class CountUnit(Unit):
 
 def count_ranges(unit: CountUnit) -> Summary:
     """Count the documents and tokens of each range."""
-    parts = split_keys(unit.keys, unit.ranges)
+    parts = unit.keys.split(unit.ranges)
     bounds = [*(first for first, _ in parts), unit.keys.last + 1]
     counts = np.zeros((unit.ranges, 2), np.int64)
     for file in unit.keys.files:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
@@ -274,7 +275,11 @@ def _announce_end(file: Path, tokenizer: Tokenizer, eod: str | None) -> None:
         own = token["content"] if isinstance(token, dict) else token
     if eod is None and isinstance(own, str) and tokenizer.token_to_id(own) is not None:
         raise Failure(f"{file}: the tokenizer_config.json beside it ends texts with {own!r}; set tokenize.eod to that")
-    name, number = _end_token(tokenizer, eod), vocabulary_size(tokenizer)
+    _say_added(file, _end_token(tokenizer, eod), vocabulary_size(tokenizer))
+
+
+@cache  # once a process: a run checks its settings before its first stage, and tokenize checks them again
+def _say_added(file: Path, name: str, number: int) -> None:
     say(f"{file}: has no token {name}; it is added as number {number}, and tokenize.eod names another")
 
 

@@ -1,0 +1,171 @@
+"""What the compiled loops compute, by whole-array operations of NumPy and SciPy: another way to the same results."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from mtnlg_data.decontaminate.ngrams import _bits_are_set
+from mtnlg_data.dedup.minhash import MIXES
+from mtnlg_data.dedup.union_find import UNLINKED, find_roots
+from mtnlg_data.quality.classifier import BUCKET_BITS, BUCKETS
+from mtnlg_data.words import (
+    CHARACTER_BASE,
+    LETTER,
+    LONGEST_SUM,
+    NO_WORD,
+    WORD_BASE,
+    fmix64,
+    join_texts,
+    ngram_hashes,
+    word_spans,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH_SHINGLES = 4096
+
+
+def word_spans_numpy(
+    codes: NDArray[np.uint32], kinds: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """``words.word_spans``."""
+    kind = np.concatenate([[NO_WORD], kinds[codes], [NO_WORD]])
+    alone, inside = kind > LETTER, kind == LETTER
+    starts = np.flatnonzero((alone | (inside & ~np.roll(inside, 1)))[1:-1])
+    ends = np.flatnonzero((alone | (inside & ~np.roll(inside, -1)))[1:-1]) + 1
+    if not len(starts):
+        return np.empty(0, np.uint64), starts, ends
+    lengths = ends - starts
+    powers = np.concatenate([[np.uint64(1)], np.full(LONGEST_SUM, CHARACTER_BASE)])
+    np.multiply.accumulate(powers, out=powers)
+    exponents = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    terms = codes[kind[1:-1] != NO_WORD].astype(np.uint64) * powers[np.minimum(exponents, LONGEST_SUM)]
+    hashes = fmix64(np.add.reduceat(terms, np.cumsum(lengths) - lengths))
+    for word in np.flatnonzero(lengths > LONGEST_SUM).tolist():
+        hashes[word] = long_word_hash_numpy(codes[starts[word] : ends[word]])
+    return hashes, starts, ends
+
+
+def long_word_hash_numpy(codes: NDArray[np.uint32]) -> np.uint64:
+    """``words.long_word_hash``."""
+    places = np.arange(len(codes), dtype=np.uint64) << np.uint64(32)
+    return np.uint64(fmix64(fmix64(codes + places).sum(keepdims=True))[0])
+
+
+def hash_words_numpy(
+    data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], kinds: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """``minhash.hash_words``."""
+    texts = [bytes(data[begin:end]).decode() for begin, end in pairwise(bounds.tolist())]
+    codes, text_bounds = join_texts(texts)
+    codes = folds[codes]
+    hashes, starts, _ = word_spans(codes, kinds)
+    word_bounds = np.searchsorted(starts, text_bounds)
+    characters = np.concatenate([[0], np.cumsum(kinds[codes[starts]] > LETTER)])[word_bounds]
+    return hashes, word_bounds, np.diff(characters)
+
+
+def shingle_ngrams_numpy(
+    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], shingle_bounds: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """``minhash.shingle_ngrams``."""
+    texts = zip(bounds[:-1], bounds[1:], np.diff(shingle_bounds), strict=True)
+    ngrams = [ngram_hashes(hashes[first:last], int(last - first - size + 1)) for first, last, size in texts if size]
+    return np.concatenate([np.empty(0, np.uint64), *ngrams])
+
+
+def minhash_numpy(
+    shingles: NDArray[np.uint64], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    """``minhash.minhash``."""
+    mixed = fmix32_numpy((shingles >> np.uint64(32)).astype(np.uint32))
+    signatures = np.full((len(bounds) - 1, len(a)), np.uint32(0xFFFFFFFF))
+    for text in range(len(bounds) - 1):
+        for begin in range(bounds[text], bounds[text + 1], BATCH_SHINGLES):
+            batch = mixed[begin : min(begin + BATCH_SHINGLES, bounds[text + 1]), None]
+            np.minimum(signatures[text], (batch * a + b).min(axis=0), out=signatures[text])
+    return signatures
+
+
+def fmix32_numpy(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """MurmurHash3's 32-bit finalizer."""
+    values = values ^ (values >> np.uint32(16))
+    values = values * np.uint32(0x85EBCA6B)
+    values = values ^ (values >> np.uint32(13))
+    values = values * np.uint32(0xC2B2AE35)
+    return values ^ (values >> np.uint32(16))
+
+
+def content_hashes_numpy(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """``minhash.content_hashes``."""
+    sums = np.zeros((2, len(shingles) + 1), np.uint64)
+    for total, mix in zip(sums, MIXES, strict=True):
+        np.cumsum(fmix64(shingles ^ mix), out=total[1:])
+    return sums[:, bounds[1:]] - sums[:, bounds[:-1]]
+
+
+def band_keys_numpy(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
+    """``minhash.band_keys``."""
+    by_band = signatures.reshape(len(signatures), bands, -1).astype(np.uint64)
+    total = np.zeros(by_band.shape[:2], np.uint64)
+    for row in range(by_band.shape[2]):
+        total = fmix64(total + by_band[:, :, row] + np.uint64(1))
+    return total
+
+
+def mix_words_numpy(words: NDArray[np.uint64], first: int) -> NDArray[np.uint64]:
+    """``runs.mix_words``."""
+    places = np.arange(first, first + len(words), dtype=np.uint64)
+    return np.array([fmix64(words ^ places * CHARACTER_BASE).sum(), fmix64(words + places * WORD_BASE).sum()])
+
+
+def unite_scipy(parent: NDArray[np.int64], links: NDArray[np.int64]) -> None:
+    """``union_find.unite``."""
+    nodes, ends = np.unique(links, return_inverse=True)
+    parent[nodes] = np.where(parent[nodes] == UNLINKED, nodes, parent[nodes])
+    roots, root_of = np.unique(find_roots(parent, nodes), return_inverse=True)
+    a, b = root_of[ends.reshape(-1, 2).T]
+    graph = coo_array((np.ones(len(links), np.bool_), (a, b)), shape=(len(roots), len(roots)))
+    count, labels = connected_components(graph, directed=False)
+    lowest = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(lowest, labels, roots)
+    parent[roots] = lowest[labels]
+
+
+def intersection_size_numpy(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:
+    """``verify.intersection_size``."""
+    return len(np.intersect1d(a, b, assume_unique=True))
+
+
+def find_prefixes_numpy(
+    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], minimum: int, table: NDArray[np.uint64], shift: np.uint64
+) -> NDArray[np.int64]:
+    """``ngrams.find_prefixes``."""
+    words = np.flatnonzero(_bits_are_set(table, ngram_hashes(hashes, minimum) >> shift))
+    return words[words + minimum <= bounds[np.searchsorted(bounds, words, side="right")]]
+
+
+def distinct_buckets_numpy(
+    codes: NDArray[np.uint32], kinds: NDArray[np.uint8], text_bounds: NDArray[np.int64], longest: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """``classifier.distinct_buckets``."""
+    del longest
+    hashes, starts, _ = word_spans(codes, kinds)
+    text_of = np.searchsorted(text_bounds, starts, "right") - 1
+    within = text_of[1:] == text_of[:-1]
+    pairs = ngram_hashes(hashes, 2)[within]
+    keys = [(text_of << BUCKET_BITS) | bucket(hashes), (text_of[1:][within] << BUCKET_BITS) | bucket(pairs)]
+    distinct = np.unique(np.concatenate(keys))
+    bounds = np.searchsorted(distinct, np.arange(len(text_bounds)) << BUCKET_BITS)
+    return (distinct & (BUCKETS - 1)).astype(np.int32), bounds
+
+
+def bucket(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Bucket of each hash."""
+    return (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
