@@ -307,7 +307,7 @@ def test_more_ranks_than_a_machine_holds_are_not_started(checkpoint: Path, tmp_p
     process = command(*words, script=script)
     _, stderr = process.communicate()
     assert process.returncode == 2
-    assert "--layout dp=1000000 needs 1000000 GPUs and there are 0" in stderr
+    assert "layout tp=1,pp=1,dp=1000000 needs 1,000,000 ranks and this machine" in stderr
 
 
 def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mtnlg_parallel.recipe import load_recipe
 from training import stub_gpu
 from training.stub_gpu import Case
 
@@ -29,6 +28,7 @@ CASES = {
     "1.3B in fp32": Case("dense-1.3b", [*SMALL, "train.precision=fp32"], 0, 2),
     "first stage": Case("dense-1.3b", SEQUENCE, 0, 4),
     "last stage": Case("dense-1.3b", SEQUENCE, 9, 4),
+    "last stage recomputed": Case("dense-1.3b", [*SEQUENCE, "train.recompute=full"], 9, 4),
     "last stage, messages in parts": Case("dense-1.3b", [*SMALL, *RANKS, "train.sequence_parallel=false"], 9, 4),
     "stage 1 of the 530B": Case("mt-nlg-530b", ["model.attention_dropout=0", "model.layers=12", "layout.pp=4"], 64, 8),
 }
@@ -42,9 +42,6 @@ ONCE_A_STEP = {
 
 CONSTANTS = {"_to_copy utils.mask_nan_or_inf_with_val_inplace"}
 """Numbers that are arguments of a kernel on a real GPU."""
-
-MESSAGES = 8
-"""As DeepSpeed receives, gathers, copies and sends them."""
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +79,6 @@ def test_a_step_leaves_nothing_on_the_gpu(name: str, answers: dict[str, Answer])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_holds_what_is_planned_the_heads_gradient_twice_and_copies_of_messages(
-    name: str, answers: dict[str, Answer]
-) -> None:
-    """The head's gradient of a micro-batch stands beside the sum of those before; no other is copied to be reduced."""
-    case, answer = CASES[name], answers[name]
-    recipe = load_recipe(RECIPES / case.recipe, case.overrides)
-    layout, train, model = recipe.layout, recipe.train, recipe.model
-    width = 2 if train.storage == "bf16" else 4
-    is_last = layout.coordinates(case.rank).pp == layout.pp - 1
-    table = width * model.vocabulary * model.hidden // layout.tp if is_last else 0
-    message = width * model.sequence * train.micro_batch * model.hidden // (layout.tp if train.sequence_parallel else 1)
-    assert answer.peak > 0.97 * answer.planned
-    assert answer.peak < answer.planned + table + MESSAGES * message
+def test_the_plans_memory_of_a_rank_is_that_of_its_step(name: str, answers: dict[str, Answer]) -> None:
+    """With the head's gradient of a micro-batch beside the sum of those before, and DeepSpeed's copies of messages."""
+    assert answers[name].peak == pytest.approx(answers[name].planned, rel=0.03)

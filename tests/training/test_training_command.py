@@ -59,6 +59,7 @@ def recipe(tmp_path: Path) -> Path:
             "does not divide the 4 ranks",
         ),
         (["--dry-run", "--rank", "2"], 2, "--rank 2: layout tp=1,pp=2,dp=1 has ranks 0 to 1"),
+        (["--sbatch=--partition=batch"], 2, "--sbatch needs --launcher slurm"),
         (["--from", "/none"], 2, "--from /none: no checkpoint; give a step-N folder"),
     ],
 )

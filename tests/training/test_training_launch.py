@@ -2,22 +2,27 @@
 
 import json
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
+import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import mtnlg_parallel
-from mtnlg_model.console import Failure
+from mtnlg_data.console import Failure as DataFailure
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import dump
-from mtnlg_parallel.launch import local, supervise
+from mtnlg_parallel.launch import calibration, local, supervise
 from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import RunState
@@ -89,6 +94,65 @@ def test_a_stop_signal_is_passed_on_and_ends_the_run_without_a_failure(tmp_path:
     (stopped,) = read_events(tmp_path)
     assert (stopped["event"], stopped["signal"]) == ("stopped", number)
     assert local.stopped_line(tmp_path, number).startswith(f"stopped by {number.name}; it had not begun a step; the")
+
+
+def no_rank(*_: object, **__: object) -> None:
+    raise AssertionError("a rank was started")
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_more_ranks_than_a_machine_holds_are_not_started_nor_is_an_earlier_run_deleted(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, device: Literal["auto", "cpu"]
+) -> None:
+    monkeypatch.setattr(local, "start_rank", no_rank)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    (tmp_path / "summary.json").write_text("{}")
+    recipe = recipe_of((1, 1, 4096), batch=8192, ramp=None, validation_samples=8192)
+    most = "64" if device == "cpu" or not gpus else "2"
+    with pytest.raises(UsageFailure, match=rf"layout tp=1,pp=1,dp=4096 needs 4,096 \w+ and this machine.* {most};"):
+        mtnlg_parallel.train(recipe, data, tmp_path, resume=False, options=RunOptions(device=device), force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from mtnlg_data.engine.folder_lock import lock_folder
+with lock_folder(Path(sys.argv[1])):
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_run_in_a_folder_is_refused_while_the_first_is_at_work(data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout
+        first.stdout.readline()
+        with pytest.raises(DataFailure, match="another run is working here; wait for it, or give another --out"):
+            mtnlg_parallel.train(recipe_of(), data, tmp_path)
+    assert (tmp_path / "checkpoints" / "step-9.tmp").exists(), "what the first is writing stays"
+    assert not (tmp_path / "recipe.toml").exists()
+
+
+def test_what_a_checkpoint_needs_is_looked_for_before_a_run_begins(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "tokens" / "tokenizer.json").unlink()
+    with pytest.raises(Failure, match=r"tokens/tokenizer.json: no such file"):
+        mtnlg_parallel.train(recipe_of(), tmp_path / "data", tmp_path / "out")
+    other = recipe_of(model={"hidden": 32}, initial=str(tmp_path / "none"))
+    with pytest.raises(Failure, match="none"):
+        mtnlg_parallel.train(other, data, tmp_path / "out")
+    assert not (tmp_path / "out" / "recipe.toml").exists()
+
+
+def test_calibrate_starts_no_more_ranks_than_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.multiprocessing, "spawn", no_rank)
+    with pytest.raises(UsageFailure, match="needs 1,000,000 ranks and this machine"):
+        calibration.calibrate_command(tmp_path / "here.toml", 1_000_000)
 
 
 def test_a_job_whose_ranks_all_exit_with_0_returns_0(tmp_path: Path) -> None:

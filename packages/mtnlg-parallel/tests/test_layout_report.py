@@ -1,16 +1,22 @@
-"""What one rank holds, built on the meta device, is what the layout says."""
+"""What one rank holds is what the layout says, and what its modules are on the meta device."""
 
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.layout import Layout, stages
+from mtnlg_parallel.engine.process import suppress_output
+from mtnlg_parallel.layout import Layout, Stage, stages
 from mtnlg_parallel.layout_report import print_rank, rank_shard
 from mtnlg_parallel.recipe import Recipe, load_recipe
+
+with suppress_output():
+    from mtnlg_parallel.model.slicing import fake_process_group
+    from mtnlg_parallel.model.stage_modules import StageModules
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -25,10 +31,29 @@ def mt_nlg() -> Recipe:
 @settings(max_examples=20)
 @given(st.integers(0, 2239))
 def test_every_rank_of_the_paper_holds_what_its_stage_says(mt_nlg: Recipe, rank: int) -> None:
-    shard = rank_shard(mt_nlg, rank)
-    stage = stages(mt_nlg.model, mt_nlg.layout, "full")[shard.place.pp]
-    assert shard.parameters == stage.parameters
+    shard, layout = rank_shard(mt_nlg, rank), mt_nlg.layout
+    stage = stages(mt_nlg.model, layout, "full")[shard.place.pp]
+    assert shard.parameters == stage.parameters == built(mt_nlg, stage, shard.place.tp)
     assert tuple(shard.parts) == stage.parts
+
+
+def built(recipe: Recipe, stage: Stage, rank: int) -> int:
+    """Parameters of a stage's modules on a tensor-parallel rank."""
+    train, meta = recipe.train, torch.device("meta")
+    with fake_process_group(rank, recipe.layout.tp, recipe.model, train.sequence_parallel) as slicing:
+        modules = StageModules(stage, recipe.model, slicing, train.recompute, meta)
+        return sum(parameter.numel() for parameter in modules.parameters())
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (4, 2)])
+def test_a_decoder_with_a_head_of_its_own_is_counted_with_it(tp: int, pp: int) -> None:
+    train = {"samples": 1, "batch": 8, "lr": 1.0}
+    layout = Layout(tp=tp, pp=pp)
+    recipe = Recipe.model_validate({"model": PRESETS["llama-3.1-8b"], "layout": layout, "train": train})
+    for stage in stages(recipe.model, layout, "full"):
+        shard = rank_shard(recipe, layout.rank(tp=tp - 1, pp=stage.number, dp=0))
+        assert shard.parameters == stage.parameters == built(recipe, stage, tp - 1)
+    assert tp * pp > 1 or shard.parameters == recipe.model.parameters
 
 
 def test_a_rank_in_the_middle_holds_1_887e9_parameters_and_18_gigabytes_of_state(mt_nlg: Recipe) -> None:

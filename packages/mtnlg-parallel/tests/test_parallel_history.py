@@ -166,6 +166,7 @@ def test_events_are_read_from_a_torn_file_and_appended_after_a_torn_line(tmp_pat
     append(tmp_path, "failed", reason="rank 0 was killed", status=-9)
     with (tmp_path / history.FILE).open("ab") as file:
         file.write(b'[]\n\xff\n{"event": "sto\x00"}\n{"event": "stopped"}\n{"event": "stopped", "time": NaN}\n')
+        file.write(b'{"event": "stopped", "time": 1e300}\n{"event": "stopped", "time": -1}\n')
         file.write(b'{"event": "start", "time"')
     events = list(read_events(tmp_path))
     assert [entry["event"] for entry in events] == ["start", "failed"]

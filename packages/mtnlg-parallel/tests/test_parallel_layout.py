@@ -135,7 +135,7 @@ def test_every_sliced_parameter_is_one_of_the_decoders() -> None:
 def test_a_layout_is_parsed_as_it_is_printed() -> None:
     assert parse_layout(str(MT_NLG)) == MT_NLG.model_dump()
     assert parse_layout("pp=2") == {"pp": 2}
-    for wrong in ("tp", "tp=two", "xp=2", ""):
+    for wrong in ("tp", "tp=two", "xp=2", "", "tp=2,tp=4", "tp=2, tp=2"):
         with pytest.raises(UsageFailure, match="tp=2,pp=2,dp=1"):
             parse_layout(wrong)
 

@@ -73,6 +73,19 @@ def test_a_step_is_written_once_followed_and_logged_without_words_and_nulls(tmp_
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["grad_norm"] is None
 
 
+def test_lines_that_are_no_steps_are_left_out_by_every_reader(tmp_path: Path) -> None:
+    written = json.dumps(STEP).encode() + b"\n"
+    damaged = b"\0\0\n{}\n[1]\n\xff\n{" + b"\n"
+    (tmp_path / "metrics.jsonl").write_bytes(damaged + written + damaged)
+    assert list(read_steps(tmp_path)) == [STEP]
+    follower = Follower(tmp_path, 0)
+    assert list(follower.steps()) == [STEP]
+    follower.close()
+    assert last_steps(tmp_path, 3) == [STEP]
+    assert truncate_after(tmp_path, 1) == ([STEP], [])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == written
+
+
 @pytest.mark.parametrize("written", [0, 1, 5, 40])
 @pytest.mark.parametrize("wanted", [1, 3, 100])
 def test_the_last_steps_are_the_last_of_all_steps(tmp_path: Path, written: int, wanted: int) -> None:
@@ -149,3 +162,17 @@ def test_a_missing_wandb_is_refused_with_the_extra_to_install(monkeypatch: pytes
     monkeypatch.setattr("mtnlg_parallel.record.trackers.find_spec", lambda _: None)
     with pytest.raises(UsageFailure, match=r"pip install 'mtnlg-parallel\[wandb\]'"):
         check_wandb()
+
+
+def test_recomputed_attention_counts_heads_as_wide_as_they_are() -> None:
+    """Also where all heads together are wider than the hidden size, as Qwen3's."""
+    train = {"samples": 1, "batch": 1, "lr": 1.0}
+    whole, selective = (
+        Recipe.model_validate({"model": {"preset": "qwen3-0.6b"}, "train": {**train, "recompute": recompute}})
+        for recompute in ("none", "selective")
+    )
+    model = whole.model
+    assert model.heads * model.head_size == 2 * model.hidden
+    core = 4 * model.layers * model.sequence**2 * model.heads * model.head_size
+    more = throughput(selective, 1, 1.0, None)["hardware_tflops"] - throughput(whole, 1, 1.0, None)["hardware_tflops"]
+    assert more == pytest.approx(core / 1e12)

@@ -78,7 +78,7 @@ def test_the_530b_of_2022_may_resume_the_papers_run_and_is_planned_as_it_says() 
         assert memory_error(stage_memory, selene) is None
         fullest = stage_memory[fullest_stage(stage_memory)].total
         planned[name] = predict(run, selene, train_software(run)).seconds, fullest / 1e9
-    assert planned["paper"] == pytest.approx((45.4, 32.8), rel=2e-3)
+    assert planned["paper"] == pytest.approx((45.4, 33.8), rel=2e-3)
     assert planned["later"] == pytest.approx((31.7, 47.3), rel=2e-3)
 
 
@@ -172,6 +172,8 @@ def test_the_recipe_of_a_llama_is_tinyllama_and_fits_40_gb() -> None:
         ("train.samples=1 tokens", "train.samples = 0: Input should be greater than 0"),
         ("train.warmup=13 steps", "warmup = 104 must end before decay = 100"),
         ("train.betas=[0.9]", "train.betas.1: required key is missing"),
+        ("model.layers=999999999", "model.layers = 999999999; use at most 4096"),
+        ("guard.patience=1e300", "guard.patience = 1e+300: Input should be less than 1000000000"),
     ],
 )
 def test_a_mistake_is_one_line_with_file_key_value_and_choices(small: Path, override: str, words: str) -> None:

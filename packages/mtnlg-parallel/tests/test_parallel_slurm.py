@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_parallel.launch.slurm import STEP_FAILED, Job, RankFailure, first_failure, script, submit
+from mtnlg_parallel.launch.slurm import STEP_FAILED, Job, first_failure, script, submit
+from mtnlg_parallel.launch.supervise import Failed
 from mtnlg_parallel.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -232,20 +233,18 @@ srun: error: n2: tasks 8-15: Exited with exit code 71
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        (KILLED, RankFailure("n2", 137, "rank 3 on n2: killed")),
-        (REFUSED, RankFailure("n2", 1, "rank 10 on n2: exited with exit code 1: recipe.toml: no such data")),
-        (HUNG, RankFailure("n2", 71, "step 8 has not ended within 3 s: rank 11 (tp 0, pp 1, dp 1) is in data")),
-        (NO_STEP, RankFailure("", STEP_FAILED, NO_STEP.strip())),
-        (NO_LAUNCH, RankFailure("n2", STEP_FAILED, NO_LAUNCH.splitlines()[0])),
-        (LOST, RankFailure("n2", STEP_FAILED, "srun: error: Node failure on n2")),
-        (MANY, RankFailure("", 134, "rank 7 on n[1-2]: aborted (core dumped): CUDA error")),
-        (LONELY, RankFailure("", 70, "rank 0 on n1: exited with exit code 70")),
-        (TWO_NODES, RankFailure("", 71, TWO_NODES.splitlines()[0].removeprefix("0: "))),
-        ("", RankFailure("", STEP_FAILED, "srun started no rank")),
+        (KILLED, Failed("rank 3 on n2: killed", 137, "n2")),
+        (REFUSED, Failed("rank 10 on n2: exited with exit code 1: recipe.toml: no such data", 1, "n2")),
+        (HUNG, Failed("step 8 has not ended within 3 s: rank 11 (tp 0, pp 1, dp 1) is in data", 71, "n2")),
+        (NO_STEP, Failed(NO_STEP.strip(), STEP_FAILED, "")),
+        (NO_LAUNCH, Failed(NO_LAUNCH.splitlines()[0], STEP_FAILED, "n2")),
+        (LOST, Failed("srun: error: Node failure on n2", STEP_FAILED, "n2")),
+        (MANY, Failed("rank 7 on n[1-2]: aborted (core dumped): CUDA error", 134, "")),
+        (LONELY, Failed("rank 0 on n1: exited with exit code 70", 70, "")),
+        (TWO_NODES, Failed(TWO_NODES.splitlines()[0].removeprefix("0: "), 71, "")),
+        ("", Failed("srun started no rank", STEP_FAILED, "")),
     ],
 )
-def test_the_rank_that_failed_first_is_read_from_what_srun_prints(
-    log: str, expected: RankFailure, tmp_path: Path
-) -> None:
+def test_the_rank_that_failed_first_is_read_from_what_srun_prints(log: str, expected: Failed, tmp_path: Path) -> None:
     (tmp_path / "srun.log").write_text(log)
     assert first_failure(tmp_path / "srun.log") == expected

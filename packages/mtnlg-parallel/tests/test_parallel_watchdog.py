@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 
 
 PATIENCE, START = 60.0, 600.0
+
+
+@contextmanager
+def watching(layout: Layout, rank: int, patience: float) -> Iterator[Watchdog]:
+    """A `Watchdog` of the calling thread."""
+    watched = Watchdog(layout, rank, patience)
+    watched.start()
+    try:
+        yield watched
+    finally:
+        watched.close()
 
 
 class Hung(Exception):  # noqa: N818  (it is the end of a process, not an error of one)
@@ -310,7 +322,7 @@ def test_a_line_of_an_earlier_attempt_ends_nobody_and_one_of_this_attempt_does(
     line = "step 4 has not ended within 60 s: every rank is in data"
     PrefixStore("open/0/watchdog", store[0]).set("line", line)
     this = PrefixStore("open/1/watchdog", store[0])
-    with Watchdog(Layout(), 0, 0.3):
+    with watching(Layout(), 0, 0.3):
         wait_for_rounds(this, 3, lines)
         assert lines.empty()
         this.set("line", line)
@@ -339,7 +351,7 @@ def test_a_line_that_no_watchdog_writes_is_neither_printed_nor_obeyed(
 ) -> None:
     this = PrefixStore("open/1/watchdog", store[0])
     this.set("line", line)  # type: ignore[arg-type]  # torch's stub knows str alone
-    with Watchdog(Layout(), 0, 0.3):
+    with watching(Layout(), 0, 0.3):
         wait_for_rounds(this, 3, lines)
         assert lines.empty()
 
@@ -361,21 +373,21 @@ def test_a_third_process_that_knows_the_port_but_not_the_secret_changes_nothing(
     for prefix in ("", "hung/", "watchdog/0/", "watchdog/1/", "open/0/watchdog/", "open/1/watchdog/"):
         stranger.set(f"{prefix}line", line)
         stranger.set(f"{prefix}beat/0", '[0, 0, "", 0.0, "data", null]')
-    with Watchdog(Layout(), 0, 0.3):
+    with watching(Layout(), 0, 0.3):
         wait_for_rounds(PrefixStore("5ec2e7/1/watchdog", store[0]), 3, lines)
         assert lines.empty()
 
 
 def test_a_rank_that_ends_takes_its_heartbeat_away(store: list[TCPStore]) -> None:
     this = PrefixStore("open/1/watchdog", store[0])
-    with Watchdog(Layout(), 0, PATIENCE):
+    with watching(Layout(), 0, PATIENCE):
         assert Heartbeat.parse(this.get("beat/0"))
     assert not this.get("beat/0")
 
 
 def test_a_rank_that_loses_the_store_says_so(store: list[TCPStore], lines: queue.Queue[str]) -> None:
     port = store[0].port
-    with Watchdog(Layout(dp=2), 1, 0.3):
+    with watching(Layout(dp=2), 1, 0.3):
         store[0].get("open/1/watchdog/beat/1")
         store.clear()
         assert lines.get(timeout=60).startswith(f"rank 1 (tp 0, pp 0, dp 1) lost the job's store at 127.0.0.1:{port}: ")
@@ -391,7 +403,7 @@ def test_a_rank_whose_store_answers_nothing_says_so(
             return not network_back.wait()
 
     monkeypatch.setattr(watchdog, "_connect", lambda _world: CutOff())
-    with Watchdog(Layout(dp=2), 1, 0.3):
+    with watching(Layout(dp=2), 1, 0.3):
         line = lines.get(timeout=60)
         network_back.set()
     assert line.startswith(

@@ -351,6 +351,12 @@ def test_a_folder_is_neither_a_cluster_nor_rows(tmp_path: Path) -> None:
             CliRunner().invoke(app, words, catch_exceptions=False)
 
 
+@pytest.mark.parametrize("option", ["--html", "--timeline", "--out"])
+def test_nothing_is_written_in_place_of_a_folder(option: str) -> None:
+    result = CliRunner().invoke(app, ["plan", "mt-nlg-530b", option, "."])
+    assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
+
+
 def test_a_search_writes_no_page_and_no_timeline_and_says_so(tmp_path: Path) -> None:
     words = ("dense-350m", "--nodes", "1", "--search")
     for option in ("--html", "--timeline"):

@@ -89,7 +89,7 @@ def test_what_ran_on_80_gb_fits_and_what_could_not_does_not(name: str) -> None:
 
 
 def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> None:
-    run, program = Run(preset("dense-350m"), Layout(), 32, 32, precision="bf16"), load_software("mtnlg-parallel")
+    run, program = Run(preset("dense-350m"), Layout(), 32, 32, precision="bf16"), load_software(ENGINES[1])
     tokens, (vocabulary, hidden) = 32 * run.model.sequence, (run.model.vocabulary, run.model.hidden)
     whole = memory(run, program.model_copy(update={"chunked_head": False}))[0]
     chunked = memory(run, program)[0]
@@ -109,6 +109,31 @@ def test_weight_gradients_put_off_keep_what_the_engines_order_makes_wait(chunks:
         most = max(accumulate({"forward": 0, "backward": 1, "weights": -1}[action.kind] for action in order))
         assert memory(run, software)[number].waiting == pytest.approx(most * max(layers[number::4]) * each)
     assert memory(run._replace(splits_backward=False), software)[0].waiting == 0
+
+
+@pytest.mark.parametrize("program", ["megatron-core", *ENGINES])
+def test_attention_that_is_recomputed_keeps_nothing_of_its_own_in_8_bits_either(program: str) -> None:
+    """In 16 bits its result is what the projection reads; in 8 bits that is kept apart, a byte an element."""
+    software = load_software(program)
+    run = Run(shape(16, 2048, 16), Layout(), 16, precision="fp8")
+    whole, selective = (layer_bytes(run.shape, software, recompute) for recompute in ("none", "selective"))
+    assert whole - selective == 2 * run.shape.elements
+
+
+def test_deepspeeds_engine_has_a_second_gradient_of_the_heads_table_and_copies_of_messages() -> None:
+    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 16, recompute="none", sequence_parallel=True)
+    table, message = 2 * 51200 * 2048 / 2, 2 * run.shape.repeated
+    stages, published = memory(run, load_software(ENGINES[0])), memory(run, load_software("megatron-deepspeed"))
+    first = memory(run._replace(batch=1), load_software(ENGINES[0]))  # and last micro-batch
+    assert stages[3].logits - first[3].logits == table
+    assert {each.recomputed for each in stages} == {2 * 4 * 2048**2 / 2}  # the largest gradient of a layer
+    # Sent and received of each pass in flight, of which stage s has 4 - s, and a buffer each way.
+    assert [each.messages / message for each in stages] == [4 + 1, 2 * (3 + 1), 2 * (2 + 1), 1 + 1]
+    assert {each.messages for each in published} == {0.0}
+    sliced = memory(run._replace(sequence_parallel=False), load_software(ENGINES[0]))
+    # Half of it: what was sent of each, and the buffers; whole: the gradient that is put together.
+    whole = 2 * message
+    assert [each.messages / whole for each in sliced] == [5 / 2 + 1, 5 / 2 + 1, 4 / 2 + 1, 1 / 2]
 
 
 def test_the_pipeline_engine_has_no_gradients_in_bf16() -> None:

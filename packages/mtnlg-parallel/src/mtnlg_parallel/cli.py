@@ -91,6 +91,8 @@ def train(  # noqa: PLR0917  (typer names them)
         return
     if data is None or out is None:
         raise UsageFailure("train needs --data and --out, or --dry-run")
+    if sbatch and launcher == "local":
+        raise UsageFailure("--sbatch needs --launcher slurm")
     if wandb is not None:
         check_wandb()
     if die_with_parent():  # a rank that `launch.train` started

@@ -9,7 +9,6 @@ Shapes: S sequence, B batch, H hidden, N scored positions, V vocabulary, W = V /
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,6 @@ SCORE_CHUNK = 512
 
 def init_distributed() -> torch.device:
     """Initialize torch.distributed from the environment (RANK, …); returns this rank's device."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core uses torch.compile on functions we never call
     device = local_device()
     rendezvous.arrive(init_process_group(device, TIMEOUT), distributed.get_world_size())
     return device

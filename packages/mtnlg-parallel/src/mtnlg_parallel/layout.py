@@ -64,6 +64,9 @@ WAYS_OUT: Final = {
 MOST: Final = 1 << 20
 """Ranks of an axis, nodes or sequences that a command takes: no run has more, and a plan of more takes minutes."""
 
+MOST_LAYERS: Final = 4096
+"""Layers of a decoder that is laid out: balancing takes time and memory in their square."""
+
 CHUNK_MULTIPLE: Final = 128
 """The head's chunks are a multiple of this many tokens, a tile of matrix products."""
 
@@ -121,6 +124,8 @@ def parse_layout(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, degree = part.strip().partition("=")
+        if axis in axes:
+            raise UsageFailure(f"--layout {text}: {axis} stands there twice; write tp=2,pp=2,dp=1")
         if axis not in Layout.model_fields or (ranks := parse_count(degree)) is None:
             raise UsageFailure(f"--layout {text}: {part!r} is not an axis and its degree; write tp=2,pp=2,dp=1")
         axes[axis] = ranks
@@ -152,6 +157,8 @@ def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = 
         choices = f"{', '.join(valid[:-1])} or {valid[-1]}" if len(valid) > 1 else valid[0]
         way_out = WAYS_OUT.get(key, "")
         return f"layout.tp = {layout.tp} does not divide model.{key} = {getattr(config, key)}; use {choices}{way_out}"
+    if config.layers > MOST_LAYERS:
+        return f"model.layers = {config.layers}; use at most {MOST_LAYERS}"
     if layout.pp > config.layers:
         return f"layout.pp = {layout.pp} stages for model.layers = {config.layers}; use 1 to {config.layers}"
     return None
@@ -226,7 +233,7 @@ def stages(config: ModelConfig, layout: Layout, recompute: Recompute) -> tuple[S
 
 def part_parameters(config: ModelConfig, layout: Layout, part: str) -> int:
     """Parameters of a part of the decoder (embedding, layers.3, final_norm, head) on each of its ranks."""
-    if part.startswith("layers."):
+    if part.startswith("layers"):
         shapes = config.layer_shapes()
     else:
         prefix = "embedding.token." if part == "head" and config.tied else f"{part}."

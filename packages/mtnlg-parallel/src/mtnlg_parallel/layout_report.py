@@ -1,7 +1,6 @@
 """Show a layout: stages and groups as a table or JSON, and what one rank holds (``train --dry-run``).
 
-A rank's part of the decoder is built on the meta device, without the other ranks and without memory. Bytes of state a
-parameter, under bf16 with fp32 accumulation (paper.md section 3) and ZeRO-1 over dp ranks:
+Bytes of state a parameter, under bf16 with fp32 accumulation (paper.md section 3) and ZeRO-1 over dp ranks:
 
     2 weight + 2 gradient + 4 accumulated gradient + (4 master weight + 8 moments) / dp
 
@@ -11,8 +10,6 @@ than 1F1B has neither that copy nor gradients in bf16.
 
 from __future__ import annotations
 
-import os
-import warnings
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,7 +17,7 @@ from rich.table import Table
 
 from mtnlg_model.console import UsageFailure, output
 
-from .layout import Layout, stages
+from .layout import Layout, part_parameters, stages
 
 if TYPE_CHECKING:
     from .layout import Axis, Coordinates, Stage
@@ -123,35 +120,17 @@ def layout_facts(recipe: Recipe) -> dict[str, Any]:
 
 
 def rank_shard(recipe: Recipe, rank: int) -> RankShard:
-    """Build this rank's stage on the meta device and count it. Raises ``UsageFailure`` if there is no such rank."""
+    """What this rank holds. Raises ``UsageFailure`` if there is no such rank."""
     layout, train, config = recipe.layout, recipe.train, recipe.model
     if not 0 <= rank < layout.world:
         raise UsageFailure(f"--rank {rank}: layout {layout} has ranks 0 to {layout.world - 1}")
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core uses torch.compile on functions we never call
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # megatron-core warns of optional packages
-        import torch  # noqa: PLC0415  (the CLI must not import torch)
-
-        from mtnlg_parallel.model import stage_modules  # noqa: PLC0415  (imports torch and megatron-core)
-        from mtnlg_parallel.model.slicing import fake_process_group  # noqa: PLC0415  (as above)
-
-    place, meta = layout.coordinates(rank), torch.device("meta")
-    parts: dict[str, int] = {}
-    with fake_process_group(place.tp, layout.tp, recipe.model, train.sequence_parallel) as slicing:
-        for part in (part for stage in _cut(recipe)[place.pp :: layout.pp] for part in stage.parts):
-            module: torch.nn.Module
-            if part == "embedding":
-                module = stage_modules.Embedding(config, slicing, meta)
-            elif part == "final_norm":
-                module = stage_modules.Norm(config, slicing, meta)
-            elif part != "head":
-                number = int(part.removeprefix("layers."))
-                module = stage_modules.Layer(config, number, slicing, train.recompute, meta)
-            elif layout.pp > 1:
-                module = stage_modules.Head(config, slicing, meta)
-            else:
-                continue  # on a first stage that is also the last, the head is the embedding's table
-            parts[part] = sum(parameter.numel() for parameter in module.parameters())
+    place = layout.coordinates(rank)
+    parts = {
+        part: part_parameters(config, layout, part)
+        for stage in _cut(recipe)[place.pp :: layout.pp]
+        for part in stage.parts
+        if part != "head" or layout.pp > 1 or not config.tied  # else the head is the embedding's table
+    }
     parameters = sum(parts.values())
     is_deepspeed = train.schedule == "1f1b"
     state = {kind: parameters * size for kind, size in RANK_BYTES[train.storage, is_deepspeed].items()}

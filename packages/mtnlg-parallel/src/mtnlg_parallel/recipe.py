@@ -42,6 +42,7 @@ FILE = "train.toml"
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+Patience = Annotated[float, Field(gt=0.0, lt=1e9)]
 Every = Annotated[int, Field(ge=0)]
 
 
@@ -116,8 +117,8 @@ class GuardSettings(Settings):
     deviations: Annotated[float, Field(ge=0.0)] = Field(6.0, description="threshold; 0: skip only non-finite steps")
     window: Samples = Field(128, description="steps")
     most_skips: Samples = Field(10, description="consecutive skipped steps that end the run")
-    patience: Positive = Field(600.0, description="seconds a step may take before the run ends")
-    disk_patience: Positive = Field(3600.0, description="seconds that loading or writing a checkpoint may take")
+    patience: Patience = Field(600.0, description="seconds a step may take before the run ends")
+    disk_patience: Patience = Field(3600.0, description="seconds that loading or writing a checkpoint may take")
 
 
 class Slurm(Settings):

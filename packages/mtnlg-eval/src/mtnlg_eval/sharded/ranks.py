@@ -24,7 +24,15 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, printable
 from mtnlg_model.tokenizer import Tokenizer
 from mtnlg_parallel.inference import TIMEOUT, DecoderShard, init_distributed
-from mtnlg_parallel.launch.local import Rank, die_with_parent, end_ranks, is_rank, rank_environment, start_rank
+from mtnlg_parallel.launch.local import (
+    Rank,
+    check_ranks,
+    die_with_parent,
+    end_ranks,
+    is_rank,
+    rank_environment,
+    start_rank,
+)
 from mtnlg_parallel.layout import Layout, layout_error, parse_layout
 from mtnlg_parallel.rendezvous import HostedStore
 
@@ -35,9 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 POLL_SECONDS = 0.2
-RANKS_ON_CPU = 64
-"""Ranks that a machine without GPUs takes, each a process of some 250 MB."""
-SERVE = "import sys; from mtnlg_eval.sharded.ranks import serve; serve(*sys.argv[1:])"
+SERVE = "import sys, mtnlg_parallel.engine.process; from mtnlg_eval.sharded.ranks import serve; serve(*sys.argv[1:])"
+"""The environment that the first module sets spares a rank torch.compile's import by megatron-core, 2 seconds."""
 
 
 @contextmanager
@@ -55,8 +62,7 @@ def open_coordinator(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[
         with _join(checkpoint, layout) as coordinator:
             yield coordinator
         return
-    if layout.world > (torch.cuda.device_count() or RANKS_ON_CPU):
-        raise UsageFailure(f"--layout {text} needs {layout.world} GPUs and there are {torch.cuda.device_count()}")
+    check_ranks(layout)
     store = HostedStore()
     environment = dict(os.environ)
     os.environ.update(rank_environment(0, layout, store))

@@ -12,7 +12,7 @@ the weights, and of master weights and moments its own fragments alone, whatever
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -35,26 +35,9 @@ if TYPE_CHECKING:
     from .contract import Engine
 
 
-class InitialState(Protocol):
-    """State that a run starts from: initial weights or a checkpoint."""
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Number of optimizer updates so far."""
-
-    def weight(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
-        """The weight, as it is in a run whose weights are of ``dtype``."""
-
-    def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of the flattened box, of the master weight or a moment.
-
-        A moment is asked for only if ``optimizer_steps`` > 0.
-        """
-
-
 @dataclass(frozen=True)
 class InitialWeights:
-    """Initial weights, a pure function of seed and parameter name."""
+    """State that a run starts from: initial weights, a pure function of seed and parameter name."""
 
     config: ModelConfig
     seed: int
@@ -118,7 +101,7 @@ class CheckpointWeights(CheckpointState):
         return 0
 
 
-def restore(engine: Engine, initial: InitialState) -> None:
+def restore(engine: Engine, initial: InitialWeights | CheckpointState) -> None:
     """Set this rank's parameters, master weights, moments and step count from ``initial``."""
     with torch.no_grad():
         for local in engine.local_parameters():

@@ -8,7 +8,6 @@ processor, as the planner counts them, and only what ranks do together in those 
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
@@ -21,10 +20,12 @@ import typer
 from mtnlg_model.console import say
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
-from mtnlg_parallel.launch.preflight import this_machine
-from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.layout import MOST, Layout
 from mtnlg_parallel.planner.costs.layer import APART
 from mtnlg_parallel.planner.costs.products import gemm_seconds
+
+from .local import check_ranks, cores
+from .preflight import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,14 +46,19 @@ LAYERS: Final = 16
 
 
 def calibrate_command(
-    out: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="Where the cluster's figures go.")],
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks to measure at once; all GPUs, or 2 on a CPU.")] = None,
+    out: Annotated[
+        Path, typer.Argument(metavar="CLUSTER.toml", dir_okay=False, help="Where the cluster's figures go.")
+    ],
+    ranks: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Ranks to measure at once; all GPUs, or 2 on a CPU.")
+    ] = None,
 ) -> None:
     """Measure this machine's products, copies, launches and links; write them as a cluster for --cluster."""
     import torch  # noqa: PLC0415  (slow to import, and --help does without)
 
     on_gpus = torch.cuda.is_available()
     number = ranks or (torch.cuda.device_count() if on_gpus else 2)
+    check_ranks(Layout(dp=number))
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
             measure_rank, args=(number, folder, "cuda" if on_gpus else "cpu"), nprocs=number
@@ -122,7 +128,7 @@ def measure_rank(rank: int, ranks: int, folder: str, device: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     else:
-        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // ranks, 1))
+        torch.set_num_threads(max(cores() // ranks, 1))
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(
         backend, f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)

@@ -19,7 +19,7 @@ import time
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.console import Failure, IoFailure, UsageFailure, progress, say
@@ -48,6 +48,9 @@ PEER_FAILED = 70
 """Exit status of a rank that ended because another rank had."""
 
 RESUME_HINT = "the same command resumes from the newest checkpoint"
+
+RANKS_ON_CPU = 64
+"""Ranks that a machine takes on its CPU, or one for each of more cores; each is a process of some 250 MB."""
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
@@ -157,15 +160,24 @@ def _run_attempt(  # noqa: PLR0917  (as run_local)
         store.close()
 
 
-def check_gpus(layout: Layout) -> None:
-    """Raise ``UsageFailure`` where this machine has GPUs, but fewer than the layout has ranks."""
+def check_ranks(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> None:
+    """Raise ``UsageFailure`` where the layout has more ranks than this machine has GPUs, or than its CPU takes."""
     import torch  # noqa: PLC0415  (slow to import; the commands that need no torch share this module)
 
-    if torch.cuda.is_available() and torch.cuda.device_count() < layout.world:
-        raise UsageFailure(
-            f"layout {layout} needs {layout.world} GPUs and this machine has {torch.cuda.device_count()}; use a "
-            "smaller layout, torchrun over several machines, or --device cpu"
-        )
+    gpus = torch.cuda.device_count() if device == "auto" and torch.cuda.is_available() else 0
+    if layout.world <= (gpus or max(RANKS_ON_CPU, cores())):
+        return
+    if gpus:
+        lacks, more = f"GPUs and this machine has {gpus}", ", or, to train, --device cpu"
+    else:
+        lacks, more = f"ranks and this machine's CPU takes {max(RANKS_ON_CPU, cores())}", ""
+    way_out = f"use a smaller layout, or torchrun over several machines{more}"
+    raise UsageFailure(f"layout {layout} needs {layout.world:,} {lacks}; {way_out}")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def start_rank(  # noqa: PLR0917  (which rank of what, and where)
@@ -187,9 +199,8 @@ def start_rank(  # noqa: PLR0917  (which rank of what, and where)
 
 def rank_environment(number: int, layout: Layout, store: HostedStore) -> dict[str, str]:
     """The environment variables of a rank: its number, the store of this process, and its share of the cores."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // layout.world))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // layout.world))),
         "RANK": str(number),
         "LOCAL_RANK": str(number),
         "WORLD_SIZE": str(layout.world),

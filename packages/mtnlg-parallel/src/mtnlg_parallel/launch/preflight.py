@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.console import UsageFailure
@@ -13,6 +12,8 @@ from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.run import train_run, train_software
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
+
+from .local import cores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,15 +96,14 @@ def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> Clu
 
 def _cpu_cluster(layout: Layout) -> Cluster:
     """A one-node cluster with a "GPU" a rank: its cores, of which more ranks take turns; gloo copies what it sends."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    ranks = layout.world
+    processors, ranks = cores(), layout.world
     memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / ranks
-    share = max(cores // ranks, 1)
+    share = max(processors // ranks, 1)
     return Cluster(
-        name=f"this machine's {cores} cores",
+        name=f"this machine's {processors} cores",
         nodes=1,
         gpu=Gpu(
-            name=f"{CPU_SHARE} {cores} cores",
+            name=f"{CPU_SHARE} {processors} cores",
             peak_flops=CORE_FLOPS * share,
             processors=1,
             memory_bytes=memory_bytes,
@@ -114,7 +114,7 @@ def _cpu_cluster(layout: Layout) -> Cluster:
             link_bandwidth=1.0e9,
             network_bandwidth=1.0e9,
             socket_gpus=ranks,
-            processors=min(cores, ranks),
+            processors=min(processors, ranks),
         ),
         measured=Measured(
             gemm=0.8,

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mtnlg_data.engine.folder_lock import lock_folder
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.console import UsageFailure, say
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
@@ -16,7 +17,7 @@ from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.training.samples import open_data
 
 from . import slurm, supervise
-from .local import PeerFailure, check_gpus, record_signals, run_local, stopped_line
+from .local import PeerFailure, check_ranks, record_signals, run_local, stopped_line
 from .preflight import Forecast, compare_step_time, forecast
 
 if TYPE_CHECKING:
@@ -41,22 +42,23 @@ def train(
     layout; without ``resume`` an earlier run there is deleted. Where a rank fails, all start again by the rules of
     `supervise.decide`. SIGTERM and SIGUSR1 end the run after a last checkpoint, so call this from the main thread.
     Raises ``UsageFailure`` where the recipe cannot work, or cannot fit this machine (or ``cluster``) by the planner's
-    forecast, unless ``force``; ``Failure`` where a rank fails and is not restarted.
+    forecast, unless ``force``; ``Failure`` where a rank fails and is not restarted, or another run is at work in
+    ``out``.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if options.wandb is not None:
         check_wandb()
+    check_ranks(recipe.layout, options.device)
     expected = forecast(recipe, cluster, force, options.device)
     stream = _fingerprint(data, recipe)
-    state = _prepare(recipe, stream, out, resume, expected)
-    if state.complete:
-        say(f"already {_outcome(out)}")
-        return read_summary(out)
-    if options.device != "cpu":
-        check_gpus(recipe.layout)
-    command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
-    prepare_again = partial(prepare_run_dir, out, recipe, stream, resume=True)
-    stop_signal = run_local(recipe.layout, command, out, state, prepare_again, max_restarts)
+    with lock_folder(out):
+        state = _prepare(recipe, stream, out, resume, expected)
+        if state.complete:
+            say(f"already {_outcome(out)}")
+            return read_summary(out)
+        command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
+        prepare_again = partial(prepare_run_dir, out, recipe, stream, resume=True)
+        stop_signal = run_local(recipe.layout, command, out, state, prepare_again, max_restarts)
     complete = (out / SUMMARY).exists()
     say(_outcome(out) if complete else stopped_line(out, stop_signal))
     if line := compare_step_time(out, recipe, expected):
@@ -82,9 +84,8 @@ def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: i
     ``restart``, ``requeue``, ``requeue NODE,NODE`` (those that failed twice in this job) or ``end``, and records the
     failure in ``out``'s history.
     """
-    failed = slurm.RankFailure(node, status, f"a rank ended with status {status}{node and f' on {node}'}")
-    if log:
-        failed = slurm.first_failure(log)
+    reason = f"a rank ended with status {status}{node and f' on {node}'}"
+    failed = slurm.first_failure(log) if log else supervise.Failed(reason, status, node)
     job = os.environ.get("MTNLG_JOB") or os.environ.get("SLURM_JOB_ID", "")
     with record_signals(*supervise.STOP_SIGNALS) as signals:
         before = supervise.recorded_failures(out, job)
@@ -148,8 +149,7 @@ def prepare(  # noqa: PLR0917  (as train)
     recipe: Recipe, data: Path, out: Path, options: RunOptions, resume: bool, cluster: str | None, force: bool
 ) -> RunState:
     """Check that the run can fit, prepare ``out``, and announce the run."""
-    expected = forecast(recipe, cluster, force, options.device)
-    return _prepare(recipe, _fingerprint(data, recipe), out, resume, expected)
+    return _prepare(recipe, _fingerprint(data, recipe), out, resume, forecast(recipe, cluster, force, options.device))
 
 
 def _fingerprint(data: Path, recipe: Recipe) -> str:

@@ -27,6 +27,7 @@ from mtnlg_parallel.record.run_dir import LOGS, SUMMARY
 from mtnlg_parallel.training.watchdog import HUNG_STATUS
 
 from .local import PEER_FAILED
+from .supervise import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -215,14 +216,6 @@ def _words(options: dict[str, str]) -> str:
     return shlex.join(f"--{name}={value}" if value else f"--{name}" for name, value in options.items())
 
 
-class RankFailure(NamedTuple):
-    """The rank that failed first: its node where that is known, its exit status, and what happened in one line."""
-
-    node: str
-    status: int
-    reason: str
-
-
 class _Ended(NamedTuple):
     """What srun prints of ranks that ended alike: nodes, such as n[1-4], numbers, such as 0-2,7, and how they ended."""
 
@@ -258,8 +251,8 @@ _STATUS_BY_SIGNAL = {signal.strsignal(number): 128 + number for number in signal
 _LONGEST_LINE = 10_000
 
 
-def first_failure(log: Path) -> RankFailure:
-    """The rank that failed first by ``log``, which holds what ``srun --label`` printed.
+def first_failure(log: Path) -> Failed:
+    """How the rank failed that failed first by ``log``, which holds what ``srun --label`` printed.
 
     srun names the node and the end of every rank that fails, and ends the others after the first. A rank that only lost
     another one counts as first where nothing else is known. A hang is the fault of the rank that its peers name.
@@ -281,13 +274,13 @@ def first_failure(log: Path) -> RankFailure:
             elif "Terminating StepId" in line and by_themselves is None:
                 by_themselves = len(ended)
     if bad_node or not ended[:by_themselves]:
-        return RankFailure(bad_node, STEP_FAILED, error)
+        return Failed(error, STEP_FAILED, bad_node)
     first = min(ended[:by_themselves], key=lambda ranks: ranks.status == PEER_FAILED)
     last_line = last_lines.get(first.first_rank, "")
     if first.status == HUNG_STATUS:
         nodes = {ranks.node for rank in _NAMED_RANK.findall(last_line) for ranks in ended if ranks.includes(int(rank))}
-        return RankFailure(nodes.pop() if len(nodes) == 1 else "", HUNG_STATUS, last_line)
+        return Failed(last_line, HUNG_STATUS, nodes.pop() if len(nodes) == 1 else "")
     reason = f"rank {first.first_rank} on {first.nodes}: {first.end[0].lower()}{first.end[1:]}"
     if last_line and first.end != "Killed":  # it had no time to say why
         reason = f"{reason}: {last_line}"
-    return RankFailure("" if first.status == PEER_FAILED else first.node, first.status, reason)
+    return Failed(reason, first.status, "" if first.status == PEER_FAILED else first.node)

@@ -107,15 +107,11 @@ class Head(nn.Module):
 
     def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device) -> None:
         super().__init__()
+        table = "token" if config.tied else "head"  # its name in the embedding, or in the decoder
         with torch.device("meta"):
-            self.add_module(self.table(config), decoder.EmbeddingTable(config.vocabulary, config.hidden))
-        self.slicing, self._table = slicing, f"{self.table(config)}.weight"
+            self.add_module(table, decoder.EmbeddingTable(config.vocabulary, config.hidden))
+        self.slicing, self._table = slicing, f"{table}.weight"
         tensor_parallel.parallelize_module(self, slicing, device)
-
-    @staticmethod
-    def table(config: ModelConfig) -> str:
-        """What the table is called in the embedding, or in the decoder where it is the head's own."""
-        return "token" if config.tied else "head"
 
     @property
     def weight(self) -> nn.Parameter:

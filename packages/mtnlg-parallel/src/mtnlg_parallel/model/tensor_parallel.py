@@ -46,17 +46,8 @@ class ColumnParallel(ColumnParallelLinear):  # type: ignore[misc] # megatron-cor
     """`Linear` with this rank's slice of the outputs."""
 
     def __init__(self, linear: Linear, slicing: Slicing) -> None:
-        outputs, inputs = linear.weight.shape
         self.slicing = slicing
-        super().__init__(
-            inputs,
-            outputs,
-            config=slicing.config,
-            init_method=_leave_uninitialized,
-            bias=linear.bias is not None,
-            skip_bias_add=True,
-            tp_group=slicing.group,
-        )
+        super().__init__(**_arguments(linear, slicing))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] → [..., outputs / tp] over the full sequence, without the bias."""
@@ -67,22 +58,26 @@ class RowParallel(RowParallelLinear):  # type: ignore[misc] # as above
     """`Linear` with this rank's slice of the inputs."""
 
     def __init__(self, linear: Linear, slicing: Slicing) -> None:
-        outputs, inputs = linear.weight.shape
         self.slicing = slicing
-        super().__init__(
-            inputs,
-            outputs,
-            config=slicing.config,
-            init_method=_leave_uninitialized,
-            bias=linear.bias is not None,
-            input_is_parallel=True,
-            skip_bias_add=True,
-            tp_group=slicing.group,
-        )
+        super().__init__(**_arguments(linear, slicing), input_is_parallel=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs / tp] → [..., outputs], summed over the ranks, without the bias."""
         return products.row(x, self.weight, self.slicing)
+
+
+def _arguments(linear: Linear, slicing: Slicing) -> dict[str, Any]:
+    """Of megatron-core's linear layers."""
+    outputs, inputs = linear.weight.shape
+    return {
+        "input_size": inputs,
+        "output_size": outputs,
+        "config": slicing.config,
+        "init_method": _leave_uninitialized,
+        "bias": linear.bias is not None,
+        "skip_bias_add": True,
+        "tp_group": slicing.group,
+    }
 
 
 class VocabParallel(VocabParallelEmbedding):  # type: ignore[misc] # as above

@@ -105,9 +105,13 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     rows: Annotated[
         Path | None, typer.Option(metavar="CSV", help="Predict each row of a file of published runs.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where --rows writes; standard output if not given.")] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Write a Chrome trace and, beside it, an HTML picture.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the plan as one page to hand on.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Where --rows writes; standard output if not given.")
+    ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write a Chrome trace and, beside it, an HTML picture.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the plan as one page to hand on.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
@@ -143,7 +147,8 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         cp=cp,
         overrides=overrides or (),
     )
-    template = template._replace(layout=_layout(layout, recipe.layout if recipe else LAID_OUT.get(target, Layout())))
+    before = recipe.layout if recipe else LAID_OUT.get(target, Layout())
+    template = template._replace(layout=Layout(**(before.model_dump() | (parse_layout(layout) if layout else {}))))
     if template.layout.tp == 1:
         template = template._replace(sequence_parallel=False)
     published = recipe is None and target in LAID_OUT and not search and _is_plain(template)
@@ -238,11 +243,6 @@ def _token_count(text: str) -> int:
 def _is_plain(run: Run) -> bool:
     """Whether it is what was published in 2021: 1F1B and full recomputation."""
     return run.schedule == "1f1b" and run.recompute == "full" and not run.sequence_parallel
-
-
-def _layout(text: str | None, before: Layout) -> Layout:
-    """The layout with the axes that the command line names replaced."""
-    return Layout(**(before.model_dump() | (parse_layout(text) if text else {})))
 
 
 def _program(name: str, run: Run, recipe: Recipe | None) -> Software:

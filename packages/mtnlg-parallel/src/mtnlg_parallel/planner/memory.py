@@ -19,6 +19,7 @@ from mtnlg_parallel.layout import head_chunk
 
 from .costs.activations import layer_bytes
 from .costs.layer import sums_apart
+from .programs import ENGINES
 from .simulation import forwards_in_flight
 from .step import chunks, stage_parameters
 
@@ -59,9 +60,10 @@ class Memory(NamedTuple):
     """Bytes on each GPU of a stage.
 
     ``activations``: the layers'. ``waiting``: factors of weight gradients that are put off. ``recomputed``: the layer
-    being recomputed. ``embedding``: masks and inputs kept by embedding, final norm and head, and the 16-bit gradient of
-    the token table where only those of layers are added in the product. ``logits``: peak of the loss. ``gathered``:
-    what FSDP holds beside its shards.
+    being recomputed, and of DeepSpeed's engine what its backward pass adds. ``embedding``: masks and inputs kept by
+    embedding, final norm and head, and the 16-bit gradient of the token table where only those of layers are added in
+    the product. ``logits``: peak of the loss. ``gathered``: what FSDP holds beside its shards. ``messages``: copies
+    that DeepSpeed's engine keeps of what stages send each other.
     """
 
     weights: float
@@ -74,6 +76,7 @@ class Memory(NamedTuple):
     embedding: float
     logits: float
     gathered: float
+    messages: float
     buffers: float
     slack: float
 
@@ -125,13 +128,19 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     if software.fused_accumulation and not software.fused_head and stage in {0, layout.pp - 1}:
         embedding += _table_bytes(run)
     logits = _logit_bytes(shape, software, recomputed) if stage == layout.pp - 1 else 0.0
+    messages = 0.0
+    if software.name == ENGINES[0]:
+        table = _table_bytes(run) if stage == layout.pp - 1 and run.micro_batches > 1 else 0.0
+        recomputed += _layer_gradient_bytes(run) + (table if layout.pp == 1 and run.model.tied else 0.0)
+        logits = max(logits + table - recomputed, 0.0)
+        messages = _message_bytes(run, stage)
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp * run.cp))
     # ZeRO's buckets; its fp16 optimizer copies its share of the gradients to fp32.
     buckets = software.bucket_bytes if run.zero else 0.0
     if buckets and state > 1:
         buckets += (shape.gradient_bytes - 2) / 2 * GRADIENT_BUCKETS
     copied = 4 * parameters / state if buckets and run.precision == "fp16" else 0.0
-    temporary = activations + waiting + recomputed + embedding + logits
+    temporary = activations + waiting + recomputed + embedding + logits + messages
     return Memory(
         weights=weights * parameters / gradients + _cast_bytes(run, software, stage),
         gradients=accumulated * parameters / gradients + copied + max(_apart_bytes(shape, software) - logits, 0.0),
@@ -143,6 +152,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
         embedding=embedding,
         logits=logits,
         gathered=_gathered_bytes(run, software, parameters),
+        messages=messages,
         buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES + buckets,
         slack=SLACK * temporary + STATE_SLACK * (weights + accumulated) * parameters / gradients,
     )
@@ -221,6 +231,30 @@ def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
         return (PLAIN_LOSS_BYTES if software.slices_loss else shape.width + LOSS_BYTES) * shape.tokens * width
     rows = min(head_chunk(shape.tokens, shape.model.hidden, width), shape.tokens)
     return (shape.width + (0 if software.fused_kernels else 8)) * rows * width + shape.width * shape.elements
+
+
+def _layer_gradient_bytes(run: Run) -> float:
+    """What DeepSpeed's engine adds to a layer: its largest weight gradient before the sum; recomputed, the MLP's inner.
+
+    The head's stands beside the sum of those before from the loss on, until the backward pass has added it: at once, or
+    with that of a tied embedding on the same stage.
+    """
+    inner = run.shape.tokens * run.model.ffn / run.layout.tp if run.recompute == "full" else 0.0
+    return run.width * (inner + max(columns * depth for columns, depth in run.shape.linears))
+
+
+def _message_bytes(run: Run, stage: int) -> float:
+    """DeepSpeed's copies: of each pass in flight what was sent and what was received, and a buffer for each receive.
+
+    Sliced, where tensor-parallel ranks have copies: then what is received is kept whole, as the layer's input alone,
+    and a gradient is put together.
+    """
+    layout, size = run.layout, run.width * run.shape.repeated
+    in_flight = forwards_in_flight(stage, layout.pp, 1, run.micro_batches)
+    sliced = layout.tp > 1 and not run.sequence_parallel
+    sent = in_flight + 1 if stage < layout.pp - 1 else 0
+    received = (1 if sliced else in_flight + 1) if stage else 0
+    return size * (sent + received) / (layout.tp if sliced else 1) + (size if sliced and sent else 0.0)
 
 
 def _activation_bytes(run: Run, software: Software, stage: int) -> float:

@@ -13,7 +13,6 @@ from mtnlg_model.files import write_text
 from mtnlg_parallel.layout import Layout
 
 from .interval import interval_of
-from .memory import memory
 from .programs import Software
 from .report import plan, three_digits
 from .run import run_error
@@ -72,7 +71,7 @@ def write_page(path: Path, run: Run, cluster: Cluster, programs: Sequence[Softwa
     sections = [
         ("Where the time goes", _bars([(name.replace("_", " "), seconds) for name, seconds in parts.items()], "s")),
         ("The pipeline of a step", f"{pipeline_svg(run, prediction, events)}<p>{LEGEND}</p>"),
-        ("Memory by stage", _memory_bars(run, software, cluster)),
+        ("Memory by stage", _memory_bars(planned)),
         ("Step time over nodes", _scaling(run, cluster, software)),
         ("Best layouts", _best(run, cluster, programs)),
         ("What each switch is worth", _switches(run, cluster, software)),
@@ -95,7 +94,7 @@ def _bars(values: Sequence[tuple[str, float]], unit: str, most: float | None = N
         y, width = number * BAR, max(value, 0.0) / full * (WIDTH - 330)
         rows.append(f'<text x="4" y="{y + 15}">{escape(name)}</text>')
         rows.append(f'<rect x="150" y="{y + 3}" width="{width:.1f}" height="{BAR - 6}" fill="#2b6cb0"/>')
-        rows.append(f'<text x="{156 + width:.1f}" y="{y + 15}">{three_digits(value)} {unit}</text>')
+        rows.append(f'<text x="{156 + width:.1f}" y="{y + 15}">{three_digits(value, full)} {unit}</text>')
     height = len(values) * BAR
     if most:
         x = round(150 + most / full * (WIDTH - 330))
@@ -103,10 +102,9 @@ def _bars(values: Sequence[tuple[str, float]], unit: str, most: float | None = N
     return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" font-size="13">{"".join(rows)}</svg>'
 
 
-def _memory_bars(run: Run, software: Software, cluster: Cluster) -> str:
-    stages = memory(run, software)
-    shown = [(f"stage {number}", stage.total / 1e9) for number, stage in enumerate(stages)]
-    return _bars(shown, "GB", cluster.gpu.memory_bytes / 1e9) + "<p>The red line is what a GPU has.</p>"
+def _memory_bars(planned: dict[str, Any]) -> str:
+    shown = [(f"stage {number}", size / 1e9) for number, size in enumerate(planned["memory_bytes_of_stages"])]
+    return _bars(shown, "GB", planned["gpu_memory_bytes"] / 1e9) + "<p>The red line is what a GPU has.</p>"
 
 
 def _scaling(run: Run, cluster: Cluster, software: Software) -> str:

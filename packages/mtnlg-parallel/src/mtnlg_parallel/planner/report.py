@@ -20,7 +20,7 @@ from .cluster import load_cluster
 from .interval import interval_of
 from .memory import MARGIN, fullest_stage, memory, memory_error
 from .programs import Software, load_software
-from .run import run_error
+from .run import hardware_flops, run_error
 from .step import predict
 
 if TYPE_CHECKING:
@@ -91,19 +91,6 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "margin": MARGIN,
         "fits": memory_error(stages, cluster) is None,
     }
-
-
-RECOMPUTED_SHARE: Final = {"none": 0.0, "selective": 0.0, "operators": 0.5, "alternate": 0.5, "full": 1.0}
-"""Share of the layers' forward operations that is run again, beside the attention core."""
-
-
-def hardware_flops(run: Run) -> float:
-    """Floating-point operations of a step, recomputation included."""
-    model = run.model
-    forward = model.hardware_flops(run.batch) - model.model_flops(run.batch)
-    core = 4.0 * run.batch * model.layers * model.sequence**2 * model.heads * model.head_size
-    again = RECOMPUTED_SHARE[run.recompute] * forward
-    return model.model_flops(run.batch) + again + (core if run.recompute == "selective" else 0.0)
 
 
 def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batches: BatchSize) -> dict[str, float]:

@@ -164,6 +164,19 @@ class Run(NamedTuple):
         return ", ".join(words)
 
 
+RECOMPUTED_SHARE: Final = {"none": 0.0, "selective": 0.0, "operators": 0.5, "alternate": 0.5, "full": 1.0}
+"""Share of the layers' forward operations that is run again, beside the attention core."""
+
+
+def hardware_flops(run: Run) -> float:
+    """Floating-point operations of a step, recomputation included."""
+    model = run.model
+    forward = model.hardware_flops(run.batch) - model.model_flops(run.batch)
+    core = 4.0 * run.batch * model.layers * model.sequence**2 * model.heads * model.head_size
+    again = RECOMPUTED_SHARE[run.recompute] * forward
+    return model.model_flops(run.batch) + again + (core if run.recompute == "selective" else 0.0)
+
+
 def train_run(recipe: Recipe) -> Run:
     """What ``train`` does with a recipe."""
     train = recipe.train

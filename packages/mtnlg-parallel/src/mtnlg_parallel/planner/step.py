@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate
-from math import log, prod, sqrt
+from math import log, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_parallel.layout import SLICED_AXES, Layout, stages
+from mtnlg_parallel.layout import Layout, part_parameters, stages
 
 from .costs import layer as layer_cost
 from .costs import network
@@ -62,14 +62,6 @@ class Prediction(NamedTuple):
     seconds: float
     breakdown: Breakdown
     pipeline: Pipeline
-
-
-class PricedRun(NamedTuple):
-    """A run with the cluster and the program it is planned for."""
-
-    run: Run
-    cluster: Cluster
-    software: Software
 
 
 class Chunk(NamedTuple):
@@ -251,7 +243,7 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     # The first micro-batch waits on every stage for casts of its weights.
     update += run.model.layers * layer_cost.weight_cast_seconds(shape, cluster, software)
     data = norm_known - timeline.seconds + gathered
-    breakdown = _breakdown(PricedRun(run, cluster, software), timeline, data, update)
+    breakdown = _breakdown((run, cluster, software), timeline, data, update)
     return Prediction(norm_known + update + gathered, breakdown, pipeline)
 
 
@@ -305,9 +297,9 @@ def _exposed_by_chunk(
     return [max(0.0, seconds) for seconds in late], gathered if run.zero else 0.0
 
 
-def _breakdown(priced: PricedRun, timeline: Timeline, data: float, update: float) -> Breakdown:
+def _breakdown(planned: tuple[Run, Cluster, Software], timeline: Timeline, data: float, update: float) -> Breakdown:
     """Seconds of the busiest stage by kind; the time it neither computes nor sends is the bubble."""
-    run, cluster, software = priced
+    run, cluster, software = planned
     busiest = max(range(run.layout.pp), key=lambda stage: timeline.computing[stage])
     stage_chunks = chunks(run, software)[busiest :: run.layout.pp]
     costs = [cost for chunk in stage_chunks for side in _chunk_costs(chunk, run, cluster, software) for cost in side]
@@ -343,16 +335,8 @@ def stage_parameters(run: Run, software: Software, stage: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _rank_parameters(model: ModelConfig, tp: int, part: str) -> int:
-    """Parameters of a part on a rank: matrices but the table of positions are sliced, and the biases of sliced rows."""
-    if part == "layers":
-        shapes = model.layer_shapes()
-    else:
-        shapes = {name: shape for name, shape in model.outer_shapes().items() if name.startswith(part)}
-        if part == "head" and model.tied:
-            shapes = {"token.weight": (model.vocabulary, model.hidden)}
-    sliced = {name for name, shape in shapes.items() if len(shape) > 1 and "position" not in name}
-    sliced |= {name for name in shapes if name in SLICED_AXES}
-    return sum(prod(shape) // (tp if name in sliced else 1) for name, shape in shapes.items())
+    """Parameters of a part, or of any of the ``layers``, on a rank."""
+    return part_parameters(model, Layout(tp=tp), part)
 
 
 def _tied_seconds(run: Run, cluster: Cluster) -> float:

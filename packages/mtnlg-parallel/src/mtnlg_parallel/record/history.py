@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .metrics import Step
 
 FILE = "history.jsonl"
+LATEST = 1 << 37
+"""Seconds since 1970 in the year 6325; much later ones are no dates."""
+
 Name = Literal["start", "resumed", "stopped", "failed"]
 NAMES = {"start", "resumed", "stopped", "failed"}
 
@@ -62,11 +65,7 @@ def read_events(out: Path) -> Iterator[dict[str, Any]]:
                 event = json.loads(line)
             except ValueError:
                 continue
-            if (
-                isinstance(event, dict)
-                and event.get("event") in NAMES
-                and math.isfinite(number(event, "time", math.nan))
-            ):
+            if isinstance(event, dict) and event.get("event") in NAMES and 0 <= number(event, "time", -1) < LATEST:
                 yield event
 
 

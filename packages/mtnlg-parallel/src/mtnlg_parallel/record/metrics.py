@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypedDict
 
 from mtnlg_model.files import atomic_open
 from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
+from mtnlg_parallel.planner.run import hardware_flops, train_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
@@ -58,14 +60,20 @@ class Step(TypedDict, total=False):
 
 
 def read_steps(out: Path) -> Iterator[Step]:
-    """Yield the steps of a run's metrics.jsonl in order; a torn last line is left out."""
+    """Yield the steps of a run's metrics.jsonl in order; a line that is none, torn or damaged, is left out."""
     path = out / FILE
     if not path.exists():
         return
     with path.open("rb") as lines:
-        for line in lines:
-            if line.endswith(b"\n"):
-                step: Step = json.loads(line)
+        yield from _parsed(line for line in lines if line.endswith(b"\n"))
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[Step]:
+    """The steps of these lines; what a power cut has left of a line is none."""
+    for line in lines:
+        with suppress(ValueError):
+            step: Step = json.loads(line)
+            if isinstance(step, dict) and isinstance(step.get("step"), int):
                 yield step
 
 
@@ -79,7 +87,7 @@ def last_steps(out: Path, count: int) -> list[Step]:
         begin = max(0, size - (count + 1) * MAX_LINE_BYTES)
         file.seek(begin)
         *lines, _torn = file.read().split(b"\n")
-    return [json.loads(line) for line in (lines[1:] if begin else lines)][-count:]
+    return [*_parsed(lines[1:] if begin else lines)][-count:]
 
 
 def truncate_after(out: Path, step: int) -> tuple[list[Step], list[Step]]:
@@ -103,8 +111,7 @@ class Follower:
     def steps(self) -> Iterator[Step]:
         """Yield the steps added since the last call."""
         *lines, self._torn = (self._torn + self._file.read()).split(b"\n")
-        for line in lines:
-            step: Step = json.loads(line)
+        for step in _parsed(lines):
             if step["step"] > self._step:
                 self._step = step["step"]
                 yield step
@@ -140,21 +147,11 @@ def peak_flops(device: str) -> float | None:
     return load_cluster(name).gpu.peak_flops if name else None
 
 
-def hardware_flops(recipe: Recipe, batch: int) -> float:
-    """FLOPs of a step over ``batch`` samples, with recomputation: selective adds 4 s² h per layer and sample."""
-    config, recompute = recipe.model, recipe.train.recompute
-    if recompute == "full":
-        return config.hardware_flops(batch)
-    recomputed = 4 * batch * config.layers * config.sequence**2 * config.hidden if recompute == "selective" else 0
-    return config.model_flops(batch) + recomputed
-
-
 def throughput(recipe: Recipe, batch: int, seconds: float, peak: float | None) -> Step:
     """The throughput keys of a step that took ``seconds``; MFU and HFU where the GPU's ``peak`` is known."""
     ranks = recipe.layout.world
-    model, hardware = (
-        flops / seconds / ranks for flops in (recipe.model.model_flops(batch), hardware_flops(recipe, batch))
-    )
+    run = train_run(recipe)._replace(batch=batch)
+    model, hardware = (flops / seconds / ranks for flops in (run.model.model_flops(batch), hardware_flops(run)))
     figures: Step = {
         "seconds": seconds,
         "tokens_per_second": batch * recipe.model.sequence / seconds,

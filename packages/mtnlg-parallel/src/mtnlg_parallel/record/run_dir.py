@@ -6,6 +6,7 @@ import json
 import shutil
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_model.console import UsageFailure
@@ -19,8 +20,6 @@ from .history import StepSeconds, account, read_events
 from .trackers import TENSORBOARD, WANDB, WANDB_ID
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mtnlg_model.checkpoint.manifest import Progress
 
 RECIPE = "recipe.toml"
@@ -122,8 +121,9 @@ def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
 
 
 def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
-    from mtnlg_model.checkpoint.manifest import latest  # noqa: PLC0415  (imports torch)
-    from mtnlg_parallel.engine.zero import open_checkpoint  # noqa: PLC0415  (as above)
+    from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint  # noqa: PLC0415  (imports torch)
+    from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (as above)
+    from mtnlg_parallel.engine.zero import check_model, open_checkpoint  # noqa: PLC0415  (as above)
 
     for unfinished in (out / CHECKPOINTS).glob("step-*.tmp"):  # no rank is writing now
         shutil.rmtree(unfinished)
@@ -132,5 +132,7 @@ def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
     if checkpoint:
         progress = open_checkpoint(checkpoint, recipe.model, stream).progress
         step, samples = progress.step, progress.samples
+    elif initial := recipe.train.initial:
+        check_model(Checkpoint.open(resolve_checkpoint(Path(initial))), recipe.model, "change train.initial")
     steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)
     return RunState(step, samples, steps, complete=False)

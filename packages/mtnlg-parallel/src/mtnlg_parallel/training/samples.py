@@ -55,7 +55,10 @@ def open_data(folder: Path, recipe: Recipe) -> Data:
             f"{tokens}: {len(validation)} held-out samples are fewer than layout.dp x train.micro_batch = "
             f"{recipe.batch_size.multiple}; set train.validation_every = 0"
         )
-    return Data(train, validation, tokens / "tokenizer.json", train.left_out)
+    tokenizer = tokens / "tokenizer.json"
+    if not tokenizer.is_file():  # which every checkpoint has
+        raise Failure(f"{tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
+    return Data(train, validation, tokenizer, train.left_out)
 
 
 def validation_samples(recipe: Recipe, stream: TokenStream) -> int:

@@ -32,7 +32,7 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn, get_args
 
 from mtnlg_model.console import say
 from mtnlg_parallel import rendezvous
@@ -41,7 +41,7 @@ from .flight_recorder import COLLECTIVE, MISSED, Trace, entered_by_all, local_tr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -172,17 +172,6 @@ class Watchdog:
         self._closed.set()
         for thread in self._threads:
             thread.join(2 * self._interval)
-
-    def __enter__(self) -> Self:
-        """Start watching."""
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop watching."""
-        self.close()
 
     def beat(self, step: int) -> None:
         """Report that ``step`` is done, which restarts the clock. Not inside a phase."""

@@ -34,12 +34,9 @@ def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
     kept = 8 * repeated + (2 * repeated if model.dropout else 0)
     # q, k, v, the projection's input; the MLP's inner values before and after its activation.
     sliced = 4 * attention + 4 * keys + (6 if gated else 4) * model.ffn
-    if shape.product_width == 1 and software.keeps_fp8:  # what a product reads, but of attention also its own result
-        kept -= 2 * repeated
-        sliced += attention - model.ffn
-        if software.casts_once:  # up and gate have one each, and attention's result is not kept where it is recomputed
-            kept += repeated if gated else 0
-            sliced -= 2 * attention if recompute == "selective" else 0
+    if shape.product_width == 1 and software.keeps_fp8:  # what a product reads; of attention, unless recomputed, also
+        kept -= 2 * repeated  # its own result
+        sliced += (-attention if recompute == "selective" else attention) - model.ffn
     core = 0.0
     if recompute != "selective" and not software.flash_attention:
         core = (5 if model.attention_dropout else 4) * shape.micro_batch * model.heads * model.sequence**2 / t

@@ -202,11 +202,8 @@ def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Co
         return NO_COST
     columns, depths = (sum(widths) * shape.tokens for widths in zip(*shape.linears, strict=True))
     if software.casts_once:
-        gathered = 3 if shape.model.mlp == "swiglu" else 2  # inputs: of qkv, and of up and gate, which are two products
-        repeated = gathered * shape.elements if shape.sequence_parallel else 0
-        depths += (gathered - 2) * shape.elements
-        casts = len(shape.linears) + (0 if phase else gathered - 2)
-        number = ONE_CAST_KERNELS * casts + (gathered if repeated else 0)
+        repeated = 2 * shape.elements if shape.sequence_parallel else 0  # inputs: of qkv, and of the MLP
+        number = ONE_CAST_KERNELS * len(shape.linears) + (2 if repeated else 0)
         if phase:
             moved = ONE_CAST_BYTES * columns + TRANSPOSE_BYTES * repeated
         else:

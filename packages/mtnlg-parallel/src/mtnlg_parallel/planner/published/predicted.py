@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_parallel.planner.interval import interval_of
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
-from mtnlg_parallel.planner.report import hardware_flops
+from mtnlg_parallel.planner.run import hardware_flops
 from mtnlg_parallel.planner.step import predict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .rows import PublishedRun, Row
+    from mtnlg_parallel.planner.run import Run
+
+    from .rows import Row
 
 COLUMNS: Final = (
     "predicted_step_seconds",
@@ -54,10 +56,7 @@ def predict_row(row: Row) -> dict[str, Any]:
     rates = {
         "predicted_step_seconds": seconds,
         "predicted_tokens_per_s_per_gpu": tokens / run.gpus / seconds,
-        "predicted_tflops_per_gpu": counted_flops(row.published, row.cells.get("tflops_kind") or "")
-        / run.gpus
-        / seconds
-        / 1e12,
+        "predicted_tflops_per_gpu": counted_flops(row, run) / run.gpus / seconds / 1e12,
     }
     result |= rates | {
         "low_step_seconds": seconds * interval.low,
@@ -72,10 +71,10 @@ def predict_row(row: Row) -> dict[str, Any]:
     return result
 
 
-def counted_flops(published: PublishedRun, kind: str) -> float:
+def counted_flops(row: Row, run: Run) -> float:
     """Operations of a step as the row's source counts them: with what is recomputed, or of the model alone."""
-    run = published.run
-    return hardware_flops(run) if kind.strip().lower().startswith("hardware") else run.model.model_flops(run.batch)
+    kind = (row.cells.get("tflops_kind") or "").strip().lower()
+    return hardware_flops(run) if kind.startswith("hardware") else run.model.model_flops(run.batch)
 
 
 def with_predictions(rows: Sequence[Row], predictions: Sequence[dict[str, Any]]) -> str:
@@ -107,7 +106,7 @@ def measured_seconds(row: Row) -> float | None:
     if rate := row.figure("tokens_per_s_per_gpu"):
         return run.batch * run.model.sequence / run.gpus / rate
     if rate := row.figure("tflops_per_gpu"):
-        return counted_flops(row.published, row.cells.get("tflops_kind") or "") / run.gpus / rate / 1e12
+        return counted_flops(row, run) / run.gpus / rate / 1e12
     return None
 
 
