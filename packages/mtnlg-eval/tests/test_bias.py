@@ -15,7 +15,7 @@ from mtnlg_eval.studies.cooccurrence import ETHNICITY, GENDER, KINDS, TEMPLATES,
 from mtnlg_model.console import UsageFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from lm_eval.api.instance import Instance
@@ -130,6 +130,35 @@ def test_the_command_writes_what_it_prints_and_reuses_stored_answers(
     assert "male likelier, % of 350" in output
     assert "23 marked by gender" in " ".join(output.split())
     assert (tmp_path / "bias.json").read_bytes() == before
+
+
+def test_another_command_adds_its_kinds_to_those_of_the_same_checkpoint(
+    write_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(KINDS, "gender", {"male": ("He",), "female": ("She",)})
+    monkeypatch.setitem(KINDS, "religion", {"one": ("A monk",), "other": ("A nun",)})
+    checkpoint, out = write_checkpoint(tmp_path / "checkpoints"), tmp_path / "out"
+
+    def study(*words: object) -> dict[str, Any]:
+        assert run_command(monkeypatch, "bias", checkpoint, "--out", out, "--json", *words) == 0
+        content: dict[str, Any] = json.loads((out / "bias.json").read_bytes())
+        assert json.loads(capsys.readouterr().out) == content
+        return content
+
+    first = study("--samples", 2, "--kinds", "occupation,gender")
+    both = study("--samples", 2, "--kinds", "religion")
+    assert both == first | {"adjectives": first["adjectives"] | {"religion": both["adjectives"]["religion"]}}
+    assert study("--samples", 2, "--kinds", "gender") == both
+    assert list(study("--samples", 1, "--kinds", "gender")["adjectives"]) == ["gender"]
+    checkpoint = write_checkpoint(tmp_path / "checkpoints", seed=2, step=2)
+    assert run_command(monkeypatch, "bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 0
+    assert "bias.json: was of another checkpoint or number of samples; replaced" in capsys.readouterr().err
+    (out / "bias.json").write_text("{")
+    assert run_command(monkeypatch, "bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 1
+    assert "bias.json: not the results of a bias study; remove it" in capsys.readouterr().err
 
 
 def test_an_unknown_kind_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,12 @@ from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer
 
 from mtnlg_eval import cli
+from mtnlg_eval.scoring.decoder_lm import DecoderLM
 from mtnlg_eval.scoring.lm_eval_command import CheckpointLM
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import progress
-from mtnlg_model.convert.huggingface import export_huggingface
+from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
+from mtnlg_model.generation.generate import generate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,6 +229,29 @@ def test_an_answer_ends_at_the_token_that_ends_answers(checkpoint: Checkpoint) -
     end = text[len(text) // 2 :][:2]
     lm.special_tokens = {"eos_token": end}
     assert lm.generate_until([request]) == [text[: text.index(end)]]
+
+
+def test_an_imported_chat_model_has_its_template_and_ends_its_answers(
+    write_checkpoint: Callable[..., Path], tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress("export", 1) as advance:
+        export_huggingface(Checkpoint.open(write_checkpoint(tmp_path / "checkpoints")), tmp_path / "hf", advance)
+        (tmp_path / "hf" / "chat_template.jinja").write_text(TEMPLATE)
+        import_huggingface(tmp_path / "hf", tmp_path / "plain", advance)
+        request = Instance("generate_until", {}, ("The cook", {"until": [], "max_gen_toks": 20}), 0)
+        plain = DecoderLM.open(Checkpoint.open(tmp_path / "plain"), tmp_path / "scores.sqlite")
+        (tokens,) = generate(plain.decoder, [plain.tok_encode("The cook")], 20, vocabulary=500)
+        assert plain.generate_until([request]) == [plain._decode(tokens, ())]
+        end = tokens[7]
+        (tmp_path / "hf" / "generation_config.json").write_text(json.dumps({"eos_token_id": [499, end]}))
+        import_huggingface(tmp_path / "hf", tmp_path / "imported", advance)
+    shutil.rmtree(tmp_path / "hf")
+    chat = DecoderLM.open(Checkpoint.open(tmp_path / "imported"), tmp_path / "scores.sqlite")
+    assert chat.generate_until([request]) == [chat._decode(tokens[: tokens.index(end)], ())]
+    words = ["--include_path", tasks, "--tasks", "generate", "--output_path", "out", "--log_samples"]
+    assert run(monkeypatch, "lm-eval", "--model_args", "checkpoint=imported", "--apply_chat_template", *words) == 0
+    (path,) = (tmp_path / "out").rglob("samples_generate_*.jsonl")
+    assert "<user>" in json.loads(path.read_text().splitlines()[0])["arguments"]["gen_args_0"]["arg_0"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mtnlg_model.checkpoint import boxes
 from mtnlg_model.checkpoint.manifest import (
     SLOTS,
+    TOKENIZER,
     CheckpointError,
     Layout,
     MissingFileError,
@@ -175,7 +176,7 @@ def test_parts_of_files_on_several_nodes_make_a_checkpoint_of_those_that_a_rank_
     folders = {name: tmp_path / name for name in WRITERS}
     parts = write(folders, leave_part=False)
     assert not list(tmp_path.rglob("*.part.json"))
-    manifest = merge_parts(parts, CONFIG, PROGRESS, tokenizer_path.read_bytes(), 7, tmp_path)
+    manifest = merge_parts(parts, CONFIG, PROGRESS, {TOKENIZER: tokenizer_path.read_bytes()}, 7, tmp_path)
     fetched = tmp_path / "fetched"
     fetched.mkdir()
     checkpoint = Checkpoint.from_manifest(fetched, to_json(manifest).encode())
@@ -185,9 +186,9 @@ def test_parts_of_files_on_several_nodes_make_a_checkpoint_of_those_that_a_rank_
     assert {name[0] for name in needed} == {"b"}
     assert torch.equal(checkpoint.tensor(NAME, None, "exp_avg", flat=(60, 90)), value(NAME).flatten()[60:90])
     with pytest.raises(CheckpointError, match=f"{tmp_path}: part 1: tensors = .*: Field required"):
-        merge_parts([parts[0], b'{"files": {}}'], CONFIG, PROGRESS, b"", None, tmp_path)
+        merge_parts([parts[0], b'{"files": {}}'], CONFIG, PROGRESS, {TOKENIZER: b""}, None, tmp_path)
     with pytest.raises(CheckpointError, match=r"elements .* of box .* are missing"):
-        merge_parts(parts[:2], CONFIG, PROGRESS, b"", None, tmp_path)
+        merge_parts(parts[:2], CONFIG, PROGRESS, {TOKENIZER: b""}, None, tmp_path)
 
 
 def test_the_manifests_text_is_canonical_and_any_other_white_space_is_read(whole: Path) -> None:

@@ -30,6 +30,8 @@ def end(how: str) -> None:
         raise UsageFailure("recipe.toml: tp = 3 does not divide heads = 16")
     if how == "disk":
         raise OSError(errno.ENOSPC, "No space left on device", "out/tokens.bin")
+    if how in {"ENAMETOOLONG", "ELOOP"}:
+        raise OSError(getattr(errno, how), "as it says", "a/b")
     if how == "absent":
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "out/blend.json")
     if how == "damage":
@@ -87,6 +89,8 @@ def on_a_terminal(*words: str, folder: Path) -> str:
         ("failure", 1, "data/x.bin: no such store; run mtnlg-data first"),
         ("usage", 2, "recipe.toml: tp = 3 does not divide heads = 16"),
         ("disk", 74, "out/tokens.bin: No space left on device"),
+        ("ENAMETOOLONG", 1, "a/b: as it says"),
+        ("ELOOP", 1, "a/b: as it says"),
         ("steer", 1, r"x.pt: \x1b[2J\u202e: a tensor that this decoder does not have"),
         ("lines", 1, r"x\nmtnlg-model: all is well"),
         ("deep", 1, "internal error: nested too deeply to be read"),

@@ -275,6 +275,14 @@ def test_a_model_that_computes_no_numbers_is_named(pair: Pairs) -> None:
 
 
 @pytest.mark.parametrize(
+    ("temperature", "top_p"), [(5e-324, 1.0), (1e-300, 1.0), (1e-39, 1.0), (1.0, 5e-324), (1.0, 1e-46)]
+)
+def test_options_next_to_zero_take_the_likeliest_token(pair: Pairs, temperature: float, top_p: float) -> None:
+    decoder, sampling = pair(CONFIG)[0], Sampling(temperature=temperature, top_p=top_p)
+    assert generate(decoder, [[3, 4], [7]], 8, sampling) == generate(decoder, [[3, 4], [7]], 8)
+
+
+@pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_k=2, top_p=0.5)]
 )
 @pytest.mark.parametrize("logits", [torch.nan, -torch.inf])

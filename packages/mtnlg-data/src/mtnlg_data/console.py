@@ -10,6 +10,7 @@ disk or a network file system failed (full, I/O error), else 1. ``--debug`` adds
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -59,6 +60,8 @@ class IoFailure(Failure):
 
 MISTAKES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 """Kinds of ``OSError`` that the same command meets again: a wrong path, or no permission."""
+MISTAKEN_PATHS = {errno.ENAMETOOLONG, errno.ELOOP}
+"""Numbers of others of which that is true; they have no kind of their own."""
 
 
 @dataclass
@@ -135,7 +138,7 @@ def _exit_status(command: Callable[[], int | None]) -> int:
 
 def error_status(error: Exception) -> int:
     """The exit status of a command that this error ends."""
-    if isinstance(error, OSError) and error.errno and not isinstance(error, MISTAKES):
+    if isinstance(error, OSError) and error.errno not in {None, *MISTAKEN_PATHS} and not isinstance(error, MISTAKES):
         return IoFailure.exit_status
     return int(getattr(error, "exit_status", getattr(error, "exit_code", 1)))
 

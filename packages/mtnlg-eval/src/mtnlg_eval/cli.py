@@ -257,7 +257,7 @@ def bias(  # noqa: PLR0917  (typer names them)
 ) -> None:
     """Measure social bias: gender by occupation, and adjectives and their sentiment by group.
 
-    Writes bias.json and bias.svg into --out.
+    Writes bias.json and bias.svg into --out; another command adds other kinds of the same checkpoint.
     """
     silence_lm_eval()
     from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415

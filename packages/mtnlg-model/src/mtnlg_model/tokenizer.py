@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
+from .checkpoint.chat_files import named_tokens, read_chat_files
+from .checkpoint.manifest import TOKENIZER
 from .console import Failure, foreign_data
 from .tokenizer_file import read_tokenizer
 
@@ -27,7 +29,8 @@ class Tokenizer:
     """A loaded tokenizer.json. Raises ``Failure`` if the file is unreadable or has no token that ends a document.
 
     ``eod`` is that token's number, ``eod_token`` its text; ``bos_token`` begins documents, the same where none does.
-    Many tokenizers put that token before every text that a model is to go on with (`before`).
+    Both have a usual name, or the one that the `chat_files` beside the tokenizer.json give. ``ends`` are ``eod`` and
+    what those say ends an answer. Many tokenizers put ``bos_token`` before every text to go on with (`before`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,11 +44,15 @@ class Tokenizer:
         names = [name for name in EOD_NAMES if name in special]
         if self._tokenizer.token_to_id(EOD_NAMES[0]) is not None:
             names.insert(0, EOD_NAMES[0])
+        named = named_tokens(path.parent, self._tokenizer)
+        names += [self._tokenizer.id_to_token(number) or "" for number in named.end]
         if not names:
             raise Failure(f"{path}: no end token ({', '.join(EOD_NAMES)}); add one as a special token")
         self.eod_token: str = names[0]
         self.eod: int = self._tokenizer.token_to_id(names[0]) or 0  # None is ruled out
-        self.bos_token: str = next((name for name in BOS_NAMES if name in special), self.eod_token)
+        self.ends = frozenset({self.eod, *named.end})
+        begins = [self._tokenizer.id_to_token(number) or "" for number in named.begin]
+        self.bos_token: str = next((name for name in BOS_NAMES if name in special), [*begins, self.eod_token][0])
         self.bos: int = self._tokenizer.token_to_id(self.bos_token) or 0
         with _failures_of(path):
             sample = self._tokenizer.encode("a")
@@ -100,16 +107,29 @@ class Tokenizer:
         return text.rstrip(_REPLACEMENT) if len(text) - len(text.rstrip(_REPLACEMENT)) < 4 else text
 
     def stop_condition(self, texts: Iterable[str]) -> Callable[[Sequence[int]], bool]:
-        """Predicate on a row's new tokens: true at the end of the document or once they contain one of ``texts``."""
+        """Predicate on a row's new tokens: true where document or answer ends, or once one of ``texts`` is in them."""
         stops = [text for text in texts if text]
 
         def reached(tokens: Sequence[int]) -> bool:
-            if tokens[-1] == self.eod:
+            if tokens[-1] in self.ends:
                 return True
             text = self.decode_behind(tokens) if stops else ""
             return any(stop in text for stop in stops)
 
         return reached
+
+
+def carried_chat_files(checkpoint: Path, tokenizer: Path) -> dict[str, bytes]:
+    """The `chat_files` of a checkpoint's folder, for a model that is trained on from it with another tokenizer.json.
+
+    None where a token of the checkpoint's is not the same there: they speak of other tokens then.
+    """
+    files = read_chat_files(checkpoint)
+    if not files:
+        return {}
+    paths = (checkpoint / TOKENIZER, tokenizer)
+    theirs, ours = (tokenizers.Tokenizer.from_str(read_tokenizer(path)).get_vocab() for path in paths)
+    return files if theirs.items() <= ours.items() else {}
 
 
 @contextmanager

@@ -129,8 +129,9 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         """
         cuda = torch.cuda.is_available()
         dtype = checkpoint.dtype(checkpoint.names[0]) if cuda else torch.float32
-        answers = AnswerStore(f"{checkpoint.digest} {dtype}", store)
         tokenizer = Tokenizer(checkpoint.tokenizer_path)
+        also_ends = sorted(tokenizer.ends - {tokenizer.eod})  # of which no weight tells
+        answers = AnswerStore(" ".join(map(str, (checkpoint.digest, dtype, *also_ends))), store)
         if sharded is not None:
             # It has every attribute of a decoder that this class reads.
             return cls(cast("Decoder", sharded), tokenizer, answers, sharded)

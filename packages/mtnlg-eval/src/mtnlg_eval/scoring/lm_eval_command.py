@@ -79,7 +79,7 @@ class CheckpointLM(DecoderLM):
     def _choose(self, name: str) -> ChatTemplate:
         templates = read_chat_templates(self.template_folders)
         if not templates:
-            where = f"put {FILE} or {CONFIG} into {self.template_folders[-1]}"
+            where = f"put {FILE} or {CONFIG} into {self.template_folders[0]}"
             raise Failure(f"--apply_chat_template: the checkpoint has no chat template; {where}")
         if name not in templates:
             raise UsageFailure(f"--apply_chat_template: no template {name}; there are {', '.join(templates)}")
@@ -125,7 +125,7 @@ class CheckpointLM(DecoderLM):
             atexit.register(stack.pop_all().close)
         if not isinstance(lm, CheckpointLM):  # a rank of torchrun other than 0 has served until the end
             sys.exit(0)
-        lm.batch_tokens, lm.template_folders = batch_tokens, (opened.directory, path)
+        lm.batch_tokens, lm.template_folders = batch_tokens, (path, opened.directory)
         lm.special_tokens = read_special_tokens(lm.template_folders)
         return lm
 

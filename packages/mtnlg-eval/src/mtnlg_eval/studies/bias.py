@@ -14,6 +14,7 @@ The adjectives are counted by ``cooccurrence``. Every answer goes to the model's
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from math import exp, log, sqrt
 from statistics import fmean, stdev
@@ -22,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lm_eval.api.instance import Instance
 
 from mtnlg_eval.table import print_rows, wilson_interval
-from mtnlg_model.console import UsageFailure
-from mtnlg_model.files import write_json
+from mtnlg_model.console import Failure, UsageFailure, say
+from mtnlg_model.files import read_small, write_json
 
 from .cooccurrence import KINDS, count_adjectives, load_textblob, sample_descriptions
 
@@ -53,21 +54,39 @@ def run_bias_study(
 ) -> dict[str, Any]:
     """Measure these kinds of bias with ``samples`` texts per prompt; returns the content of ``out/bias.json``.
 
-    ``identity`` names the checkpoint in that file.
+    ``identity`` names the checkpoint in that file, and other kinds that it has of the same checkpoint and samples stay.
+    Raises ``Failure`` where it is no such file.
     """
     if any(kind != OCCUPATION for kind in kinds):
         load_textblob()  # fail before hours of sampling if the adjectives cannot be counted
     results: dict[str, Any] = {"version": 1, **identity, "samples_a_prompt": samples}
+    earlier = _read_earlier(out / "bias.json", results)
     if OCCUPATION in kinds:
         results[OCCUPATION] = {
             **summarize_occupations(score_occupations(lm, read_occupations())),
             "marked": summarize_occupations(score_occupations(lm, read_occupations(marked=True))),
         }
-    results["adjectives"] = {
+    results["adjectives"] = earlier.get("adjectives", {}) | {
         kind: count_adjectives(sample_descriptions(lm, kind, samples)) for kind in kinds if kind != OCCUPATION
     }
+    results = earlier | results
     write_json(out / "bias.json", results)
     return results
+
+
+def _read_earlier(path: Path, results: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of an earlier bias.json if it is of the same checkpoint and number of samples, else nothing."""
+    if not path.exists():
+        return {}
+    try:
+        earlier: dict[str, Any] = json.loads(read_small(path))
+        is_same = all(earlier[key] == results[key] for key in ("digest", "samples_a_prompt"))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise Failure(f"{path}: not the results of a bias study; remove it, or name another --out") from None
+    if is_same:
+        return earlier
+    say(f"{path}: was of another checkpoint or number of samples; replaced")
+    return {}
 
 
 class OccupationScore(NamedTuple):

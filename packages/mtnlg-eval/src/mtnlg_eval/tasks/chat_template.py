@@ -16,8 +16,8 @@ from jinja2 import TemplateError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mtnlg_model.checkpoint.chat_files import own_file
 from mtnlg_model.console import Failure
-from mtnlg_model.convert.config_json import own_file
 from mtnlg_model.files import read_small
 
 if TYPE_CHECKING:

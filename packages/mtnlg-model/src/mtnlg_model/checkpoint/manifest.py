@@ -39,6 +39,8 @@ DtypeName = Literal["F64", "F32", "F16", "BF16"]
 ITEM_BYTES: Final[dict[str, int]] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
+CHAT_FILES: Final = ("chat_template.jinja", "generation_config.json", "tokenizer_config.json")
+"""Files that may be beside it, which `chat_files` explains."""
 MAX_MANIFEST_BYTES = 1 << 30
 CHUNK_BYTES = 256 << 10
 RETRY_SECONDS = 0.2
@@ -339,7 +341,8 @@ def parse_json(raw: bytes, schema: type[M], place: Path | str) -> M:
         field = ".".join(str(part) for part in first["loc"])
         value = repr(first["input"])
         assignment = f" = {value}" if len(value) <= 60 else ""
-        raise CheckpointError(f"{place}: {field}{assignment}: {first['msg']}") from None
+        where = f"{place}: {field}{assignment}" if field else place
+        raise CheckpointError(f"{where}: {first['msg']}") from None
 
 
 def _canonical(content: Any) -> str:  # noqa: ANN401  (any JSON value)

@@ -20,6 +20,7 @@ from mtnlg_model.decoder import Decoder
 
 from . import boxes
 from .manifest import (
+    CHAT_FILES,
     MANIFEST,
     MOMENTS,
     SLOTS,
@@ -107,10 +108,10 @@ class Checkpoint:
 
     @property
     def tokenizer_path(self) -> Path:
-        """The tokenizer.json inside the folder. Raises ``CheckpointError`` unless it is as long as listed."""
-        path = self.directory / TOKENIZER
-        check_file(path, self._manifest.files[TOKENIZER])
-        return path
+        """The tokenizer.json inside the folder, as long as listed, like its `CHAT_FILES`; else ``CheckpointError``."""
+        for name in self._manifest.files.keys() & {TOKENIZER, *CHAT_FILES}:
+            check_file(self.directory / name, self._manifest.files[name])
+        return self.directory / TOKENIZER
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import xxhash
 from mtnlg_model.files import atomic_open, sync_directory, write_text
 
 from . import boxes, tensor_file
+from .chat_files import read_chat_files
 from .manifest import (
     MANIFEST,
     TOKENIZER,
@@ -35,7 +36,7 @@ from .manifest import (
 from .tensor_file import DTYPE_NAMES, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -164,22 +165,25 @@ def publish(  # noqa: PLR0917  (public interface)
     progress: Progress,
     tokenizer: Path,
     optimizer_steps: int | None = None,
+    chat_files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Merge the parts of ``writers`` into the manifest and rename the folder to step-N. One process calls this.
 
     All writers must have closed; files are as long as they say, and none is looked at again. ``optimizer_steps`` is the
-    optimizer's count of updates, ``progress.step`` if None. Raises ``CheckpointError`` and publishes nothing unless the
-    pieces tile every tensor of ``config`` exactly once.
+    optimizer's count of updates, ``progress.step`` if None; ``chat_files`` those beside ``tokenizer`` if None. Raises
+    ``CheckpointError`` and publishes nothing unless the pieces tile every tensor of ``config`` exactly once.
     """
     folder, final = directory / f"step-{step}.tmp", directory / f"step-{step}"
-    vocabulary = tokenizer.read_bytes()
+    chat_files = read_chat_files(tokenizer.parent) if chat_files is None else chat_files
+    small = {TOKENIZER: tokenizer.read_bytes(), **chat_files}
     with collection_paused():
         parts = _in_threads(partial(read_part, folder), writers)
-        manifest = merge_parts(parts, config, progress, vocabulary, optimizer_steps, folder)
+        manifest = merge_parts(parts, config, progress, small, optimizer_steps, folder)
         text, listed = to_json(manifest), {MANIFEST, *manifest.files}
         del manifest  # while nothing collects
-    with atomic_open(folder / TOKENIZER) as copy:
-        copy.write(vocabulary)
+    for name, content in small.items():
+        with atomic_open(folder / name) as copy:
+            copy.write(content)
     write_text(folder / MANIFEST, text)
     _in_threads(Path.unlink, [path for path in folder.iterdir() if path.name not in listed])
     sync_directory(folder)
@@ -201,15 +205,18 @@ def merge_parts(  # noqa: PLR0917  (as `publish`)
     parts: Iterable[bytes],
     config: ModelConfig,
     progress: Progress,
-    tokenizer: bytes,
+    small: Mapping[str, bytes],
     optimizer_steps: int | None,
     folder: Path,
 ) -> Manifest:
     """The checked manifest of all writers' files, wherever these are; ``folder`` is only named in errors.
 
-    ``tokenizer`` is the content of tokenizer.json. Raises ``CheckpointError`` as `publish`.
+    ``small`` are files beside theirs: tokenizer.json and `CHAT_FILES`. Raises ``CheckpointError`` as `publish`.
     """
-    files = {TOKENIZER: FileEntry(bytes=len(tokenizer), checksum=xxhash.xxh3_128_hexdigest(tokenizer))}
+    files = {
+        name: FileEntry(bytes=len(content), checksum=xxhash.xxh3_128_hexdigest(content))
+        for name, content in small.items()
+    }
     pieces = _Pieces()
     for number, raw in enumerate(parts):
         part = parse_json(raw, PartialManifest, f"{folder}: part {number}")

@@ -14,12 +14,11 @@ The fields of transformers 4 are written, which both versions read.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from mtnlg_model.checkpoint.chat_files import own_file
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
@@ -29,6 +28,7 @@ from .families import FAMILIES, REQUIRED, UNREAD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from .families import Family, Setting
 
@@ -229,16 +229,3 @@ def _check_window(content: Mapping[str, Any], family: Family, config: ModelConfi
         raise Failure(
             f"{place}: sliding_window = {window!s:.100}: less than the sequence of {config.sequence}{way_out}"
         )
-
-
-def own_file(folder: Path, name: str) -> Path:
-    """A file of the folder; of links, whose target could be a secret, only those of Hugging Face's cache are followed.
-
-    In it snapshots/REVISION/FILE is a link to blobs/DIGEST of the same model. Whoever opens the path follows no other.
-    """
-    path, place = folder / name, folder.resolve()
-    if path.is_symlink() and place.parent.name == "snapshots":
-        blob = Path(os.path.normpath(place / path.readlink()))
-        if blob.parent == place.parent.parent / "blobs":
-            return blob
-    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from typing import TYPE_CHECKING, Final
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
+from mtnlg_model.checkpoint.chat_files import CONFIG, own_file, read_chat_files
 from mtnlg_model.checkpoint.manifest import TOKENIZER
 from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, write_tensor_file
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.tokenizer import Tokenizer
 
-from .config_json import own_file, read_family, to_config_json
+from .config_json import read_family, to_config_json
 from .family_tensors import from_theirs, their_shapes, to_theirs
 from .output import new_checkpoint, new_folder, require_file_size
 from .slow_tokenizer import tokenizer_of
@@ -75,10 +77,18 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path, advance: Advance) -
             write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
         tokenizer = Tokenizer(checkpoint.tokenizer_path)
         dtype = str(checkpoint.dtype("embedding.token.weight")).removeprefix("torch.")
-        ids = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eod}
+        ends = sorted(tokenizer.ends) if len(tokenizer.ends) > 1 else tokenizer.eod
+        ids = {"bos_token_id": tokenizer.bos, "eos_token_id": ends}
         write_json(partial / "config.json", {**content, **ids, "torch_dtype": dtype})
-        write_json(partial / "tokenizer_config.json", _tokenizer_json(config, tokenizer))
         shutil.copyfile(checkpoint.tokenizer_path, partial / TOKENIZER)
+        chat_files = read_chat_files(checkpoint.directory)
+        for name, raw in chat_files.items():
+            (partial / name).write_bytes(raw)
+        settings = json.loads(chat_files[CONFIG]) if CONFIG in chat_files else _tokenizer_json(config, tokenizer)
+        settings.pop("auto_map", None)  # names code
+        # Other classes of transformers 5 make a tokenizer of their own from the vocabulary in tokenizer.json.
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        write_json(partial / CONFIG, settings)
     return family.architecture
 
 
@@ -134,7 +144,6 @@ def _split_into_shards(specs: dict[str, TensorSpec]) -> list[list[str]]:
 
 def _tokenizer_json(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.sequence,
         "bos_token": tokenizer.bos_token,
         "eos_token": tokenizer.eod_token,

@@ -7,6 +7,7 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import TOKENIZER, Layout, Progress
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.console import Failure
@@ -58,7 +59,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterator[CheckpointWriter]:
     """Yield a writer for the checkpoint ``target``: weights only, without optimizer state and progress."""
     # Read first because it is needed last, which may be hours later, when another file may be there.
-    text = read_tokenizer(tokenizer)
+    text, chat_files = read_tokenizer(tokenizer), read_chat_files(tokenizer.parent)
     with new_folder(target) as partial:
         (partial / TOKENIZER).write_text(text, encoding="utf-8")
         # backlog=0 bounds memory to a few tensors.
@@ -66,7 +67,7 @@ def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterat
         yield writer
         writer.close()
         progress = Progress(step=0, samples=0, tokens=0, loss=0.0, stream="", layout=Layout())
-        step = publish(partial, 0, ["import"], config, progress, partial / TOKENIZER)
+        step = publish(partial, 0, ["import"], config, progress, partial / TOKENIZER, chat_files=chat_files)
         for path in step.iterdir():
             path.rename(partial / path.name)
         step.rmdir()

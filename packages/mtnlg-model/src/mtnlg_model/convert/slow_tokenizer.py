@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from mtnlg_model.checkpoint.chat_files import CONFIG, named_tokens, own_file, read_chat_files
 from mtnlg_model.checkpoint.manifest import TOKENIZER
 from mtnlg_model.console import Failure, foreign_data
 from mtnlg_model.files import read_small
 from mtnlg_model.tokenizer import BOS_NAMES, EOD_NAMES
 from mtnlg_model.tokenizer_file import LONGEST_TOKEN, read_tokenizer
-
-from .config_json import own_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +43,8 @@ QWEN: Final = (
 def tokenizer_of(folder: Path) -> Iterator[Path]:
     """Yield the path of a Hugging Face folder's tokenizer.json, made of its slow tokenizer's files if it has none.
 
+    Beside it are the folder's `chat_files`.
+
     Whether it puts a token before every text is as ``add_bos_token`` in tokenizer_config.json says; where that is
     silent, as the tokenizer.json does, and yes for a tokenizer.model. Raises ``Failure`` if the folder has no
     tokenizer, or if sentencepiece is needed and missing.
@@ -54,7 +55,9 @@ def tokenizer_of(folder: Path) -> Iterator[Path]:
         raise Failure(f"{folder}: no {TOKENIZER}, no {SENTENCEPIECE}, no {' and '.join(BYTE_LEVEL)}; put one there")
     try:
         with foreign_data(folder / model):
-            text = _definition(folder, model, _read_json(folder, "tokenizer_config.json"))
+            text = _definition(folder, model, _read_json(folder, CONFIG))
+            named_tokens(folder, Tokenizer.from_str(text))  # refuses what is malformed before the weights are read
+            chat_files = read_chat_files(folder)
     except Failure:
         raise
     except ImportError:
@@ -66,13 +69,18 @@ def tokenizer_of(folder: Path) -> Iterator[Path]:
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / TOKENIZER
         path.write_text(text, encoding="utf-8")
+        for name, content in chat_files.items():
+            path.with_name(name).write_bytes(content)
         yield path
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / name).exists():
         return {}
-    content = json.loads(read_small(own_file(folder, name), MAX_BYTES))
+    try:
+        content = json.loads(read_small(own_file(folder, name), MAX_BYTES))
+    except ValueError as error:
+        raise Failure(f"{folder / name}: not JSON: {error}") from None
     if not isinstance(content, dict):
         raise Failure(f"{folder / name}: not a table")
     return content

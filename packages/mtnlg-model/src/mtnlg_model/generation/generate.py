@@ -136,7 +136,7 @@ def complete(  # noqa: PLR0917  (the options of a completion)
     sampling: Sampling = GREEDY,
     stop: Sequence[str] = (),
 ) -> list[str]:
-    """The continuation of each prompt, up to the end of the document or the first ``stop`` text, both excluded.
+    """The continuation of each prompt up to the end of the document or answer, or the first ``stop`` text, excluded.
 
     An empty prompt begins a new document.
     """
@@ -176,7 +176,7 @@ def stream_text(  # noqa: PLR0917  (as complete)
 
 
 def decode_until_stop(tokenizer: Tokenizer, new: Sequence[int], stop: Sequence[str], *, behind: bool = False) -> str:
-    """Text of ``new`` up to the end of the document or the first ``stop`` text, both excluded; ``behind`` a prompt."""
+    """Text of ``new`` before the end of document or answer and the first ``stop`` text; ``behind`` a prompt."""
     decode = tokenizer.decode_behind if behind else tokenizer.decode
-    text = decode(new[:-1] if new and new[-1] == tokenizer.eod else new)
+    text = decode(new[:-1] if new and new[-1] in tokenizer.ends else new)
     return text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]

@@ -32,6 +32,8 @@ class Sampling(Settings):
 
 GREEDY = Sampling()
 NO_TOKEN = -1
+TINY = 1e-30
+"""Stands for smaller temperatures and top_p, which are 0 in fp32; the likeliest token has all the probability."""
 NO_NUMBERS = "the model computes no numbers (NaN): its weights are damaged, or too large for their precision"
 
 
@@ -66,7 +68,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     """Distribution [B, V] that tokens are drawn from, in fp32; requires a temperature above 0."""
-    p_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
+    p_BV = torch.softmax(logits_BV.float() / max(sampling.temperature, TINY), dim=-1)
     if sampling.top_k is not None:
         least_B1 = p_BV.topk(min(sampling.top_k, p_BV.shape[-1])).values[:, -1:]
         p_BV = torch.where(p_BV < least_B1, 0.0, p_BV)
@@ -74,7 +76,8 @@ def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         sorted_BV, order_BV = p_BV.sort(descending=True, stable=True)
         before_BV = sorted_BV.cumsum(-1) - sorted_BV
-        excluded_BV = torch.zeros_like(p_BV, dtype=torch.bool).scatter(1, order_BV, before_BV >= sampling.top_p)
+        beyond_BV = before_BV >= max(sampling.top_p, TINY)
+        excluded_BV = torch.zeros_like(p_BV, dtype=torch.bool).scatter(1, order_BV, beyond_BV)
         p_BV = p_BV.masked_fill(excluded_BV, 0)
         p_BV /= p_BV.sum(-1, keepdim=True)
     return p_BV

@@ -12,13 +12,15 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from mtnlg_model.checkpoint.manifest import latest, retain
+from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint, retain
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.console import IoFailure
+from mtnlg_model.tokenizer import carried_chat_files
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.record import metrics
 from mtnlg_parallel.record.run_dir import CHECKPOINTS
@@ -28,7 +30,6 @@ from .collectives import wait_for_all
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -124,6 +125,9 @@ class BackgroundCheckpoint:
     ) -> None:
         self._recipe, self._out, self._tokenizer, self._rank = recipe, out, tokenizer, rank
         self._directory, self._copier = out / CHECKPOINTS, copier
+        initial = recipe.train.initial
+        before = latest(self._directory) or (resolve_checkpoint(Path(initial)) if initial else None)
+        self._chat_files = carried_chat_files(before, tokenizer) if before and rank == 0 else {}
         self._during = during
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._buffers: list[Tensor] = []
@@ -177,7 +181,8 @@ class BackgroundCheckpoint:
         recipe, progress = self._recipe, copy.progress
         writers = [f"rank-{rank}" for rank in range(recipe.layout.world)]
         sync(self._out / metrics.FILE)  # a checkpoint's steps are on disk before it can be resumed
-        publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, copy.optimizer_steps)
+        steps, chat_files = copy.optimizer_steps, self._chat_files
+        publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, steps, chat_files)
         retain(self._directory, recipe.train.keep)
 
     def _wait_until_written(self) -> None:

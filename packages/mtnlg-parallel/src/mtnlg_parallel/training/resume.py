@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 
 from mtnlg_model.checkpoint.manifest import (
+    TOKENIZER,
     CheckpointError,
     Progress,
     collection_paused,
@@ -142,7 +143,7 @@ def _manifest(copy: MemoryCopy, recipe: Recipe, tokenizer: Path, folder: Path) -
     parts = [writer.part.model_dump_json().encode() for writer in copy.writers]
     steps = copy.writers[0].optimizer_steps
     with collection_paused():
-        manifest = merge_parts(parts, recipe.model, copy.progress, tokenizer.read_bytes(), steps, folder)
+        manifest = merge_parts(parts, recipe.model, copy.progress, {TOKENIZER: tokenizer.read_bytes()}, steps, folder)
         return to_json(manifest).encode()
 
 

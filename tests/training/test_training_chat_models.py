@@ -1,0 +1,53 @@
+"""What a chat model needs beside its weights goes on through training that starts from it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from mtnlg_model.checkpoint.manifest import CHAT_FILES, Layout, Progress
+from mtnlg_model.checkpoint.reader import Checkpoint, save
+from mtnlg_model.decoder import Decoder
+from mtnlg_model.tokenizer import Tokenizer
+from training.reference_loop import RunRanks, recipe_of
+
+SHORT: dict[str, Any] = {"batch": 8, "ramp": None, "validation_every": 0, "checkpoint_every": 2}
+
+
+def write_tokenizer(path: Path, *special: str) -> None:
+    """A tokenizer of 64 tokens."""
+    words = tokenizers.models.WordLevel({str(n): n for n in range(64 - len(special))}, unk_token="0")  # noqa: S106
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(path))
+
+
+def test_chat_files_go_on_from_a_runs_first_weights_and_from_its_checkpoints(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    data, start = shutil.copytree(data, tmp_path / "data"), tmp_path / "start"
+    start.mkdir()
+    for folder in (start, data / "tokens"):
+        write_tokenizer(folder / "tokenizer.json", "<|endoftext|>", "<|im_end|>")
+    (start / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
+    (start / "generation_config.json").write_text(json.dumps({"eos_token_id": [62, 63]}))
+    recipe = recipe_of((1, 1, 2), samples=16, **SHORT)
+    progress = Progress(step=1, samples=8, tokens=64, loss=4.0, stream="", layout=Layout())
+    step = save(Decoder(recipe.model), tmp_path / "weights", 1, progress, start / "tokenizer.json")
+    recipe = recipe_of((1, 1, 2), samples=16, initial=str(step), **SHORT)
+    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
+    shutil.rmtree(tmp_path / "weights")  # what comes next goes by the run's own
+    recipe = recipe_of((1, 1, 2), samples=32, initial=str(step), **SHORT)
+    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
+    for number in (2, 4):
+        checkpoint = Checkpoint.open(tmp_path / "out" / "checkpoints" / f"step-{number}")
+        checkpoint.verify()
+        assert Tokenizer(checkpoint.tokenizer_path).ends == {62, 63}
+        assert [(checkpoint.directory / name).exists() for name in CHAT_FILES] == [True, True, False]
+    write_tokenizer(data / "tokens" / "tokenizer.json", "<|im_end|>", "<|endoftext|>")
+    recipe = recipe_of((1, 1, 2), samples=48, initial=str(step), **SHORT)
+    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
+    other = Checkpoint.open(tmp_path / "out" / "checkpoints" / "step-6")
+    assert Tokenizer(other.tokenizer_path).ends == {63}, "numbers of other tokens are not carried on"
