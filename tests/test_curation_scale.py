@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
+import os
 import subprocess
 import sys
 import sysconfig
@@ -211,6 +213,20 @@ def test_what_a_stage_took_is_its_own_however_late_the_watch_comes(
     small, large = (stage.driver_bytes for stage in watch.stages.values())
     assert small < 100e6
     assert large > 200e6
+
+
+def test_of_a_library_a_share_is_counted_whatever_the_kernel_has_mapped(tmp_path: Path) -> None:
+    uncounted, share = (getattr(benchmark("run_watch"), name) for name in ("uncounted_bytes", "LIBRARY_SHARE"))
+    size = 50_000_000 // mmap.PAGESIZE * mmap.PAGESIZE
+    (tmp_path / "large.so").write_bytes(bytes(size))
+    before = uncounted(os.getpid())
+    with (
+        (tmp_path / "large.so").open("rb") as file,
+        mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as library,
+    ):
+        assert uncounted(os.getpid()) - before == pytest.approx(-share * size, abs=2e6)
+        assert not any(library[:: mmap.PAGESIZE])
+        assert uncounted(os.getpid()) - before == pytest.approx((1 - share) * size, abs=2e6)
 
 
 def test_a_worker_or_one_process_for_all_takes_the_memory_that_is_planned(curated: list[Curated]) -> None:
