@@ -92,6 +92,19 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     return int(ended.value.code or 0)
 
 
+def evaluated_by_hf(folder: Path, tasks: Path, names: list[str], **options: object) -> dict[str, Any]:
+    """What lm-eval's own backend gives."""
+    results: dict[str, Any] = simple_evaluate(
+        "hf",
+        model_args={"pretrained": str(folder), "dtype": "float32", "device": "cpu"},
+        tasks=names,
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+        **options,
+    )
+    return results
+
+
 def results_under(folder: Path) -> dict[str, Any]:
     (path,) = folder.rglob("results_*.json")
     content: dict[str, Any] = json.loads(path.read_bytes())
@@ -118,13 +131,7 @@ def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(
     }
     with progress("export", 1) as advance:
         export_huggingface(checkpoint, tmp_path / "gpt2", advance)
-    theirs = simple_evaluate(
-        "hf",
-        model_args={"pretrained": str(tmp_path / "gpt2"), "dtype": "float32", "device": "cpu"},
-        tasks=names,
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        bootstrap_iters=0,
-    )
+    theirs = evaluated_by_hf(tmp_path / "gpt2", tasks, names)
     for name in [*KINDS, "choices"]:
         expected = {key: value for key, value in theirs["results"][name].items() if isinstance(value, float)}
         compared = {key: ours["results"][name][key] for key in expected if "stderr" not in key}
@@ -151,13 +158,7 @@ def test_prompts_without_a_context_begin_as_the_hf_backends_do(
     (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(names_of_tokens))
     words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", "out", "--log_samples"]
     assert run(monkeypatch, "lm-eval", "--model_args", f"checkpoint=hf,store={tmp_path / 'store'}", *words) == 0
-    theirs = simple_evaluate(
-        "hf",
-        model_args={"pretrained": str(tmp_path / "hf"), "dtype": "float32", "device": "cpu"},
-        tasks=names,
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        bootstrap_iters=0,
-    )
+    theirs = evaluated_by_hf(tmp_path / "hf", tasks, names)
     for name in names:
         (path,) = (tmp_path / "out").rglob(f"samples_{name}_2*.jsonl")
         ours = [json.loads(line)["filtered_resps"] for line in path.read_text().splitlines()]
@@ -194,12 +195,10 @@ def test_prompts_of_a_chat_template_are_the_hf_backends(
     (tmp_path / "hf" / "chat_template.jinja").write_text(TEMPLATE)
     model = f"checkpoint={tmp_path / 'checkpoints'},store={tmp_path / 'store'}"
     assert run(monkeypatch, "lm-eval", "--model_args", model, *words) == 0
-    theirs = simple_evaluate(
-        "hf",
-        model_args={"pretrained": str(tmp_path / "hf"), "dtype": "float32", "device": "cpu"},
-        tasks=names,
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        bootstrap_iters=0,
+    theirs = evaluated_by_hf(
+        tmp_path / "hf",
+        tasks,
+        names,
         apply_chat_template=True,
         fewshot_as_multiturn=multiturn,
         system_instruction="Be brief.",
