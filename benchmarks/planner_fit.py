@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Constant(NamedTuple):
-    """A fitted constant: where it applies (a part of a GPU's or program's name), bounds, value of who knows nothing.
+    """A fitted constant: the GPU, cluster or program (a part of its name), bounds, value of who knows nothing.
 
     That is nan where others of the same field are measured: their mean.
     """
@@ -49,10 +49,12 @@ CONSTANTS: Final = {
     "gpu fp8": Constant("H100|H200|B200", 0.7, 1.2, 1.0),
     "gpu launch_seconds": Constant("A100", 10e-6, 50e-6, 25e-6),
     "gpu socket_skew": Constant("A100", 1.0, 1.5, 1.2),
+    "gpu link": Constant("jean-zay", 0.2, 1.0, 0.78),
     "program attention_share": Constant("llm-foundry", 0.2, 1.0, 1.0),
+    "program attention_backward": Constant("llm-foundry", 2.0, 8.0, 2.5),
+    "program attention_head": Constant("llm-foundry", 0.0, 60.0, 24.0),
     "program prefetch_share llm-foundry": Constant("llm-foundry", 0.0, 1.0, 0.5),
     "program prefetch_share torchtitan": Constant("torchtitan", 0.0, 1.0, 0.5),
-    "program launch_wait_seconds": Constant("megatron-deepspeed-bloom", 1e-6, 150e-6, 30e-6),
     "program hop_seconds": Constant("megatron-deepspeed-2021", 0.0, 20e-3, 0.0),
     "module COPIED_SHARE": Constant("", 0.3, 1.0, 0.9),
     "module MISALIGNED": Constant("", 0.05, 1.0, 1.0),
@@ -88,8 +90,7 @@ class Rows:
         if kind == "module":
             return float(getattr(MODULES[field], field))
         for run in self.runs:
-            thing = run.cluster.gpu.name if kind == "gpu" else run.software.name
-            if any(part in thing for part in CONSTANTS[name].where.split("|")):
+            if _applies(name, run):
                 return float(getattr(run.cluster.measured if kind == "gpu" else run.software, field))
         return CONSTANTS[name].high
 
@@ -126,13 +127,14 @@ class Rows:
 
 
 def _named(values: dict[str, float], kind: str, run: PublishedRun) -> dict[str, float]:
-    thing = run.cluster.gpu.name if kind == "gpu" else run.software.name
-    applying = (name for name in values if name.startswith(kind))
-    return {
-        name.split()[1]: values[name]
-        for name in applying
-        if any(part in thing for part in CONSTANTS[name].where.split("|"))
-    }
+    applying = (name for name in values if name.startswith(kind) and _applies(name, run))
+    return {name.split()[1]: values[name] for name in applying}
+
+
+def _applies(name: str, run: PublishedRun) -> bool:
+    """Whether a constant of a GPU, a cluster or a program is one of this run's."""
+    things = (run.cluster.name, run.cluster.gpu.name) if name.startswith("gpu") else (run.software.name,)
+    return any(part in thing for part in CONSTANTS[name].where.split("|") for thing in things)
 
 
 COMPUTED: Final = "vTrain, computed"

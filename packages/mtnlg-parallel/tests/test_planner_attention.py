@@ -6,8 +6,8 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import Cluster, load_cluster
 from mtnlg_parallel.planner.costs import layer as layer_cost
-from mtnlg_parallel.planner.costs.attention import FLASH_BACKWARD, attention
-from mtnlg_parallel.planner.programs import load_software
+from mtnlg_parallel.planner.costs.attention import attention
+from mtnlg_parallel.planner.programs import Software, load_software
 from mtnlg_parallel.planner.run import Run
 
 DGX, H100 = load_cluster("dgx-a100"), load_cluster("dgx-h100")
@@ -33,7 +33,7 @@ def test_attention_takes_the_published_time(name: str, native: bool, row: int, m
     program = CORE.model_copy(update={"native_attention": native})
     shape = Run(SMALL.model_copy(update={"sequence": row}), Layout(), 1).shape
     seconds = sum(attention(shape, cluster, program, backward).products for backward in (False, True))
-    operations = (1 + FLASH_BACKWARD) * 2 * row**2 * SMALL.hidden
+    operations = (1 + CORE.attention_backward) * 2 * row**2 * SMALL.hidden
     assert operations / seconds / 1e12 == pytest.approx(measured, rel=0.08)
 
 
@@ -43,6 +43,21 @@ def test_kernels_of_the_generation_are_for_heads_of_128_and_narrower(heads: int,
     plain = CORE.model_copy(update={"native_attention": False})
     times = [attention(shape, H100, program, False).products for program in (CORE, plain)]
     assert (times[0] < times[1]) is native
+
+
+def test_attention_in_triton_is_slow_backward_and_minds_narrow_heads_less() -> None:
+    """So its authors say of both passes (flash_attn_triton.py); how much was fitted to llm-foundry's runs."""
+    triton, plain = load_software("llm-foundry"), CORE.model_copy(update={"native_attention": False})
+
+    def seconds(heads: int, program: Software) -> list[float]:
+        shape = Run(SMALL.model_copy(update={"heads": heads}), Layout(), 1).shape
+        return [attention(shape, DGX, program, backward).products for backward in (False, True)]
+
+    wide, narrow = ([seconds(heads, program) for program in (triton, plain)] for heads in (32, 64))
+    assert wide[0][1] / wide[0][0] == pytest.approx(triton.attention_backward)
+    assert wide[0][1] / wide[0][0] > wide[1][1] / wide[1][0] == pytest.approx(2.5)
+    assert sum(wide[0]) > sum(wide[1])
+    assert 1 < sum(narrow[0]) / sum(wide[0]) < sum(narrow[1]) / sum(wide[1])
 
 
 def test_a_clock_slows_products_and_attention_but_not_memory() -> None:

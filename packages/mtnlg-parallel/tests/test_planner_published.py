@@ -36,8 +36,8 @@ def of_family(family: str, *, precision: str | None = None) -> list[Row]:
         ("nvidia-dgxc-gpt3", "fp8", 0.03),
         ("nvidia-dgxc-gb200", "bf16", 0.02),
         ("torchtitan", None, 0.06),
-        ("mosaic-fsdp", None, 0.08),
-        ("bloom-prequel", None, 0.09),
+        ("mosaic-fsdp", None, 0.05),
+        ("bloom-prequel", None, 0.05),
     ],
 )
 def test_published_steps_are_predicted(family: str, precision: str | None, bound: float) -> None:
@@ -59,10 +59,10 @@ def test_published_steps_are_predicted(family: str, precision: str | None, bound
         ("nemo-summary", "GB200", "fp8", 0.06),
         ("nemo-long", "H100", "fp8", 0.06),
         ("torchtitan", "H100", None, 0.10),
-        ("mosaic-fsdp", "H100", "bf16", 0.05),
-        ("mosaic-fsdp", "H100", "fp8", 0.06),
-        ("mosaic-fsdp", "A100", None, 0.06),
-        ("bloom-prequel", "A100", None, 0.09),
+        ("mosaic-fsdp", "H100", "bf16", 0.04),
+        ("mosaic-fsdp", "H100", "fp8", 0.04),
+        ("mosaic-fsdp", "A100", None, 0.05),
+        ("bloom-prequel", "A100", None, 0.05),
     ],
 )
 def test_runs_to_which_nothing_was_fitted_are_predicted(

@@ -262,6 +262,19 @@ def test_an_h100_of_94_to_96_gb_is_that_of_500_w(tmp_path: Path, name: str) -> N
     assert described(tmp_path, hardware=name).cluster.name == "hgx-h100-96gb"
 
 
+@pytest.mark.parametrize(
+    ("network", "cluster"),
+    [
+        ("4x Omni-Path 100 Gb/s a node (tr11 README)", "jean-zay"),
+        ("Jean Zay", "jean-zay"),
+        ("Selene: 8x HDR200 InfiniBand a node", "selene"),
+        ("8x HDR200 InfiniBand a node", "dgx-a100"),
+    ],
+)
+def test_a_network_names_its_site(tmp_path: Path, network: str, cluster: str) -> None:
+    assert described(tmp_path, hardware="A100-80GB", network=network, precision="bf16").cluster.name == cluster
+
+
 def test_megatron_lm_on_gpus_of_2022_and_later_is_megatron_core(tmp_path: Path) -> None:
     names = []
     for cells in (

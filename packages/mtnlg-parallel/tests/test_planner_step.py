@@ -316,6 +316,16 @@ def test_stages_of_a_pipeline_gather_their_weights_and_reduce_their_gradients_on
     assert slow_many.breakdown.tensor_comms == pytest.approx(fast_many.breakdown.tensor_comms)
 
 
+def test_a_host_that_waits_for_each_operation_adds_its_time_to_the_gpus() -> None:
+    run, program = Run(SMALL, Layout(tp=2, pp=4), 8), load_software("megatron-deepspeed-bloom")
+    waiting, at_once = (
+        predict(run, changed(DGX, "measured", launch_seconds=seconds), program).pipeline.forward[1]
+        for seconds in (30e-6, 0.0)
+    )
+    launches = 4 * layer_cost.layer(run.shape, DGX, program).forward.launches
+    assert waiting - at_once == pytest.approx(launches * 30e-6)
+
+
 def test_a_send_beside_computing_takes_half_of_its_time() -> None:
     run, program = Run(SMALL, Layout(tp=8, pp=4, dp=4), 64), load_software("megatron-lm")
     slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 2)

@@ -73,10 +73,16 @@ class Software(Settings):
     )
     pads_vocabulary: bool = Field(True, description="pads the vocabulary to a multiple of 128 tp, as Megatron does")
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="rate of its flash attention relative to the GPU's best of the kind"
+        1.0, description="rate of its flash attention's forward pass relative to the GPU's best of the kind"
     )
-    launch_wait_seconds: Annotated[float, Field(ge=0.0, lt=1e-3)] = Field(
-        0.0, description="what each launch takes while the GPU waits; 0 where the host runs ahead"
+    attention_backward: Annotated[float, Field(ge=2.0, lt=10.0)] = Field(
+        2.5, description="time of its backward pass over that of its forward pass; five products over two"
+    )
+    attention_head: Annotated[float, Field(ge=0.0)] = Field(
+        24.0, description="width of heads at which it sustains half of its rate with wide heads"
+    )
+    blocks_launches: bool = Field(
+        False, description="the host waits for each operation (CUDA_LAUNCH_BLOCKING), and the GPU for the next launch"
     )
     master_bytes: Annotated[int, Field(ge=0)] = Field(4, description="of a 16-bit weight beside it, in the optimizer")
     bucket_bytes: Annotated[float, Field(ge=0.0)] = Field(0.0, description="buffers of its reductions and gathers")
@@ -131,9 +137,9 @@ SOFTWARE: Final[dict[str, Software]] = {
         ENGINES[1]: _OURS.model_copy(update=_PIPELINE_ENGINE),
         # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
         "megatron-deepspeed": Software(uneven_stages=True, reduce_scatter=False, bucket_bytes=4e9),
-        # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; the wait and 2 GB of its buffers are fitted.
+        # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; 2 GB of its buffers are fitted.
         "megatron-deepspeed-bloom": Software(
-            uneven_stages=True, reduce_scatter=False, bucket_bytes=6e9, launch_wait_seconds=90e-6
+            uneven_stages=True, reduce_scatter=False, bucket_bytes=6e9, blocks_launches=True
         ),
         # The private branch that trained MT-NLG: every rank sends the whole activation. What a send takes
         # beside that is set by the step of 60.1 s on 280 nodes, and by nothing else (docs/decisions/0061, 0109).
@@ -191,14 +197,17 @@ SOFTWARE: Final[dict[str, Software]] = {
             shards_weights=True,
             multiplies_fp8=True,
         ),
-        # FSDP of PyTorch 2.0, attention with ALiBi's biases. Of every batch Composer takes cross entropy and
-        # perplexity, each a cast of the logits to fp32 (6 bytes) and a log-softmax (8). Both shares fitted.
+        # FSDP of PyTorch 2.0, Triton's flash attention with ALiBi's biases, slow in its backward pass. Of every batch
+        # Composer takes cross entropy and perplexity, each a cast of the logits to fp32 (6 bytes) and log-softmax (8).
+        # Attention's three figures and the share that is hidden are fitted.
         "llm-foundry": Software(
             pads_vocabulary=False,
             flash_attention=True,
             fused_loss=True,
             metric_bytes=28,
-            attention_share=0.55,
+            attention_share=0.66,
+            attention_backward=4.0,
+            attention_head=8.0,
             prefetch_share=0.0,
             shards_weights=True,
             multiplies_fp8=True,

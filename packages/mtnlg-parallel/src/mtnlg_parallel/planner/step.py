@@ -188,8 +188,8 @@ def _elapsed(cost: Cost, run: Run, cluster: Cluster, software: Software) -> floa
     """
     skew = cluster.measured.socket_skew if run.layout.tp > cluster.node.socket_gpus else 1.0
     host = cost.launches * cluster.measured.launch_seconds * skew
-    if software.launch_wait_seconds:
-        return cost.busy + cost.launches * software.launch_wait_seconds
+    if software.blocks_launches:
+        return cost.busy + host
     return float((cost.busy**OVERLAP_EXPONENT + host**OVERLAP_EXPONENT) ** (1 / OVERLAP_EXPONENT))
 
 

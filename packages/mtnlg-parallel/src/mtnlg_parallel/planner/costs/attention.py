@@ -2,7 +2,7 @@
 
 Flash attention at rows of length s and heads of width d sustains, both passes together,
 
-    peak * share * s / (s + ROW) * d / (d + HEAD)
+    peak * share * s / (s + ROW) * d / (d + attention_head)
 
 as blocks on the diagonal do twice the work that counts, and softmax runs beside products of depth d. With a causal mask
 and heads of 128, NVIDIA's cudnn-frontend measured so many TFLOP/s at rows of 4,096 to 65,536 (in brackets, this
@@ -41,12 +41,6 @@ ROW: Final = 1000
 
 NATIVE_HEAD: Final = 128
 """Widest head whose backward pass kernels made for the GPU's generation have (cuDNN's support matrix of 2024)."""
-
-HEAD: Final = 24
-"""Head width at which it sustains half of its rate with wide heads."""
-
-FLASH_BACKWARD: Final = 2.5
-"""Products of the backward pass over those of the forward pass: five, with the scores computed again, over two."""
 
 MERGE_BYTES: Final = (41, 58)
 """Traffic an element of a block of the ring that is merged in fp32, an operation at a time, forward and backward.
@@ -92,9 +86,9 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
         * row
         / (row + ROW)
         * d
-        / (d + HEAD)
+        / (d + software.attention_head)
     )
-    seconds = (FLASH_BACKWARD if backward else 1.0) * operations / rate
+    seconds = (software.attention_backward if backward else 1.0) * operations / rate
     cost = Cost(seconds, memory_seconds(cluster, 0.0, 1), 0.0, 6 if backward else 3)
     if shape.cp == 1:
         return cost

@@ -104,6 +104,9 @@ GPT2_TOKENS: Final = 50257
 GATED_MULTIPLE: Final = 256
 """Llama's gated MLPs are two thirds of 4 h wide, in multiples of this."""
 
+A100_SITES: Final = ((r"Selene", "selene"), (r"Omni-?Path|Jean[ -]?Zay", "jean-zay"))
+"""Words of a network, and the cluster whose network it is."""
+
 RACKS: Final = ("gb200-nvl72",)
 """Clusters whose NVLink domain is a rack of servers: ``gpus_per_node`` is then a server's."""
 
@@ -320,7 +323,8 @@ def _cluster(cells: dict[str, str]) -> Cluster:
     name = cluster_with(cells["hardware"])
     if name is None:
         raise ValueError(f"hardware {cells['hardware']!r} is not known to the planner")
-    cluster = load_cluster("selene" if name == "dgx-a100" and "Selene" in network else name)
+    site = next((site for words, site in A100_SITES if re.search(words, network)), name)
+    cluster = load_cluster(site if name == "dgx-a100" else name)
     gpus = _count(cells, "gpus_per_node", cluster.node.gpus)
     share = (network_bandwidth(network, gpus) or cluster.network_share * gpus) / gpus
     domain = cluster.node.gpus if cluster.name in RACKS else gpus
