@@ -77,6 +77,15 @@ def test_a_predicted_step_time_is_said_to_be_rough_on_cpus_alone(tmp_path: Path)
     assert forecast(recipe_of(), "dgx-a100", force=False).rough is False
 
 
+def test_a_step_time_is_of_the_layout_that_trained_last(tmp_path: Path) -> None:
+    lines = [{"step": n, "seconds": 9.0 if n < 7 else 0.5, "batch_size": 8} for n in range(1, 10)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = [{"event": "resumed", "time": 1.0, "step": 0}, {"event": "resumed", "time": 2.0, "step": 6}]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    line = compare_step_time(tmp_path, recipe_of(), Forecast("here", 0.25, 1e9, rough=False))
+    assert line == "a step of 8 took 0.5 s, predicted 0.25 s"
+
+
 @pytest.mark.parametrize(("gpu", "said"), [("NVIDIA H200", "hgx-h200"), ("NVIDIA L40S", "NVIDIA L40S, which it does")])
 def test_a_forecast_says_which_gpu_it_does_not_know(gpu: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

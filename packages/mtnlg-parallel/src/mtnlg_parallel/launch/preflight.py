@@ -11,6 +11,7 @@ from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, cluster
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.run import train_run, train_software
 from mtnlg_parallel.planner.step import predict
+from mtnlg_parallel.record.history import number, read_events
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
 
 from .local import cores
@@ -70,8 +71,13 @@ def forecast(recipe: Recipe, cluster: str | None, force: bool, device: Literal["
 
 
 def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | None:
-    """A line with the measured step time, the median over full batches but the first, beside the predicted one."""
-    seconds = [training_seconds(step) for step in read_steps(out) if step["batch_size"] == recipe.train.batch][1:]
+    """A line with the measured step time beside the predicted one.
+
+    The median over full batches since the run last started, but the first: what came before may be of another layout.
+    """
+    begins = [number(event, "step") for event in read_events(out) if event["event"] == "resumed"]
+    steps = [step for step in read_steps(out) if step["step"] > (begins or [0])[-1]]
+    seconds = [training_seconds(step) for step in steps if step["batch_size"] == recipe.train.batch][1:]
     if not seconds:
         return None
     median = statistics.median(seconds)
