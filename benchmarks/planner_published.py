@@ -34,7 +34,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from mtnlg_parallel.planner import interval
-from mtnlg_parallel.planner.interval import ANY, kind_of
+from mtnlg_parallel.planner.interval import ANY, UNSEEN, kind_of
 from mtnlg_parallel.planner.published.rows import read_rows
 from planner_fit import CONSTANTS, Rows, fit, hold_out, jacobian, size_folds, source_of
 from record import default_out, today, write_result
@@ -121,18 +121,36 @@ def inside(rows: Rows, errors: Vector) -> NDArray[np.bool_]:
     return result
 
 
-def write_intervals(rows: Rows, errors: Vector) -> None:
-    """Write the interval of each kind of measured runs from held-out errors, and of other programs what holds all."""
-    kinds, _ = (each[~rows.computed] for each in kinds_and_sizes(rows))
-    errors = errors[~rows.computed]
-    names = [kind for kind in sorted(set(kinds.tolist())) if (kinds == kind).sum() >= SHRINKAGE]
+def write_intervals(rows: Rows, sizes_out: Vector, sources_out: Vector) -> None:
+    """Write the interval of each kind of measured runs, of other measured kinds, and of programs nobody has measured.
+
+    The first two are from errors with hidden sizes held out, the last from those with sources held out.
+    """
+    measured = ~rows.computed
+    kinds, _ = (each[measured] for each in kinds_and_sizes(rows))
+    seen = sorted(set(kinds.tolist()))
     lines = ["# Measured over predicted step time, 90 % of held-out runs: benchmarks/planner_published.py."]
-    for kind in (ANY, *names):
-        number, half = (kinds == kind).sum() or len(kinds), width(kinds, errors, kind)
-        lines += [f'\n["{kind}"]']
-        lines += [f"gpus = {json.dumps(sorted({run.cluster.gpu.name for run in rows.runs}))}"] if kind == ANY else []
-        lines += [f"runs = {number}", f"low = {np.exp(-half):.3f}", f"high = {np.exp(half):.3f}"]
+    gpus = json.dumps(sorted({run.cluster.gpu.name for run in rows.runs}))
+    lines += _interval(UNSEEN, len(kinds), unseen_width(rows, sources_out))
+    for kind in (ANY, *(each for each in seen if (kinds == each).sum() >= SHRINKAGE)):
+        half = width(kinds, sizes_out[measured], kind)
+        lines += _interval(kind, int((kinds == kind).sum()) or len(kinds), half)
+        lines += [f"gpus = {gpus}", f"kinds = {json.dumps(seen)}"] if kind == ANY else []
     INTERVALS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _interval(name: str, runs: int, half: float) -> list[str]:
+    return [f'\n["{name}"]', f"runs = {runs}", f"low = {np.exp(-half):.3f}", f"high = {np.exp(half):.3f}"]
+
+
+def unseen_width(rows: Rows, errors: Vector) -> float:
+    """Return what `COVERED` of the runs of programs do not exceed whose source was held out, each program alike."""
+    measured = ~rows.computed
+    sizes = np.abs(errors[measured])
+    programs = [run.software.name for run, real in zip(rows.runs, measured, strict=True) if real]
+    weights, order = np.array([1 / programs.count(each) for each in programs]), np.argsort(sizes)
+    place = np.searchsorted(np.cumsum(weights[order]), COVERED * weights.sum())
+    return float(sizes[order][place])
 
 
 TRIALS: Final = "bloom-prequel"
@@ -245,7 +263,7 @@ def main() -> None:
             errors = [f"{np.expm1(errors[number]):+.4f}" for errors in columns.values()]
             writer.writerow([source_of(row), row.cells.get("id") or number, rows.measured[number], *errors])
     if options.intervals:
-        write_intervals(rows, columns["without hidden size"])
+        write_intervals(rows, columns["without hidden size"], columns["without source"])
     draw(HERE.parent / "docs" / "planner-accuracy.svg", rows, columns)
 
 

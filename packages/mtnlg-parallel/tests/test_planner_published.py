@@ -127,13 +127,17 @@ def test_intervals_hold_the_steps_they_are_made_from_and_are_of_use() -> None:
         assert predicted["high_step_seconds"] <= most * predicted["low_step_seconds"]
 
 
-def test_a_program_that_nobody_measured_gets_the_interval_of_all() -> None:
+def test_a_program_that_nobody_measured_gets_the_interval_of_programs_held_out() -> None:
+    """This package's engines are among them, until they have run on GPUs; of MT-NLG's program three runs are known."""
     run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
-    ours, theirs = (
-        interval_of(run, H100, load_software(name)) for name in ("mtnlg-parallel-pipeline", "megatron-core")
+    ours, few, theirs = (
+        interval_of(run, H100, load_software(name))
+        for name in ("mtnlg-parallel-pipeline", "megatron-deepspeed-2021", "megatron-core")
     )
-    assert "all programs" in ours.kind
-    assert ours.high - ours.low > theirs.high - theirs.low
+    assert ours.kind.endswith("runs of programs that were held out")
+    assert few.kind.endswith("runs of all programs")
+    assert ours.high - ours.low > few.high - few.low > theirs.high - theirs.low
+    assert ours.low <= 0.85
 
 
 def test_rows_that_nobody_measured_make_no_interval() -> None:
@@ -152,7 +156,7 @@ def test_eight_bits_are_a_kind_of_runs_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["dgx-b200", "dgx1-v100"])
-def test_a_gpu_that_nobody_measured_gets_an_interval_no_narrower_than_that_of_all(name: str) -> None:
+def test_a_gpu_that_nobody_measured_gets_an_interval_no_narrower_than_that_of_programs_held_out(name: str) -> None:
     run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
     core = load_software("megatron-core")
     measured, new, other = (

@@ -3,7 +3,8 @@
 `benchmarks/planner_published.py` holds out folds of whole hidden sizes, fits the constants on all others, and writes to
 ``intervals.toml`` how wide a kind of runs is: what 90 % of its next runs do not exceed, by its held-out errors and some
 of all kinds'. A kind is a program, in 8 bits or not; one of fewer than eight measured runs gets what holds 90 % of all
-runs, and a GPU that nobody has measured no narrower one (docs/decisions/0170).
+runs (docs/decisions/0170). A program or a GPU that nobody has measured gets what holds 90 % of the runs of programs
+whose every run was held out, each program counting the same (docs/decisions/0214).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .run import Run
 
 ANY: Final = "all"
+UNSEEN: Final = "unseen"
+"""Names in intervals.toml of what is no kind: all runs, and those of programs held out."""
 
 
 class Interval(NamedTuple):
@@ -45,12 +48,17 @@ def kind_of(run: Run, software: Software) -> str:
 def interval_of(run: Run, cluster: Cluster, software: Software) -> Interval:
     """The interval of this run's step time."""
     measured, name = _intervals(), kind_of(run, software)
-    everything = measured[ANY]
-    figures = measured.get(name, everything)
+    everything, unseen = measured[ANY], measured[UNSEEN]
+    if name in measured:
+        figures, whose = measured[name], name
+    elif name in everything["kinds"]:
+        figures, whose = everything, "all programs"
+    else:
+        figures, whose = unseen, "programs that were held out"
     low, high = figures["low"], figures["high"]
-    kind = f"{figures['runs']:.0f} runs of {name if name in measured else 'all programs'}"
+    kind = f"{figures['runs']:.0f} runs of {whose}"
     sheet = cluster_with(cluster.gpu.name)  # of a calibrated cluster the GPU has the name that the driver gives it
     if sheet is None or load_cluster(sheet).gpu.name not in everything["gpus"]:
-        low, high = min(low, everything["low"]), max(high, everything["high"])
+        low, high = min(low, unseen["low"]), max(high, unseen["high"])
         kind += ", none of them on this GPU"
     return Interval(low, high, kind)
