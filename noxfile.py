@@ -24,6 +24,8 @@ import nox
 
 nox.needs_version = ">=2025.5.1"
 nox.options.sessions = ["quickstart"]
+# Images set it. Nothing is compiled when installed (`pip` below), so every rank would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Relative paths: nox runs in the folder of this file.
 HOUSE = Path(".nox/house")
