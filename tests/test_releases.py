@@ -154,7 +154,8 @@ def test_what_a_session_starts_keeps_what_python_compiles() -> None:
     """Else each process compiles all that it imports, as nothing was when installed: 10 s a rank, of 14."""
     start = "import noxfile, subprocess, sys; subprocess.run([sys.executable, '-c', {!r}], check=True)"
     code = start.format("import sys; sys.exit(sys.dont_write_bytecode)")
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, check=True)
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
 
 
 class Session:
