@@ -66,6 +66,8 @@ XDIST = "pytest-xdist==3.8.0"
 SITE_TOOLS = ("sphinx==9.0.4", "myst-parser==5.2.0", "furo==2025.12.19", "sphinx-copybutton==0.5.2")
 # A file's tests stay in one process, which shares what they prepare; more processes than files of weight gain nothing.
 IN_PARALLEL = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile")
+# Whole runs start processes of their own, which often wait for each other: two at a time, begun in the order of files.
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 @nox.session(venv_backend="none")
@@ -173,8 +175,7 @@ def tests(session: nox.Session) -> None:
         session.log(f"mtnlg-{package}: its tests have passed against its wheel, and nothing has changed since")
     if left := [f"packages/mtnlg-{package}/tests" for package in PACKAGES if package not in passed]:
         run_in_house(session, "python", "-m", "pytest", *IN_PARALLEL, *left)
-    # Whole runs start processes of their own, as many as the machine has cores or more.
-    run_in_house(session, "python", "-m", "pytest", "tests")
+    run_in_house(session, "python", "-m", "pytest", *SIDE_BY_SIDE, "tests")
 
 
 @nox.session(venv_backend="none", default=False)

@@ -197,8 +197,8 @@ def test_packages_whose_tests_have_passed_alone_are_not_tested_again(
         stamp.write_text(state)
     left = tuple(f"packages/mtnlg-{package}/tests" for package in ("model", "parallel", "eval"))
     noxfile.tests(Session())
-    assert ran == [(*noxfile.IN_PARALLEL, *left), ("tests",)]
+    assert ran == [(*noxfile.IN_PARALLEL, *left), (*noxfile.SIDE_BY_SIDE, "tests")]
     source.write_text("two")
     ran.clear()
     noxfile.tests(Session())
-    assert ran == [(*noxfile.IN_PARALLEL, "packages/mtnlg-data/tests", *left), ("tests",)]
+    assert ran == [(*noxfile.IN_PARALLEL, "packages/mtnlg-data/tests", *left), (*noxfile.SIDE_BY_SIDE, "tests")]
