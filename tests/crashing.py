@@ -103,7 +103,7 @@ class Disk:
         for path, revert in reversed(self._unsynced):
             if path in persisted or self._rng.random() < 0.5:
                 persisted.add(path)
-            else:
+            elif path.parent.exists():  # else all that was in it went with the folder
                 revert()
 
 

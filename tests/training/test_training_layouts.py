@@ -5,7 +5,7 @@ two heads to slice, a layer for each of two stages, and steps of one, two and fo
 
 The bound is 1e-5 relative, in fp32: ranks sum in another order than one process, 2**-24 per operation, measured 5e-7 at
 most over these steps. bf16 rounds each product to 2**-9: losses, means over many, agree to 2**-8 (measured 1.4e-3);
-gradient norms, several products deep, to 2**-5 (7.4e-3).
+gradient norms, several products deep, to 2**-5 (7.4e-3) in most steps.
 """
 
 import shutil
@@ -135,7 +135,7 @@ def test_zero_bubble_in_bf16_follows_fp32_and_resumes_to_the_last_bit(
     for step, expected in zip(whole, four_layers[0][: len(whole)], strict=True):
         assert step["loss"] == pytest.approx(expected["loss"], rel=BF16_LOSS)
         off.append(abs(step["grad_norm"] / expected["grad_norm"] - 1))
-    # Measured on a CPU with AVX2 alone: one of ten steps 4.8 % off, the others 1.1 % at most.
+    # A plain PyTorch loop in bf16 has such steps too, of 12 seeds' ten steps 4.7 % off at most; 0.9 % in the mean.
     assert max(off) <= 2 * BF16_NORM
     assert sum(off) / len(off) <= BF16_NORM / 2
     assert losses_and_norms([*first, *second]) == losses_and_norms(whole)
