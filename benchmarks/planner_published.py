@@ -106,8 +106,13 @@ def width(kinds: NDArray[np.str_], errors: Vector, kind: str) -> float:
         return float(np.quantile(sizes, COVERED))
     others = {other: int((kinds == other).sum()) for other in set(kinds.tolist()) - {kind}}
     weights = np.array([1.0 if each == kind else SHRINKAGE / len(others) / others[each] for each in kinds.tolist()])
+    return _covering(sizes, weights, more=1.0)
+
+
+def _covering(sizes: Vector, weights: Vector, more: float = 0.0) -> float:
+    """Return the size that `COVERED` of the weight does not exceed; ``more`` of it is of sizes beyond all of these."""
     order = np.argsort(sizes)
-    place = np.searchsorted(np.cumsum(weights[order]), COVERED * (weights.sum() + 1))
+    place = np.searchsorted(np.cumsum(weights[order]), COVERED * (weights.sum() + more))
     return float(sizes[order][min(place, len(sizes) - 1)])
 
 
@@ -146,11 +151,8 @@ def _interval(name: str, runs: int, half: float) -> list[str]:
 def unseen_width(rows: Rows, errors: Vector) -> float:
     """Return what `COVERED` of the runs of programs do not exceed whose source was held out, each program alike."""
     measured = ~rows.computed
-    sizes = np.abs(errors[measured])
     programs = [run.software.name for run, real in zip(rows.runs, measured, strict=True) if real]
-    weights, order = np.array([1 / programs.count(each) for each in programs]), np.argsort(sizes)
-    place = np.searchsorted(np.cumsum(weights[order]), COVERED * weights.sum())
-    return float(sizes[order][place])
+    return _covering(np.abs(errors[measured]), np.array([1 / programs.count(each) for each in programs]))
 
 
 TRIALS: Final = "bloom-prequel"
