@@ -129,7 +129,7 @@ def parse_options() -> Namespace:
 def part_environment(options: Namespace) -> dict[str, str]:
     """The parts' environment: this checkout's packages, and after the machine's own those that it lacks."""
     paths = [HERE, *sorted(HERE.parent.glob("packages/*/src"))]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}  # wheels come uncompiled
     if options.packed:
         paths.append(install_missing(options.packed / "wheels", options.out / "site"))
         for name in ("rows", "gpt2", "tokens"):

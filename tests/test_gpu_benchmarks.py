@@ -127,6 +127,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401
     return importlib.import_module("gpu")
 
 
+def test_a_part_keeps_what_python_compiles(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  (a module)
+    """Else each part compiles all of the packed wheels that it imports, of few minutes in all."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    environment = gpu.part_environment(Namespace(packed=None, tiny=False))
+    subprocess.run([sys.executable, "-c", "import sys; sys.exit(sys.dont_write_bytecode)"], env=environment, check=True)
+
+
 def run_part(gpu: Any, folder: Path, name: str, code: str, limit: float) -> bool:  # noqa: ANN401  (a module)
     (folder / "gpu_parts" / f"{name}.py").write_text(f"from pathlib import Path\nout = Path({str(folder)!r})\n{code}")
     return bool(gpu.run_part(name, Namespace(out=folder, tiny=False), ENVIRONMENT | {"PYTHONPATH": str(folder)}, limit))
