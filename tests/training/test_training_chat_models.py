@@ -51,3 +51,16 @@ def test_chat_files_go_on_from_a_runs_first_weights_and_from_its_checkpoints(
     run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
     other = Checkpoint.open(tmp_path / "out" / "checkpoints" / "step-6")
     assert Tokenizer(other.tokenizer_path).ends == {63}, "numbers of other tokens are not carried on"
+
+
+def test_documents_end_for_a_model_as_in_its_data_whatever_their_end_token_is_called(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    data = shutil.copytree(data, tmp_path / "data")
+    write_tokenizer(data / "tokens" / "tokenizer.json", "<|document|>")
+    (data / "tokens" / "generation_config.json").write_text(json.dumps({"eos_token_id": 63}))  # as mtnlg-data does
+    for samples in (16, 32):
+        recipe = recipe_of((1, 1, 2), samples=samples, **SHORT)
+        run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
+    newest = Checkpoint.open(tmp_path / "out" / "checkpoints" / "step-4")
+    assert Tokenizer(newest.tokenizer_path).eod == 63

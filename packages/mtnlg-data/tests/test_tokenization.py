@@ -80,6 +80,16 @@ def test_the_end_token_is_the_last_and_no_text_can_spell_it(tmp_path: Path) -> N
         assert (store.read(0, store.tokens) == blend.eod).sum() == len(store)
 
 
+def test_an_end_token_that_its_name_does_not_show_is_named_beside_the_tokenizer(tmp_path: Path) -> None:
+    out, unusual = tmp_path / "out", TRAIN.model_copy(update={"eod": "<|document|>"})
+    for settings, named in ((unusual, True), (TRAIN, False), (unusual, True)):
+        tokenize(tmp_path, out, settings)
+        name = out / "generation_config.json"
+        assert name.exists() == named
+        if named:
+            assert json.loads(name.read_text()) == {"eos_token_id": read_blend(out).eod}
+
+
 def test_a_stream_reads_the_blend(tmp_path: Path) -> None:
     tokenize(tmp_path, tmp_path / "out")
     stream = open_stream(tmp_path / "out", 32)

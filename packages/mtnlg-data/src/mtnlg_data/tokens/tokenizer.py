@@ -28,7 +28,7 @@ from tokenizers.trainers import BpeTrainer
 from mtnlg_data.console import Failure, say
 from mtnlg_data.document import read_documents, read_rows
 from mtnlg_data.engine import Unit
-from mtnlg_data.files import atomic_path, read_small, sha256, write_text
+from mtnlg_data.files import atomic_path, read_small, sha256, write_json, write_text
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.transfer.url_files import local_path
 
@@ -46,6 +46,7 @@ EOD = "<|endoftext|>"
 #: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.
 EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
 #: The files that make a tokenizer, of which a folder needs one set.
+GENERATION = "generation_config.json"
 TOKENIZER_FILES = (("tokenizer.json",), ("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 MIN_VOCABULARY = 257  # 256 bytes and EOD
 
@@ -174,7 +175,10 @@ class TokenizerUnit(Unit):
 
 
 def write_tokenizer(unit: TokenizerUnit) -> Summary:
-    """Train or read the tokenizer; returns its vocabulary size and the id of its end token."""
+    """Train or read the tokenizer; returns its vocabulary size and the id of its end token.
+
+    An end token that its name does not show has its id in generation_config.json, as in Hugging Face's folders.
+    """
     settings = unit.settings
     if settings.vocabulary is None:
         tokenizer = read_tokenizer(tokenizer_files(settings), settings.eod)
@@ -182,8 +186,13 @@ def write_tokenizer(unit: TokenizerUnit) -> Summary:
         texts = read_samples(sample_path(unit.samples, number) for number in range(unit.files))
         tokenizer = train_tokenizer(texts, settings.vocabulary, settings.eod)
     write_text(unit.output, tokenizer.to_str(pretty=True))
-    eod = tokenizer.token_to_id(_end_token(tokenizer, settings.eod))
-    return {"vocabulary": vocabulary_size(tokenizer), "eod": eod}
+    name, ends = _end_token(tokenizer, settings.eod), unit.output.with_name(GENERATION)
+    eod = tokenizer.token_to_id(name)
+    if known := name == _end_token(tokenizer, None):
+        ends.unlink(missing_ok=True)
+    else:
+        write_json(ends, {"eos_token_id": eod})
+    return {"vocabulary": vocabulary_size(tokenizer), "eod": eod, "files": [] if known else [GENERATION]}
 
 
 def read_samples(paths: Iterable[Path]) -> Iterator[str]:

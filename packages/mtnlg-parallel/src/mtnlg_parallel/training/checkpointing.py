@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint, retain
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.console import IoFailure
@@ -127,7 +128,9 @@ class BackgroundCheckpoint:
         self._directory, self._copier = out / CHECKPOINTS, copier
         initial = recipe.train.initial
         before = latest(self._directory) or (resolve_checkpoint(Path(initial)) if initial else None)
-        self._chat_files = carried_chat_files(before, tokenizer) if before and rank == 0 else {}
+        self._chat_files: dict[str, bytes] = {}
+        if rank == 0:  # beside the data's tokenizer is what names its end token, where that has no usual name
+            self._chat_files = (before and carried_chat_files(before, tokenizer)) or read_chat_files(tokenizer.parent)
         self._during = during
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._buffers: list[Tensor] = []
