@@ -45,9 +45,9 @@ class Job:
         """Wait for its end, and for that of those that took its place."""
         self.until(self.has_ended)
 
-    def state(self) -> str:
-        """Slurm's word for how it is or ended."""
-        return output("scontrol", "show", "job", self.number).split("JobState=")[1].split()[0]
+    def fact(self, name: str) -> str:
+        """What Slurm says of it: its JobState, its StartTime and EndTime."""
+        return output("scontrol", "show", "job", self.number).split(f" {name}=")[1].split()[0]
 
     def log(self) -> str:
         """What it has printed, the first of several jobs first."""

@@ -41,7 +41,7 @@ def test_a_job_runs_on_a_ray_of_its_nodes_with_the_same_bytes_and_leaves_no_toke
         return job.has_ended()
 
     job.until(has_ended)
-    assert job.state() == "COMPLETED", job.log()
+    assert job.fact("JobState") == "COMPLETED", job.log()
     assert seen == {0o600}
     assert curations.left_by(tmp_path / "data") == undisturbed.left
     assert {path.name for path in tmp_path.iterdir()} == {"data", "log"}
@@ -55,7 +55,7 @@ def test_a_job_whose_head_cannot_start_ends_and_says_why(
     monkeypatch.setenv("TMPDIR", str(long))
     job = submit(undisturbed, tmp_path)
     job.until_ended()
-    assert job.state() == "FAILED"
+    assert job.fact("JobState") == "FAILED"
     assert "AF_UNIX path length" in job.log()
     assert {path.name for path in tmp_path.iterdir()} == {"log", long.name}
     assert not list(long.iterdir())
@@ -77,5 +77,5 @@ def test_a_lost_node_changes_no_byte_and_does_not_end_the_job(
     finally:
         os.kill(driver, signal.SIGCONT)
     job.until_ended()
-    assert job.state() == "COMPLETED", job.log()
+    assert job.fact("JobState") == "COMPLETED", job.log()
     assert curations.left_by(tmp_path / "data") == undisturbed.left

@@ -69,18 +69,23 @@ def rank_on(node: str) -> int:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end(
+def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end_and_a_second_one_finds_that(
     data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
     job = Run(data, tmp_path, "--device=cpu")
+    second = Run(data, tmp_path, "--device=cpu")
     job.until_trained(3)
     # As Slurm does before the time limit.
     output("scancel", "--signal=USR1", job.number)
     job.until_ended()
     assert "stopped by SIGUSR1; its checkpoint is" in job.log()
-    assert len(job.starts()) == 2, "started, and resumed"
-    assert job.starts()[1] >= 3, "from its last checkpoint"
+    _, resumed, behind = job.starts()
+    assert resumed >= 3, "from its last checkpoint"
+    assert behind == STEPS, "the second job's"
     assert_same_steps(job.steps(), undisturbed)
+    assert "Warning" not in job.log()
+    assert second.fact("StartTime") >= job.fact("EndTime")
+    assert second.fact("JobState") == "COMPLETED"
 
 
 @pytest.mark.usefixtures("slurm")

@@ -120,7 +120,7 @@ def test_the_script_starts_ranks_until_the_run_is_complete_or_told_to_end(tmp_pa
     one = "srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=n1"
     restart = f"{one} restart {out} --log {out}/logs/srun.log --max-restarts 7"
     requeue = "scontrol requeue 10007"
-    resubmit = "sbatch --exclude=n2,n3 --dependency=afterany:10007 /spool/script"
+    resubmit = "sbatch --exclude=n2,n3 --dependency=afterany:10007,singleton /spool/script"
     assert calls_of(text, out, ["0"]) == (0, [attempt(0), requeue]), "stopped by a signal"
     assert calls_of(text, out, ["1", "end"]) == (1, [attempt(0), restart])
     assert calls_of(text, out, ["1", "137"]) == (1, [attempt(0), restart]), "restart itself fails"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +38,6 @@ class DeepSpeedEngine:
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         os.environ["DS_ACCELERATOR"] = device.type
-        # DeepSpeed calls collectives by names that torch has deprecated.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         self.device, self._multiple = device, recipe.batch_size.multiple
         self._steps = 0
         with suppress_output():

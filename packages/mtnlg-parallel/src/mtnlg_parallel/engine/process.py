@@ -46,6 +46,8 @@ def init_distributed(
     device: Literal["auto", "cpu"] = "auto",
 ) -> torch.device:
     """Initialize torch.distributed from the environment (RANK, …); returns this rank's device (`rank_device`)."""
+    # Collectives have their names of before torch 2.13, here and in DeepSpeed.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     chosen = rank_device(layout, device)
     with suppress_output():
         from mtnlg_parallel.model import slicing  # noqa: PLC0415  (slow to import, and prints)

@@ -6,6 +6,7 @@
     a rank failed          ``mtnlg-parallel restart`` reads what srun printed and decides: the ranks start again on
                            these nodes, or on a fresh allocation without those that failed twice, or the run ends
     a node is lost         Slurm itself requeues the job
+    submitted again        the second job waits until the first has ended (`singleton`, by a name that is the folder's)
 
 The ranks' store (`rendezvous`) gets a port and a secret of its own at each attempt, in the environment that srun passes
 on. With a container the package exists only inside it, so the script itself is bash and Slurm's commands alone.
@@ -13,6 +14,7 @@ on. With a container the package exists only inside it, so the script itself is 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import signal
@@ -78,7 +80,7 @@ for ((restarts = 0; ; restarts++)); do
         requeue) scontrol requeue "$SLURM_JOB_ID"; exit "$status" ;;
         "requeue "*)
             # The same script again; where nodes may not submit, on any nodes.
-            sbatch --exclude="${{verdict#requeue }}"{excluded} --dependency=afterany:"$SLURM_JOB_ID" "$0" ||
+            sbatch --exclude="${{verdict#requeue }}"{excluded} --dependency=afterany:"$SLURM_JOB_ID",singleton "$0" ||
                 scontrol requeue "$SLURM_JOB_ID"
             exit "$status" ;;
         *) exit "$status" ;;
@@ -165,7 +167,8 @@ def _sbatch_options(job: Job) -> dict[str, str]:
     if fixed := sorted(FIXED & replacements.keys()):
         raise UsageFailure(f"--{fixed[0]} of sbatch follows from layout {layout} and --ranks-a-node; leave it out")
     ours: Options = {
-        "job-name": f"mtnlg-{job.out.name}",
+        "job-name": f"mtnlg-{job.out.name}-{hashlib.sha256(bytes(job.out.resolve())).hexdigest()[:8]}",
+        "dependency": "singleton",  # no two jobs train in one folder at once
         "nodes": str(layout.world // tasks),
         "ntasks-per-node": str(tasks),
         "gpus-per-node": str(tasks) if job.device != "cpu" else None,
