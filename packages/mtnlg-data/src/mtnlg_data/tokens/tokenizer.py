@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 EOD = "<|endoftext|>"
 #: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.
 EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
-#: The files that make a tokenizer, of which a folder needs one set.
 GENERATION = "generation_config.json"
+#: The files that make a tokenizer, of which a folder needs one set.
 TOKENIZER_FILES = (("tokenizer.json",), ("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 MIN_VOCABULARY = 257  # 256 bytes and EOD
 
