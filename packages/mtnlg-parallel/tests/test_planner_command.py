@@ -13,7 +13,6 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch.preflight import forecast
 from mtnlg_parallel.planner.cluster import load_cluster
-from mtnlg_parallel.planner.page import _bars
 from mtnlg_parallel.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -117,16 +116,16 @@ def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Pa
 
 
 def test_a_page_is_legible_on_a_telephone(tmp_path: Path) -> None:
-    """Pictures keep their width and scroll in their own box; numbers stand right, words left."""
+    """Bars fit any width, tables scroll by themselves; of a timeline alone the picture keeps its width and scrolls."""
     plan(*PAPER, "--html", tmp_path / "plan.html", "--timeline", tmp_path / "time.html")
-    page = (tmp_path / "plan.html").read_text()
-    for text in (page, (tmp_path / "time.html").read_text()):
-        assert '<meta name="viewport" content="width=device-width">' in text
-        assert "min-width:600px" in text
-        assert "overflow-x:auto" in text
-    assert page.count('<div class="wide">') == page.count("<h2>") == 6
-    assert re.search(r'<td class="text">\d', page) is None
-    assert re.search(r"<td>[a-z]", page) is None
+    page, time = ((tmp_path / name).read_text() for name in ("plan.html", "time.html"))
+    assert '<meta name="viewport" content="width=device-width' in page
+    assert '<meta name="viewport" content="width=device-width' in time
+    assert "min-width:600px" in time
+    assert "overflow-x:auto" in time
+    assert page.count('<div class="scroll"><table>') == page.count("<table>") == 2
+    assert page.count('<div class="bars">') == 2
+    assert page.count("<h2>") == 6
 
 
 def test_a_timeline_of_many_passes_is_one_path_a_colour(tmp_path: Path) -> None:
@@ -363,12 +362,38 @@ def test_a_search_writes_no_page_and_no_timeline_and_says_so(tmp_path: Path) -> 
         assert f"{option} is of one layout" in refusal(*words, option, str(tmp_path / "page"))
 
 
-def test_bars_beyond_what_a_gpu_has_end_within_the_picture() -> None:
-    picture = _bars([("stage 0", 250.0), ("stage 1", 40.0)], "GB", 85.0)
-    widths = [float(width) for width in re.findall(r'<rect x="150"[^>]* width="([\d.]+)"', picture)]
-    (line,) = re.findall(r'<line x1="(\d+)"', picture)
-    assert widths == pytest.approx([390, 390 * 40 / 250], abs=0.1)
-    assert int(line) == pytest.approx(150 + 390 * 85 / 250, abs=1)
+def test_a_page_of_a_run_that_does_not_fit_says_so_and_its_bars_end_within_the_page(tmp_path: Path) -> None:
+    run = ("mt-nlg-530b", "--layout", "tp=1,pp=2,dp=1", "--batch", "4", "--html", tmp_path / "plan.html")
+    planned = json.loads(plan(*run, "--json"))
+    page = (tmp_path / "plan.html").read_text()
+    memory = page.partition("<h2>Memory by stage</h2>")[2].partition("</section>")[0]
+    assert "does NOT fit" in page
+    assert "a run may use" in memory
+    ends = {
+        kind: [float(width) for width in re.findall(rf'<i class="{kind}" style="width:([\d.]+)%">', memory)]
+        for kind in ("weights", "buffers")
+    }
+    totals = planned["memory_bytes_of_stages"]
+    assert ends["buffers"] == pytest.approx([100 * total / max(totals) for total in totals], abs=0.01)
+    weights = 100 * planned["memory_bytes_by"]["weights"] / max(totals)
+    assert ends["weights"][planned["fullest_stage"]] == pytest.approx(weights, abs=0.01)
+    assert "No layout fits" in page
+
+
+def test_a_page_tells_days_with_their_interval_and_where_this_plan_stands(tmp_path: Path) -> None:
+    planned = json.loads(plan(*PAPER, "--tokens", "270B", "--json", "--html", tmp_path / "plan.html"))
+    page = (tmp_path / "plan.html").read_text().replace("\N{NARROW NO-BREAK SPACE}", " ")
+    days, seconds = planned["run"]["days"], planned["step_seconds"]
+    low, high = (days * planned[bound] / seconds for bound in ("low_step_seconds", "high_step_seconds"))
+    assert f"<dd>{days:.1f} days</dd>" in page
+    assert f"{low:.1f} to {high:.1f} by the same errors" in page
+    assert page.count("this plan</td>") == 1
+    rows = re.findall(r'<tr(?: class="total")?><th scope="row">tp=[^<]*</th><td class="n">([\d.]+)</td>', page)
+    assert len(rows) == 10
+    assert sorted(map(float, rows)) == list(map(float, rows))
+    shares = [int(share) for share in re.findall(r">(\d+)%</text>", page)]
+    assert 100 in shares
+    assert shares == sorted(shares, reverse=True), "the more GPUs, the less each does"
 
 
 def test_nodes_that_scaling_offers_are_possible_with_context_parallelism() -> None:

@@ -174,12 +174,7 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     if scaling is not None:
         _print_scaling(request, scaling, as_json)
         return
-    if html:
-        from .page import write_page  # noqa: PLC0415  (numpy and rich, which --help does not need)
-
-        write_page(html, request.run, request.cluster, _programs(request, switches), request.software)
-        say(f"{html}: the plan as a page")
-    _print_one(request, timeline, as_json)
+    _print_one(request, html, timeline, switches, as_json)
 
 
 def _refuse_beside_rows(context: typer.Context) -> None:
@@ -304,13 +299,20 @@ def _nothing_fits(request: PlanRequest, programs: Sequence[Software], result: Se
     return f"no layout of {request.gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
 
 
-def _print_one(request: PlanRequest, timeline: Path | None, as_json: bool) -> None:
+def _print_one(
+    request: PlanRequest, html: Path | None, timeline: Path | None, switches: Sequence[str] | None, as_json: bool
+) -> None:
     from .report import plan, print_plan, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
 
     run, cluster, software = request.run, request.cluster, request.software
     planned = plan(run, cluster, software)
     if request.tokens:
         planned["run"] = whole_run(run, cluster, software, request.tokens, request.batches)
+    if html:
+        from .page import write_page  # noqa: PLC0415  (as above)
+
+        write_page(html, planned, run, cluster, software=software, programs=_programs(request, switches))
+        say(f"{html}: the plan as a page")
     if timeline:
         from .step import predict  # noqa: PLC0415  (as above)
         from .timeline import write_timeline  # noqa: PLC0415  (as above)

@@ -6,17 +6,22 @@ many GPUs, and what each switch of the program is worth.
 
 from __future__ import annotations
 
-from html import escape
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
+from mtnlg_data.report.charts import Bar, bars
+from mtnlg_data.report.markup import NARROW, count, escape, figure, percent, row, short, table
 from mtnlg_model.files import write_text
 from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.record.curves import Scale
+from mtnlg_parallel.record.page import document, section
 
 from .interval import interval_of
+from .memory import memory, memory_error
 from .programs import Software
-from .report import plan, three_digits
+from .report import days_at_full_batch, gpus_of, three_digits
 from .run import run_error
-from .search import search
+from .search import FittingRun, search
 from .simulation import Event, simulate
 from .step import predict
 from .timeline import LEGEND, pipeline_svg
@@ -30,12 +35,21 @@ if TYPE_CHECKING:
 
 BEST: Final = 10
 SCALES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
-WIDTH, HEIGHT, BAR = 720, 220, 20
+WIDTH, HEIGHT, SIDE, TOP, FLOOR = 800, 300, 60, 40, 240  # of the picture of step times
 STYLE: Final = (
-    "body{font:14px sans-serif;margin:4vw auto;padding:0 1em;max-width:60em}svg{background:#f6f6f6;min-width:600px}"
-    ".wide{overflow-x:auto}td,th{padding:2px 10px;text-align:right;vertical-align:top}"
-    "td:first-child,th:first-child,.text{text-align:left}h2{margin-top:1.6em}"
+    ".bars{max-width:none}.kinds i{display:inline-block;width:.8em;height:.8em;margin:0 .4em 0 1.2em}"
+    ".weights{background:var(--accent)}.optimizer{background:var(--soft)}.gradients{background:var(--second)}"
+    ".activations{background:#6f9460}.buffers{background:var(--muted)}"
+    ".ideal{fill:none;stroke:var(--muted);stroke-dasharray:5 4}.step{fill:var(--accent)}"
 )
+KINDS: Final = {
+    "weights": ("weights", "gathered"),
+    "optimizer": ("master", "moments"),
+    "gradients": ("gradients",),
+    "activations": ("activations", "waiting", "recomputed", "embedding", "logits", "messages"),
+    "buffers": ("buffers", "slack"),
+}
+"""Kinds of memory on the page, and the fields of `memory.Memory` that each sums up."""
 CAPABILITIES: Final = {
     "balanced_stages",
     "interleaves",
@@ -50,65 +64,91 @@ CAPABILITIES: Final = {
 """Switches that allow layouts, or change the model; what they are worth shows in the best layouts."""
 
 
-def write_page(path: Path, run: Run, cluster: Cluster, programs: Sequence[Software], software: Software) -> None:
-    """Write the page of this run; ``programs`` are those whose layouts are ranked."""
-    planned, prediction = plan(run, cluster, software), predict(run, cluster, software)
+def write_page(
+    path: Path, planned: dict[str, Any], run: Run, cluster: Cluster, *, software: Software, programs: Sequence[Software]
+) -> None:
+    """Write the page of this run, ``planned`` by `report.plan`; ``programs`` are those whose layouts are ranked."""
+    prediction = predict(run, cluster, software)
     events: list[Event] = []
     simulate(prediction.pipeline, run.micro_batches, events)
-    low, high = planned["low_step_seconds"], planned["high_step_seconds"]
-    facts = (
-        f"{run.model.parameters / 1e9:,.1f} billion parameters, sequence {run.model.sequence:,}, batch {run.batch:,}, "
-        f"on {run.gpus:,} GPUs of {cluster.name} ({cluster.gpu.name}); program {software.name}; {run}"
-    )
-    fits = "fits" if planned["fits"] else "does NOT fit"
-    between = f"{three_digits(low, high)} to {three_digits(high)} s, by the errors on {planned['interval']}"
-    verdict = (
-        f"{three_digits(planned['step_seconds'])} s a step (90 % of such steps: {between}); "
-        f"{planned['tokens_per_second']:,.0f} tokens/s; MFU {planned['mfu']:.1%}; "
-        f"{planned['memory_bytes'] / 1e9:.1f} GB on the fullest GPU, which {fits}"
-    )
-    parts = planned["step_seconds_by"]
+    this = FittingRun(run, prediction, planned["memory_bytes"], software)
+    tokens = int(planned["run"]["tokens"]) if "run" in planned else None
+    nodes = f"{count(planned['nodes'])} nodes" if planned["nodes"] > 1 else "one node"
+    facts = f"Sequences of {count(run.model.sequence)} tokens, {count(run.batch)} a step, on {nodes} of "
+    facts += f"{cluster.gpu.name}: {run}. The program is {software.name}."
     sections = [
-        ("Where the time goes", _bars([(name.replace("_", " "), seconds) for name, seconds in parts.items()], "s")),
-        ("The pipeline of a step", f"{pipeline_svg(run, prediction, events)}<p>{LEGEND}</p>"),
-        ("Memory by stage", _memory_bars(planned)),
-        ("Step time over nodes", _scaling(run, cluster, software)),
-        ("Best layouts", _best(run, cluster, programs)),
-        ("What each switch is worth", _switches(run, cluster, software)),
+        section("Where the time goes", _time(planned)),
+        section("The pipeline of a step", figure(LEGEND, pipeline_svg(run, prediction, events))),
+        section("Memory by stage", _memory(run, cluster, software)),
+        section("Step time over nodes", _scaling(run, cluster, software)),
+        section("Best layouts", _best(cluster, programs, this, tokens)),
+        section("What each switch is worth", _switches(run, cluster, software)),
     ]
-    body = "".join(f'<h2>{escape(title)}</h2><div class="wide">{content}</div>' for title, content in sections)
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(f'{run.gpus:,} GPUs of {cluster.name}')}</title><style>{STYLE}</style>"
+    title = f"{short(run.model.parameters)} parameters on {gpus_of(run.gpus, cluster.name)}"
+    footer = f"mtnlg-parallel {version('mtnlg-parallel')}"
+    write_text(path, document(escape(title), escape(facts), _headline(planned), sections, footer=footer, style=STYLE))
+
+
+def _headline(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    seconds, low, high = (planned[f"{which}step_seconds"] for which in ("", "low_", "high_"))
+    interval = f"90{NARROW}% of such steps take {three_digits(low, high)} to {three_digits(high)}{NARROW}s"
+    figures = [(f"{three_digits(seconds)}{NARROW}s", f"a step; {interval}, by the errors on {planned['interval']}")]
+    if "run" in planned:
+        whole = planned["run"]
+        least, most = (f"{whole['days'] * bound / seconds:,.1f}" for bound in (low, high))
+        length = (
+            f"{short(whole['tokens'])} tokens in {count(whole['steps'])} steps; {least} to {most} by the same errors"
+        )
+        figures.append((f"{whole['days']:,.1f} days", f"{length}; {count(whole['gpu_hours'])} GPU-hours"))
+    figures += [
+        (short(planned["tokens_per_second"]), "tokens per second"),
+        (
+            percent(planned["mfu"], 1),
+            f"of the GPUs' peak for the model's operations (MFU): {planned['model_tflops_per_gpu']:.0f} TFLOP/s each",
+        ),
+        (
+            f"{planned['memory_bytes'] / 1e9:.1f}{NARROW}GB",
+            f"of {planned['gpu_memory_bytes'] / 1e9:.1f} on the fullest GPU, which "
+            + ("fits" if planned["fits"] else "does NOT fit"),
+        ),
+    ]
+    return figures
+
+
+def _time(planned: dict[str, Any]) -> str:
+    parts, seconds = planned["step_seconds_by"], planned["step_seconds"]
+    most = max(parts.values())
+    return bars(
+        Bar(
+            name.replace("_", " "),
+            [(max(part, 0.0), "strong")],
+            f"{three_digits(part, most)}{NARROW}s, {percent(part, seconds)}",
+        )
+        for name, part in parts.items()
     )
-    heading = f"{three_digits(planned['step_seconds'])} s a step"
-    text = f"<h1>{heading}</h1><p>{escape(facts)}</p><p>{escape(verdict)}</p>{body}"
-    write_text(path, f'<!doctype html><html lang="en"><head>{head}</head><body>{text}</body></html>\n')
 
 
-def _bars(values: Sequence[tuple[str, float]], unit: str, most: float | None = None) -> str:
-    """Named horizontal bars; ``most`` is what the width stands for, with a line there."""
-    full = max(most or 0.0, *(value for _, value in values)) or 1.0
+def _memory(run: Run, cluster: Cluster, software: Software) -> str:
+    """A bar a stage, of kinds one after the other; the whole width is a GPU's memory, or more where more is needed."""
+    stages, available = memory(run, software), cluster.gpu.memory_bytes
     rows = []
-    for number, (name, value) in enumerate(values):
-        y, width = number * BAR, max(value, 0.0) / full * (WIDTH - 330)
-        rows.append(f'<text x="4" y="{y + 15}">{escape(name)}</text>')
-        rows.append(f'<rect x="150" y="{y + 3}" width="{width:.1f}" height="{BAR - 6}" fill="#2b6cb0"/>')
-        rows.append(f'<text x="{156 + width:.1f}" y="{y + 15}">{three_digits(value, full)} {unit}</text>')
-    height = len(values) * BAR
-    if most:
-        x = round(150 + most / full * (WIDTH - 330))
-        rows.append(f'<line x1="{x}" x2="{x}" y1="0" y2="{height}" stroke="#c00"/>')
-    return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" font-size="13">{"".join(rows)}</svg>'
-
-
-def _memory_bars(planned: dict[str, Any]) -> str:
-    shown = [(f"stage {number}", size / 1e9) for number, size in enumerate(planned["memory_bytes_of_stages"])]
-    return _bars(shown, "GB", planned["gpu_memory_bytes"] / 1e9) + "<p>The red line is what a GPU has.</p>"
+    for number, stage in enumerate(stages):
+        layers, end = [], 0.0
+        for kind, fields in KINDS.items():
+            end += sum(getattr(stage, name) for name in fields)
+            layers.append((end, kind))
+        rows.append(Bar(f"stage {number}", layers[::-1], f"{stage.total / 1e9:.1f}{NARROW}GB"))
+    width = max(available, *(stage.total for stage in stages))
+    error = memory_error(stages, cluster)
+    note = f'<p class="absent">{escape(error)}</p>' if error else ""
+    of = "; a GPU has less" if width > available else ", a GPU's"
+    legend = "".join(f'<i class="{kind}"></i>{kind}' for kind in KINDS)
+    caption = f'The whole width is {width / 1e9:.1f}{NARROW}GB{of}. <span class="kinds">{legend}</span>'
+    return f"{note}<figure><figcaption>{caption}</figcaption>{bars(rows, width)}</figure>"
 
 
 def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
-    """Step time with its interval where the replicas divide the batch."""
+    """Step time with its interval where the replicas divide the batch, both axes logarithmic."""
     points = []
     for scale in SCALES:
         dp = int(run.layout.dp * scale)
@@ -116,56 +156,68 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
         if dp and not run_error(scaled, software, cluster):
             points.append((scaled.gpus, predict(scaled, cluster, software).seconds))
     interval = interval_of(run, cluster, software)
-    most_x, most_y = max(x for x, _ in points), max(y for _, y in points) * interval.high
-    floor = HEIGHT - 20
-    shapes = [f'<line x1="40" x2="{WIDTH}" y1="{floor}" y2="{floor}" stroke="#999"/>']
-    for gpus, seconds in points:
-        x = 40 + gpus / most_x * (WIDTH - 160)
-        low, middle, high = (
-            floor - seconds * factor / most_y * (HEIGHT - 40) for factor in (interval.low, 1.0, interval.high)
-        )
-        shapes.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="#999" stroke-width="3"/>'
-        )
-        shapes.append(f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="4" fill="#2b6cb0"/>')
-        shapes.append(f'<text x="{x + 7:.1f}" y="{middle + 4:.1f}">{gpus:,} GPUs: {three_digits(seconds)} s</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" font-size="12">{"".join(shapes)}</svg>'
+    work = run.gpus * predict(run, cluster, software).seconds
+    ideal = [(gpus, work / gpus) for gpus, _ in points]
+    ends = [seconds * factor for _, seconds in points for factor in (interval.low, interval.high)]
+    ends += [seconds for _, seconds in ideal]
+    x = Scale(points[0][0], points[-1][0], SIDE, WIDTH - SIDE, logarithmic=True)
+    y = Scale(min(ends), max(ends), FLOOR, TOP, logarithmic=True)
 
+    def line(values: Sequence[tuple[int, float]], factor: float = 1.0) -> list[str]:
+        return [f"{x(gpus):.1f},{y(factor * seconds):.1f}" for gpus, seconds in values]
 
-def _best(run: Run, cluster: Cluster, programs: Sequence[Software]) -> str:
-    result = search(run, cluster, programs, run.gpus, BEST)
-    if not result.best:
-        return "<p>No layout fits.</p>"
-    rows = [
-        (str(best.run), best.software.name, three_digits(best.prediction.seconds), f"{best.bytes / 1e9:.1f}")
-        for best in result.best
+    band = [*line(points, interval.high), *reversed(line(points, interval.low))]
+    shapes = [
+        f'<polygon class="band" points="{" ".join(band)}"/>',
+        f'<polyline class="ideal" points="{" ".join(line(ideal))}"/>',
+        f'<polyline class="line" points="{" ".join(line(points))}"/>',
     ]
-    return _table(("layout", "program", "seconds", "GB"), rows)
+    for gpus, seconds in points:
+        at = f'x="{x(gpus):.1f}" text-anchor="middle"'
+        shapes.append(f'<circle class="step" r="4" cx="{x(gpus):.1f}" cy="{y(seconds):.1f}"/>')
+        shapes.append(f'<text {at} y="{y(seconds * interval.high) - 8:.1f}">{three_digits(seconds)}{NARROW}s</text>')
+        shapes.append(f'<text {at} y="{FLOOR + 24}">{count(gpus)}</text>')
+        shapes.append(f'<text {at} y="{FLOOR + 46}">{work / gpus / seconds:.0%}</text>')
+    note = (
+        "over GPUs, both logarithmic, with the 90 % interval. Dashed: if each GPU worked as fast as in this plan; "
+        "in percent how fast it does"
+    )
+    picture = (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>Step time</title>{"".join(shapes)}</svg>'
+    )
+    return f'<div class="whole">{figure("Seconds a step", picture, note)}</div>'
+
+
+def _best(cluster: Cluster, programs: Sequence[Software], this: FittingRun, tokens: int | None) -> str:
+    """The fastest layouts and this one, by step time."""
+    best = search(this.run, cluster, programs, this.run.gpus, BEST).best
+    others = [fitting for fitting in best if (fitting.run, fitting.software) != (this.run, this.software)]
+    seconds, rows = this.prediction.seconds, []
+    for fitting in sorted([*others, this], key=lambda fitting: fitting.prediction.seconds):
+        another = fitting.software.name != this.software.name
+        cells = [
+            escape(fitting.run) + (f"; {escape(fitting.software.name)}" if another else ""),
+            three_digits(fitting.prediction.seconds),
+            "this plan" if fitting is this else f"{fitting.prediction.seconds / seconds - 1:+.1%}",
+            f"{fitting.bytes / 1e9:.1f}",
+        ]
+        cells += [f"{days_at_full_batch(fitting, tokens):,.1f}"] if tokens else []
+        rows.append(row(cells, "total" if fitting is this else ""))
+    none = "" if best else '<p class="absent">No layout fits.</p>'
+    return none + table(["layout", "seconds", "step", "GB", *(["days"] if tokens else [])], rows)
 
 
 def _switches(run: Run, cluster: Cluster, software: Software) -> str:
-    """Seconds that each switch saves as it is, or would save."""
+    """What each switch saves as it is, or would save."""
     seconds, rows = predict(run, cluster, software).seconds, []
     for name, field in Software.model_fields.items():
         if field.annotation is not bool or name in CAPABILITIES:
             continue
         turned = software.model_copy(update={name: not getattr(software, name)})
-        change = predict(run, cluster, turned).seconds - seconds
-        if abs(change) > 1e-4 * seconds:
+        change = predict(run, cluster, turned).seconds / seconds - 1
+        if abs(change) > 1e-4:
             state = "on" if getattr(software, name) else "off"
-            rows.append((f"{name}: {field.description}", state, f"{change / seconds:+.1%}", abs(change)))
-    ranked = sorted(rows, key=lambda row: -row[3])
-    return _table(("switch", "now", "step if turned"), [row[:3] for row in ranked])
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    if not rows:
-        return "<p>None.</p>"
-    head = "".join(f"<th{_align(cell)}>{escape(name)}</th>" for name, cell in zip(header, rows[0], strict=True))
-    lines = ("".join(f"<td{_align(cell)}>{escape(str(cell))}</td>" for cell in row) for row in rows)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
-def _align(cell: object) -> str:
-    """Numbers stand right, words left."""
-    return "" if str(cell)[:1] in "+-0123456789" else ' class="text"'
+            words = f"<code>{name}</code> {escape(field.description or '')}"
+            rows.append((abs(change), row([words, state, f"{change:+.1%}"])))
+    ranked = [line for _, line in sorted(rows, key=lambda pair: -pair[0])]
+    return table(["switch", "now", "step if turned"], ranked) if ranked else "<p>None.</p>"

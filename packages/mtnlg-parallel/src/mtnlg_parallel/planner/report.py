@@ -142,7 +142,12 @@ def three_digits(value: float, like: float | None = None) -> str:
 def _heading(run: Run, cluster: str, gpus: int) -> str:
     model = run.model
     size = f"{model.parameters / 1e9:,.1f} billion parameters, sequence {model.sequence:,}, batch {run.batch:,}"
-    return f"{size}, on {gpus:,} GPUs of {cluster}"
+    return f"{size}, on {gpus_of(gpus, cluster)}"
+
+
+def gpus_of(gpus: int, cluster: str) -> str:
+    """So many GPUs, and whose, in words."""
+    return f"{gpus:,} GPUs of {cluster}" if gpus > 1 else f"one GPU of {cluster}"
 
 
 def print_plan(run: Run, planned: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from .metrics import Follower
 from .run_dir import LOSS, REPORT, SUMMARY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
@@ -132,15 +132,9 @@ class Page:
     def _html(self, goodput: Goodput, marks: Marks) -> str:
         sections = [self._charts(marks), _time_section(goodput), _restarts_section(goodput), self._skips_section()]
         resolved = f"<details><summary>recipe.toml</summary>\n<pre>{escape(dump(self._recipe))}</pre>\n</details>"
-        return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
-            style=files("mtnlg_data.report").joinpath("style.css").read_text(encoding="utf-8"),
-            curves_style=STYLE.replace("text{", ".chart text{"),
-            title=escape(_run_name(self._out)),
-            lede=self._lede(),
-            headline=self._headline(goodput),
-            sections="\n".join([*filter(None, sections), _section("Recipe", resolved)]),
-            footer=f"written {_clock(time.time())} at step {count(self._last['step'])}",
-        )
+        sections.append(section("Recipe", resolved))
+        footer = f"written {_clock(time.time())} at step {count(self._last['step'])}"
+        return document(escape(_run_name(self._out)), self._lede(), self._headline(goodput), sections, footer=footer)
 
     def _lede(self) -> str:
         recipe, last = self._recipe, self._last
@@ -149,7 +143,7 @@ class Page:
         done = "complete" if (self._out / SUMMARY).exists() else f"step {count(last['step'])} of {count(steps)}"
         return f"{short(recipe.model.parameters)} parameters over {ranks} ({escape(recipe.layout)}): {done}."
 
-    def _headline(self, goodput: Goodput) -> str:
+    def _headline(self, goodput: Goodput) -> list[tuple[str, str]]:
         last, total = self._last, self._recipe.train.samples * self._recipe.model.sequence
         validation = self._validation.values
         held_out = f"; {decimal(validation[-1], 3)} on held-out documents" if validation else ""
@@ -165,12 +159,11 @@ class Page:
             restarts = f"{len(goodput.restarts)} restarts" if len(goodput.restarts) != 1 else "one restart"
             running = duration(goodput.wall - goodput.waiting)
             figures.append((percent(goodput.share, 1), f"goodput, of {running} in which it ran; {restarts}"))
-        terms = "\n".join(f"<div><dt>{caption}</dt><dd>{value}</dd></div>" for value, caption in figures)
-        return f'<dl class="headline">\n{terms}\n</dl>'
+        return figures
 
     def _charts(self, marks: Marks) -> str:
         if not self._tokens:
-            return _section("Training", '<p class="absent">No step has been recorded yet.</p>')
+            return section("Training", '<p class="absent">No step has been recorded yet.</p>')
         end = float(self._last["tokens"])
         half = Chart("Loss over the last half", self._curve("loss"), end, end / 2, self._validation)
         small = [
@@ -191,7 +184,7 @@ class Page:
         notes += ["dashed: restarts"] if marks.restarts else []
         notes += ["ticks above: skipped steps"] if len(marks.skips) else []
         whole = figure("Loss", self._loss_chart(marks).svg(), f"nats per token over tokens; {', '.join(notes)}")
-        return _section("Training", f'<div class="whole">{whole}</div>\n<div class="row curves">\n{drawn}\n</div>')
+        return section("Training", f'<div class="whole">{whole}</div>\n<div class="row curves">\n{drawn}\n</div>')
 
     def _skips_section(self) -> str:
         if not self._skipped:
@@ -203,7 +196,7 @@ class Page:
         listed = table(["step", "tokens", "loss", "gradient norm", "why"], rows)
         total = f", the last {ROWS} of {count(len(self._skips))}" if len(self._skips) > ROWS else ""
         note = f"<p>By the guard{total}. Their loss is not in the curves.</p>"
-        return _section("Skipped steps", f'<div class="events">{note}\n{listed}</div>')
+        return section("Skipped steps", f'<div class="events">{note}\n{listed}</div>')
 
 
 def _time_section(goodput: Goodput) -> str:
@@ -229,7 +222,7 @@ def _time_section(goodput: Goodput) -> str:
         if goodput.clock_stepped_back
         else ""
     )
-    return _section("Time", note + table(["", "time", "share"], rows))
+    return section("Time", note + table(["", "time", "share"], rows))
 
 
 def _restarts_section(goodput: Goodput) -> str:
@@ -244,10 +237,27 @@ def _restarts_section(goodput: Goodput) -> str:
     ]
     total = f"<p>The last {ROWS} of {count(len(goodput.restarts))}.</p>\n" if len(goodput.restarts) > ROWS else ""
     listed = table(["when", "from step", "steps lost", "down", "after"], rows)
-    return _section("Restarts", f'<div class="events">{total}{listed}</div>')
+    return section("Restarts", f'<div class="events">{total}{listed}</div>')
 
 
-def _section(title: str, body: str) -> str:
+def document(
+    title: str, lede: str, figures: Iterable[tuple[str, str]], sections: Iterable[str], *, footer: str, style: str = ""
+) -> str:
+    """An HTML page that loads nothing: title, a line below it, figures with captions, sections. All are markup."""
+    terms = "\n".join(f"<div><dt>{caption}</dt><dd>{value}</dd></div>" for value, caption in figures)
+    return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
+        style=files("mtnlg_data.report").joinpath("style.css").read_text(encoding="utf-8"),
+        curves_style=STYLE.replace("text{", ".chart text{") + style,
+        title=title,
+        lede=lede,
+        headline=f'<dl class="headline">\n{terms}\n</dl>',
+        sections="\n".join(filter(None, sections)),
+        footer=footer,
+    )
+
+
+def section(title: str, body: str) -> str:
+    """A section of the page."""
     return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
 
 
