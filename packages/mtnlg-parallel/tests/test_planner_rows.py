@@ -354,3 +354,25 @@ def test_figures_may_have_commas_and_kinds_capitals(tmp_path: Path) -> None:
     assert row.figure("tokens_per_s_per_gpu") == 1234.5
     kinds = [predict_row(rewritten(tmp_path, tflops_kind=kind)[0]) for kind in ("Hardware FLOPs", "hardware")]
     assert kinds[0]["predicted_tflops_per_gpu"] == kinds[1]["predicted_tflops_per_gpu"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"precision": "fb8"}, "precision 'fb8' is not known"),
+        ({"precision": "fp64"}, "precision 'fp64' is not known"),
+        ({"sequence_parallel": "maybe"}, "sequence_parallel 'maybe' is not known"),
+        ({"global_batch": "100000000000000"}, "micro-batches"),
+    ],
+)
+def test_a_word_that_nobody_knows_and_a_batch_beyond_simulation_cost_their_row(
+    tmp_path: Path, cells: dict[str, str], why: str
+) -> None:
+    (row,) = rewritten(tmp_path, **cells)
+    assert row.published is None
+    assert why in row.why_not
+
+
+@pytest.mark.parametrize("precision", ["BF16", "bfloat16", "amp_bf16/PURE", "mixed", "16-mixed", ""])
+def test_usual_words_for_16_bits_are_known(tmp_path: Path, precision: str) -> None:
+    assert described(tmp_path, precision=precision).run.precision in {"bf16", "fp16"}

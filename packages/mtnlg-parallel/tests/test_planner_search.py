@@ -2,12 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.console import Failure
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
@@ -73,6 +75,13 @@ def plan(*words: str) -> str:
     return result.stdout
 
 
+def refusal(*words: str) -> str:
+    with pytest.raises(Failure) as caught:
+        CliRunner().invoke(app, ["plan", *words], catch_exceptions=False)
+    assert caught.value.exit_status == 2
+    return str(caught.value)
+
+
 def test_a_layout_asked_for_with_a_search_is_held_against_the_fastest() -> None:
     words = ("dense-1.3b", "--batch", "16", "--search", "--top", "1", "--software", "megatron-lm")
     (line,) = [line for line in plan(*words, "--layout", "tp=8").splitlines() if line.startswith("asked for")]
@@ -82,3 +91,48 @@ def test_a_layout_asked_for_with_a_search_is_held_against_the_fastest() -> None:
     told = json.loads(plan(*words, "--layout", "tp=8,dp=2", "--json"))
     assert told["asked"]["run"].startswith("tp=8,pp=1,dp=2")
     assert "asked" not in json.loads(plan(*words, "--json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "values"),
+    [
+        (("--recompute", "full"), "recompute", {"full"}),
+        (("--micro-batch", "32"), "micro_batch", {32}),
+        (("--interleave", "2"), "interleave", {2}),
+        (("--zero-bubble",), "schedule", {"zero-bubble"}),
+        (("--no-zero-bubble", "--interleave", "1"), "schedule", {"1f1b"}),
+        (("--sequence-parallel",), "sequence_parallel", {True}),
+    ],
+)
+def test_a_search_keeps_what_is_given(options: tuple[str, ...], field: str, values: set[Any]) -> None:
+    words = ("dense-1.3b", "--cluster", "dgx-h100", "--nodes", "2", "--batch", "128", "--json", *options)
+    found = json.loads(plan(*words, "--search", "--top", "20"))
+    assert {each[field] for each in found["best"]} == values
+    assert json.loads(plan(*words))[field] in values
+
+
+def test_a_search_with_offloaded_activations_finds_only_what_train_runs() -> None:
+    recipe = Path(__file__).parents[3] / "recipes" / "dense-6.7b"
+    if not recipe.exists():
+        pytest.skip("the recipes are not here")
+    settings = ("--set", "train.schedule=zero-bubble", "--set", "train.offload_activations=true")
+    words = (str(recipe), "--cluster", "dgx-a100-40gb", "--nodes", "2", *settings)
+    found = json.loads(plan(*words, "--search", "--top", "10", "--json"))
+    assert {each["schedule"] for each in found["best"]} <= {"interleaved", "zero-bubble"}
+    assert all(each["offload_activations"] for each in found["best"])
+
+
+def test_a_layout_of_more_gpus_than_there_are_is_not_as_fast_as_any() -> None:
+    words = ("llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "2", "--batch", "64", "--search", "--top", "1")
+    assert "is 512 GPUs and there are 16" in plan(*words, "--layout", "tp=8,pp=8,dp=8")
+
+
+@pytest.mark.parametrize("more", [(), ("--search",)])
+def test_context_parallelism_over_more_than_all_gpus_is_refused(more: tuple[str, ...]) -> None:
+    words = ("llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "1", "--batch", "64", "--software", "megatron-core")
+    assert "cp 16 needs 16 GPUs or more, and there are 8" in refusal(*words, "--cp", "16", *more)
+
+
+def test_a_micro_batch_that_no_layout_has_is_refused() -> None:
+    words = ("gpt2", "--cluster", "dgx-h100", "--nodes", "1", "--batch", "64", "--search")
+    assert "micro-batch 48" in refusal(*words, "--micro-batch", "48")

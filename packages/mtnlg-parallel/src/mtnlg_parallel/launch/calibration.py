@@ -66,9 +66,11 @@ def calibrate_command(
         figures = [_read(Path(folder) / f"{rank}.txt") for rank in range(number)]
     median = [statistics.median(values) for values in zip(*figures, strict=True)]
     cluster = measured_cluster(this_machine(Layout(dp=number)), number, median)
-    write_text(out, f"# Measured by mtnlg-parallel calibrate, {number} ranks at once.\n\n{dump(cluster)}")
+    at_once = f"{number} ranks at once" if number > 1 else "one rank alone, its links not measured"
+    write_text(out, f"# Measured by mtnlg-parallel calibrate, {at_once}.\n\n{dump(cluster)}")
     rates = f"{median[0] / 1e12:.3g} TFLOP/s, {median[1] / 1e9:.3g} GB/s, {median[2] * 1e6:.3g} us a launch"
-    say(f"{out}: {rates}, links {median[3] / 1e9:.3g} GB/s and {median[4] * 1e6:.3g} us")
+    links = f"links {median[3] / 1e9:.3g} GB/s and {median[4] * 1e6:.3g} us" if number > 1 else at_once
+    say(f"{out}: {rates}, {links}")
 
 
 def measured_cluster(machine: Cluster, ranks: int, figures: list[float]) -> Cluster:

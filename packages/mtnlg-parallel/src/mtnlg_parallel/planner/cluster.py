@@ -34,6 +34,8 @@ from pydantic import Field
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import Settings, validate
 
+from .programs import SOFTWARE
+
 Positive = Annotated[float, Field(gt=0.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -150,7 +152,10 @@ def _load_shipped(name: str) -> Cluster:
 
 def _load(path: Path) -> Cluster:
     """A cluster of a TOML file; what the file leaves out is that of the shipped cluster which it is ``like``."""
-    return validate(_content(path), Cluster, str(path))
+    cluster = validate(_content(path), Cluster, str(path))
+    if cluster.software not in SOFTWARE:
+        raise UsageFailure(f"{path}: software = {cluster.software!r}: unknown; use {', '.join(SOFTWARE)}")
+    return cluster
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import typer
 from mtnlg_model.config import PRESETS, ModelConfig, preset
 from mtnlg_model.console import Failure, UsageFailure, print_json, say
 from mtnlg_model.settings import validate
-from mtnlg_parallel.layout import MOST, Layout, parse_count, parse_layout
+from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
 from mtnlg_parallel.recipe import load_recipe
 from mtnlg_parallel.training.schedule import BatchSize, parse_length
 
 from .cluster import load_cluster
-from .programs import ENGINES, Software, load_software
+from .programs import ENGINES, Software, load_software, with_switches
 from .run import Run, run_error, train_run, train_software
 
 if TYPE_CHECKING:
@@ -34,11 +34,12 @@ FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-
 LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
 """Published layouts of presets (paper.md section 3)."""
 
-SWITCHES = [name for name, field in Software.model_fields.items() if field.annotation is bool]
+SEARCHED = ("micro_batch", "recompute", "interleave", "splits_backward", "sequence_parallel")
+"""Fields of a run that a search varies, unless an option gives them."""
 
 
 class PlanRequest(NamedTuple):
-    """The run, cluster and length to plan."""
+    """The run, cluster and length to plan, and the fields of the run that no search may change."""
 
     run: Run
     cluster: Cluster
@@ -46,6 +47,7 @@ class PlanRequest(NamedTuple):
     gpus: int
     tokens: int
     batches: BatchSize
+    fixed: tuple[str, ...] = ()
 
 
 def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answer)
@@ -121,56 +123,63 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     """
     if rows is not None:
         _refuse_beside_rows(context)
-        _predict_rows(rows, out, software, switches, as_json)
+        from .published.predicted import predict_file  # noqa: PLC0415  (numpy, which --help does not need)
+
+        predict_file(rows, out, software, switches, as_json=as_json)
         return
     if out:
         raise UsageFailure("--out is of --rows; of one layout there are --html, --timeline and --json")
     if target is None:
         raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
-    if search and (html or timeline):
-        option = "--html" if html else "--timeline"
-        raise UsageFailure(f"{option} is of one layout, not of --search; give the one to show by --layout")
+    _refuse_together(context)
+    if html and timeline and timeline.with_suffix(".html") == html:
+        raise UsageFailure(f"--timeline and --html both write {html}; give one of them another name")
     place = load_cluster(cluster)
     recipe = None if target in PRESETS else _recipe(target, overrides or ())
-    template = _run_template(
-        target,
-        recipe,
-        batch=batch,
-        micro_batch=micro_batch,
-        recompute=recompute,
-        interleave=interleave,
-        splits_backward=zero_bubble,
-        sequence_parallel=sequence_parallel,
-        precision=precision,
-        zero=zero,
-        shards=shards,
-        cp=cp,
-        overrides=overrides or (),
-    )
+    options = {
+        "batch": batch,
+        "micro_batch": micro_batch,
+        "recompute": recompute,
+        "interleave": interleave,
+        "splits_backward": zero_bubble,
+        "sequence_parallel": sequence_parallel,
+        "precision": precision,
+        "zero": zero,
+        "shards": shards,
+        "cp": cp,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    template = _run_template(target, recipe, given, overrides or ())
     before = recipe.layout if recipe else LAID_OUT.get(target, Layout())
     template = template._replace(layout=Layout(**(before.model_dump() | (parse_layout(layout) if layout else {}))))
-    if template.layout.tp == 1:
+    searches = search or (layout is None and recipe is None and target not in LAID_OUT)
+    if template.layout.tp == 1 and not searches:
         template = template._replace(sequence_parallel=False)
     published = recipe is None and target in LAID_OUT and not search and _is_plain(template)
     name = software or (place.software if published else ENGINES[0])
-    program = _apply_switches(_program(name, template, recipe), switches)
+    program = with_switches(_program(name, template, recipe), switches)
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
     multiple = template.layout.dp * template.micro_batch
-    request = PlanRequest(template, place, program, gpus, length, BatchSize(template.batch, ramp, multiple))
-    if nodes and nodes > place.nodes:
-        say(f"{place.name} has {place.nodes} nodes, not {nodes}; planned as if it had")
+    batches = BatchSize(template.batch, ramp, multiple)
+    fixed = tuple(name for name in SEARCHED if name in given)
+    request = PlanRequest(template, place, program, gpus, length, batches, fixed)
+    if (needed := -(-gpus // place.node.gpus)) > place.nodes:
+        say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had")
+    spreads = "dp" not in parse_layout(layout) if layout else True
     if search:
-        asked = layout and (request if "dp" in parse_layout(layout) else _spread_over_nodes(request))
+        asked = layout and (_spread_over_nodes(request) if spreads else request)
         _print_search(request, top, switches, as_json, with_days=tokens is not None, asked=asked or None)
         return
-    if layout is None and recipe is None and target not in LAID_OUT:
+    if searches:
         request = _fastest_layout(request, switches)
-    elif layout is None and nodes:
+    elif spreads and nodes:
         request = _spread_over_nodes(request)
     if reason := run_error(request.run, request.software, place, gpus if nodes else None):
         raise UsageFailure(f"plan: {reason}")
+    if nodes and (idle := gpus - request.run.gpus) and not searches:
+        say(f"{idle:,} of the {gpus:,} GPUs are idle")
     if scaling is not None:
         _print_scaling(request, scaling, as_json)
         return
@@ -179,10 +188,27 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
 
 def _refuse_beside_rows(context: typer.Context) -> None:
     for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
         allowed = option.name in {"rows", "out", "software", "switches", "as_json"}
-        if source and source.name == "COMMANDLINE" and not allowed:
+        if _is_given(context, option.name or "") and not allowed:
             raise UsageFailure(f"{option.opts[0]} beside --rows: each row names its own run, cluster and layout")
+
+
+def _refuse_together(context: typer.Context) -> None:
+    """Raise ``UsageFailure`` for an option that the answer asked for would drop."""
+    given = {name for name in context.params if _is_given(context, name)}
+    for answer, unit, dropped in (
+        ("search", "layout", ("html", "timeline", "scaling")),
+        ("scaling", "plan", ("html", "timeline", "tokens")),
+    ):
+        if answer in given and (names := [name for name in dropped if name in given]):
+            raise UsageFailure(f"--{names[0]} is of one {unit}, not of --{answer}; give the layout to show by --layout")
+    if "top" in given and "search" not in given:
+        raise UsageFailure("--top is of --search")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
@@ -192,12 +218,11 @@ def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
     return load_recipe(Path(target), overrides)
 
 
-def _run_template(target: str, recipe: Recipe | None, *, overrides: Sequence[str], **options: Any) -> Run:  # noqa: ANN401  (fields of Run)
+def _run_template(target: str, recipe: Recipe | None, given: dict[str, Any], overrides: Sequence[str]) -> Run:
     """The recipe's or preset's run, with the fields that the command line names replaced."""
-    given = {name: value for name, value in options.items() if value is not None}
     if recipe:
         return train_run(recipe)._replace(**given)
-    batch = given.pop("batch", FULL_BATCH.get(target))
+    batch = given.get("batch", FULL_BATCH.get(target))
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
     return Run(_preset(target, overrides), Layout(), batch)._replace(**given)
@@ -247,15 +272,6 @@ def _program(name: str, run: Run, recipe: Recipe | None) -> Software:
     return load_software(name)
 
 
-def _apply_switches(chosen: Software, switches: Sequence[str] | None) -> Software:
-    for switch in switches or ():
-        key, _, value = switch.partition("=")
-        if key not in SWITCHES or value not in {"on", "off"}:
-            raise UsageFailure(f"--switch {switch}: write NAME=on or NAME=off; names are {', '.join(SWITCHES)}")
-        chosen = chosen.model_copy(update={key: value == "on"})
-    return chosen
-
-
 def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
     """The same tp and pp on all the nodes: dp takes the rest."""
     run, layout = request.run, request.run.layout
@@ -273,7 +289,7 @@ def _programs(request: PlanRequest, switches: Sequence[str] | None) -> tuple[Sof
         return (request.software,)
     kernels = {"fused_kernels": request.software.fused_kernels}
     engines = (load_software(name).model_copy(update=kernels) for name in ENGINES)
-    return tuple(_apply_switches(engine, switches) for engine in engines)
+    return tuple(with_switches(engine, switches) for engine in engines)
 
 
 def _fastest_layout(request: PlanRequest, switches: Sequence[str] | None) -> PlanRequest:
@@ -281,7 +297,7 @@ def _fastest_layout(request: PlanRequest, switches: Sequence[str] | None) -> Pla
     from .search import search  # noqa: PLC0415  (as below)
 
     programs = _programs(request, switches)
-    result = search(request.run, request.cluster, programs, request.gpus, count=1)
+    result = search(request.run, request.cluster, programs, request.gpus, count=1, fixed=request.fixed)
     if not result.best:
         raise UsageFailure(_nothing_fits(request, programs, result))
     run = result.best[0].run
@@ -293,10 +309,17 @@ def _fastest_layout(request: PlanRequest, switches: Sequence[str] | None) -> Pla
 def _nothing_fits(request: PlanRequest, programs: Sequence[Software], result: SearchResult) -> str:
     from .search import smallest_cluster  # noqa: PLC0415  (as below)
 
+    run, gpus = request.run, request.gpus
+    if run.cp > gpus:
+        advice = f"use --nodes {-(-run.cp // request.cluster.node.gpus)}"
+        return f"cp {run.cp} needs {run.cp} GPUs or more, and there are {gpus}; {advice}"
+    if all(layout_error(rejected.run.layout, run.model) for rejected in result.rejected) and request.fixed:
+        kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in request.fixed)
+        return f"no layout of {gpus:,} GPUs has {kept}"
     least = min(result.rejected, key=lambda rejected: rejected.bytes)
-    nodes = smallest_cluster(request.run, request.cluster, programs, request.gpus)
+    nodes = smallest_cluster(run, request.cluster, programs, gpus, request.fixed)
     more = f"; --nodes {nodes} would do" if nodes else ""
-    return f"no layout of {request.gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
+    return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
 
 
 def _print_one(
@@ -339,11 +362,11 @@ def _print_search(
     from .search import reason_against, search  # noqa: PLC0415  (as above)
 
     programs = _programs(request, switches)
-    result = search(request.run, request.cluster, programs, request.gpus, top)
+    result = search(request.run, request.cluster, programs, request.gpus, top, fixed=request.fixed)
     if not result.best:
         raise UsageFailure(_nothing_fits(request, programs, result))
     tokens = request.tokens if with_days else None
-    reason = asked and reason_against(asked.run, asked.cluster, asked.software, result.best[0])
+    reason = asked and reason_against(asked.run, asked.cluster, asked.software, result.best[0], asked.gpus)
     if as_json:
         days = [{"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {} for one in result.best]
         plans = [plan(one.run, request.cluster, one.software) for one in result.best]
@@ -368,35 +391,3 @@ def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
         print_json(planned)
     else:
         print_scaling(planned)
-
-
-def _predict_rows(
-    path: Path, out: Path | None, software: str | None, switches: Sequence[str] | None, as_json: bool
-) -> None:
-    from mtnlg_model.files import write_text  # noqa: PLC0415  (as above)
-
-    from .published.predicted import predict_row, summarize, with_predictions  # noqa: PLC0415  (as above)
-    from .published.rows import read_rows  # noqa: PLC0415  (as above)
-
-    rows = read_rows(path)
-    if software or switches:
-        for number, row in enumerate(rows):
-            if row.published:
-                run, place, own = row.published
-                program = _apply_switches(load_software(software) if software else own, switches)
-                reason = run_error(run, program, place)
-                published = None if reason else row.published._replace(software=program)
-                rows[number] = row._replace(published=published, why_not=reason or "")
-    predictions = [predict_row(row) for row in rows]
-    summary = summarize(rows, predictions)
-    if out:
-        write_text(out, with_predictions(rows, predictions))
-    if as_json:
-        pairs = zip(rows, predictions, strict=True)
-        print_json(summary | {"predictions": [row.cells | predicted for row, predicted in pairs]})
-    elif not out:
-        typer.echo(with_predictions(rows, predictions), nl=False)
-    if "mean_error" in summary:
-        figures = f"mean absolute error {summary['mean_absolute_error']:.2%}, mean {summary['mean_error']:+.2%}"
-        figures += f", largest {summary['largest_error']:+.1%}; {summary['in_interval']:.0%} in their intervals"
-        say(f"{summary['predicted']} of {summary['rows']} rows predicted: {figures}")

@@ -40,6 +40,7 @@ STYLE: Final = (
     ".bars{max-width:none}.kinds i{display:inline-block;width:.8em;height:.8em;margin:0 .4em 0 1.2em}"
     ".weights{background:var(--accent)}.optimizer{background:var(--soft)}.gradients{background:var(--second)}"
     ".activations{background:#6f9460}.buffers{background:var(--muted)}"
+    ".kinds span{white-space:nowrap}.step.less{fill:var(--paper);stroke:var(--accent);stroke-width:1.5}"
     ".ideal{fill:none;stroke:var(--muted);stroke-dasharray:5 4}.step{fill:var(--accent)}"
 )
 KINDS: Final = {
@@ -142,19 +143,21 @@ def _memory(run: Run, cluster: Cluster, software: Software) -> str:
     error = memory_error(stages, cluster)
     note = f'<p class="absent">{escape(error)}</p>' if error else ""
     of = "; a GPU has less" if width > available else ", a GPU's"
-    legend = "".join(f'<i class="{kind}"></i>{kind}' for kind in KINDS)
+    legend = " ".join(f'<span><i class="{kind}"></i>{kind}</span>' for kind in KINDS)
     caption = f'The whole width is {width / 1e9:.1f}{NARROW}GB{of}. <span class="kinds">{legend}</span>'
     return f"{note}<figure><figcaption>{caption}</figcaption>{bars(rows, width)}</figure>"
 
 
 def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
     """Step time with its interval where the replicas divide the batch, both axes logarithmic."""
-    points = []
+    points: list[tuple[int, float]] = []
+    fits: list[bool] = []
     for scale in SCALES:
         dp = int(run.layout.dp * scale)
         scaled = run._replace(layout=Layout(tp=run.layout.tp, pp=run.layout.pp, dp=max(dp, 1)))
         if dp and not run_error(scaled, software, cluster):
             points.append((scaled.gpus, predict(scaled, cluster, software).seconds))
+            fits.append(memory_error(memory(scaled, software), cluster) is None)
     interval = interval_of(run, cluster, software)
     work = run.gpus * predict(run, cluster, software).seconds
     ideal = [(gpus, work / gpus) for gpus, _ in points]
@@ -172,9 +175,10 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
         f'<polyline class="ideal" points="{" ".join(line(ideal))}"/>',
         f'<polyline class="line" points="{" ".join(line(points))}"/>',
     ]
-    for gpus, seconds in points:
+    for (gpus, seconds), fit in zip(points, fits, strict=True):
         at = f'x="{x(gpus):.1f}" text-anchor="middle"'
-        shapes.append(f'<circle class="step" r="4" cx="{x(gpus):.1f}" cy="{y(seconds):.1f}"/>')
+        kind = "step" if fit else "step less"
+        shapes.append(f'<circle class="{kind}" r="4" cx="{x(gpus):.1f}" cy="{y(seconds):.1f}"/>')
         shapes.append(f'<text {at} y="{y(seconds * interval.high) - 8:.1f}">{three_digits(seconds)}{NARROW}s</text>')
         shapes.append(f'<text {at} y="{FLOOR + 24}">{count(gpus)}</text>')
         shapes.append(f'<text {at} y="{FLOOR + 46}">{work / gpus / seconds:.0%}</text>')
@@ -182,6 +186,7 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> str:
         "over GPUs, both logarithmic, with the 90 % interval. Dashed: if each GPU worked as fast as in this plan; "
         "in percent how fast it does"
     )
+    note += "" if all(fits) else "; hollow: does not fit"
     picture = (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>Step time</title>{"".join(shapes)}</svg>'
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Software(Settings):
@@ -222,3 +225,16 @@ def load_software(name: str) -> Software:
     if name not in SOFTWARE:
         raise UsageFailure(f"--software {name}: unknown; use {', '.join(SOFTWARE)}")
     return SOFTWARE[name]
+
+
+SWITCHES: Final = tuple(name for name, field in Software.model_fields.items() if field.annotation is bool)
+
+
+def with_switches(software: Software, switches: Sequence[str] | None) -> Software:
+    """The program with each ``NAME=on`` or ``NAME=off`` turned. Raises ``UsageFailure`` for any other text."""
+    for switch in switches or ():
+        key, _, value = switch.partition("=")
+        if key not in SWITCHES or value not in {"on", "off"}:
+            raise UsageFailure(f"--switch {switch}: write NAME=on or NAME=off; names are {', '.join(SWITCHES)}")
+        software = software.model_copy(update={key: value == "on"})
+    return software

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from rich.table import Table
 
+from mtnlg_data.report.markup import NARROW, duration
 from mtnlg_model.console import UsageFailure, output
 
 from .cluster import load_cluster
@@ -71,6 +72,8 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "sequence_parallel": run.sequence_parallel,
         "precision": run.precision,
         "zero": run.zero,
+        "shards": run.shards,
+        "offload_activations": run.offload_activations,
         "software": software.model_dump(),
         "step_seconds": seconds,
         "low_step_seconds": seconds * interval.low,
@@ -141,8 +144,16 @@ def three_digits(value: float, like: float | None = None) -> str:
 
 def _heading(run: Run, cluster: str, gpus: int) -> str:
     model = run.model
-    size = f"{model.parameters / 1e9:,.1f} billion parameters, sequence {model.sequence:,}, batch {run.batch:,}"
+    size = f"{in_words(model.parameters)} parameters, sequence {model.sequence:,}, batch {run.batch:,}"
     return f"{size}, on {gpus_of(gpus, cluster)}"
+
+
+def in_words(number: float) -> str:
+    """A number to one decimal and its magnitude: 529.6 billion, 270 billion, 124.4 million."""
+    for size, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"), (1.0, "")):
+        if number >= size:
+            return f"{number / size:,.1f}".removesuffix(".0") + word
+    return f"{number:g}"
 
 
 def gpus_of(gpus: int, cluster: str) -> str:
@@ -159,20 +170,25 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
     for name, part in planned["step_seconds_by"].items():
-        table.add_row(name.replace("_", " "), f"{part:.3f}", f"{part / seconds:.1%}")
+        shown = max(part, 0.0)  # sums of floats may end a little below it
+        table.add_row(name.replace("_", " "), f"{shown:.3f}", f"{shown / seconds:.1%}")
     table.add_row("together", f"{seconds:.3f}", "")
     low, high = planned["low_step_seconds"], planned["high_step_seconds"]
     between = f"90 % of such steps take {three_digits(low, high)} to {three_digits(high)} s"
     out.print(table)
     rates = f"{planned['tflops_per_gpu']:.1f} TFLOP/s a GPU with what is recomputed (HFU {planned['hfu']:.1%}), "
-    rates += f"{planned['model_tflops_per_gpu']:.1f} without (MFU {planned['mfu']:.1%})"
+    peak = " of the 16-bit peak" if planned["precision"] == "fp8" else ""
+    rates += f"{planned['model_tflops_per_gpu']:.1f} without (MFU {planned['mfu']:.1%}{peak})"
     out.print(f"{between}, by the errors on {planned['interval']}")
     out.print(f"{rates}; {planned['tokens_per_second']:,.0f} tokens/s")
     if "run" in planned:
         whole = planned["run"]
-        length = f"{whole['days']:.1f} days and {whole['gpu_hours']:,.0f} GPU-hours in {whole['steps']:,.0f} steps"
+        time = (
+            f"{whole['days']:.1f} days" if whole["days"] >= 0.1 else duration(whole["days"] * DAY).replace(NARROW, " ")
+        )
+        length = f"{time} and {three_digits(whole['gpu_hours'])} GPU-hours in {whole['steps']:,.0f} steps"
         ramp = f", {whole['ramp_days']:.1f} days of it the ramp" if whole["ramp_days"] else ""
-        out.print(f"{whole['tokens'] / 1e9:,.0f} billion tokens: {length}{ramp}")
+        out.print(f"{in_words(whole['tokens'])} tokens: {length}{ramp}")
     table = Table(f"stage {planned['fullest_stage']}, the fullest", box=None, padding=(0, 2, 0, 0))
     table.add_column("GB", justify="right")
     for name, size in planned["memory_bytes_by"].items():
@@ -200,7 +216,7 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
     programs = " and ".join(sorted({fitting.software.name for fitting in result.best}))
     out.print(f"{_heading(result.best[0].run, cluster.name, gpus)}; program {programs}")
     if tokens:
-        out.print(f"days: {tokens / 1e9:,.1f} billion tokens in steps of the full batch")
+        out.print(f"days: {in_words(tokens)} tokens in steps of the full batch")
     out.print(
         f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (a field of a NamedTuple)
-from mtnlg_parallel.layout import Layout, Recompute, Schedule, layout_error, schedule_error
+from mtnlg_parallel.layout import Layout, Recompute, Schedule, eight_bit_error, layout_error, schedule_error
 
 from .programs import ENGINES, load_software
 
@@ -24,6 +24,9 @@ SHARED_GRADIENTS: Final = 2
 """The ZeRO stage up to which every rank keeps its weights."""
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+MOST_PASSES: Final = 1 << 20
+"""Passes of micro-batches over chunks that are simulated; more take minutes and gigabytes."""
 
 
 class Shape(NamedTuple):
@@ -156,7 +159,8 @@ class Run(NamedTuple):
         """Layout, micro-batch, recomputation and schedule in words."""
         words = [str(self.layout), f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
         words += [f"cp {self.cp}"] if self.cp > 1 else []
-        words += [f"zero {self.zero}"] if self.zero > 1 else []
+        words += [self.precision] if self.precision != "bf16" else []
+        words += [f"zero {self.zero}" + (f" over {self.shards} ranks" if self.shards else "")] if self.zero > 1 else []
         words += ["zero-bubble"] if self.splits_backward else []
         words += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         words += ["sequence parallel"] if self.sequence_parallel else []
@@ -215,17 +219,24 @@ def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None =
     if gpus is not None and run.gpus > gpus:
         advice = _smaller_layout(layout, gpus, cluster.node.gpus)
         return f"{layout} is {layout.world} GPUs and there are {gpus}; {advice}"
-    return _schedule_error(run, software) or _precision_error(run, cluster)
+    chunks = layout.pp * run.interleave
+    if run.micro_batches * chunks > MOST_PASSES:
+        passes = f"{run.micro_batches:,} micro-batches through {chunks} chunks"
+        return f"{passes} are more than the planner simulates; use a larger micro-batch or dp, or a smaller batch"
+    return _schedule_error(run, software) or _precision_error(run, software, cluster)
 
 
-def _precision_error(run: Run, cluster: Cluster) -> str | None:
-    """Why this GPU cannot multiply in this precision; None if it can."""
-    gpu, half = cluster.gpu, "bf16" if cluster.gpu.bf16 else "fp16"
+def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | None:
+    """Why this program or GPU cannot multiply in this precision; None if both can."""
+    gpu, ours = cluster.gpu, software.balanced_stages
+    half = "bf16" if gpu.bf16 else "fp32, or fp16 with another --software" if ours else "fp16"
+    if run.precision == "fp16" and ours:
+        return f"{software.name} has not got fp16; use --precision {half}"
     if run.precision == "fp8" and gpu.fp8_flops is None:
         return f"{gpu.name} has no products of 8 bits; use --precision {half}"
     if run.precision == "bf16" and not gpu.bf16:
         return f"{gpu.name} has no products of bfloat16; use --precision {half}"
-    return None
+    return eight_bit_error(run.layout, run.model, run.micro_batch) if run.precision == "fp8" and ours else None
 
 
 def _decoder_error(run: Run) -> str | None:
@@ -260,6 +271,8 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         able = [each.name for each in programs if all(getattr(each, name) for name in needed)]
         advice = f"; use --software {able[0]}" if able else ", nor has any other program all that this run uses"
         return f"{software.name} has not got {abilities[lacking][0]}{advice}"
+    if run.offload_activations and software.name == ENGINES[0]:
+        return f"{software.name} keeps activations on the device; use another schedule"
     if software.balanced_stages and run.recompute not in RECOMPUTE:
         return f"{software.name} has not got recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
     if software.balanced_stages:

@@ -18,7 +18,7 @@ from .run import RECOMPUTE, Run, run_error
 from .step import lower_bound, predict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from mtnlg_model.config import ModelConfig
 
@@ -62,17 +62,24 @@ class SearchResult(NamedTuple):
 
 
 def search(
-    template: Run, cluster: Cluster, software: Software | Sequence[Software], gpus: int, count: int = 10
+    template: Run,
+    cluster: Cluster,
+    software: Software | Sequence[Software],
+    gpus: int,
+    count: int = 10,
+    *,
+    fixed: Collection[str] = (),
 ) -> SearchResult:
     """The ``count`` fastest layouts of the template's model, batch and precision on ``gpus`` GPUs.
 
     Recomputation, micro-batch, schedule and sequence parallelism vary too, as far as the program, or one of several,
-    has them. Layouts that leave GPUs idle are tried where no degree of data parallelism divides both GPUs and batch.
+    has them, but fields of the template that are ``fixed``. Layouts that leave GPUs idle are tried where no degree of
+    data parallelism divides both GPUs and batch.
     """
     fitting: list[tuple[float, Run, float, Software]] = []
     rejected: list[RejectedRun] = []
     programs = [software] if isinstance(software, Software) else software
-    tried = ((run, each) for each in programs for run in candidates(template, cluster, each, gpus))
+    tried = ((run, each) for each in programs for run in candidates(template, cluster, each, gpus, fixed))
     for run, program in tried:
         if reason := run_error(run, program, cluster):
             rejected.append(RejectedRun(run, reason, inf))
@@ -94,9 +101,9 @@ def search(
     return SearchResult(tuple(best), tuple(rejected), len(fitting))
 
 
-def reason_against(run: Run, cluster: Cluster, software: Software, fastest: FittingRun) -> str:
-    """Why this run is not the fastest: it is impossible, does not fit, or what it takes longer for."""
-    if reason := run_error(run, software, cluster) or memory_error(memory(run, software), cluster):
+def reason_against(run: Run, cluster: Cluster, software: Software, fastest: FittingRun, gpus: int | None = None) -> str:
+    """Why this run is not the fastest of ``gpus``: it is impossible, does not fit, or what it takes longer for."""
+    if reason := run_error(run, software, cluster, gpus) or memory_error(memory(run, software), cluster):
         return reason
     own, best = predict(run, cluster, software), fastest.prediction
     longer = {
@@ -111,21 +118,29 @@ def reason_against(run: Run, cluster: Cluster, software: Software, fastest: Fitt
     return f"{own.seconds:.3f} s, {ratio - 1:.1%} more: {more}"
 
 
-def smallest_cluster(template: Run, cluster: Cluster, programs: Sequence[Software], gpus: int) -> int | None:
+def smallest_cluster(
+    template: Run, cluster: Cluster, programs: Sequence[Software], gpus: int, fixed: Collection[str] = ()
+) -> int | None:
     """Number of nodes, by doubling, at which some layout fits; None if the whole cluster is too small."""
     nodes = -(-gpus // cluster.node.gpus)
     while (nodes := 2 * nodes) <= 2 * cluster.nodes:
         for program in programs:
-            runs = candidates(template, cluster, program, nodes * cluster.node.gpus)
+            runs = candidates(template, cluster, program, nodes * cluster.node.gpus, fixed)
             possible = (run for run in runs if not run_error(run, program, cluster))
             if any(not memory_error(memory(run, program), cluster) for run in possible):
                 return nodes
     return None
 
 
-def candidates(template: Run, cluster: Cluster, software: Software, gpus: int) -> Iterator[Run]:
-    """Every combination: tp within a node, pp up to the number of layers, dp over the other GPUs."""
+def candidates(
+    template: Run, cluster: Cluster, software: Software, gpus: int, fixed: Collection[str] = ()
+) -> Iterator[Run]:
+    """Every combination: tp within a node, pp up to the number of layers, dp over the other GPUs.
+
+    Fields that are ``fixed`` stay as the template has them.
+    """
     model, batch = template.model, template.batch
+    micro_batches = (template.micro_batch,) if "micro_batch" in fixed else range(1, MOST_MICRO_BATCH + 1)
     for tp in (t for t in range(1, cluster.node.gpus + 1) if cluster.node.gpus % t == 0):
         for pp in _stage_counts(model, gpus // tp, software):
             if not (ranks := gpus // (tp * pp * template.cp)):
@@ -135,11 +150,11 @@ def candidates(template: Run, cluster: Cluster, software: Software, gpus: int) -
             if layout_error(layout, model):
                 yield template._replace(layout=layout)
                 continue
-            for micro_batch in (b for b in range(1, MOST_MICRO_BATCH + 1) if batch % (dp * b) == 0):
+            for micro_batch in (b for b in micro_batches if batch % (dp * b) == 0):
                 schedules = _schedules(model, pp, batch // (dp * micro_batch), software)
                 slicings = (False, True) if tp > 1 and software.slices_sequence else (False,)
                 for (interleave, splits), recompute, sliced in product(schedules, RECOMPUTE, slicings):
-                    yield template._replace(
+                    run = template._replace(
                         layout=layout,
                         micro_batch=micro_batch,
                         recompute=recompute,
@@ -147,6 +162,8 @@ def candidates(template: Run, cluster: Cluster, software: Software, gpus: int) -
                         splits_backward=splits,
                         sequence_parallel=sliced,
                     )
+                    if all(getattr(run, name) == getattr(template, name) for name in fixed):
+                        yield run
 
 
 def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:

@@ -6,13 +6,21 @@ import csv
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
+import typer
+
+from mtnlg_model.console import print_json, say
+from mtnlg_model.files import write_text
 from mtnlg_parallel.planner.interval import interval_of
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
-from mtnlg_parallel.planner.run import hardware_flops
+from mtnlg_parallel.planner.programs import load_software, with_switches
+from mtnlg_parallel.planner.run import hardware_flops, run_error
 from mtnlg_parallel.planner.step import predict
+
+from .rows import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from mtnlg_parallel.planner.run import Run
 
@@ -37,6 +45,34 @@ IN_GIB: Final = ("torchtitan",)
 
 MEASURED: Final = ("step_seconds", "tokens_per_s_per_gpu", "tflops_per_gpu")
 """What the error is of: the first of these that a row has."""
+
+
+def predict_file(
+    path: Path, out: Path | None, software: str | None, switches: Sequence[str] | None, *, as_json: bool
+) -> None:
+    """Print the rows of a file with their predictions, or write them to ``out``; all by ``software`` if it is given."""
+    rows = read_rows(path)
+    if software or switches:
+        for number, row in enumerate(rows):
+            if row.published:
+                run, place, own = row.published
+                program = with_switches(load_software(software) if software else own, switches)
+                reason = run_error(run, program, place)
+                published = None if reason else row.published._replace(software=program)
+                rows[number] = row._replace(published=published, why_not=reason or "")
+    predictions = [predict_row(row) for row in rows]
+    summary = summarize(rows, predictions)
+    if out:
+        write_text(out, with_predictions(rows, predictions))
+    if as_json:
+        pairs = zip(rows, predictions, strict=True)
+        print_json(summary | {"predictions": [row.cells | predicted for row, predicted in pairs]})
+    elif not out:
+        typer.echo(with_predictions(rows, predictions), nl=False)
+    if "mean_error" in summary:
+        figures = f"mean absolute error {summary['mean_absolute_error']:.2%}, mean {summary['mean_error']:+.2%}"
+        figures += f", largest {summary['largest_error']:+.1%}; {summary['in_interval']:.0%} in their intervals"
+        say(f"{summary['predicted']} of {summary['rows']} rows predicted: {figures}")
 
 
 def predict_row(row: Row) -> dict[str, Any]:

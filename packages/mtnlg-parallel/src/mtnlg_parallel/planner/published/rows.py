@@ -59,7 +59,12 @@ PRECISIONS: Final[tuple[tuple[str, Precision | None], ...]] = (
     (r"fp8|float8", "fp8"),
     (r"fp16|(?<!b)float16|\bhalf|^16", "fp16"),
     (r"^(fp32|float32)", "fp32"),
-    (r"", "bf16"),
+    (r"bf16|bfloat16|mixed|^(-|)$", "bf16"),
+)
+
+SLICED: Final[tuple[tuple[str, bool | None], ...]] = (
+    (r"^(yes|true|1|on)$", True),
+    (r"^(no|false|0|off|-)$", False),
 )
 
 SHARDED: Final = (  # the ZeRO stage of a row's sharding
@@ -226,8 +231,8 @@ def _run(cells: dict[str, str], software: Software) -> Run:
     gpus = _count(cells, "gpus")
     dp = _count(cells, "dp", max(gpus // (tp * pp * cp), 1))
     zero, shards = _sharding(cells, software, dp * cp, cp)
-    sliced = (cells.get("sequence_parallel") or "").strip().lower()
-    sequence_parallel = tp > 1 and (sliced in {"yes", "true", "1"} or (not sliced and software.slices_sequence))
+    stated = (cells.get("sequence_parallel") or "").strip()
+    sliced = _find(SLICED, cells, "sequence_parallel") if stated else software.slices_sequence
     return Run(
         model=_model(cells, tp, pads_vocabulary=software.pads_vocabulary),
         layout=Layout(tp=tp, pp=pp, dp=dp),
@@ -235,7 +240,7 @@ def _run(cells: dict[str, str], software: Software) -> Run:
         micro_batch=_count(cells, "micro_batch"),
         recompute=_find(RECOMPUTED, cells, "recompute"),
         interleave=vpp,
-        sequence_parallel=sequence_parallel,
+        sequence_parallel=tp > 1 and sliced,
         zero=zero,
         precision=_find(PRECISIONS, cells, "precision"),
         splits_backward=_find(SCHEDULES, cells, "schedule"),

@@ -9,7 +9,7 @@ from rich.table import Table
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.planner.report import console, plan
+from mtnlg_parallel.planner.report import console, plan, three_digits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence
             place = f"--scaling {number}: {number} nodes are no whole number of replicas of {replica} GPUs"
             raise UsageFailure(f"{place} that divides the batch {run.batch}; use {choices or 'another layout'}")
         scaled = run._replace(layout=Layout(tp=layout.tp, pp=layout.pp, dp=dp))
-        published = PUBLISHED.get(number, (None, None)) if _is_mt_nlg(scaled) else (None, None)
+        published = PUBLISHED.get(number, (None, None)) if _is_mt_nlg(scaled, software) else (None, None)
         planned = plan(scaled, cluster, software)
         plans.append(planned | {"published_seconds": published[0], "published_tflops_per_gpu": published[1]})
     return plans
@@ -47,22 +47,29 @@ def _divides(run: Run, cluster: Cluster, nodes: int) -> bool:
     return not over and dp > 0 and run.batch % (dp * run.micro_batch) == 0
 
 
-def _is_mt_nlg(run: Run) -> bool:
+def _is_mt_nlg(run: Run, software: Software) -> bool:
     layout, paper = run.layout, PRESETS["mt-nlg-530b"]
-    return run.model == paper and run.batch == 1920 and (layout.tp, layout.pp) == (8, 35)
+    measured = software.name == "megatron-deepspeed-2021"
+    return measured and run.model == paper and run.batch == 1920 and (layout.tp, layout.pp) == (8, 35)
 
 
 def print_scaling(plans: list[dict[str, Any]]) -> None:
-    """Print one row a number of nodes, with the published figures."""
+    """Print one row a number of nodes, with the published figures where there are any."""
+    compared = any(planned["published_seconds"] for planned in plans)
+    names = ["seconds", *(["published", "error"] if compared else [])]
+    names += ["TFLOP/s a GPU", *(["published"] if compared else []), "tokens/s", "GB", ""]
     table = Table("nodes", "GPUs", "dp", box=None, padding=(0, 2, 0, 0))
-    for name in ("seconds", "published", "error", "TFLOP/s a GPU", "published", "tokens/s"):
+    for name in names:
         table.add_column(name, justify="right")
     for planned in plans:
         seconds, published = planned["step_seconds"], planned["published_seconds"]
-        row = [str(planned["nodes"]), f"{planned['gpus']:,}", str(planned["layout"]["dp"]), f"{seconds:.1f}"]
-        row += [f"{published:.1f}", f"{seconds / published - 1:+.1%}"] if published else ["", ""]
-        row += [f"{planned['tflops_per_gpu']:.0f}", str(planned["published_tflops_per_gpu"] or "")]
-        table.add_row(*row, f"{planned['tokens_per_second']:,.0f}")
+        row = [str(planned["nodes"]), f"{planned['gpus']:,}", str(planned["layout"]["dp"]), three_digits(seconds)]
+        row += [f"{published:.1f}", f"{seconds / published - 1:+.1%}"] if published else ["", ""] if compared else []
+        row += [f"{planned['tflops_per_gpu']:.0f}"]
+        row += [str(planned["published_tflops_per_gpu"] or "")] if compared else []
+        row += [f"{planned['tokens_per_second']:,.0f}", f"{planned['memory_bytes'] / 1e9:.1f}"]
+        table.add_row(*row, "" if planned["fits"] else "does NOT fit")
+    console().print(f"program {plans[0]['program']}, on {plans[0]['cluster']}")
     console().print(table)
     low, high = (plans[0][f"{side}_step_seconds"] / plans[0]["step_seconds"] for side in ("low", "high"))
     console().print(

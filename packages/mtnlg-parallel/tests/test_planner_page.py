@@ -1,0 +1,112 @@
+"""``plan --html`` and ``--timeline``: pages that need nothing else, and what stands on them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_parallel.cli import app
+
+PAPER = ("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35,dp=8")
+
+
+def plan(*words: object) -> str:
+    result = CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Path) -> None:
+    plan("dense-1.3b", "--layout", "tp=2,pp=4,dp=1", "--batch", "8", "--timeline", tmp_path / "step.json")
+    trace = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    boxes = [event for event in trace if event["ph"] == "X" and event["cat"] in {"forward", "backward"}]
+    assert len(boxes) == 2 * 4 * 8
+    assert all(event["dur"] > 0 for event in boxes)
+    page = (tmp_path / "step.html").read_text()
+    assert page.count("<rect") == 2 * 4 * 8 + 1
+    assert not re.search(r"<script|href|src=", page)
+
+
+def test_a_page_is_legible_on_a_telephone(tmp_path: Path) -> None:
+    """Bars fit any width, tables scroll by themselves; of a timeline alone the picture keeps its width and scrolls."""
+    plan(*PAPER, "--html", tmp_path / "plan.html", "--timeline", tmp_path / "time.html")
+    page, time = ((tmp_path / name).read_text() for name in ("plan.html", "time.html"))
+    assert '<meta name="viewport" content="width=device-width' in page
+    assert '<meta name="viewport" content="width=device-width' in time
+    assert "min-width:600px" in time
+    assert "overflow-x:auto" in time
+    assert page.count('<div class="scroll"><table>') == page.count("<table>") == 2
+    assert page.count('<div class="bars">') == 2
+    assert page.count("<h2>") == 6
+
+
+def test_a_timeline_of_many_passes_is_one_path_a_colour(tmp_path: Path) -> None:
+    plan("dense-1.3b", "--layout", "tp=2,pp=4,dp=1", "--batch", "600", "--timeline", tmp_path / "step.html")
+    page = (tmp_path / "step.html").read_text()
+    assert (page.count("<path"), page.count("<rect")) == (2, 1)
+    assert page.count("z") >= 2 * 4 * 600
+
+
+def test_a_page_shows_the_step_its_layouts_and_switches_and_needs_nothing(tmp_path: Path) -> None:
+    words = ("llama-3.1-8b", "--set", "model.sequence=8192", "--cluster", "dgx-h100", "--software", "megatron-core")
+    run = ("--layout", "tp=2,pp=2,dp=2", "--batch", "16", "--recompute", "selective")
+    plan(*words, *run, "--html", tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    for title in (
+        "Where the time goes",
+        "The pipeline",
+        "Memory by stage",
+        "over nodes",
+        "Best layouts",
+        "each switch",
+    ):
+        assert title in page
+    assert page.count("stage 1") >= 1
+    assert "overlap_tensor" in page
+    assert not re.search(r"<script|href|src=", page)
+
+
+def test_a_page_of_a_run_that_does_not_fit_says_so_and_its_bars_end_within_the_page(tmp_path: Path) -> None:
+    run = ("mt-nlg-530b", "--layout", "tp=1,pp=2,dp=1", "--batch", "4", "--html", tmp_path / "plan.html")
+    planned = json.loads(plan(*run, "--json"))
+    page = (tmp_path / "plan.html").read_text()
+    memory = page.partition("<h2>Memory by stage</h2>")[2].partition("</section>")[0]
+    assert "does NOT fit" in page
+    assert "a run may use" in memory
+    ends = {
+        kind: [float(width) for width in re.findall(rf'<i class="{kind}" style="width:([\d.]+)%">', memory)]
+        for kind in ("weights", "buffers")
+    }
+    totals = planned["memory_bytes_of_stages"]
+    assert ends["buffers"] == pytest.approx([100 * total / max(totals) for total in totals], abs=0.01)
+    weights = 100 * planned["memory_bytes_by"]["weights"] / max(totals)
+    assert ends["weights"][planned["fullest_stage"]] == pytest.approx(weights, abs=0.01)
+    assert "No layout fits" in page
+
+
+def test_a_page_tells_days_with_their_interval_and_where_this_plan_stands(tmp_path: Path) -> None:
+    planned = json.loads(plan(*PAPER, "--tokens", "270B", "--json", "--html", tmp_path / "plan.html"))
+    page = (tmp_path / "plan.html").read_text().replace("\N{NARROW NO-BREAK SPACE}", " ")
+    days, seconds = planned["run"]["days"], planned["step_seconds"]
+    low, high = (days * planned[bound] / seconds for bound in ("low_step_seconds", "high_step_seconds"))
+    assert f"<dd>{days:.1f} days</dd>" in page
+    assert f"{low:.1f} to {high:.1f} by the same errors" in page
+    assert page.count("this plan</td>") == 1
+    rows = re.findall(r'<tr(?: class="total")?><th scope="row">tp=[^<]*</th><td class="n">([\d.]+)</td>', page)
+    assert len(rows) == 10
+    assert sorted(map(float, rows)) == list(map(float, rows))
+    shares = [int(share) for share in re.findall(r">(\d+)%</text>", page)]
+    assert 100 in shares
+    assert shares == sorted(shares, reverse=True), "the more GPUs, the less each does"
+
+
+def test_a_page_marks_the_steps_of_runs_that_do_not_fit(tmp_path: Path) -> None:
+    words = ("llama-3.1-70b", "--cluster", "dgx-a100-40gb", "--batch", "64", "--set", "model.sequence=2048")
+    plan(*words, "--layout", "tp=8,pp=4,dp=4", "--html", tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    hollow, full = (page.count(f'<circle class="{kind}"') for kind in ("step less", "step"))
+    assert hollow >= 1, "on fewer replicas the optimizer's state does not fit"
+    assert full >= 1
+    assert "hollow: does not fit" in page
