@@ -133,6 +133,15 @@ def test_what_a_page_names_as_proof_exists(page: str) -> None:
     assert not [name for name in named if not any((folder / name).exists() for folder in (ROOT, RESULTS))]
 
 
+def test_the_plan_of_the_readme_errs_as_it_says(folder: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^mtnlg-parallel plan .*--scaling.*$", text, re.MULTILINE)
+    says = re.search(r"on 350 and 420 nodes they are .(\d\.\d) % and .(\d\.\d) % off", text)
+    assert says
+    printed = run(Block("bash", {}, command), folder).stdout
+    assert [error for error in says.groups() if f"-{error}%" not in printed] == [], printed
+
+
 @pytest.mark.parametrize("page", OWN_PAGES)
 def test_a_block_runs_or_is_shown_or_says_what_it_needs(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
