@@ -142,6 +142,11 @@ def test_the_plan_of_the_readme_errs_as_it_says(folder: Path) -> None:
     assert [error for error in says.groups() if f"-{error}%" not in printed] == [], printed
 
 
+@pytest.mark.parametrize("page", [*OWN_PAGES, *(f"../packages/mtnlg-{package}/README.md" for package in PACKAGES)])
+def test_no_page_installs_our_packages_from_an_index_where_they_are_not(page: str) -> None:
+    assert re.findall(r"pip install ['\"]?mtnlg-", (DOCS / page).read_text(encoding="utf-8")) == []
+
+
 @pytest.mark.parametrize("page", OWN_PAGES)
 def test_a_block_runs_or_is_shown_or_says_what_it_needs(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
