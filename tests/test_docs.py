@@ -147,6 +147,18 @@ def test_no_page_installs_our_packages_from_an_index_where_they_are_not(page: st
     assert re.findall(r"pip install ['\"]?mtnlg-", (DOCS / page).read_text(encoding="utf-8")) == []
 
 
+def test_the_benchmarks_page_has_the_readmes_ratios_and_the_spread_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    measurements = importlib.import_module("measurements")
+    shown = [measurements.read_ratio(row) for row in measurements.ROWS]
+    assert [ratio for ratio in shown if not ratio.least < ratio.median < ratio.most] == []
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("times as fast |\n", 1)[1].split("\n\n", 1)[0]
+    claimed = [figure for line in table.splitlines()[1:] for figure in line.split("|")[3].split(";")]
+    assert len(claimed) > 10
+    rounded = {f"{ratio.median:.{digits}f}" for ratio in shown for digits in (0, 1)}
+    assert [figure for figure in claimed if figure.strip() not in rounded] == []
+
+
 @pytest.mark.parametrize("page", OWN_PAGES)
 def test_a_block_runs_or_is_shown_or_says_what_it_needs(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
