@@ -147,6 +147,14 @@ def test_no_page_installs_our_packages_from_an_index_where_they_are_not(page: st
     assert re.findall(r"pip install ['\"]?mtnlg-", (DOCS / page).read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize("run", ["mt-nlg-530b", f"{ROOT}/recipes/mt-nlg-530b", f"{ROOT}/recipes/mt-nlg-530b-2022"])
+def test_the_days_of_mt_nlg_are_those_of_its_plans(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    app = importlib.import_module("mtnlg_parallel.cli").app
+    get_command(app)(["plan", run, "--cluster", "selene", "--tokens", "270B"], standalone_mode=False)
+    (days,) = re.findall(r"270 billion tokens: (\d+\.\d) days", capsys.readouterr().out)
+    assert f" {days} " in (DOCS / "explanation/mt-nlg.md").read_text(encoding="utf-8")
+
+
 def test_the_benchmarks_page_has_the_readmes_ratios_and_the_spread_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS / "extensions"))
     measurements = importlib.import_module("measurements")
