@@ -95,7 +95,7 @@ SHORTS = {
     "startup": Short("--rounds 1", {"files to start a rank": ("libraries' files over a rank's",)}),
     "planner_published": Short(
         f"{{data}}/published_throughput.csv {TIMES}/dgx_a100_1_node.csv {TIMES}/dgx_a100_many_nodes.csv --shipped",
-        {"the planner's error": ("ratio",)},
+        {"a roofline's error over the planner's": ("ratio",)},
     ),
     "evaluation": Short(
         "--data {data}/eval --gpt2 {data}/gpt2 --part whole --shots 0 --documents 1 --rounds 2",

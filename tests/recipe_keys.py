@@ -41,7 +41,8 @@ def _section(name: str, schema: type[BaseModel]) -> Iterator[str]:
         yield "|---|---|---|---|---|---|"
         for leaf in rows:
             default = "False" if leaf.field.default is False else leaf.default
-            cells = (f"`{leaf.path[-1]}`", leaf.field.description or "", _code(default))
+            what = (leaf.field.description or "").replace("*", r"\*")
+            cells = (f"`{leaf.path[-1]}`", what, _code(default))
             yield _row(*cells, f"`{_type(leaf.field.annotation)}`", leaf.note("unit"), leaf.note("paper"))
         yield ""
 

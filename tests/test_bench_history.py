@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from history import SHORTS, WITHOUT, Figure, bound, entry, figure, machine, missing
+from history import HISTORY, SHORTS, WITHOUT, Figure, bound, entry, figure, machine, missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +78,11 @@ def test_a_ratio_is_read_in_every_form_in_which_a_result_has_one(content: dict[s
 def test_a_figure_without_noise_is_no_loss_when_it_comes_again() -> None:
     first = entry("some", Figure(7.3816, 7.3816, 7.3816), [])
     assert entry("some", Figure(7.3816, 7.3816, 7.3816), [first] * 3)["lost"] is False
+
+
+def test_every_line_of_the_history_is_of_a_figure_that_is_still_measured() -> None:
+    names = {json.loads(line)["name"] for line in HISTORY.read_text(encoding="utf-8").splitlines()}
+    assert names - {name for short in SHORTS.values() for name in short.figures} == set()
 
 
 def test_every_benchmark_has_a_short_form_or_a_reason_to_have_none() -> None:

@@ -133,6 +133,40 @@ def test_what_a_page_names_as_proof_exists(page: str) -> None:
     assert not [name for name in named if not any((folder / name).exists() for folder in (ROOT, RESULTS))]
 
 
+def test_the_plan_of_the_readme_errs_as_it_says(folder: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^mtnlg-parallel plan .*--scaling.*$", text, re.MULTILINE)
+    says = re.search(r"on 350 and 420 nodes they are .(\d\.\d) % and .(\d\.\d) % off", text)
+    assert says
+    printed = run(Block("bash", {}, command), folder).stdout
+    assert [error for error in says.groups() if f"-{error}%" not in printed] == [], printed
+
+
+@pytest.mark.parametrize("page", [*OWN_PAGES, *(f"../packages/mtnlg-{package}/README.md" for package in PACKAGES)])
+def test_no_page_installs_our_packages_from_an_index_where_they_are_not(page: str) -> None:
+    assert re.findall(r"pip install ['\"]?mtnlg-", (DOCS / page).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("run", ["mt-nlg-530b", f"{ROOT}/recipes/mt-nlg-530b", f"{ROOT}/recipes/mt-nlg-530b-2022"])
+def test_the_days_of_mt_nlg_are_those_of_its_plans(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    app = importlib.import_module("mtnlg_parallel.cli").app
+    get_command(app)(["plan", run, "--cluster", "selene", "--tokens", "270B"], standalone_mode=False)
+    (days,) = re.findall(r"270 billion tokens: (\d+\.\d) days", capsys.readouterr().out)
+    assert f" {days} " in (DOCS / "explanation/mt-nlg.md").read_text(encoding="utf-8")
+
+
+def test_the_benchmarks_page_has_the_readmes_ratios_and_the_spread_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    measurements = importlib.import_module("measurements")
+    shown = [measurements.read_ratio(row) for row in measurements.ROWS]
+    assert [ratio for ratio in shown if not ratio.least < ratio.median < ratio.most] == []
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("times as fast |\n", 1)[1].split("\n\n", 1)[0]
+    claimed = [figure for line in table.splitlines()[1:] for figure in line.split("|")[3].split(";")]
+    assert len(claimed) > 10
+    rounded = {f"{ratio.median:.{digits}f}" for ratio in shown for digits in (0, 1)}
+    assert [figure for figure in claimed if figure.strip() not in rounded] == []
+
+
 @pytest.mark.parametrize("page", OWN_PAGES)
 def test_a_block_runs_or_is_shown_or_says_what_it_needs(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import importlib
 
+from markdown_it import MarkdownIt
+
 recipe_keys = importlib.import_module("recipe_keys")
 
 
 def test_the_table_of_recipe_keys_is_current() -> None:
     assert recipe_keys.PAGE.read_text(encoding="utf-8") == recipe_keys.page(), "run python tests/recipe_keys.py"
+
+
+def test_globs_of_a_description_are_not_read_as_emphasis() -> None:
+    page = MarkdownIt().enable("table").render(recipe_keys.PAGE.read_text(encoding="utf-8"))
+    assert "own/**/*.jsonl.gz or s3://bucket/*.parquet." in page
+    assert "<em>" not in page
 
 
 def test_every_key_is_explained() -> None:

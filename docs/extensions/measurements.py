@@ -1,7 +1,7 @@
 """Directives ``measurements`` and ``history``: what the benchmarks said, drawn when the site is built.
 
 Each row is a ratio of the newest result of its benchmark: how many times as fast as a peer, the median of the rounds
-with the least and the most of them where the result has these. A figure that a result no longer has fails the build.
+with the least and the most of them. A figure that a result no longer has fails the build.
 """
 
 from __future__ import annotations
@@ -21,50 +21,75 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 HISTORY = RESULTS.parent / "history.jsonl"
 DATES = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
-ROWS: tuple[tuple[str, str, str, tuple[str | int, ...]], ...] = (
-    ("fuzzy deduplication", "datatrove, spaCy's words", "deduplication", ()),
-    ("fuzzy deduplication", "datatrove, str.split", "deduplication-plain", ("against_str_split",)),
-    ("WARC to token ids", "datatrove, str.split", "curation-peer", ()),
-    ("MinHash signatures", "datasketch", "signatures", ()),
-    ("equal lines", "datatrove", "exact", ("kinds", "lines")),
-    ("equal documents", "datatrove", "exact", ("kinds", "documents")),
-    ("filters of FineWeb", "datatrove, spaCy's words", "filters", ("against_spacy",)),
-    ("filters of FineWeb", "datatrove, str.split", "filters", ("against_plain",)),
-    ("extraction", "jusText", "extraction", ()),
-    ("Unicode repair", "ftfy", "cleaning", ()),
-    ("decontamination", "a plain scan", "decontamination", ()),
-    ("token ids", "tokenizers", "tokenization", ("ratios", "ours by tokenizers")),
-    ("token ids by gigatoken", "tokenizers", "tokenization", ("ratios", "ours by gigatoken, cold")),
-    ("start of a blend", "megatron-core", "blend", ("ratios", "start")),
-    ("reads of a blend", "megatron-core", "blend", ("ratios", "read ours")),
-    ("saving a checkpoint", "safetensors", "checkpoint-io", ("save_against_safetensors",)),
-    ("loading a checkpoint", "safetensors", "checkpoint-io", ("load_against_safetensors",)),
-    ("quality scores", "fastText", "quality", ("sets", 0, "ratio")),
-    ("two workers", "one", "curation", ("two_workers_over_one", "speed")),
-    ("a Llama's generation, one row", "transformers", "generate", ("results", 0)),
-    ("a Llama's generation, eight rows", "transformers", "generate", ("results", 1)),
-    (
-        "a step, pipeline engine",
-        "a plain loop",
-        "training-engine",
-        ("ratios of processor seconds", "pipeline engine / plain"),
+
+
+class Row(NamedTuple):
+    """What, against what, the benchmark, and where its result has the ratio.
+
+    ``rounds`` are where a result that has no spread of the ratio has seconds of the rounds, the peer's key and ours.
+    """
+
+    what: str
+    against: str
+    benchmark: str
+    place: tuple[str | int, ...] = ()
+    rounds: tuple[str, str, str] | None = None
+
+
+ROWS = (
+    Row("fuzzy deduplication", "datatrove, spaCy's words", "deduplication"),
+    Row("fuzzy deduplication", "datatrove, str.split", "deduplication-plain", ("against_str_split",)),
+    Row("WARC to token ids", "datatrove, str.split", "curation-peer"),
+    Row("MinHash signatures", "datasketch", "signatures"),
+    Row("equal lines", "datatrove", "exact", ("kinds", "lines")),
+    Row("equal documents", "datatrove", "exact", ("kinds", "documents")),
+    Row("filters of FineWeb", "datatrove, spaCy's words", "filters", ("against_spacy",)),
+    Row("filters of FineWeb", "datatrove, str.split", "filters", ("against_plain",)),
+    Row("extraction", "jusText", "extraction"),
+    Row("Unicode repair", "ftfy", "cleaning"),
+    Row("decontamination", "a plain scan", "decontamination"),
+    Row("token ids", "tokenizers", "tokenization", ("ratios", "ours by tokenizers")),
+    Row("token ids by gigatoken", "tokenizers", "tokenization", ("ratios", "ours by gigatoken, cold")),
+    Row("start of a blend", "megatron-core", "blend", ("ratios", "start")),
+    Row("reads of a blend", "megatron-core", "blend", ("ratios", "read ours")),
+    Row(
+        "saving a checkpoint",
+        "safetensors",
+        "checkpoint-io",
+        ("save_against_safetensors",),
+        ("save_seconds", "safetensors", "mtnlg_model"),
     ),
-    (
-        "a step, DeepSpeed's engine",
-        "a plain loop",
-        "training-engine",
-        ("ratios of processor seconds", "engine / plain"),
+    Row(
+        "loading a checkpoint",
+        "safetensors",
+        "checkpoint-io",
+        ("load_against_safetensors",),
+        ("load_seconds", "safetensors", "mtnlg_model"),
     ),
-    ("log-likelihoods, 0 shots", "lm-eval's hf", "evaluation", ("0 shots",)),
-    ("log-likelihoods, few shots", "lm-eval's hf", "evaluation", ("few shots",)),
+    Row("quality scores", "fastText", "quality", ("sets", 0, "ratio")),
+    Row("two workers", "one", "curation", ("two_workers_over_one", "speed")),
+    Row("a Llama's generation, one row", "transformers", "generate", ("results", 0)),
+    Row("a Llama's generation, eight rows", "transformers", "generate", ("results", 1)),
+    *(
+        Row(
+            f"a step, {engine}",
+            against,
+            "training-engine",
+            ("ratios of processor seconds", f"{ours} / {peer}"),
+            ("processor seconds a step", peer, ours),
+        )
+        for engine, ours in (("pipeline engine", "pipeline engine"), ("DeepSpeed's engine", "engine"))
+        for against, peer in (("a plain loop", "plain"), ("transformers' Trainer", "trainer"))
+    ),
+    Row("log-likelihoods, 0 shots", "lm-eval's hf", "evaluation", ("0 shots",)),
+    Row("log-likelihoods, few shots", "lm-eval's hf", "evaluation", ("few shots",)),
 )
-"""What, against what, the benchmark, and where its result has the ratio."""
 WIDTH, ROW, HISTORY_ROW = 420, 30, 44
-TICKS = (1, 2, 5, 10, 20, 50, 100)
+TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 class Ratio(NamedTuple):
-    """A row of the table; without rounds in the result, least and most are the median."""
+    """A row of the table."""
 
     what: str
     against: str
@@ -79,23 +104,32 @@ def newest(benchmark: str) -> Path:
     return max(RESULTS.glob(f"{DATES}-{benchmark}.json"))
 
 
-def read_ratio(what: str, against: str, benchmark: str, place: tuple[str | int, ...]) -> Ratio:
-    """The ratio at this place of the benchmark's newest result, in any of the forms in which results have it."""
-    path = newest(benchmark)
-    value: Any = json.loads(path.read_text("utf-8"))
-    for step in place:
+def read_ratio(row: Row) -> Ratio:
+    """The ratio at the row's place of its benchmark's newest result, in any of the forms in which results have it."""
+    path = newest(row.benchmark)
+    result: Any = json.loads(path.read_text("utf-8"))
+    value = result
+    for step in row.place:
         value = value[step]
-    if not isinstance(value, dict):
-        value = {"ratio": value}
+    if row.rounds and not isinstance(value, dict):
+        value = {"ratio": value, **least_and_most(result, *row.rounds)}
     median = value.get("ratio", value.get("median"))
-    least, most = value.get("ratio_spread", (value.get("least", median), value.get("most", median)))
+    least, most = value.get("ratio_spread", (value.get("least"), value.get("most")))
     least, most = value.get("ratio_least", least), value.get("ratio_most", most)
-    return Ratio(what, against, float(median), float(least), float(most), path.name[: len("2026-01-01")])
+    return Ratio(row.what, row.against, float(median), float(least), float(most), path.name[: len("2026-01-01")])
+
+
+def least_and_most(result: dict[str, Any], seconds: str, theirs: str, ours: str) -> dict[str, float]:
+    """Of the peer's seconds over ours, round by round."""
+    sides = [result[seconds][side] for side in (theirs, ours)]
+    rounds = [side["rounds"] if isinstance(side, dict) else side for side in sides]
+    ratios = [their / our for their, our in zip(*rounds, strict=True)]
+    return {"least": min(ratios), "most": max(ratios)}
 
 
 def draw(rows: list[Ratio]) -> str:
     """Bars on a logarithmic scale that begin at 1, where both are as fast; a thin line from the least to the most."""
-    low, high = math.log(0.8), math.log(max(ratio.most for ratio in rows) * 1.2)
+    low, high = math.log(min(ratio.least for ratio in rows) / 1.2), math.log(max(ratio.most for ratio in rows) * 1.2)
 
     def x(value: float) -> float:
         return WIDTH * (math.log(value) - low) / (high - low)
@@ -119,14 +153,14 @@ class Measurements(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Read the results, on which the page then depends."""
-        for _, _, benchmark, _ in ROWS:
-            self.env.note_dependency(str(newest(benchmark)))
-        rows = [read_ratio(*row) for row in ROWS]
+        for row in ROWS:
+            self.env.note_dependency(str(newest(row.benchmark)))
+        rows = [read_ratio(row) for row in ROWS]
         lines = ["| what | against | times as fast | from | to | measured |", "|---|---|---|---|---|---|"]
         for ratio in rows:
-            spread = (f"{ratio.least:.2f}", f"{ratio.most:.2f}") if ratio.least < ratio.most else ("", "")
-            figures = " | ".join((f"{ratio.median:.2f}", *spread, ratio.date.replace("-", "\u2011")))
-            lines.append(f"| {ratio.what} | {ratio.against} | {figures} |")
+            figures = " | ".join(f"{figure:.2f}" for figure in (ratio.median, ratio.least, ratio.most))
+            date = ratio.date.replace("-", "\u2011")
+            lines.append(f"| {ratio.what} | {ratio.against} | {figures} | {date} |")
         return [nodes.raw("", draw(rows), format="html"), *self.parse_text_to_nodes("\n".join(lines))]
 
 

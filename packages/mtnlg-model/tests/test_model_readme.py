@@ -30,7 +30,7 @@ def test_the_readme_is_true(
                 assert line.split() in [other.split() for other in shown.splitlines()], line
         else:
             for line in block.splitlines():
-                if line != "pip install mtnlg-model":
+                if line != "pip install ./packages/mtnlg-model":
                     monkeypatch.setattr(sys, "argv", shlex.split(line))
                     with pytest.raises(SystemExit) as end:
                         cli.main()

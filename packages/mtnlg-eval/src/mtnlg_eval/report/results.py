@@ -47,7 +47,7 @@ def build_results(run: Run) -> dict[str, Any]:
 
 
 def total_seconds(run: Run) -> float:
-    """Sum of the wall times of the parts that have been run."""
+    """Sum of the wall times of the parts that have been run, without what comes before and between them."""
     return sum(part.seconds for part in (run.curation, run.training, run.evaluation) if part is not None)
 
 
@@ -127,7 +127,8 @@ def _score(task: str, asked: str, cell: Cell) -> dict[str, Any]:
 
 def console_summary(run: Run) -> Iterator[RenderableType]:
     """What the command prints: a line per part, the table of scores, and the studies."""
-    lines = (f"{run.name}: {duration(total_seconds(run))} in total", _data_line(run), _training_lines(run))
+    spent = f"{run.name}: {duration(total_seconds(run))} in curation, training and scoring"
+    lines = (spent, _data_line(run), _training_lines(run))
     for line, style in zip(lines, ("bold", "", ""), strict=True):
         yield Text(line.replace(NARROW, " "), style=style)  # on a terminal a narrow space is not printable
     if run.evaluation is None:

@@ -101,13 +101,13 @@ class Bound(NamedTuple):
 
     gpu: str
     kernel: str
-    variant: str
+    bound: float
+    busy: float  # the busiest unit's share of the memory's time
+    unit: str
     registers: int
     megabytes: float
     instructions: float  # an element of the largest tensor
-    unit: str  # the busiest
-    busy: float  # its share of the memory's time
-    bound: float
+    variant: str
     measured: str = ""  # no GPU has run them yet
 
 
@@ -161,13 +161,13 @@ def _bound(gpu: Gpu, launch: Launch) -> Bound:
     return Bound(
         gpu.name,
         kernel.name,
-        kernel.variant,
+        round(least / moved * min(1, 1 / busy), 3),
+        round(busy, 2),
+        unit,
         kernel.registers,
         round(least / 1e6, 1),
         round(32 * warps * sum(code.values()) / elements, 1),
-        unit,
-        round(busy, 2),
-        round(least / moved * min(1, 1 / busy), 3),
+        kernel.variant,
     )
 
 
