@@ -251,26 +251,36 @@ class Recipe(Settings):
                     raise Failure(f"{url}: no file there but hidden ones (source {name})")
                 _add_files(files, seen.items(), name)
                 continue
-            if full_pattern.is_dir():
-                raise Failure(f"{full_pattern}: a folder (source {name}); give a pattern of its files, such as *.jsonl")
             base = self.input / _fixed_folder(Path(pattern))
-            inner = str(full_pattern.relative_to(base))
-            try:
-                matches = list(base.glob(inner))
-            except ValueError as error:
-                raise Failure(f"{full_pattern}: no pattern of files (source {name}): {error}") from None
-            if not full_pattern.suffix:  # such as own/**, which matches folders on the way
-                matches = [path for path in matches if not path.is_dir()]
-            if not is_hidden(inner):
-                matches = [path for path in matches if not is_hidden(name_below(path, base))]
-            if not matches:
-                raise Failure(
-                    f"{full_pattern}: no such file (source {name}); paths start at {self.input}, --input takes another"
-                )
-            for path in matches:
-                check_regular(path)
+            matches = self._matches_here(name, base, full_pattern)
             _add_files(files, ((name_below(path, base), path) for path in matches), name)
         return files
+
+    def _matches_here(self, name: str, base: Path, full_pattern: Path) -> list[Path]:
+        """The files of this machine that match a pattern below its fixed folder."""
+        if full_pattern.is_dir():
+            raise Failure(f"{full_pattern}: a folder (source {name}); give a pattern of its files, such as *.jsonl")
+        inner = str(full_pattern.relative_to(base))
+        try:
+            matches, links = list(base.glob(inner)), _passed_links(base, inner)
+        except ValueError as error:
+            raise Failure(f"{full_pattern}: no pattern of files (source {name}): {error}") from None
+        if not full_pattern.suffix:  # such as own/**, which matches folders on the way
+            matches = [path for path in matches if not path.is_dir()]
+        if not is_hidden(inner):
+            matches, links = ([p for p in paths if not is_hidden(name_below(p, base))] for paths in (matches, links))
+        if links:
+            raise Failure(
+                f"{links[0]}: a link to a folder, which ** does not follow (source {name}); name it and the folders "
+                "beside it in patterns of their own"
+            )
+        if not matches:
+            raise Failure(
+                f"{full_pattern}: no such file (source {name}); paths start at {self.input}, --input takes another"
+            )
+        for path in matches:
+            check_regular(path)
+        return matches
 
     def texts_file(self) -> Path | None:
         """The file of task texts, if the recipe names one. Raises ``Failure`` if it does not exist."""
@@ -308,6 +318,15 @@ def _add_files(files: dict[str, Path | RemoteFile], more: Iterable[tuple[str, Pa
     for name, path in more:
         if files.setdefault(name, path) != path:
             raise Failure(f"{path}: {files[name]} of source {source} has the same name; rename one of the two")
+
+
+def _passed_links(base: Path, pattern: str) -> list[Path]:
+    """The links to folders that a ``**`` of the pattern meets and does not follow."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return []
+    met = "/".join((*parts[: parts.index("**")], "**", "*", ""))
+    return [folder for folder in base.glob(met) if folder.is_symlink()]
 
 
 def _fixed_folder(pattern: Path) -> Path:
