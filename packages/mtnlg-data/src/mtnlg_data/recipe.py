@@ -37,6 +37,7 @@ from mtnlg_data.filters.rules import expand_rules
 from mtnlg_data.filters.settings import LIST_FIELDS, FilterSettings
 from mtnlg_data.quality.stage import QualitySettings
 from mtnlg_data.sources.corpus import DATASETS
+from mtnlg_data.tokens.blend import check_weights
 from mtnlg_data.tokens.gpt2 import GPT2
 from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
 from mtnlg_data.transfer.snapshot import downloaded_files
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RECIPE_FILE = "data.toml"
-WEIGHT_TOLERANCE = 1e-3
 TEXT_RULES: tuple[Rule, ...] = ("unicode", "language", "javascript", "short")
 PAGE_RULES: tuple[Rule, ...] = ("unicode", "whitespace", "language", "javascript", "short")
 
@@ -139,10 +139,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _check_weights_and_classifier(self) -> Self:
-        total = sum(self.weights.values())
-        if abs(total - 1) > WEIGHT_TOLERANCE:
-            each = " + ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
-            raise ValueError(f"the weights of the sources sum to {total:g}, not to 1: {each}")
+        check_weights(self.weights)
         if self.filtered and not self.curated and self.quality.model is None:
             raise ValueError(
                 f"{self.filtered[0]} has filtered = true, but no source has curated = true to train a classifier on, "
