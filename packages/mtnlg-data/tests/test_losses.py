@@ -172,12 +172,32 @@ def test_no_part_of_a_file_in_another_format_is_read_as_lines(tmp_path: Path) ->
 
 def test_a_run_says_what_extraction_lost_before_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_bytes(gzip.compress(LINES))
-    source = 'kind = "jsonl"\npaths = ["a.jsonl"]\nweight = 1.0\n'
+    (tmp_path / "b.jsonl").write_bytes(LINES)
+    source = 'kind = "jsonl"\npaths = ["*.jsonl"]\nweight = 1.0\n'
     (tmp_path / "data.toml").write_text(f"[sources.own]\n{source}[tokenize]\nvocabulary = 300\n")
     with pytest.raises(Failure, match="source own has no document left to tokenize"), open_engine("local", 1) as engine:
         curate(load_recipe(tmp_path), tmp_path / "out", engine)
     said = capsys.readouterr().err
     assert 0 < said.index("WARNING: a.jsonl: is gzip: name it .gz") < said.index("clean: kept")
+
+
+def test_a_run_ends_after_extraction_where_a_source_has_no_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES + LINES[:-500])  # of another source, and lost first
+    (tmp_path / "b.warc.gz").write_bytes(LINES)
+    recipe = "[tokenize]\nvocabulary = 300\n"
+    for name, kind, file in (("own", "jsonl", "a.jsonl"), ("crawl", "warc", "b.warc.gz")):
+        recipe += f'[sources.{name}]\nkind = "{kind}"\npaths = ["{file}"]\nweight = 0.5\n'
+    (tmp_path / "data.toml").write_text(recipe)
+    line = (
+        r"^source crawl has no document after extract \(unreadable 1\): b\.warc\.gz: byte 0: Invalid WARC header; "
+        "mend its files or take it out of the recipe$"
+    )
+    for _ in range(2):
+        with pytest.raises(Failure, match=line), open_engine("local", 1) as engine:
+            curate(load_recipe(tmp_path), tmp_path / "out", engine)
+    assert "clean: " not in capsys.readouterr().err
 
 
 def test_the_report_names_the_file(tmp_path: Path) -> None:

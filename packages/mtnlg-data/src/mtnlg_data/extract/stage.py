@@ -81,7 +81,7 @@ def _empty_files(units: Sequence[ExtractUnit], summaries: Sequence[Summary]) -> 
     empty = Counter(place for summary in summaries for place in summary["empty"])
     pieces = {f"{piece[0].source}/{piece[0].name}": piece[0] for unit in units for piece in unit.pieces if empty}
     return [
-        {"where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
+        {"source": file.source, "where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
         for place, file in pieces.items()
         if empty[place] == file.part.parts
     ]
