@@ -50,9 +50,9 @@ def in_rows(texts: list[str | None], column: str = "text") -> bytes:
     return target.getvalue()
 
 
-def wet(pages: int) -> bytes:
-    """A file of extracted texts, which Common Crawl names .warc.wet.gz, under the name of a file of pages."""
-    record = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
+def converted(pages: int, kind: str = "conversion") -> bytes:
+    """What Common Crawl makes of pages: texts (.warc.wet.gz), or of kind "metadata" their links (.warc.wat.gz)."""
+    record = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n".encode()
     return b"".join(gzip.compress(record) for _ in range(pages))
 
 
@@ -92,6 +92,7 @@ def extract(folder: Path, *options: str) -> tuple[int, str, int]:
         ("a.jsonl", LINES + b"not JSON\n", 400),  # 1 of 401 is under max_failed
         ("a.parquet", in_rows(["one", "two"]), 2),
         ("a.warc.gz", warc(3), 3),
+        ("a.warc.wet.gz", converted(3), 3),
     ],
 )
 def test_a_file_that_can_be_read_loses_nothing(tmp_path: Path, name: str, content: bytes, kept: int) -> None:
@@ -126,7 +127,7 @@ def test_a_file_that_can_be_read_loses_nothing(tmp_path: Path, name: str, conten
         ("a.parquet", in_rows(["one"], "content"), "no column 'text' of strings but content: name one as the field"),
         ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "a.parquet: row 1: its text is null"),
         ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "5 of 100 records could not be read"),
-        ("a.warc.gz", wet(3), "holds no document that a reader of warc finds"),
+        ("a.warc.gz", converted(3, "metadata"), "holds no document that a reader of warc finds"),
         ("a.warc.gz", warc(300)[:-30], "a.warc.gz: byte"),
         ("a.warc", RESPONSE_HEAD % 3 + b"<p>\r\n\r\n", "1 of 1 records could not be read"),  # no HTTP headers
     ],
