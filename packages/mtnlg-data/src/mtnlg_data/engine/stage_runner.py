@@ -22,7 +22,7 @@ from mtnlg_data.files import read_small, write_json
 from mtnlg_data.tally import say_summary
 
 from .code_digest import code_digest
-from .stage_folder import STATE
+from .stage_folder import ACCOUNT, STATE
 from .units import checksum, key_of, manifest_path
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from . import Keep
     from .units import Summary
-
-ACCOUNT = "account.json"
 
 
 class RemovedInputs(Exception):  # noqa: N818  (caught by who runs the stages: they are to run once more)
