@@ -60,7 +60,7 @@ LINES = b"".join(ROWS)
 SOUND = 3
 WARC = [member(record(page("It is what they had all been told of the town. " * 20).encode())) for _ in range(5)]
 CLAIM = b"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: http://a.example/\r\nContent-Length: %d\r\n\r\n"
-WET = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
+WAT = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
 
 
 class Outcome(NamedTuple):
@@ -184,7 +184,7 @@ CASES = [
     Case("WARC record that claims 1 GB", "a.warc", CLAIM % 10**9 + b"HTTP/1.1 200 OK\r\n\r\n<p>", 1),
     Case("WARC record that claims a negative length", "a.warc", CLAIM % -5 + b"<p>\r\n\r\n", 1),
     Case("WARC response without HTTP headers", "a.warc", CLAIM % 3 + b"<p>\r\n\r\n", 1),
-    Case("WET (texts) named .warc.gz", "a.warc.gz", member(WET) * 3, 3),
+    Case("WAT (metadata of pages) named .warc.gz", "a.warc.gz", member(WAT) * 3, 3),
     Case("web page named .warc.gz", "a.warc.gz", b"<!doctype html><p>A page.", 1),
     Case("only a file of an unknown suffix", "a.csv", b"id,text\n1,one\n", 1),
 ]

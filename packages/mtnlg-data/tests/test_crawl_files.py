@@ -58,6 +58,18 @@ def test_only_html_responses_of_status_200_are_pages(tmp_path: Path, corpus: Mod
     assert [(drop.reason, drop.what) for drop in dropped] == [("not_html", None), ("http_status", None)]
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+def test_texts_of_a_wet_file_are_records_with_their_headers(tmp_path: Path, compressed: bool) -> None:
+    head = "WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: http://example.org/\r\nContent-Type: {}\r\n"
+    head += "WARC-Identified-Content-Language: spa\r\nContent-Length: {}\r\n\r\n"
+    bodies = [("text/plain", "<p> año".encode()), ("application/pdf", b"%PDF"), ("text/plain; x", b"caf\xe9")]
+    records = [head.format(kind, len(body)).encode() + body + b"\r\n\r\n" for kind, body in bodies]
+    texts, dropped = read(crawl(tmp_path / "c.warc.wet.gz", records, compressed=compressed))
+    assert [(text.content, text.url) for text in texts] == [("<p> año", "http://example.org/")]
+    assert texts[0].metadata.value == '{"WARC-Identified-Content-Language":"spa"}'
+    assert [(drop.reason, drop.what is None) for drop in dropped] == [("not_text", True), ("not_utf8", False)]
+
+
 def test_the_type_of_a_page_is_read_in_any_case_and_a_record_without_http_is_named(
     tmp_path: Path, corpus: ModuleType
 ) -> None:

@@ -129,7 +129,10 @@ def test_workers_end_at_once_with_their_parent(tmp_path: Path, units: ModuleType
     assert parent.returncode != 0
 
 
-def test_only_partial_files_of_our_own_are_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("relative", [False, True])
+def test_only_partial_files_of_our_own_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: bool
+) -> None:
     """A user's hidden .tmp files below --out are not ours, whoever left them; nor are those of another run's folder."""
     ours = [".a.parquet.0123abcd.tmp", "sub/.b.json.ffffffff.tmp"]
     others = [".notes.tmp", "sub/.other.12.tmp", "run/.a.parquet.0123abcd.tmp", "run/sub/.b.json.ffffffff.tmp"]
@@ -143,7 +146,8 @@ def test_only_partial_files_of_our_own_are_removed(tmp_path: Path) -> None:
     for name in (*ours, *others):
         (tmp_path / name).touch()
     others += ["outside/.c.json.ffffffff.tmp", "sub/.folder.ffffffff.tmp"]
-    with lock_folder(tmp_path):
+    monkeypatch.chdir(tmp_path.parent)
+    with lock_folder(Path(tmp_path.name) if relative else tmp_path):
         assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".*.tmp")) == sorted(others)
 
 

@@ -317,6 +317,47 @@ def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -
         load_recipe(tmp_path / "nowhere")
 
 
+def test_a_link_to_a_folder_where_two_stars_would_pass_it_over_is_refused(tmp_path: Path) -> None:
+    for name in ("own/a/b/x.jsonl", "else/y.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    for link in ("own/a/linked", "own/.hidden"):
+        (tmp_path / link).symlink_to(tmp_path / "else")
+
+    def names(*patterns: str) -> list[str]:
+        recipe = load_recipe(write(tmp_path), [f"sources.books.paths={[*patterns]}"])
+        return [file.name for file in recipe.source_files("books")]
+
+    for pattern in ("own/**/*.jsonl", "own/**/b/*.jsonl", "o*/**/*.jsonl", "own/a/**"):
+        with pytest.raises(Failure, match=r"own/a/linked: a link to a folder, .*\(source books\); name it and"):
+            names(pattern)
+    assert names("own/a/b/**/*.jsonl", "own/a/linked/**/*.jsonl") == ["x.jsonl", "y.jsonl"]
+    assert names("own/a/*/*.jsonl") == ["b/x.jsonl", "linked/y.jsonl"]
+
+
+@pytest.mark.parametrize("start", ["", "file://{}/"])
+def test_a_file_that_two_patterns_of_a_source_match_is_refused(tmp_path: Path, start: str) -> None:
+    (tmp_path / "own/a").mkdir(parents=True)
+    (tmp_path / "own/a/x.jsonl").touch()
+    (tmp_path / "own/y.jsonl").symlink_to("a/x.jsonl")
+
+    def names(*patterns: str) -> list[str]:
+        given = [f"{start.format(tmp_path)}{pattern}" for pattern in patterns]
+        return [
+            file.name for file in load_recipe(write(tmp_path), [f"sources.books.paths={given}"]).source_files("books")
+        ]
+
+    with pytest.raises(
+        Failure,
+        match=r"own/a/x\.jsonl: source books reads it twice, as a/x\S* by \S*own/\*\*/x\S* and as x\S* by \S*own/a/",
+    ):
+        names("own/**/x.jsonl", "own/a/*.jsonl")
+    if not start:
+        with pytest.raises(Failure, match=r"reads it twice, as \S+ by own/\*\*/\S+ and as \S+ by own/\*\*/"):
+            names("own/**/*.jsonl")
+    assert names("own/a/*.jsonl", "own/a/x.jsonl") == ["x.jsonl"]
+
+
 def test_the_folder_of_a_recipe_may_have_brackets_in_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "[2026]"
     (folder / "books").mkdir(parents=True)

@@ -137,7 +137,7 @@ def test_of_a_cluster_the_document_of_the_best_source_stays_and_the_ledger_says_
     assert reversed_priority["sources"]["books"]["dropped"] == {"duplicate": 2}
 
 
-def test_survivors_keep_every_field_and_their_order_and_texts_without_words_are_nobodys_duplicates(
+def test_survivors_keep_every_field_and_their_order_and_unlike_texts_without_words_stay(
     tmp_path: Path, documents: list[Document]
 ) -> None:
     _, ledger = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("books", "web"))
@@ -146,6 +146,16 @@ def test_survivors_keep_every_field_and_their_order_and_texts_without_words_are_
         kept = pq.read_table(tmp_path / "out" / f"{source}-00000.parquet").to_pylist()
         assert kept == [d._replace(key=d.id)._asdict() for d in documents if d.source == source and d.id not in removed]
     assert not removed & {"books/e0", "books/e1", "books/e2", "books/e3"}
+
+
+@pytest.mark.parametrize("kind", ["word", "character"])
+def test_of_equal_texts_without_words_one_stays(tmp_path: Path, kind: Any) -> None:  # noqa: ANN401
+    texts = ["", " ", "", " "] if kind == "character" else ["!!!", "!!! ", "", "!!!", "!!!", ""]
+    documents = [Document(f"web/{number}", "web", text) for number, text in enumerate(texts)]
+    settings = WORDS.model_copy(update={"shingle": kind})
+    summary, ledger = run(write_shards(tmp_path, documents, 2), tmp_path / "out", settings)
+    assert summary["documents_out"] == len({*texts})
+    assert {(texts[int(row["id"][4:])] == texts[int(row["kept"][4:])], row["score"]) for row in ledger} == {(True, 1.0)}
 
 
 def test_a_ledger_row_names_the_place_of_the_document_and_its_twins_jaccard(
@@ -226,7 +236,7 @@ ALL_MAY_GO = DeduplicateSettings(alarm_share=1)
 
 
 def test_exact_copies_are_duplicates_of_jaccard_1_even_where_they_are_shorter_than_a_shingle(tmp_path: Path) -> None:
-    texts = ["One two.", "one, TWO", "one two three", "two one", "", "", "!?"]
+    texts = ["One two.", "one, TWO", "one two three", "two one", "", " ", "!?"]
     assert len(removed_of(tmp_path, texts, ALL_MAY_GO)) == 1
     (row,) = pq.read_table(tmp_path / "out" / LEDGER).to_pylist()
     assert ({row["id"], row["kept"]}, row["score"]) == ({"0", "1"}, 1.0)

@@ -277,16 +277,16 @@ def test_nothing_to_do_is_refused(tmp_path: Path) -> None:
         remove_repeats([tmp_path / "x.parquet"], tmp_path / "out", ExactSettings(), (), Local(1))
 
 
-def test_a_run_has_the_stage_while_its_recipe_asks_for_it(tmp_path: Path, corpus: Any) -> None:  # noqa: ANN401
+def test_a_run_has_the_stage_and_its_folder_while_its_recipe_asks_for_it(tmp_path: Path, corpus: Any) -> None:  # noqa: ANN401
     recipe = corpus.write_run(tmp_path, pages=20)
-    kinds = "exact.kinds=['documents','substrings']"
+    on = ["exact.kinds=['documents','substrings']", "exact.substring_length=12", "sources.crawl.filters=['pii']"]
     summaries = {}
-    for name, overrides in (("off", []), ("on", [kinds, "exact.substring_length=12"]), ("again off", [])):
+    for name, overrides in (("off", []), ("on", on), ("again off", [])):
         with closing(Local(1)) as engine:
             summaries[name] = curate(load_recipe(recipe, overrides), tmp_path / "data", engine)
         stages = [stage["name"] for stage in summaries[name]["stages"]]
         assert ("exact" in stages) == (name == "on")
-        assert bool([*(tmp_path / "data").glob("04-exact/*.parquet")]) == (name == "on")
+        assert [(tmp_path / "data" / folder).exists() for folder in ("03-filter", "04-exact")] == [name == "on"] * 2
     at = [stage["name"] for stage in summaries["on"]["stages"]].index("exact")
     deduplicated, exact, decontaminated = summaries["on"]["stages"][at - 1 : at + 2]
     assert deduplicated["documents_out"] == exact["documents_in"]

@@ -119,9 +119,9 @@ def test_files_of_other_columns_get_shards_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_file_of_which_no_part_holds_a_document_is_reported_once(tmp_path: Path, corpus: ModuleType) -> None:
-    wet = corpus.record(b"text", kind="conversion")
-    (tmp_path / "a.warc").write_bytes(wet * 40)
-    (tmp_path / "b.warc").write_bytes(wet * 20 + corpus.record(b"<p>page"))
+    wat = corpus.record(b"{}", kind="metadata")
+    (tmp_path / "a.warc").write_bytes(wat * 40)
+    (tmp_path / "b.warc").write_bytes(wat * 20 + corpus.record(b"<p>page"))
     files = [SourceFile("web", tmp_path / name, name, "warc") for name in ("a.warc", "b.warc")]
     size = ExtractSettings(shard_characters=files[0].stats[0] // 100)
     assert len(group_files(files, size.shard_characters)) > 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_a_setting_of_the_last_stage_needs_no_removed_shard_and_one_of_clean_mak
     run(finished.recipe, lean.with_name("other"), "clean.shortest=900")
     assert tokens(lean) == tokens(lean.with_name("other"))
     assert shards(lean) == shards(lean.with_name("other"))
+
+
+def test_no_stage_runs_twice_where_two_settings_changed_and_the_first_makes_no_difference(
+    finished: Any,  # noqa: ANN401
+    lean: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    run(finished.recipe, lean, "clean.shortest=41", "decontaminate.n=9")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("deduplicate: ") and line.endswith("(done before)")]
+    ran = [line.partition(":")[0] for line in lines if re.search(r"\([\d.]+ s\)$", line)]
+    assert sorted(ran) == sorted(set(ran))
+    assert {"extract", "deduplicate", "tokenize"} <= {*ran}
+    assert shards(lean) == {".", "05-decontaminate", "tokens"}
 
 
 def test_a_kill_in_the_middle_of_the_removal_makes_nothing_again(

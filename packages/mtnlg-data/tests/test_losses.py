@@ -50,9 +50,9 @@ def in_rows(texts: list[str | None], column: str = "text") -> bytes:
     return target.getvalue()
 
 
-def wet(pages: int) -> bytes:
-    """A file of extracted texts, which Common Crawl names .warc.wet.gz, under the name of a file of pages."""
-    record = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
+def converted(pages: int, kind: str = "conversion") -> bytes:
+    """What Common Crawl makes of pages: texts (.warc.wet.gz), or of kind "metadata" their links (.warc.wat.gz)."""
+    record = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n".encode()
     return b"".join(gzip.compress(record) for _ in range(pages))
 
 
@@ -92,6 +92,7 @@ def extract(folder: Path, *options: str) -> tuple[int, str, int]:
         ("a.jsonl", LINES + b"not JSON\n", 400),  # 1 of 401 is under max_failed
         ("a.parquet", in_rows(["one", "two"]), 2),
         ("a.warc.gz", warc(3), 3),
+        ("a.warc.wet.gz", converted(3), 3),
     ],
 )
 def test_a_file_that_can_be_read_loses_nothing(tmp_path: Path, name: str, content: bytes, kept: int) -> None:
@@ -126,7 +127,7 @@ def test_a_file_that_can_be_read_loses_nothing(tmp_path: Path, name: str, conten
         ("a.parquet", in_rows(["one"], "content"), "no column 'text' of strings but content: name one as the field"),
         ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "a.parquet: row 1: its text is null"),
         ("a.parquet", in_rows([None] * 5 + ["one"] * 95), "5 of 100 records could not be read"),
-        ("a.warc.gz", wet(3), "holds no document that a reader of warc finds"),
+        ("a.warc.gz", converted(3, "metadata"), "holds no document that a reader of warc finds"),
         ("a.warc.gz", warc(300)[:-30], "a.warc.gz: byte"),
         ("a.warc", RESPONSE_HEAD % 3 + b"<p>\r\n\r\n", "1 of 1 records could not be read"),  # no HTTP headers
     ],
@@ -172,12 +173,32 @@ def test_no_part_of_a_file_in_another_format_is_read_as_lines(tmp_path: Path) ->
 
 def test_a_run_says_what_extraction_lost_before_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_bytes(gzip.compress(LINES))
-    source = 'kind = "jsonl"\npaths = ["a.jsonl"]\nweight = 1.0\n'
+    (tmp_path / "b.jsonl").write_bytes(LINES)
+    source = 'kind = "jsonl"\npaths = ["*.jsonl"]\nweight = 1.0\n'
     (tmp_path / "data.toml").write_text(f"[sources.own]\n{source}[tokenize]\nvocabulary = 300\n")
     with pytest.raises(Failure, match="source own has no document left to tokenize"), open_engine("local", 1) as engine:
         curate(load_recipe(tmp_path), tmp_path / "out", engine)
     said = capsys.readouterr().err
     assert 0 < said.index("WARNING: a.jsonl: is gzip: name it .gz") < said.index("clean: kept")
+
+
+def test_a_run_ends_after_extraction_where_a_source_has_no_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES + LINES[:-500])  # of another source, and lost first
+    (tmp_path / "b.warc.gz").write_bytes(LINES)
+    recipe = "[tokenize]\nvocabulary = 300\n"
+    for name, kind, file in (("own", "jsonl", "a.jsonl"), ("crawl", "warc", "b.warc.gz")):
+        recipe += f'[sources.{name}]\nkind = "{kind}"\npaths = ["{file}"]\nweight = 0.5\n'
+    (tmp_path / "data.toml").write_text(recipe)
+    line = (
+        r"^source crawl has no document after extract \(unreadable 1\): b\.warc\.gz: byte 0: Invalid WARC header; "
+        "mend its files or take it out of the recipe$"
+    )
+    for _ in range(2):
+        with pytest.raises(Failure, match=line), open_engine("local", 1) as engine:
+            curate(load_recipe(tmp_path), tmp_path / "out", engine)
+    assert "clean: " not in capsys.readouterr().err
 
 
 def test_the_report_names_the_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -178,6 +178,33 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
     assert [row["key"] for row in rows(tmp_path / "pure" / shard.name)][-2:] == [
         f"own/my.parquet/5#{n}" for n in (0, 1)
     ]
+
+
+def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path: Path) -> None:
+    names = ["text", "n", "n", OWN, "m"]
+    table = pa.Table.from_arrays([pa.array(TEXTS), *[pa.array(range(6))] * 4], names=names)
+    files = []
+    for kind, name in (("parquet", "a"), ("parquet", "b"), ("arrow", "c")):
+        path = tmp_path / f"{name}.{kind}"
+        if kind == "parquet":
+            pq.write_table(table, path, row_group_size=2)
+        else:
+            with pa.ipc.new_stream(path, table.schema) as stream:
+                stream.write_table(table)
+        files.append(SourceFile("own", path, path.name, cast("Kind", kind)))
+    summary = extract_documents(files, tmp_path / "out", ExtractSettings(shard_characters=len(TEXTS[0])), Local(1))
+    assert summary["alarms"] == [
+        {
+            "source": "own",
+            "message": f"extract leaves out column {name} of a.parquet (and of 2 more files of own): {why}",
+        }
+        for name, why in (("n", "its name is not unique"), (OWN, "the name is that of our own column"))
+    ]
+    standalone.clean(
+        find_inputs([str(tmp_path / "out")]), tmp_path / "clean", CleanSettings(), Local(1), rules=("short",)
+    )
+    again = find_inputs([str(tmp_path / "clean")], raw=True)
+    assert not extract_documents(again.files, tmp_path / "again", ExtractSettings(), Local(1))["alarms"]
 
 
 def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:

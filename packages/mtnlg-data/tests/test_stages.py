@@ -188,6 +188,11 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
             UsageFailure,
             "--weight a=0.2: a has a weight already",
         ),
+        (
+            ["tokenize", "a=x.jsonl", "b=y.jsonl", "--vocabulary", "300", "--weight", "a=0.9", "--weight", "b=0.9"],
+            UsageFailure,
+            "--weight: the weights of the sources sum to 1.8, not to 1: a 0.9 \\+ b 0.9",
+        ),
         (["tokenize", "x.jsonl"], UsageFailure, "takes either a vocabulary"),
         (["clean", ""], UsageFailure, "an INPUT is empty; . is this folder"),
         (
@@ -201,7 +206,8 @@ def test_what_cannot_work_is_one_line_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: type[Failure], match: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("x.jsonl").write_text('{"text": "x"}\n')
+    for name in ("x.jsonl", "y.jsonl"):
+        Path(name).write_text('{"text": "x"}\n')
     Path("x.txt").touch()
     with pytest.raises(error, match=match):
         invoke(*words, "--out", "out", "--workers", 1)

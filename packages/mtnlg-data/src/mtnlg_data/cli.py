@@ -363,7 +363,8 @@ def tokenize(
     out: StageFolder,
     field: TextField = "text",
     weight: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=SHARE", help="A source's share of the training samples.")
+        list[str] | None,
+        typer.Option(metavar="NAME=SHARE", help="A source's share of the training samples; all sum to 1."),
     ] = None,
 ) -> StageRun:
     """Tokenize documents into Megatron token stores and their blend.

@@ -23,7 +23,7 @@ from mtnlg_data.quality.stage import filter_documents
 from mtnlg_data.tokens.stage import tokenize_documents
 from mtnlg_data.tokens.tokenizer import tokenizer_files
 
-from .console import Failure, say
+from .console import Failure, Failures, say
 from .document import DamagedShard, shard_source
 from .engine import StageFolder, library_version, lock_folder, manifest_path, read_list
 from .engine.folder_lock import LOCK
@@ -110,6 +110,7 @@ def _run_stages(
     shards = [extracted / name for name in runner.summaries[-1]["shards"]]
     if failure := runner.summaries[-1].get("failure"):
         say(f"WARNING: {failure}")
+    _check_sources(runner.summaries[-1])
 
     if recipe.filtered:
         before = runner.summaries[-1]["sources"]
@@ -188,3 +189,20 @@ def _run_stages(
         results=tokens,
     )
     return merge_summaries(runner.summaries)
+
+
+def _check_sources(extracted: Summary) -> None:
+    """Raise ``Failures`` where a source has no documents, of which tokenize could make no store, hours later."""
+    empty = []
+    for source, counts in extracted["sources"].items():
+        if not counts["documents_out"]:
+            dropped = ", ".join(f"{reason} {number:,}" for reason, number in counts["dropped"].items())
+            unread = [one for one in (*extracted["lost"], *extracted["errors"]) if one["source"] == source]
+            first = f": {unread[0]['where']}: {unread[0]['what']}" if unread else ""
+            reasons = f" ({dropped})" if dropped else ""
+            empty.append(
+                f"source {source} has no document after extract{reasons}{first}; mend its files or take it out "
+                "of the recipe"
+            )
+    if empty:
+        raise Failures("\n".join(empty))

@@ -37,10 +37,11 @@ from mtnlg_data.filters.rules import expand_rules
 from mtnlg_data.filters.settings import LIST_FIELDS, FilterSettings
 from mtnlg_data.quality.stage import QualitySettings
 from mtnlg_data.sources.corpus import DATASETS
+from mtnlg_data.tokens.blend import check_weights
 from mtnlg_data.tokens.gpt2 import GPT2
 from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
 from mtnlg_data.transfer.snapshot import downloaded_files
-from mtnlg_data.transfer.url_files import list_files, local_path
+from mtnlg_data.transfer.url_files import RemoteFile, list_files, local_path
 from mtnlg_data.transfer.urls import check_local, url_of
 
 from .console import Failure
@@ -48,12 +49,9 @@ from .settings import Settings, load, setting
 from .sources import Kind, SourceFile, check_regular, is_hidden, name_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from mtnlg_data.transfer.url_files import RemoteFile
+    from collections.abc import Sequence
 
 RECIPE_FILE = "data.toml"
-WEIGHT_TOLERANCE = 1e-3
 TEXT_RULES: tuple[Rule, ...] = ("unicode", "language", "javascript", "short")
 PAGE_RULES: tuple[Rule, ...] = ("unicode", "whitespace", "language", "javascript", "short")
 
@@ -141,10 +139,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _check_weights_and_classifier(self) -> Self:
-        total = sum(self.weights.values())
-        if abs(total - 1) > WEIGHT_TOLERANCE:
-            each = " + ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
-            raise ValueError(f"the weights of the sources sum to {total:g}, not to 1: {each}")
+        check_weights(self.weights)
         if self.filtered and not self.curated and self.quality.model is None:
             raise ValueError(
                 f"{self.filtered[0]} has filtered = true, but no source has curated = true to train a classifier on, "
@@ -242,35 +237,49 @@ class Recipe(Settings):
     def _matching_files(self, name: str, patterns: Sequence[str]) -> dict[str, Path | RemoteFile]:
         """The files that match, by their path below the pattern's fixed folder; hidden ones where it names such."""
         files: dict[str, Path | RemoteFile] = {}
+        read: dict[str, tuple[str, str]] = {}  # name and pattern of each file, by where it really is
         for pattern in patterns:
             full_pattern = self._below_input(pattern)
-            if (url := url_of(full_pattern)) is not None:
-                listed = list_files(url)
-                seen = {own: file for own, file in listed.items() if not is_hidden(own) or url.endswith(f"/{own}")}
-                if not seen:
-                    raise Failure(f"{url}: no file there but hidden ones (source {name})")
-                _add_files(files, seen.items(), name)
-                continue
-            if full_pattern.is_dir():
-                raise Failure(f"{full_pattern}: a folder (source {name}); give a pattern of its files, such as *.jsonl")
-            base = self.input / _fixed_folder(Path(pattern))
-            inner = str(full_pattern.relative_to(base))
-            try:
-                matches = list(base.glob(inner))
-            except ValueError as error:
-                raise Failure(f"{full_pattern}: no pattern of files (source {name}): {error}") from None
-            if not full_pattern.suffix:  # such as own/**, which matches folders on the way
-                matches = [path for path in matches if not path.is_dir()]
-            if not is_hidden(inner):
-                matches = [path for path in matches if not is_hidden(name_below(path, base))]
-            if not matches:
-                raise Failure(
-                    f"{full_pattern}: no such file (source {name}); paths start at {self.input}, --input takes another"
-                )
-            for path in matches:
-                check_regular(path)
-            _add_files(files, ((name_below(path, base), path) for path in matches), name)
+            url = url_of(full_pattern)
+            matches = self._matches_here(name, pattern) if url is None else _matches_at(url, name)
+            for own, path in matches.items():
+                place = path.url if isinstance(path, RemoteFile) else str(path.resolve())
+                first, by = read.setdefault(place, (own, pattern))
+                if first != own:
+                    raise Failure(
+                        f"{path}: source {name} reads it twice, as {first} by {by} and as {own} by {pattern}; let one "
+                        "of them match it"
+                    )
+                if str(files.setdefault(own, path)) != str(path):
+                    raise Failure(f"{path}: {files[own]} of source {name} has the same name; rename one of the two")
         return files
+
+    def _matches_here(self, name: str, pattern: str) -> dict[str, Path]:
+        """The files of this machine that match a pattern, by name."""
+        base, full_pattern = self.input / _fixed_folder(Path(pattern)), self.input / pattern
+        if full_pattern.is_dir():
+            raise Failure(f"{full_pattern}: a folder (source {name}); give a pattern of its files, such as *.jsonl")
+        inner = str(full_pattern.relative_to(base))
+        try:
+            matches, links = list(base.glob(inner)), _passed_links(base, inner)
+        except ValueError as error:
+            raise Failure(f"{full_pattern}: no pattern of files (source {name}): {error}") from None
+        if not full_pattern.suffix:  # such as own/**, which matches folders on the way
+            matches = [path for path in matches if not path.is_dir()]
+        if not is_hidden(inner):
+            matches, links = ([p for p in paths if not is_hidden(name_below(p, base))] for paths in (matches, links))
+        if links:
+            raise Failure(
+                f"{links[0]}: a link to a folder, which ** does not follow (source {name}); name it and the folders "
+                "beside it in patterns of their own"
+            )
+        if not matches:
+            raise Failure(
+                f"{full_pattern}: no such file (source {name}); paths start at {self.input}, --input takes another"
+            )
+        for path in matches:
+            check_regular(path)
+        return {name_below(path, base): path for path in matches}
 
     def texts_file(self) -> Path | None:
         """The file of task texts, if the recipe names one. Raises ``Failure`` if it does not exist."""
@@ -304,10 +313,22 @@ def _with_defaults(name: str, table: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _add_files(files: dict[str, Path | RemoteFile], more: Iterable[tuple[str, Path | RemoteFile]], source: str) -> None:
-    for name, path in more:
-        if files.setdefault(name, path) != path:
-            raise Failure(f"{path}: {files[name]} of source {source} has the same name; rename one of the two")
+def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
+    """The files at a URL, by name."""
+    listed = list_files(url)
+    seen = {own: file for own, file in listed.items() if not is_hidden(own) or url.endswith(f"/{own}")}
+    if not seen:
+        raise Failure(f"{url}: no file there but hidden ones (source {source})")
+    return seen
+
+
+def _passed_links(base: Path, pattern: str) -> list[Path]:
+    """The links to folders that a ``**`` of the pattern meets and does not follow."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return []
+    met = "/".join((*parts[: parts.index("**")], "**", "*", ""))
+    return [folder for folder in base.glob(met) if folder.is_symlink()]
 
 
 def _fixed_folder(pattern: Path) -> Path:

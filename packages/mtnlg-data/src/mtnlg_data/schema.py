@@ -8,6 +8,7 @@ what a stage makes of a Parquet file is a Parquet file with the same columns (do
 from __future__ import annotations
 
 import json
+from collections import Counter
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,19 +97,30 @@ def _gather_rows(rows: Iterable[TableRow | None], kind: pa.DataType) -> pa.Array
 def documents_schema(file: pa.Schema, text: str) -> pa.Schema:
     """The schema of the documents of a Parquet file whose texts are in column ``text``.
 
-    All other columns are the struct ``metadata``, except those whose name is not unique, and ``OWN``.
+    All other columns are the struct ``metadata``, except ``left_out``.
     """
-    others = [
-        pa.field(field.name, _takeable(field.type))
-        for field in file
-        if field.name not in {text, OWN} and len(file.get_all_field_indices(field.name)) == 1
-    ]
+    out = {text, OWN, *left_out(file)}
+    others = [pa.field(field.name, _takeable(field.type)) for field in file if field.name not in out]
     place = sum(file.get_field_index(field.name) < file.get_field_index(text) for field in others)
     kind = file.field(text).type
     kind = "large_string" if pa.types.is_large_string(getattr(kind, "value_type", kind)) else "string"
     carried = pa.field("metadata", pa.struct(others) if others else pa.null())
     metadata = {**(file.metadata or {}), TEXT_COLUMN: json.dumps({"name": text, "place": place, "type": kind})}
     return SCHEMA.set(SCHEMA.get_field_index("metadata"), carried).with_metadata(metadata)
+
+
+def left_out(file: pa.Schema) -> dict[str, str]:
+    """The columns of a file that no document keeps, and why: those whose name is not unique, or ``OWN``."""
+    counts = Counter(file.names)
+    out = {name: "its name is not unique" for name, count in counts.items() if count > 1}
+    if OWN in counts and not _has_own(file):
+        out[OWN] = "the name is that of our own column"
+    return out
+
+
+def _has_own(file: pa.Schema) -> bool:
+    """Whether the file has our column, as we wrote it."""
+    return OWN in file.names and bool(file.field(OWN).type.equals(pa.struct(OWN_FIELDS)))
 
 
 def _takeable(kind: pa.DataType) -> pa.DataType:
@@ -175,8 +187,7 @@ def stored_columns(documents: pa.Table) -> pa.Table:
 
 def is_shard(file: pa.Schema) -> bool:
     """Whether a file of this schema was written as a shard."""
-    has_own = OWN in file.names and file.field(OWN).type.equals(pa.struct(OWN_FIELDS))
-    return bool(file.equals(SCHEMA)) or (has_own and has_own_columns(file))
+    return bool(file.equals(SCHEMA)) or (_has_own(file) and has_own_columns(file))
 
 
 def holds_documents(file: pa.Schema) -> bool:

@@ -112,11 +112,11 @@ class Tally:
         self.drop(0, reason, where, key=f"{self.source}/{where}")
         self.failed += 1
         if len(self.errors) < ERRORS_SHOWN:
-            self.errors.append({"where": where, "what": what})
+            self.errors.append({"source": self.source, "where": where, "what": what})
 
     def lose(self, where: str, what: str) -> None:
         """Note that the file at this place ends early, or holds nothing that could be read."""
-        self.lost.append({"where": where, "what": what})
+        self.lost.append({"source": self.source, "where": where, "what": what})
 
     def lose_metadata(self, reason: str) -> None:
         """Count a document that is kept without its metadata."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAMED_INPUT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(.+)", re.DOTALL)
 KIND_PATTERNS: tuple[tuple[str, Kind], ...] = (
-    (r"\.w?arc(\.gz)?$", "warc"),
+    (r"\.(arc|warc(\.wet)?)(\.gz)?$", "warc"),
     (r"\.(jsonl|ndjson|json)(\.gz|\.zst|\.xz|\.bz2)?$", "jsonl"),
     (r"\.parquet$", "parquet"),
     (r"\.arrow$", "arrow"),

@@ -34,6 +34,7 @@ from mtnlg_data.pipeline import FOLDERS, RECIPE, TOKENS
 from mtnlg_data.quality.stage import filter_documents
 from mtnlg_data.report import write_report
 from mtnlg_data.tally import merge_summaries, say_summary
+from mtnlg_data.tokens.blend import check_weights
 from mtnlg_data.tokens.stage import tokenize_documents
 from mtnlg_data.transfer.url_files import fetch_files, local_path
 
@@ -260,6 +261,10 @@ def tokenize(
     weights = weights or (dict.fromkeys(inputs.sources, 1.0) if len(inputs.sources) == 1 else {})
     if set(weights) != set(inputs.sources):
         raise UsageFailure(f"--weight needs NAME=SHARE for each of {', '.join(inputs.sources)}")
+    try:
+        check_weights(weights)
+    except ValueError as error:
+        raise UsageFailure(f"--weight: {error}") from None
     settings.check()
     with standalone_runner("tokenize", out, engine, inputs) as runner:
         shards = runner.shards(inputs)

@@ -40,14 +40,13 @@ class ContentUnit(CorpusUnit):
 
 
 def write_contents(unit: ContentUnit) -> Summary:
-    """Write one shard's runs. A document without shingles is nobody's copy."""
+    """Write one shard's runs."""
     signatures = read_signatures(unit.signatures)
-    rows = np.flatnonzero(signatures["count"].to_numpy())
-    low, high, order = (signatures[name].to_numpy()[rows] for name in ("low", "high", "order"))
-    rank = source_ranks(signatures["source"].to_numpy()[rows], unit.priority)
+    low, high, order = (signatures[name].to_numpy() for name in ("low", "high", "order"))
+    rank = source_ranks(signatures["source"].to_numpy(), unit.priority)
     with write_runs(unit.output) as runs:
-        runs.add(low, {"high": high, "rank": rank, "order": order, "document": unit.first + rows})
-    return {"documents": len(rows)}
+        runs.add(low, {"high": high, "rank": rank, "order": order, "document": unit.first + np.arange(len(low))})
+    return {"documents": len(low)}
 
 
 def source_ranks(sources: NDArray[np.uint64], priority: Sequence[str]) -> NDArray[np.uint32]:

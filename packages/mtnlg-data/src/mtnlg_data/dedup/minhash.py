@@ -4,7 +4,8 @@
                where most words are characters of scripts without spaces
     MinHash    h_p(document) = min over its shingles x of a_p fmix32(x) + b_p mod 2**32, a_p odd
     band key   hash of the ``rows`` MinHash values of one band
-    content    sum over the shingles, repeats included, of two independent mixes of their 64 bits: 128 bits
+    content    sum over the shingles, repeats included, of two independent mixes of their 64 bits: 128 bits; of a text
+               without shingles BLAKE2b of its bytes
 
 Two documents of one content hash have the same shingles as often: a Jaccard similarity of 1. The odds that others share
 one by chance are 1 in 2**128 a pair, about 1 in 10**21 over all pairs of a billion documents.
@@ -12,7 +13,7 @@ one by chance are 1 in 2**128 a pair, about 1 in 10**21 over all pairs of a bill
 The signatures are datasketch 2's scheme "affine32", bit for bit, permutations included; x is the upper half of the
 shingle's 64 bits. Only case is folded: texts that differ in Unicode composition ("é" as one code point or two) differ
 here, and the clean stage before (ftfy) composes them. A text of fewer than n words is one shingle; a text without words
-has none and is nobody's duplicate.
+has none, and only equal texts are its duplicates.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -101,6 +103,9 @@ def write_signatures(unit: SignatureUnit) -> Summary:
             rows = slice(row, row := row + part.num_rows)
             counts[rows] = np.diff(bounds)
             contents[:, rows] = content_hashes(shingles, bounds)
+            for empty in np.flatnonzero(counts[rows] == 0).tolist():
+                digest = blake2b(part["text"][empty].as_buffer(), digest_size=16).digest()
+                contents[:, rows.start + empty] = np.frombuffer(digest, np.uint64)
             keys[rows] = band_keys(signatures, unit.bands)
     columns = [pa.FixedSizeListArray.from_arrays(keys.reshape(-1), unit.bands), *contents, counts, *names]
     table = pa.record_batch(

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtnlg_data.console import Failure, say
@@ -13,7 +14,6 @@ from mtnlg_data.files import PARTIAL_NAME, open_to_update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LOCKS_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 LOCK = ".lock"
@@ -45,7 +45,7 @@ def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
 def _remove_partial_files(out: Path) -> None:
     """Remove our partial files below ``out``, except in folders with a lock of their own: another run's."""
     for folder, folders, names in os.walk(out):
-        folders[:] = [name for name in folders if not out.joinpath(folder, name, LOCK).exists()]
-        for partial in (out.joinpath(folder, name) for name in names if PARTIAL_NAME.fullmatch(name)):
+        folders[:] = [name for name in folders if not Path(folder, name, LOCK).exists()]
+        for partial in (Path(folder, name) for name in names if PARTIAL_NAME.fullmatch(name)):
             with suppress(FileNotFoundError):
                 partial.unlink()

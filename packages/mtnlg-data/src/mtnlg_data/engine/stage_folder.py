@@ -8,6 +8,9 @@ source file that was taken down, no text stays. A file without a unit's manifest
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.console import Failure, say
@@ -17,11 +20,11 @@ from .units import manifest_path, read_manifest, run_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from .units import Engine, Summary, U, Unit
 
 LIST, LIST_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
+ACCOUNT = "account.json"  # by which a run knows a finished stage (``stage_runner``)
 STATE = "state"  # folder of what a stage keeps for its reruns, in its own
 DROPPED, CUTS = "dropped", "cuts"  # folders of its records of dropped documents, and of cuts in documents
 #: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
@@ -65,9 +68,15 @@ class StageFolder:
         self._outputs.update(unit.output for unit in units)
 
     def clear(self) -> None:
-        """Remove what the stage left here before, if it did: it has no inputs now."""
-        if read_list(self.path) is not None:
-            self.finish(())
+        """Remove what the stage left here before, if it did, and the folder if that empties it: no input is left."""
+        if read_list(self.path) is None:
+            return
+        self.finish(())
+        for name in (ACCOUNT, LIST):  # the list last: where it is, a killed run goes on
+            (self.path / name).unlink(missing_ok=True)
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            with suppress(OSError):  # not empty: a classifier, or files of the user
+                Path(folder).rmdir()
 
     def finish(self, shards: Iterable[Path] | None) -> None:
         """List these shards as the stage's result, and remove the outputs of units that are not part of the stage.

@@ -4,7 +4,8 @@ A finished stage leaves ``account.json``: the key of its inputs, settings and co
 modification time of its files. While these agree the stage is not run again.
 
 With ``keep = "last"`` the shards that a stage has read go when it has finished, and so does the ``state`` of the stages
-before it. Their manifests stay, so a finished run still does nothing; the account names what was removed before it is,
+before it; after a stage that need not run they wait for the next one that runs, which may need a stage before to run
+again. Their manifests stay, so a finished run still does nothing; the account names what was removed before it is,
 so a kill in between costs nothing. Where a changed setting needs removed shards again, the stages that made them run
 again first.
 """
@@ -21,7 +22,7 @@ from mtnlg_data.files import read_small, write_json
 from mtnlg_data.tally import say_summary
 
 from .code_digest import code_digest
-from .stage_folder import STATE
+from .stage_folder import ACCOUNT, STATE
 from .units import checksum, key_of, manifest_path
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from . import Keep
     from .units import Summary
-
-ACCOUNT = "account.json"
 
 
 class RemovedInputs(Exception):  # noqa: N818  (caught by who runs the stages: they are to run once more)
@@ -50,6 +49,7 @@ class StageRunner:
         self._folders = folders
         self._keep = keep
         self._results: list[tuple[Path, Path]] = []  # account and folder of the results of each stage so far
+        self._releases: list[tuple[Path, Path, set[Path]]] = []  # arguments of ``_release``
 
     def folder(self, name: str) -> Path:
         """The folder of a stage."""
@@ -75,6 +75,7 @@ class StageRunner:
         digest = code_digest(self._stages[name].__module__)
         key = key_of(digest, [(shard.name, checksum(shard)) for shard in shards], inputs)
         summary = _finished_summary(account, key, results)
+        has_run, is_last = summary is None, name == [*self._stages][-1]
         if summary is not None:
             say_summary(summary, "done before")
         else:
@@ -86,10 +87,12 @@ class StageRunner:
             say_summary(summary, f"{summary['seconds']:.1f} s")
         self.summaries.append(summary)
         if self._keep == "last":
-            for earlier in self._results:
-                _release(*earlier, {*shards} - {*passing})
-            if name == [*self._stages][-1]:
-                _release(account, results, set())
+            self._releases += [(*earlier, {*shards} - {*passing}) for earlier in self._results]
+            self._releases += [(account, results, set())] if is_last else []
+            if has_run or is_last:
+                for release in self._releases:
+                    _release(*release)
+                self._releases.clear()
         self._results.append((account, results))
         return folder
 

@@ -12,15 +12,17 @@ import shutil
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from mtnlg_data.document import shard_name, writing_documents
 from mtnlg_data.engine import StageFolder, Unit, library_version
-from mtnlg_data.schema import SCHEMA, Document, has_equal_columns
+from mtnlg_data.schema import SCHEMA, Document, documents_schema, has_equal_columns, has_strings, left_out
 from mtnlg_data.sources import Dropped, Record, read_records
 from mtnlg_data.sources.arrow import arrow_schema
 from mtnlg_data.sources.jsonl import read_pile
 from mtnlg_data.sources.parquet import parquet_schema
+from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS
 from mtnlg_data.tally import read_failure, recorded_tallies, stage_summary
 
 from .grouping import group_files
@@ -65,11 +67,12 @@ def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractS
     sources = list(dict.fromkeys(file.source for file in files))
     shards = [name for summary in summaries for name in summary["shards"]]
     folder.finish(out / name for name in shards)
-    summaries.append({"sources": {}, "lost": _empty_files(units, summaries)})
-    stage = stage_summary("extract", summaries, sources, settings.alarm_share)
+    lost = {"sources": {}, "lost": _empty_files(units, summaries)}
+    stage = stage_summary("extract", [*summaries, lost], sources, settings.alarm_share)
     failure = read_failure(stage, settings.max_failed)
     return {
         **stage,
+        "alarms": [*stage["alarms"], *_column_alarms(summaries)],
         **({"failure": failure} if failure else {}),
         **{name: dict(counts.most_common()) for name, counts in languages.items()},
         "shards": shards,
@@ -81,10 +84,21 @@ def _empty_files(units: Sequence[ExtractUnit], summaries: Sequence[Summary]) -> 
     empty = Counter(place for summary in summaries for place in summary["empty"])
     pieces = {f"{piece[0].source}/{piece[0].name}": piece[0] for unit in units for piece in unit.pieces if empty}
     return [
-        {"where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
+        {"source": file.source, "where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
         for place, file in pieces.items()
         if empty[place] == file.part.parts
     ]
+
+
+def _column_alarms(summaries: Sequence[Summary]) -> Iterator[dict[str, str]]:
+    """An alarm for each column that documents of a source lack, though their files have it."""
+    files: dict[tuple[str, str, str], dict[str, None]] = {}
+    for summary in summaries:
+        for *column, file in summary["left_out"]:
+            files.setdefault(tuple(column), {})[file] = None
+    for (source, name, why), (first, *others) in files.items():
+        more = f" (and of {len(others)} more files of {source})" if others else ""
+        yield {"source": source, "message": f"extract leaves out column {name} of {first}{more}: {why}"}
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,7 @@ def extract_group(unit: ExtractUnit) -> Summary:
         "shards": names,
         "files": [*names[1:], *tallies.files],
         "empty": empty,
+        "left_out": [column for writer in writers for column in writer.left_out],
     }
 
 
@@ -205,6 +220,7 @@ class _ShardWriter:
     def __init__(self, source: str, number: int, unit: ExtractUnit, tally: Tally, stack: ExitStack) -> None:
         self.tally = tally
         self.paths: list[Path] = []
+        self.left_out: list[tuple[str, str, str, str]] = []  # source, column, why, file
         self._source = source
         self._number = number
         self._unit = unit
@@ -216,7 +232,12 @@ class _ShardWriter:
         """Turn to a file, or its part; its documents go to the shard at hand, unless they have other columns."""
         self.file = file
         schemas = {"parquet": parquet_schema, "arrow": arrow_schema}
-        schema = schemas[file.kind](file.here, file.field) if file.kind in schemas else SCHEMA
+        of_file = schemas[file.kind](file.here) if file.kind in schemas else None
+        schema = SCHEMA
+        if of_file is not None and has_strings(of_file, file.field):
+            schema = documents_schema(of_file, file.field)
+            columns = islice(left_out(of_file).items(), SHOWN_FIELDS)
+            self.left_out += [(file.source, name[:SHOWN_CHARACTERS], why, file.name) for name, why in columns]
         if self._schema is None or not has_equal_columns(schema, self._schema):
             self._schema = schema
             self._open_next()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from mtnlg_data.schema import SCHEMA, documents_schema, has_strings
+from mtnlg_data.schema import documents_schema, has_strings
 
 from .parquet import MAX_BATCH_ROWS, first_line, no_text, read_batch
 from .parts import WHOLE, Part
@@ -55,16 +55,15 @@ def _opened(path: Path, part: Part, *, mapped: bool = False) -> Iterator[tuple[p
             yield stream.schema, ((place >= begin, stream.read_next_batch) for place in places)
 
 
-def arrow_schema(path: Path, field: str) -> pa.Schema:
-    """The schema of the documents of a file; ``SCHEMA`` where it has none."""
+def arrow_schema(path: Path) -> pa.Schema | None:
+    """The schema of a file; None where it has none."""
     try:
         with _opened(path, WHOLE) as (schema, _):
-            pass
+            return schema
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None):
             raise
-        return SCHEMA
-    return documents_schema(schema, field) if has_strings(schema, field) else SCHEMA
+        return None
 
 
 def arrow_rows(path: Path) -> int:

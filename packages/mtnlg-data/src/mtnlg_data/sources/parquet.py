@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mtnlg_data.schema import SCHEMA, TableRow, documents_schema, given_ids, has_strings, is_string
+from mtnlg_data.schema import TableRow, documents_schema, given_ids, has_strings, is_string
 
 from .parts import WHOLE, Part
 from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record, name_fields
@@ -30,13 +30,12 @@ BATCH_BYTES = 1 << 25
 FIXED_BYTES = 8  # of a number, and of where a string begins
 
 
-def parquet_schema(path: Path, field: str) -> pa.Schema:
-    """The schema of the documents of a file; ``SCHEMA`` where it has none."""
+def parquet_schema(path: Path) -> pa.Schema | None:
+    """The schema of a file; None where it has none."""
     try:
-        schema = pq.read_schema(path)
+        return pq.read_schema(path)
     except pa.ArrowException:
-        return SCHEMA
-    return documents_schema(schema, field) if has_strings(schema, field) else SCHEMA
+        return None
 
 
 def row_groups(path: Path) -> int:

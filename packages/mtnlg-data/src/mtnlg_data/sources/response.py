@@ -1,4 +1,4 @@
-"""The HTML page in a crawled HTTP response: transfer and content codings undone, within a size limit.
+"""The HTML page in a crawled HTTP response, transfer and content codings undone, within a size limit; its text in WET.
 
 fastwarc also undoes content codings, but all at once and without a limit: a kilobyte of gzip within gzip can hold
 gigabytes. So fastwarc undoes the transfer coding, which cannot expand the record, and this module the content codings.
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import brotli
 import zstandard
 
-from .record import Dropped, Metadata, Record, json_metadata
+from .record import Dropped, Record, json_metadata
 
 if TYPE_CHECKING:
     from fastwarc.warc import WarcRecord
 
-HTML_TYPES = {"text/html", "application/xhtml+xml"}
+HTML_TYPES, TEXT_TYPE = {"text/html", "application/xhtml+xml"}, "text/plain"
 #: Headers of a record that are the same in all, or describe what is not kept.
 REDUNDANT_HEADERS = {"warc-type", "warc-target-uri", "content-length", "content-type"}
 OK = 200
@@ -45,13 +45,25 @@ def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_by
         return Dropped("bad_http", where, str(error))
     if len(content) > max_bytes:
         return Dropped("too_large", where, f"longer than {max_bytes} bytes")
-    return Record(number, content, url, record.http_charset, metadata=_kept_headers(record))
+    metadata = json_metadata({**_kept_headers(record), "Content-Type": record.http_headers.get("Content-Type")})
+    return Record(number, content, url, record.http_charset, metadata=metadata)
 
 
-def _kept_headers(record: WarcRecord) -> Metadata:
-    """The headers of the record that say where it comes from, and the type that HTTP declares."""
-    headers = {name: value for name, value in record.headers if name.lower() not in REDUNDANT_HEADERS}
-    return json_metadata({**headers, "Content-Type": record.http_headers.get("Content-Type")})
+def read_converted_text(record: WarcRecord, number: int, where: str, url: str) -> Record | Dropped:
+    """The text of a complete conversion record, of which Common Crawl's WET files consist: plain text in UTF-8."""
+    kind = record.headers.get("Content-Type") or TEXT_TYPE
+    if kind.partition(";")[0].strip().lower() != TEXT_TYPE:
+        return Dropped("not_text", where)
+    try:
+        text = record.reader.read().decode()
+    except UnicodeDecodeError as error:
+        return Dropped("not_utf8", where, str(error))
+    return Record(number, text, url, metadata=json_metadata(_kept_headers(record)))
+
+
+def _kept_headers(record: WarcRecord) -> dict[str, str]:
+    """The headers of the record that say where it comes from."""
+    return {name: value for name, value in record.headers if name.lower() not in REDUNDANT_HEADERS}
 
 
 def decode_content(body: bytes, codings: str, max_bytes: int) -> bytes:

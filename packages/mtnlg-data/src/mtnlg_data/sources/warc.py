@@ -1,4 +1,4 @@
-"""WARC: the HTML pages of a crawl, read with fastwarc and resynchronised after broken records.
+"""WARC: the HTML pages of a crawl, or their texts, read with fastwarc and resynchronised after broken records.
 
 fastwarc is fast but trusts every record: a truncated payload comes out short, a wrong length shifts all that follows,
 and a broken gzip member ends the file, silently where the flags of its header are broken.
@@ -18,7 +18,7 @@ from .arc import GZIP_MEMBER, MAX_HEADER_BYTES, check_arc, check_member, is_arc,
 from .parts import WHOLE, Checked, Part, begins_short, find_part, mapped
 from .record import Dropped
 from .recovery import Recovery, find
-from .response import read_html_page
+from .response import read_converted_text, read_html_page
 
 if TYPE_CHECKING:
     import mmap
@@ -48,6 +48,7 @@ class Defect(NamedTuple):
 def read_warc(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
     """Yield the pages of a WARC file, plain or compressed: responses of status 200 and an HTML type, codings undone.
 
+    Of a WET file, the texts of its conversion records.
     An ARC file is recognised by its content, whatever its name. Of a part, the pages whose records begin in it.
     """
     with path.open("rb") as file:
@@ -59,9 +60,13 @@ def read_warc(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[Record
         for number, record in enumerate(_complete_records(beginning, path.name, max_bytes, begin)):
             if isinstance(record, Dropped):
                 yield record
-            elif record.record_type == WarcRecordType.response:
-                url = (record.headers.get("WARC-Target-URI") or "").strip("<>")
-                yield read_html_page(record, number, f"{path.name}: byte {record.stream_pos}", url, max_bytes)
+                continue
+            url = (record.headers.get("WARC-Target-URI") or "").strip("<>")
+            where = f"{path.name}: byte {record.stream_pos}"
+            if record.record_type == WarcRecordType.response:
+                yield read_html_page(record, number, where, url, max_bytes)
+            elif record.record_type == WarcRecordType.conversion:
+                yield read_converted_text(record, number, where, url)
 
 
 def can_cut(path: Path, count: int) -> bool:

@@ -13,10 +13,12 @@ from mtnlg_data.transfer.url_files import read_url
 from mtnlg_data.transfer.urls import url_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 UNITS = 1 << 32
 """Integer weights of the sources of a blend add up to this."""
+WEIGHT_TOLERANCE = 1e-3
 
 
 class BlendSource(Settings):
@@ -48,6 +50,14 @@ class Blend(Settings):
         if least.weight * UNITS < sum(source.weight for source in self.sources):
             raise ValueError(f"weight {least.weight} of {least.name} is under 2**-32 of all; leave it out")
         return self
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raise ``ValueError`` where these weights of sources sum to more or less than 1, but for rounding."""
+    total = sum(weights.values())
+    if abs(total - 1) > WEIGHT_TOLERANCE:
+        each = " + ".join(f"{name} {weight:g}" for name, weight in weights.items())
+        raise ValueError(f"the weights of the sources sum to {total:g}, not to 1: {each}")
 
 
 def read_blend(tokens: Path) -> Blend:
