@@ -66,6 +66,79 @@ def test_such_a_field_that_says_something_else_is_refused(fields: dict[str, Any]
         from_config_json({"model_type": "llama", **SIZES, **fields}, "config.json")
 
 
+LLAMA3: Final = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "twice", "once"),
+    [
+        (
+            "llama",
+            {"rope_theta": 5e3, "rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 5000}},
+            {"rope_theta": 5e3, "rope_scaling": LLAMA3},
+        ),
+        ("llama", {"rope_theta": 5000, "rope_parameters": {"rope_theta": 5e3}}, {"rope_theta": 5e3}),
+        ("llama", {"rope_scaling": {}, "rope_parameters": {"rope_theta": 5e3}}, {"rope_theta": 5e3}),
+        ("llama", {"partial_rotary_factor": 1.0, "rope_parameters": {"partial_rotary_factor": 1}}, {}),
+        (
+            "gpt_neox",  # both names, as transformers 4 wrote them
+            {"rotary_emb_base": 500, "rope_theta": 500, "rotary_pct": 0.5, "partial_rotary_factor": 0.5},
+            {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        ),
+        ("gpt_neox", {"rope_theta": 10000, "partial_rotary_factor": 0.25}, {}),
+    ],
+)
+def test_rotary_positions_may_be_given_twice_alike(
+    model_type: str, twice: dict[str, Any], once: dict[str, Any]
+) -> None:
+    plain = {"model_type": model_type, **(NEOX if model_type == "gpt_neox" else SIZES)}
+    assert from_config_json({**plain, **twice}, "") == from_config_json({**plain, **once}, "")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        (
+            "llama",
+            {"rope_theta": 7777.0, "rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 5e3}},
+            "rope_theta = 7777.0 by rope_theta, 5000.0 by rope_parameters: programs",
+        ),
+        (
+            "llama",
+            {"rope_theta": 7777.0, "rope_scaling": {"rope_type": "default"}, "rope_parameters": LLAMA3},
+            "scaling = None by rope_scaling, {.* by rope_parameters: programs",
+        ),
+        (
+            "llama",  # taken whole, the first table has the default
+            {"rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 5e3}},
+            "rope_theta = 10000.0 by rope_scaling, 5000.0 by rope_parameters: programs",
+        ),
+        ("qwen3", {"rope_theta": 7777.0, "rope_parameters": {"rope_theta": 5e3}}, "rope_theta = 7777.0 by rope_theta"),
+        ("gpt_neox", {"rope_theta": 500}, "rope_theta = 10000.0 by rotary_emb_base, 500 by rope_theta: programs"),
+        ("gpt_neox", {"rotary_pct": 0.5, "rope_theta": 500, "rotary_emb_base": 99}, "rope_theta = 99.0 by rotary_emb"),
+        ("gpt_neox", {"partial_rotary_factor": 0.5}, "factor = 0.25 by rotary_pct, 0.5 by partial_rotary_factor: pro"),
+        (
+            "gpt_neox",
+            {"rotary_pct": 1.0, "rope_parameters": {"partial_rotary_factor": 0.25}},
+            "partial_rotary_factor = 1.0 by rotary_pct, 0.25 by rope_parameters: programs",
+        ),
+    ],
+)
+def test_rotary_positions_given_twice_in_other_words_are_refused(
+    model_type: str, fields: dict[str, Any], message: str
+) -> None:
+    plain = {"model_type": model_type, **(NEOX if model_type == "gpt_neox" else SIZES)}
+    with pytest.raises(Failure, match=f"config.json: .*{message}") as failure:
+        from_config_json({**plain, **fields}, "config.json")
+    assert len(str(failure.value)) < 250
+
+
 def test_gpt_neox_20b_computes_gelu_by_tanh() -> None:
     assert from_config_json({"model_type": "gpt_neox", **NEOX, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
 
