@@ -115,3 +115,20 @@ def test_of_several_draws_of_shots_every_number_is_the_mean(made: ModuleType, tm
     assert tally_of_draws["mass"] == pytest.approx((1.0 + 0.6 + 1.2) / 3)
     assert tally_of_draws["between_draws"] == pytest.approx(stdev([1, 0, 1]) / sqrt(3))
     assert ("standard error between draws", "33.3") in list(table_rows(study))
+
+
+def test_shots_scored_over_different_rows_have_empty_cells(made: ModuleType, tmp_path: Path) -> None:
+    """Whichever number of shots has fewer subcases."""
+    subcases = {"ce_adverb": "constituent", "ln_passive": "lexical_overlap", "sn_NP/S": "subsequence"}
+    for few, many in (("0", "1"), ("1", "0")):
+        folder = ResultFolder(tmp_path / few)
+        for asked, names in ((few, ["ce_adverb"]), (many, list(subcases))):
+            docs = [{"heuristic": subcases[name], "subcase": name, "label": 0} for name in names]
+            samples = [
+                json.dumps({"doc": doc, "filtered_resps": [[log(0.6), False], [log(0.4), False]]}) for doc in docs
+            ]
+            folder.add(made.result("hans", asked, int(asked), "1" * len(docs)), samples)
+        rows = {row[0]: row[1:] for row in table_rows(run_hans_study(tmp_path / few)["hans.json"])}
+        full = "100 → 0"
+        assert rows["  ce_adverb"] == rows["constituent, entailment"] == (full, full)
+        assert rows["  ln_passive"] == rows["subsequence, entailment"] == (("", full) if few == "0" else (full, ""))

@@ -96,6 +96,14 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert len(names) == len(set(names))
 
 
+def test_hans_over_different_rows_has_dashes(made: ModuleType, run: Path) -> None:
+    study = hans()
+    del study["shots"]["0"]["labels"]["lexical_overlap"]["non-entailment"]
+    made.write(run / "eval/hans.json", study)
+    page = made.read(run)
+    assert page.row("lexical overlap, non-entailment")[1:] == ["\N{EN DASH}", "0 \N{RIGHTWARDS ARROW} 100"]
+
+
 def test_a_run_without_studies_has_no_section_on_them(made: ModuleType, run: Path) -> None:
     page = made.read(run)
     assert not anchors(page)

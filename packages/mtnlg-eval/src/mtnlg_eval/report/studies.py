@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_eval.results.paper_setting import MODES
+from mtnlg_eval.studies.hans import names_in_any
 from mtnlg_eval.table import wilson_interval
 
 from .attachments.tables import links, study_tables
@@ -111,7 +112,7 @@ def _study(item: StudyFile, name: str, *, named: bool) -> str:
 def _hans(study: Hans, name: str) -> str:
     tallies = list(study.shots.values())
     rows = [row(["all rows", *(_accuracies(tally.whole) for tally in tallies)], "total")]
-    for heuristic, labels in tallies[0].labels.items():
+    for heuristic, labels in names_in_any(tally.labels for tally in tallies).items():
         for label in labels:
             cells = [_accuracies(tally.labels.get(heuristic, {}).get(label)) for tally in tallies]
             rows.append(row([f"{escape(heuristic.replace('_', ' '))}, {escape(label)}", *cells]))
