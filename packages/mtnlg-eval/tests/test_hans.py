@@ -132,3 +132,18 @@ def test_shots_scored_over_different_rows_have_empty_cells(made: ModuleType, tmp
         full = "100 → 0"
         assert rows["  ce_adverb"] == rows["constituent, entailment"] == (full, full)
         assert rows["  ln_passive"] == rows["subsequence, entailment"] == (("", full) if few == "0" else (full, ""))
+
+
+def test_modes_of_one_checkpoint_under_two_paths_are_all_studied(made: ModuleType, tmp_path: Path) -> None:
+    folder = ResultFolder(tmp_path)
+    doc = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
+    sample = json.dumps({"doc": doc, "filtered_resps": [[log(0.6), False], [log(0.4), False]]})
+    drawn = made.result("hans", "1", 1, "1")
+    interleaved = {"shots": drawn.shots.model_copy(update={"labels": "interleaved"})}
+    moved = {"model": drawn.model.model_copy(update={"checkpoint": "/elsewhere/checkpoints/step-160"})}
+    in_half = {"model": drawn.model.model_copy(update={"precision": "bfloat16"})}
+    for digest, parts in {"a": {}, "b": interleaved | moved, "c": interleaved | in_half}.items():
+        folder.add(drawn.model_copy(update={"requests_digest": digest, **parts}), [sample])
+    studies = run_hans_study(tmp_path)
+    assert list(studies) == ["hans.json", "hans-interleaved.json"]
+    assert [study["checkpoint"].split("/")[1] for study in studies.values()] == ["anywhere", "elsewhere"]

@@ -146,8 +146,9 @@ def run_hans_study(folder: Path) -> dict[str, dict[str, Any]]:
             f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} scores it"
         )
     studies: dict[str, dict[str, Any]] = {}
+    best = runs[0]
     for run in runs:
-        if (run.model, run.style) != (runs[0].model, runs[0].style):
+        if (run.model.digest, run.model.precision, run.style) != (best.model.digest, best.model.precision, best.style):
             continue
         shots = run.results[0].shots
         mode = {"source": shots.source, "labels": shots.labels}
