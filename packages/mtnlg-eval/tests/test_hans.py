@@ -130,6 +130,7 @@ def test_shots_scored_over_different_rows_have_empty_cells(made: ModuleType, tmp
             folder.add(made.result("hans", asked, int(asked), "1" * len(docs)), samples)
         rows = {row[0]: row[1:] for row in table_rows(run_hans_study(tmp_path / few)["hans.json"])}
         full = "100 → 0"
+        assert rows["number of rows"] == (("1", "3") if few == "0" else ("3", "1"))
         assert rows["  ce_adverb"] == rows["constituent, entailment"] == (full, full)
         assert rows["  ln_passive"] == rows["subsequence, entailment"] == (("", full) if few == "0" else (full, ""))
 

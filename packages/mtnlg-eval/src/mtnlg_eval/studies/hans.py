@@ -206,6 +206,9 @@ def table_rows(study: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         return cells(tally[part].get(heuristic, {}).get(name) for tally in tallies)
 
     yield ("all rows", *cells(tally["whole"] for tally in tallies))
+    sizes = [tally["whole"]["rows"] for tally in tallies]
+    if len(set(sizes)) > 1:
+        yield ("number of rows", *map(str, sizes))
     if any(tally["draws"] > 1 for tally in tallies):
         spreads = (tally["between_draws"] for tally in tallies)
         yield ("standard error between draws", *("" if each is None else f"{100 * each:.1f}" for each in spreads))
