@@ -102,8 +102,8 @@ def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command,
 def test_every_mistake_is_one_line(
     mtnlg_model: Command, checkpoint_path: Path, arguments: list[str], status: int, line: str
 ) -> None:
-    exit_status, _, err = mtnlg_model(*(str(checkpoint_path) if a == "CHECKPOINT" else a for a in arguments))
-    assert exit_status == status
+    exit_status, out, err = mtnlg_model(*(str(checkpoint_path) if a == "CHECKPOINT" else a for a in arguments))
+    assert (exit_status, out) == (status, "")
     assert line in err
     assert "Traceback" not in err
     assert err.count("\n") == 1

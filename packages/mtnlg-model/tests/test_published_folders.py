@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
@@ -211,6 +212,31 @@ def test_a_tied_head_that_is_stored_must_be_the_embedding(llama: Path, tmp_path:
     (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     import_huggingface(llama, tmp_path / "out", silent)
     assert torch.equal(Checkpoint.open(tmp_path / "out").tensor("head.weight"), table + 1)
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(llama: Path, tmp_path: Path) -> None:
+    path = llama / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["last"] = 306
+    path.write_text(json.dumps(content))
+    import_huggingface(llama, tmp_path / "fits", silent)
+    content["model"]["vocab"]["last"] = 307
+    path.write_text(json.dumps(content))
+    message = "out: the tokenizer's tokens go up to number 307, the model's to 306: they do not belong together"
+    for multiple in (1, 128):
+        with pytest.raises(Failure, match=message):
+            import_huggingface(llama, tmp_path / "out", silent, vocabulary_multiple=multiple)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_added_token_without_a_row_is_accepted_unless_it_ends_texts(llama: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(llama / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<{number}>" for number in range(tokenizer.get_vocab_size(), 308)])
+    tokenizer.save(str(llama / "tokenizer.json"))
+    import_huggingface(llama, tmp_path / "padding", silent)
+    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": 307}))
+    with pytest.raises(Failure, match="number 307, the model's to 306"):
+        import_huggingface(llama, tmp_path / "out", silent)
 
 
 def test_a_folder_that_another_command_writes_is_left_to_it(tmp_path: Path) -> None:

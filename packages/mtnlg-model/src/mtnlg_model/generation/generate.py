@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
 
@@ -45,7 +46,7 @@ def stream_tokens(
     """
     if not prompts:
         return
-    _check_prompts(prompts, decoder)
+    check_prompts(prompts, decoder.config)
     longest = max(len(prompt) for prompt in prompts)
     limits = [min(max_new_tokens, decoder.config.sequence - len(prompt) + 1) for prompt in prompts]
     device = decoder.embedding.token.weight.device
@@ -72,14 +73,15 @@ def stream_tokens(
         tokens_BS = to_device(torch.tensor([[new[row][-1]] for row in rows]), device)
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]], decoder: Decoder) -> None:
+def check_prompts(prompts: Sequence[Sequence[int]], config: ModelConfig) -> None:
+    """Raise ``Failure`` for a prompt that is empty, longer than the context, or has a token outside the vocabulary."""
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise Failure(f"prompt {row} is empty; begin it with the end-of-document token")
-        if len(prompt) > decoder.config.sequence:
-            raise Failure(f"prompt {row} has {len(prompt)} tokens; the model reads {decoder.config.sequence}")
-        if not 0 <= min(prompt) <= max(prompt) < decoder.config.vocabulary:
-            raise Failure(f"prompt {row} has a token outside the vocabulary of {decoder.config.vocabulary}")
+        if len(prompt) > config.sequence:
+            raise Failure(f"prompt {row} has {len(prompt)} tokens; the model reads {config.sequence}")
+        if not 0 <= min(prompt) <= max(prompt) < config.vocabulary:
+            raise Failure(f"prompt {row} has a token outside the vocabulary of {config.vocabulary}")
 
 
 def _next_logits(decoder: Decoder, tokens_BS: Tensor, padding: Sequence[int], cache: Cache) -> Tensor:
