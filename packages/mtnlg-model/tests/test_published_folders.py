@@ -150,6 +150,24 @@ def test_quantized_weights_are_refused_as_what_they_are() -> None:
         from_config_json(content, "config.json")
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_of_an_unsupported_dtype_are_refused_by_its_name(
+    llama: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    folder = tmp_path / "quantized"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(llama / name, folder)
+    masks = {"model.layers.0.self_attn.bias.inv_freq": torch.ones(3, dtype=torch.bool)}
+    save_file(stored(llama) | masks, folder / "model.safetensors")
+    import_huggingface(folder, tmp_path / "masks", silent)
+    layer = {key: tensor.to(dtype) if "_proj" in key else tensor for key, tensor in stored(llama).items()}
+    save_file(layer, folder / "model.safetensors")
+    name = {torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3"}[dtype]
+    with pytest.raises(Failure, match=rf"_proj\.weight: {name}: only F64, F32, F16, BF16 are supported"):
+        import_huggingface(folder, tmp_path / "out", silent)
+
+
 @pytest.fixture
 def llama(tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small tied Llama in Hugging Face's format, in shards."""
