@@ -129,6 +129,20 @@ def test_generate_takes_several_prompts_at_once(mtnlg_model: Command, checkpoint
     assert alone == "the" + result[0]["completion"] + "\n"
 
 
+def test_generate_says_where_the_context_cuts_a_text(mtnlg_model: Command, checkpoint_path: Path) -> None:
+    prompts = ("generate", checkpoint_path, "--prompt", "fox")
+    length = len(Tokenizer(Checkpoint.open(checkpoint_path).tokenizer_path).encode("fox"))
+    room = 48 - length + 1
+    line = f"at most {room} new tokens: then the context of 48 is full\n"
+    assert mtnlg_model(*prompts, "--tokens", str(room))[2] == ""
+    status, out, err = mtnlg_model(*prompts, "--tokens", str(room + 1))
+    assert (status, out[:3], err) == (0, "fox", line)
+    _, out, err = mtnlg_model(*prompts, "--tokens", "400", "--json")
+    assert ([row["prompt"] for row in json.loads(out)], err) == (["fox"], line)
+    _, _, err = mtnlg_model(*prompts, "--prompt", "", "--tokens", "400")
+    assert err == line.replace("48", "48 of the longest prompt")
+
+
 def test_verify_finds_one_flipped_bit(mtnlg_model: Command, checkpoint_path: Path) -> None:
     status, _, err = mtnlg_model("verify", checkpoint_path)
     assert (status, "all checksums match" in err) == (0, True)

@@ -87,11 +87,16 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     sampling = validate({key: value for key, value in settings.items() if value is not None}, Sampling, "generate")
     opened = Checkpoint.open(checkpoint)
     tokenizer = Tokenizer(opened.tokenizer_path)
-    check_prompts([tokenizer.encode_prompt(text) for text in prompt], opened.config)  # before one of them is printed
+    encoded = [tokenizer.encode_prompt(text) for text in prompt]
+    check_prompts(encoded, opened.config)  # before one of them is printed
     dtype, torch_device = _dtype_and_device(device)
     decoder = opened.decoder(dtype, torch_device)
     if len(prompt) == 1 and torch_device.type == "cpu":
         use_column_major_weights(decoder)
+    room = opened.config.sequence - max(map(len, encoded)) + 1
+    if tokens > room:
+        of_prompt = " of the longest prompt" if len(prompt) > 1 else ""
+        say(f"at most {room} new tokens: then the context of {opened.config.sequence}{of_prompt} is full")
     if len(prompt) == 1 and not as_json:
         print_text(prompt[0])
         for piece in stream_text(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
