@@ -115,3 +115,36 @@ def test_of_several_draws_of_shots_every_number_is_the_mean(made: ModuleType, tm
     assert tally_of_draws["mass"] == pytest.approx((1.0 + 0.6 + 1.2) / 3)
     assert tally_of_draws["between_draws"] == pytest.approx(stdev([1, 0, 1]) / sqrt(3))
     assert ("standard error between draws", "33.3") in list(table_rows(study))
+
+
+def test_shots_scored_over_different_rows_have_empty_cells(made: ModuleType, tmp_path: Path) -> None:
+    """Whichever number of shots has fewer subcases."""
+    subcases = {"ce_adverb": "constituent", "ln_passive": "lexical_overlap", "sn_NP/S": "subsequence"}
+    for few, many in (("0", "1"), ("1", "0")):
+        folder = ResultFolder(tmp_path / few)
+        for asked, names in ((few, ["ce_adverb"]), (many, list(subcases))):
+            docs = [{"heuristic": subcases[name], "subcase": name, "label": 0} for name in names]
+            samples = [
+                json.dumps({"doc": doc, "filtered_resps": [[log(0.6), False], [log(0.4), False]]}) for doc in docs
+            ]
+            folder.add(made.result("hans", asked, int(asked), "1" * len(docs)), samples)
+        rows = {row[0]: row[1:] for row in table_rows(run_hans_study(tmp_path / few)["hans.json"])}
+        full = "100 → 0"
+        assert rows["number of rows"] == (("1", "3") if few == "0" else ("3", "1"))
+        assert rows["  ce_adverb"] == rows["constituent, entailment"] == (full, full)
+        assert rows["  ln_passive"] == rows["subsequence, entailment"] == (("", full) if few == "0" else (full, ""))
+
+
+def test_modes_of_one_checkpoint_under_two_paths_are_all_studied(made: ModuleType, tmp_path: Path) -> None:
+    folder = ResultFolder(tmp_path)
+    doc = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
+    sample = json.dumps({"doc": doc, "filtered_resps": [[log(0.6), False], [log(0.4), False]]})
+    drawn = made.result("hans", "1", 1, "1")
+    interleaved = {"shots": drawn.shots.model_copy(update={"labels": "interleaved"})}
+    moved = {"model": drawn.model.model_copy(update={"checkpoint": "/elsewhere/checkpoints/step-160"})}
+    in_half = {"model": drawn.model.model_copy(update={"precision": "bfloat16"})}
+    for digest, parts in {"a": {}, "b": interleaved | moved, "c": interleaved | in_half}.items():
+        folder.add(drawn.model_copy(update={"requests_digest": digest, **parts}), [sample])
+    studies = run_hans_study(tmp_path)
+    assert list(studies) == ["hans.json", "hans-interleaved.json"]
+    assert [study["checkpoint"].split("/")[1] for study in studies.values()] == ["anywhere", "elsewhere"]

@@ -78,6 +78,7 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert {"#hans", "#operators", "#bias"} <= {attributes.get("href") for _, attributes in page.elements}
     assert page.row("lexical overlap, non-entailment")[1:] == ["0 \N{RIGHTWARDS ARROW} 0", "0 \N{RIGHTWARDS ARROW} 100"]
     assert page.row("says True, %")[1:] == ["100", "100"]
+    assert "2 rows." in page.text
     assert page.row("add")[1:] == ["25.0", "55.0"]
     assert page.row("all")[1:] == ["25.0", "55.0"]
     low, high = (100 * bound for bound in wilson_interval(10, 40))
@@ -94,6 +95,17 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert all(title in page.text for title in titles)
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))
+
+
+def test_hans_over_different_rows_has_dashes(made: ModuleType, run: Path) -> None:
+    study = hans()
+    del study["shots"]["0"]["labels"]["lexical_overlap"]["non-entailment"]
+    study["shots"]["0"]["whole"]["rows"] = 1
+    made.write(run / "eval/hans.json", study)
+    page = made.read(run)
+    assert page.row("number of rows")[1:] == ["1", "2"]
+    assert "The columns are of different rows." in page.text
+    assert page.row("lexical overlap, non-entailment")[1:] == ["\N{EN DASH}", "0 \N{RIGHTWARDS ARROW} 100"]
 
 
 def test_a_run_without_studies_has_no_section_on_them(made: ModuleType, run: Path) -> None:

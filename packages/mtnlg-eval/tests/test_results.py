@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtnlg_eval.results.compare import Cell, common_tasks, compared, difference, group_runs, labels, macro
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.paper_setting import differences
-from mtnlg_eval.table import differences_by_task, wilson_interval
+from mtnlg_eval.table import differences_by_task, print_scores, wilson_interval
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -60,6 +60,19 @@ def test_what_all_tasks_share_is_said_once() -> None:
         "piqa": ["few-shot: d"],
     }
     assert differences_by_task({"wic": {"0": []}}) == {"wic": []}
+
+
+def test_scores_with_all_their_figures_fit_a_terminal_of_80_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    score = {"value": 0.617, "interval_95": (0.49, 0.73), "between_draws": 0.012, "rows": 30_000, "differs": []}
+    tasks = {task: dict.fromkeys(("0", "1", "few"), score) for task in ("winogrande", "hans")}
+    print_scores({"tasks": tasks, "not_run": []}, ["0", "1", "few"])
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line.split() for line in lines if "WinoGrande" in line)
+    assert line == ["WinoGrande", *["61.7", "(49\N{EN DASH}73)", "\N{PLUS-MINUS SIGN}", "1.2"] * 3, "30000"]
+    assert "…" not in "".join(lines)
 
 
 def test_two_commands_at_once_lose_nothing(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.convert.deepspeed import import_deepspeed
 from mtnlg_model.decoder import Decoder
 
-CONFIG = ModelConfig(layers=2, hidden=16, heads=4, sequence=8, vocabulary=64)
+CONFIG = ModelConfig(layers=2, hidden=16, heads=4, sequence=8, vocabulary=320)
 NORM, QKV, DENSE = "input_layernorm", "self_attention.query_key_value", "self_attention.dense"
 AFTER, UP, DOWN = "post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"
 OURS = ("attention_norm", "attention.qkv", "attention.out", "mlp_norm", "mlp.up", "mlp.down")

@@ -23,7 +23,7 @@ from mtnlg_model.decoder import Decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
-CONFIG = ModelConfig(layers=3, hidden=16, heads=4, sequence=8, vocabulary=64)
+CONFIG = ModelConfig(layers=3, hidden=16, heads=4, sequence=8, vocabulary=320)
 OUTER = {
     "embedding.word_embeddings.weight": "embedding.token.weight",
     "embedding.position_embeddings.weight": "embedding.position.weight",
@@ -132,9 +132,9 @@ UP = "decoder.layers.mlp.linear_fc1.weight"
         (UP, torch.zeros(3, 60, 16), r"layers\.0\.mlp\.up\.weight: weight: axis 0: 0:60:1|elements"),
         (UP, torch.zeros(3, 64, 16, dtype=torch.long), "linear_fc1.weight: not a floating-point tensor"),
         ("decoder.layers.mlp.router.weight", torch.zeros(3, 4), "router.weight: this decoder has no such tensor"),
-        ("output_layer.weight", torch.zeros(64, 16), "output_layer.weight: this decoder has no such tensor"),
+        ("output_layer.weight", torch.zeros(320, 16), "output_layer.weight: this decoder has no such tensor"),
         ("embedding.position_embeddings.weight", None, "not a GPT with learned positions"),
-        ("embedding.word_embeddings.weight", torch.zeros(64), "not a GPT with learned positions"),
+        ("embedding.word_embeddings.weight", torch.zeros(320), "not a GPT with learned positions"),
         ("decoder.layers.self_attention.linear_qkv.bias", torch.zeros(2, 48), "elements are missing|tensors: "),
     ],
 )

@@ -259,7 +259,7 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
         ({"rope_parameters": {"rope_theta": 1e4, "beta_fast": 32}}, "rope_parameters: beta_fast = 32: not known of"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: low_freq_factor: missing"),
         ({"rope_theta": "many"}, "rope_theta = many: not of type float"),
-        ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor = 0.5: not known of"),
+        ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor = 0.5: only 1 is supported"),
         ({"attention_bias": True}, "attention_bias = True: only False is supported"),
         ({"mlp_bias": True}, "mlp_bias = True: only False is supported"),
         ({"hidden_act": "relu"}, "hidden_act = relu: only silu, swish are supported"),

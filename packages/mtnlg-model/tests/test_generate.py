@@ -156,6 +156,18 @@ def test_generation_ends_where_the_sequence_is_full(pair: Pairs) -> None:
     assert generate(decoder, [], 5) == []
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
+def test_a_long_prompt_leaves_the_short_ones_their_room(pair: Pairs, sampling: Sampling) -> None:
+    decoder, _ = pair(CONFIG)
+    prompts = [[5], [8, 9, 10] * 12, [3] * 40, [1, 2, 3]]
+    together = generate(decoder, prompts, 30, sampling)
+    assert [len(new) for new in together] == [30, 5, 1, 30]
+    assert together[0] == generate(decoder, prompts[:1], 30, sampling)[0]
+    if sampling.temperature == 0:  # a row's random numbers are those of its place
+        assert together == [generate(decoder, [prompt], 30)[0] for prompt in prompts]
+    assert [len(new) for new in generate(decoder, prompts, 1000, sampling)] == [40, 5, 1, 38]
+
+
 def test_dropout_is_off_while_generating_and_as_before_afterwards(pair: Pairs) -> None:
     decoder, _ = pair(CONFIG)
     expected = generate(decoder, [[1, 2]], 20)

@@ -102,8 +102,8 @@ def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command,
 def test_every_mistake_is_one_line(
     mtnlg_model: Command, checkpoint_path: Path, arguments: list[str], status: int, line: str
 ) -> None:
-    exit_status, _, err = mtnlg_model(*(str(checkpoint_path) if a == "CHECKPOINT" else a for a in arguments))
-    assert exit_status == status
+    exit_status, out, err = mtnlg_model(*(str(checkpoint_path) if a == "CHECKPOINT" else a for a in arguments))
+    assert (exit_status, out) == (status, "")
     assert line in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
@@ -127,6 +127,20 @@ def test_generate_takes_several_prompts_at_once(mtnlg_model: Command, checkpoint
     assert [row["prompt"] for row in result] == ["the", ""]
     alone = mtnlg_model("generate", checkpoint_path, "--prompt", "the", "--tokens", "5")[1]
     assert alone == "the" + result[0]["completion"] + "\n"
+
+
+def test_generate_says_where_the_context_cuts_a_text(mtnlg_model: Command, checkpoint_path: Path) -> None:
+    prompts = ("generate", checkpoint_path, "--prompt", "fox")
+    length = len(Tokenizer(Checkpoint.open(checkpoint_path).tokenizer_path).encode("fox"))
+    room = 48 - length + 1
+    line = f"at most {room} new tokens: then the context of 48 is full\n"
+    assert mtnlg_model(*prompts, "--tokens", str(room))[2] == ""
+    status, out, err = mtnlg_model(*prompts, "--tokens", str(room + 1))
+    assert (status, out[:3], err) == (0, "fox", line)
+    _, out, err = mtnlg_model(*prompts, "--tokens", "400", "--json")
+    assert ([row["prompt"] for row in json.loads(out)], err) == (["fox"], line)
+    _, _, err = mtnlg_model(*prompts, "--prompt", "", "--tokens", "400")
+    assert err == line.replace("48", "48 of the longest prompt")
 
 
 def test_verify_finds_one_flipped_bit(mtnlg_model: Command, checkpoint_path: Path) -> None:

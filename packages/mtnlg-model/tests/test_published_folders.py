@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
@@ -66,6 +67,79 @@ def test_such_a_field_that_says_something_else_is_refused(fields: dict[str, Any]
         from_config_json({"model_type": "llama", **SIZES, **fields}, "config.json")
 
 
+LLAMA3: Final = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "twice", "once"),
+    [
+        (
+            "llama",
+            {"rope_theta": 5e3, "rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 5000}},
+            {"rope_theta": 5e3, "rope_scaling": LLAMA3},
+        ),
+        ("llama", {"rope_theta": 5000, "rope_parameters": {"rope_theta": 5e3}}, {"rope_theta": 5e3}),
+        ("llama", {"rope_scaling": {}, "rope_parameters": {"rope_theta": 5e3}}, {"rope_theta": 5e3}),
+        ("llama", {"partial_rotary_factor": 1.0, "rope_parameters": {"partial_rotary_factor": 1}}, {}),
+        (
+            "gpt_neox",  # both names, as transformers 4 wrote them
+            {"rotary_emb_base": 500, "rope_theta": 500, "rotary_pct": 0.5, "partial_rotary_factor": 0.5},
+            {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        ),
+        ("gpt_neox", {"rope_theta": 10000, "partial_rotary_factor": 0.25}, {}),
+    ],
+)
+def test_rotary_positions_may_be_given_twice_alike(
+    model_type: str, twice: dict[str, Any], once: dict[str, Any]
+) -> None:
+    plain = {"model_type": model_type, **(NEOX if model_type == "gpt_neox" else SIZES)}
+    assert from_config_json({**plain, **twice}, "") == from_config_json({**plain, **once}, "")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        (
+            "llama",
+            {"rope_theta": 7777.0, "rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 5e3}},
+            "rope_theta = 7777.0 by rope_theta, 5000.0 by rope_parameters: programs",
+        ),
+        (
+            "llama",
+            {"rope_theta": 7777.0, "rope_scaling": {"rope_type": "default"}, "rope_parameters": LLAMA3},
+            "scaling = None by rope_scaling, {.* by rope_parameters: programs",
+        ),
+        (
+            "llama",  # taken whole, the first table has the default
+            {"rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 5e3}},
+            "rope_theta = 10000.0 by rope_scaling, 5000.0 by rope_parameters: programs",
+        ),
+        ("qwen3", {"rope_theta": 7777.0, "rope_parameters": {"rope_theta": 5e3}}, "rope_theta = 7777.0 by rope_theta"),
+        ("gpt_neox", {"rope_theta": 500}, "rope_theta = 10000.0 by rotary_emb_base, 500 by rope_theta: programs"),
+        ("gpt_neox", {"rotary_pct": 0.5, "rope_theta": 500, "rotary_emb_base": 99}, "rope_theta = 99.0 by rotary_emb"),
+        ("gpt_neox", {"partial_rotary_factor": 0.5}, "factor = 0.25 by rotary_pct, 0.5 by partial_rotary_factor: pro"),
+        (
+            "gpt_neox",
+            {"rotary_pct": 1.0, "rope_parameters": {"partial_rotary_factor": 0.25}},
+            "partial_rotary_factor = 1.0 by rotary_pct, 0.25 by rope_parameters: programs",
+        ),
+    ],
+)
+def test_rotary_positions_given_twice_in_other_words_are_refused(
+    model_type: str, fields: dict[str, Any], message: str
+) -> None:
+    plain = {"model_type": model_type, **(NEOX if model_type == "gpt_neox" else SIZES)}
+    with pytest.raises(Failure, match=f"config.json: .*{message}") as failure:
+        from_config_json({**plain, **fields}, "config.json")
+    assert len(str(failure.value)) < 250
+
+
 def test_gpt_neox_20b_computes_gelu_by_tanh() -> None:
     assert from_config_json({"model_type": "gpt_neox", **NEOX, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
 
@@ -74,6 +148,24 @@ def test_quantized_weights_are_refused_as_what_they_are() -> None:
     content = {"model_type": "llama", **SIZES, "quantization_config": {"quant_method": "awq", "bits": 4}}
     with pytest.raises(Failure, match=r"a field that llama is not known to have \(quantized weights\)"):
         from_config_json(content, "config.json")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_of_an_unsupported_dtype_are_refused_by_its_name(
+    llama: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    folder = tmp_path / "quantized"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(llama / name, folder)
+    masks = {"model.layers.0.self_attn.bias.inv_freq": torch.ones(3, dtype=torch.bool)}
+    save_file(stored(llama) | masks, folder / "model.safetensors")
+    import_huggingface(folder, tmp_path / "masks", silent)
+    layer = {key: tensor.to(dtype) if "_proj" in key else tensor for key, tensor in stored(llama).items()}
+    save_file(layer, folder / "model.safetensors")
+    name = {torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3"}[dtype]
+    with pytest.raises(Failure, match=rf"_proj\.weight: {name}: only F64, F32, F16, BF16 are supported"):
+        import_huggingface(folder, tmp_path / "out", silent)
 
 
 @pytest.fixture
@@ -138,6 +230,31 @@ def test_a_tied_head_that_is_stored_must_be_the_embedding(llama: Path, tmp_path:
     (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     import_huggingface(llama, tmp_path / "out", silent)
     assert torch.equal(Checkpoint.open(tmp_path / "out").tensor("head.weight"), table + 1)
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(llama: Path, tmp_path: Path) -> None:
+    path = llama / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["last"] = 306
+    path.write_text(json.dumps(content))
+    import_huggingface(llama, tmp_path / "fits", silent)
+    content["model"]["vocab"]["last"] = 307
+    path.write_text(json.dumps(content))
+    message = "out: the tokenizer's tokens go up to number 307, the model's to 306: they do not belong together"
+    for multiple in (1, 128):
+        with pytest.raises(Failure, match=message):
+            import_huggingface(llama, tmp_path / "out", silent, vocabulary_multiple=multiple)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_added_token_without_a_row_is_accepted_unless_it_ends_texts(llama: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(llama / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<{number}>" for number in range(tokenizer.get_vocab_size(), 308)])
+    tokenizer.save(str(llama / "tokenizer.json"))
+    import_huggingface(llama, tmp_path / "padding", silent)
+    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": 307}))
+    with pytest.raises(Failure, match="number 307, the model's to 306"):
+        import_huggingface(llama, tmp_path / "out", silent)
 
 
 def test_a_folder_that_another_command_writes_is_left_to_it(tmp_path: Path) -> None:

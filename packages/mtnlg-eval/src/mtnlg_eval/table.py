@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 MAX_WIDE_COLUMNS = 3
 """Columns with standard error and shots that fit a terminal of 80 characters."""
 
+MOST_DIGITS = 5
+"""Of the number of a task's rows, HANS' 30,000."""
+
 
 def print_scores(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
     """Print the scores with their intervals, and below them what differs from the paper's setting."""
     brief = len(shots) > MAX_WIDE_COLUMNS
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("task", no_wrap=True)
     for count in shots:
         table.add_column(count if brief else f"{count}-shot", justify="right", no_wrap=True)
-    table.add_column("rows", justify="right")
+    table.add_column("rows", justify="right", no_wrap=True, min_width=MOST_DIGITS)
     for task, scores in summary["tasks"].items():
         rows = max(score["rows"] for score in scores.values())
         cells = (_cell(scores[count], brief) if count in scores else "not run" for count in shots)

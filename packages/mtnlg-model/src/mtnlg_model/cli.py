@@ -78,7 +78,7 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     """Continue a prompt and stream the text. Several prompts run as one batch."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
     from mtnlg_model.generation.cpu_products import FewRowProducts, use_column_major_weights  # noqa: PLC0415  (torch)
-    from mtnlg_model.generation.generate import complete, stream_text  # noqa: PLC0415  (torch)
+    from mtnlg_model.generation.generate import check_prompts, complete, stream_text  # noqa: PLC0415  (torch)
     from mtnlg_model.generation.sampling import Sampling  # noqa: PLC0415  (torch)
 
     from .tokenizer import Tokenizer  # noqa: PLC0415  (loaded where needed)
@@ -87,12 +87,16 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     sampling = validate({key: value for key, value in settings.items() if value is not None}, Sampling, "generate")
     opened = Checkpoint.open(checkpoint)
     tokenizer = Tokenizer(opened.tokenizer_path)
-    for text in prompt:
-        tokenizer.encode(text)  # raises for one that is no Unicode before it is printed
+    encoded = [tokenizer.encode_prompt(text) for text in prompt]
+    check_prompts(encoded, opened.config)  # before one of them is printed
     dtype, torch_device = _dtype_and_device(device)
     decoder = opened.decoder(dtype, torch_device)
     if len(prompt) == 1 and torch_device.type == "cpu":
         use_column_major_weights(decoder)
+    room = opened.config.sequence - max(map(len, encoded)) + 1
+    if tokens > room:
+        of_prompt = " of the longest prompt" if len(prompt) > 1 else ""
+        say(f"at most {room} new tokens: then the context of {opened.config.sequence}{of_prompt} is full")
     if len(prompt) == 1 and not as_json:
         print_text(prompt[0])
         for piece in stream_text(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):

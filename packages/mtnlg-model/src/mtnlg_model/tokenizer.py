@@ -119,6 +119,23 @@ class Tokenizer:
         return reached
 
 
+def largest_token(path: Path) -> int:
+    """The largest number that a tokenizer.json gives to text, and to what begins and ends it.
+
+    An added token that is none of these, such as one for padding, comes only of a text that spells it out, and does not
+    count: there are models without a row for it. Raises ``Failure`` if the file is unreadable.
+    """
+    text = read_tokenizer(path)
+    with _failures_of(path):
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        around = tokenizer.encode("a").ids
+    usual = (tokenizer.token_to_id(name) for name in (*EOD_NAMES, *BOS_NAMES))
+    named = named_tokens(path.parent, tokenizer)
+    ends = (*named.begin, *named.end, *(number for number in usual if number is not None))
+    return max((*tokenizer.get_vocab(with_added_tokens=False).values(), *around, *ends), default=0)
+
+
 def carried_chat_files(checkpoint: Path, tokenizer: Path) -> dict[str, bytes]:
     """The `chat_files` of a checkpoint's folder, for a model that is trained on from it with another tokenizer.json.
 

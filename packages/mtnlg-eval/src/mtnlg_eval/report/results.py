@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtnlg_eval.results.compare import compared
+from mtnlg_eval.table import MOST_DIGITS
 from mtnlg_eval.tasks.published import SHOTS, TASKS_BY_NAME, title_of
 
 from .markup import DASH, NARROW, count, decimal, duration, short
@@ -163,12 +164,12 @@ def _training_lines(run: Run) -> str:
 
 def _score_table(evaluation: Evaluation) -> Table:
     caption = "accuracy in percent (95 % interval); MT-NLG's as published"
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), caption=caption, caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, padding=0, caption=caption, caption_justify="left")
     table.add_column("task", no_wrap=True)
     for shots in SHOTS:
         table.add_column(f"{shots}-shot", justify="right", no_wrap=True)
         table.add_column("MT-NLG", justify="right", style="dim", no_wrap=True)
-    table.add_column("rows", justify="right")
+    table.add_column("rows", justify="right", no_wrap=True, min_width=MOST_DIGITS)
     for name in dict.fromkeys([*TASKS_BY_NAME, *evaluation.main.tasks()]):
         scores = evaluation.main.by_shots(name)
         mtnlg = TASKS_BY_NAME[name].figures["MT-NLG"] if name in TASKS_BY_NAME else None

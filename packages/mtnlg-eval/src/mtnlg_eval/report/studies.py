@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_eval.results.paper_setting import MODES
+from mtnlg_eval.studies.hans import names_in_any
 from mtnlg_eval.table import wilson_interval
 
 from .attachments.tables import links, study_tables
@@ -110,8 +111,10 @@ def _study(item: StudyFile, name: str, *, named: bool) -> str:
 
 def _hans(study: Hans, name: str) -> str:
     tallies = list(study.shots.values())
+    sizes = [tally.whole.rows for tally in tallies]
     rows = [row(["all rows", *(_accuracies(tally.whole) for tally in tallies)], "total")]
-    for heuristic, labels in tallies[0].labels.items():
+    rows += [row(["number of rows", *map(count, sizes)])] if len(set(sizes)) > 1 else []
+    for heuristic, labels in names_in_any(tally.labels for tally in tallies).items():
         for label in labels:
             cells = [_accuracies(tally.labels.get(heuristic, {}).get(label)) for tally in tallies]
             rows.append(row([f"{escape(heuristic.replace('_', ' '))}, {escape(label)}", *cells]))
@@ -122,7 +125,8 @@ def _hans(study: Hans, name: str) -> str:
     *small, subcases = (f"<figure>{chart}</figure>" for chart in hans_charts(study, name))
     head = [f"accuracy, %: plain {ARROW} shifted; examples:", *map(escape, study.shots)]
     body = f'<div class="row halves"><div>{"".join(small)}\n{table(head, rows)}</div>{subcases}</div>'
-    return f'<p class="quiet">{count(tallies[0].whole.rows)} rows.{mode}</p>\n{body}'
+    size = "The columns are of different rows" if len(set(sizes)) > 1 else f"{count(sizes[0])} rows"
+    return f'<p class="quiet">{size}.{mode}</p>\n{body}'
 
 
 def _accuracies(score: SubsetScore | None) -> str:

@@ -28,7 +28,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 TRUE, FALSE = 0, 1
@@ -146,8 +146,9 @@ def run_hans_study(folder: Path) -> dict[str, dict[str, Any]]:
             f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} scores it"
         )
     studies: dict[str, dict[str, Any]] = {}
+    best = runs[0]
     for run in runs:
-        if (run.model, run.style) != (runs[0].model, runs[0].style):
+        if (run.model.digest, run.model.precision, run.style) != (best.model.digest, best.model.precision, best.style):
             continue
         shots = run.results[0].shots
         mode = {"source": shots.source, "labels": shots.labels}
@@ -182,21 +183,40 @@ def mean_of(tallies: Sequence[Any]) -> Any:  # noqa: ANN401  (trees of one form,
     return first if isinstance(first, int) else fmean(tallies)
 
 
+def names_in_any(tallies: Iterable[Mapping[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """The names of subsets by heuristic that any of the tallies has."""
+    names: dict[str, dict[str, None]] = {}
+    for heuristics in tallies:
+        for heuristic, subsets in heuristics.items():
+            names.setdefault(heuristic, {}).update(dict.fromkeys(subsets))
+    return {heuristic: list(subsets) for heuristic, subsets in names.items()}
+
+
 def table_rows(study: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Rows of a table: the subset, then accuracy → shifted accuracy in percent at each number of shots."""
+    """Rows of a table: the subset, then accuracy → shifted accuracy in percent at each number of shots.
+
+    Numbers of shots may have been scored over different rows: a cell is empty where none is of the subset.
+    """
     tallies = list(study["shots"].values())
 
-    def cells(scores: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-        return tuple(f"{100 * score['accuracy']:.0f} → {100 * score['shifted']:.0f}" for score in scores)
+    def cells(scores: Iterable[dict[str, Any] | None]) -> tuple[str, ...]:
+        return tuple(f"{100 * s['accuracy']:.0f} → {100 * s['shifted']:.0f}" if s else "" for s in scores)
+
+    def subset(part: str, heuristic: str, name: str) -> tuple[str, ...]:
+        return cells(tally[part].get(heuristic, {}).get(name) for tally in tallies)
 
     yield ("all rows", *cells(tally["whole"] for tally in tallies))
+    sizes = [tally["whole"]["rows"] for tally in tallies]
+    if len(set(sizes)) > 1:
+        yield ("number of rows", *map(str, sizes))
     if any(tally["draws"] > 1 for tally in tallies):
         spreads = (tally["between_draws"] for tally in tallies)
         yield ("standard error between draws", *("" if each is None else f"{100 * each:.1f}" for each in spreads))
-    for heuristic, labels in tallies[0]["labels"].items():
+    subcases = names_in_any(tally["subcases"] for tally in tallies)
+    for heuristic, labels in names_in_any(tally["labels"] for tally in tallies).items():
         for label in labels:
-            yield (f"{heuristic}, {label}", *cells(tally["labels"][heuristic][label] for tally in tallies))
-        for subcase in tallies[0]["subcases"][heuristic]:
-            yield (f"  {subcase}", *cells(tally["subcases"][heuristic][subcase] for tally in tallies))
+            yield (f"{heuristic}, {label}", *subset("labels", heuristic, label))
+        for subcase in subcases[heuristic]:
+            yield (f"  {subcase}", *subset("subcases", heuristic, subcase))
     yield ("P(True) + P(False)", *(f"{tally['mass']:.3f}" for tally in tallies))
     yield ("says True", *(f"{100 * tally['said_true']:.1f}" for tally in tallies))

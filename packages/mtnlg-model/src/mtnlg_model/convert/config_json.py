@@ -24,17 +24,19 @@ from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
 from mtnlg_model.settings import validate
 
-from .families import FAMILIES, REQUIRED, UNREAD
+from .families import FAMILIES, REQUIRED, UNREAD, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from .families import Family, Setting
+    from .families import Family
 
 CONFIG_BYTES: Final = 1 << 20
 _CONTENT = TypeAdapter(dict[str, Any])
 ROTARY_FIELDS: Final = ("rope_theta", "partial_rotary_factor")
+NEOX_FIELDS: Final = ("rotary_emb_base", "rotary_pct")
+"""What gpt_neox reads for `ROTARY_FIELDS` outside of a table."""
 ROTARY_TABLES: Final = ("rope_scaling", "rope_parameters")
 WINDOW_FIELDS: Final = ("sliding_window", "max_window_layers", "layer_types")
 LLAMA3: Final = {
@@ -172,22 +174,46 @@ def _value(content: Mapping[str, Any], name: str, setting: Setting, place: str) 
 
 
 def _rotary_fields(content: Mapping[str, Any], family: Family, place: str) -> dict[str, Any]:
-    """What rope_parameters and rope_scaling say, by the older names; ``scaling`` as `ModelConfig` has it."""
+    """Base and fraction of rotary positions by the family's names; ``scaling`` as `ModelConfig` has it.
+
+    transformers takes one table whole, and its versions differ in what comes first where a field beside it, or another
+    table, gives another value. Raises ``Failure`` there.
+    """
     if not family.rotary:
         return {}
-    tables = {"config.json": {key: content.get(key) for key in ROTARY_FIELDS}}
-    tables |= {name: content[name] for name in ROTARY_TABLES if content.get(name) is not None}
-    found: dict[str, Any] = {}
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise Failure(f"{place}: {name} = {table!s:.100}: not a table")
-        rest = {key: value for key, value in table.items() if value is not None}
-        if "rope_theta" in rest:
-            found |= dict.fromkeys(("rope_theta", "rotary_emb_base"), rest.pop("rope_theta"))
-        if "partial_rotary_factor" in rest and ("rotary_pct" in family.settings or rest["partial_rotary_factor"] == 1):
-            found["rotary_pct"] = rest.pop("partial_rotary_factor")
-        found |= _scaling(rest, f"{place}: {name}")
-    return found
+    own = NEOX_FIELDS if NEOX_FIELDS[0] in family.settings else ROTARY_FIELDS
+    names = dict(zip(ROTARY_FIELDS, own, strict=True))
+    # What a table that lacks a key falls back to.
+    behind: dict[str, Any] = {
+        key: _value(content, name, family.settings.get(name, Setting("rotary_fraction", float, 1.0)), place)
+        for key, name in names.items()
+    }
+    given = {key for pair in names.items() for key in pair if content.get(key) is not None}
+    said = [(name, key, behind[key]) for key, name in names.items() if {key, name} & given]
+    said += [(key, key, content[key]) for key in names if key in given]
+    for table in ROTARY_TABLES:
+        if content.get(table) not in (None, {}):
+            read = _rotary_table(content[table], f"{place}: {table}")
+            said += [(table, key, value) for key, value in {**behind, "scaling": None, **read}.items()]
+    found: dict[str, tuple[str, Any]] = {}
+    for source, key, value in said:
+        first, other = found.setdefault(key, (source, value))
+        if other != value:
+            values = f"{other!s:.60} by {first}, {value!s:.60} by {source}"
+            raise Failure(f"{place}: {key} = {values}: programs differ in which they read; keep the right one")
+    fields = {names.get(key, key): value for key, (_, value) in found.items() if value is not None}
+    if own == ROTARY_FIELDS and fields.get("partial_rotary_factor", 1) != 1:
+        raise Failure(f"{place}: partial_rotary_factor = {fields['partial_rotary_factor']!s:.100}: only 1 is supported")
+    return fields
+
+
+def _rotary_table(table: object, place: str) -> dict[str, Any]:
+    """What a table says by the names of `ROTARY_FIELDS`, and its ``scaling``."""
+    if not isinstance(table, dict):
+        raise Failure(f"{place} = {table!s:.100}: not a table")
+    rest = {key: value for key, value in table.items() if value is not None}
+    found = {key: rest.pop(key) for key in ROTARY_FIELDS if key in rest}
+    return found | _scaling(rest, place)
 
 
 def _scaling(rest: dict[str, Any], place: str) -> dict[str, Any]:

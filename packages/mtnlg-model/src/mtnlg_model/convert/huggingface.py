@@ -107,6 +107,9 @@ def import_huggingface(
     """
     family, config = read_family(folder, vocabulary_multiple, sequence)
     files = _files_by_tensor(folder)
+    for key, file in files.items():  # before their sizes, which are others where weights are quantized
+        if (dtype := file.entries[key].dtype) not in DTYPES and not key.endswith(IGNORED_SUFFIXES):
+            raise Failure(f"{folder}: {key:.100}: {dtype}: only {', '.join(DTYPES)} are supported")
     require_file_size(config, {file.path for file in files.values()})
     if config.tensor_count > 4 * (len(files) + 16):  # no list of names as long as someone claims; one that lacks few is
         raise Failure(f"{folder}: {len(files):,} tensors where config.json claims {config.tensor_count:,}")
@@ -189,7 +192,7 @@ def _sources(folder: Path, files: dict[str, TensorFile], expected: dict[str, tup
         if key not in files:
             raise Failure(f"{folder}: {name}: no such tensor")
         stored = files[key].entries[key]
-        if stored.dtype not in DTYPES or stored.shape != shape:
+        if stored.shape != shape:
             raise Failure(f"{folder}: {key}: {stored.dtype} {list(stored.shape)} where config.json says {list(shape)}")
         keys.append(key)
         dtypes.add(stored.dtype)

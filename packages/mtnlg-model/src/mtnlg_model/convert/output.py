@@ -12,6 +12,7 @@ from mtnlg_model.checkpoint.manifest import TOKENIZER, Layout, Progress
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.console import Failure
 from mtnlg_model.files import open_to_update, sync_directory
+from mtnlg_model.tokenizer import largest_token
 from mtnlg_model.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
@@ -57,7 +58,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterator[CheckpointWriter]:
-    """Yield a writer for the checkpoint ``target``: weights only, without optimizer state and progress."""
+    """Yield a writer for the checkpoint ``target``: weights only, without optimizer state and progress.
+
+    Raises ``Failure`` if the tokenizer is of a larger vocabulary than the model.
+    """
+    if (largest := largest_token(tokenizer)) >= config.tokens:
+        numbers = f"the tokenizer's tokens go up to number {largest}, the model's to {config.tokens - 1}"
+        raise Failure(f"{target}: {numbers}: they do not belong together")
     # Read first because it is needed last, which may be hours later, when another file may be there.
     text, chat_files = read_tokenizer(tokenizer), read_chat_files(tokenizer.parent)
     with new_folder(target) as partial:

@@ -1,7 +1,7 @@
 """Batched text generation with a key-value cache: every step adds one token to every unfinished row.
 
 Prompts of different lengths are left-padded. The padding is masked, and each row's positions count from its own first
-token, as learned position embeddings require. Finished rows leave the batch.
+token, as learned position embeddings require. Finished rows leave the batch; a row whose context is full is finished.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
 
@@ -37,7 +38,7 @@ def stream_tokens(
     vocabulary: int | None = None,
     stop_condition: Callable[[Sequence[int]], bool] | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Yield (row, token) as tokens are drawn: at most ``max_new_tokens`` a row, fewer where the context is full.
+    """Yield (row, token) as tokens are drawn: at most ``max_new_tokens`` a row, fewer where its context is full.
 
     A row finishes with the token that makes ``stop_condition`` of its new tokens true; that token is yielded too. Only
     the first ``vocabulary`` entries are drawn from, which excludes padding of the vocabulary. Raises ``Failure`` for an
@@ -45,24 +46,25 @@ def stream_tokens(
     """
     if not prompts:
         return
-    _check_prompts(prompts, decoder)
+    check_prompts(prompts, decoder.config)
     longest = max(len(prompt) for prompt in prompts)
-    max_new_tokens = min(max_new_tokens, decoder.config.sequence - longest + 1)
+    limits = [min(max_new_tokens, decoder.config.sequence - len(prompt) + 1) for prompt in prompts]
     device = decoder.embedding.token.weight.device
     generators = row_generators(sampling, len(prompts))
     padding = [longest - len(prompt) for prompt in prompts]
-    cache = decoder.cache(longest + max_new_tokens - 1)
+    cache = decoder.cache(longest + max(limits) - 1)
     rows = list(range(len(prompts)))
     new: list[list[int]] = [[] for _ in prompts]
     tokens_BS = to_device(torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]), device)
-    for _ in range(max_new_tokens):
+    for count in range(1, max(limits) + 1):
         with torch.inference_mode(), eval_mode(decoder):
             logits_BV = _next_logits(decoder, tokens_BS, padding, cache)[:, :vocabulary]
             drawn = draw_tokens(logits_BV, sampling, [generators[row] for row in rows])
         for row, token in zip(rows, drawn, strict=True):
             new[row].append(token)
             yield row, token
-        unfinished = [n for n, row in enumerate(rows) if stop_condition is None or not stop_condition(new[row])]
+        within = [n for n, row in enumerate(rows) if count < limits[row]]
+        unfinished = [n for n in within if stop_condition is None or not stop_condition(new[rows[n]])]
         if not unfinished:
             return
         if len(unfinished) < len(rows):
@@ -71,14 +73,15 @@ def stream_tokens(
         tokens_BS = to_device(torch.tensor([[new[row][-1]] for row in rows]), device)
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]], decoder: Decoder) -> None:
+def check_prompts(prompts: Sequence[Sequence[int]], config: ModelConfig) -> None:
+    """Raise ``Failure`` for a prompt that is empty, longer than the context, or has a token outside the vocabulary."""
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise Failure(f"prompt {row} is empty; begin it with the end-of-document token")
-        if len(prompt) > decoder.config.sequence:
-            raise Failure(f"prompt {row} has {len(prompt)} tokens; the model reads {decoder.config.sequence}")
-        if not 0 <= min(prompt) <= max(prompt) < decoder.config.vocabulary:
-            raise Failure(f"prompt {row} has a token outside the vocabulary of {decoder.config.vocabulary}")
+        if len(prompt) > config.sequence:
+            raise Failure(f"prompt {row} has {len(prompt)} tokens; the model reads {config.sequence}")
+        if not 0 <= min(prompt) <= max(prompt) < config.vocabulary:
+            raise Failure(f"prompt {row} has a token outside the vocabulary of {config.vocabulary}")
 
 
 def _next_logits(decoder: Decoder, tokens_BS: Tensor, padding: Sequence[int], cache: Cache) -> Tensor:
