@@ -11,10 +11,11 @@ import torch
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast
-from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.record.history import goodput
-from mtnlg_parallel.record.run_dir import prepare_run_dir, summarize
+from mtnlg_parallel.record.run_dir import LOGS, prepare_run_dir, summarize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,36 @@ def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     prepare_run_dir(tmp_path, recipe_of(lr=1e-2), "stream", resume=False)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.toml", "notes.txt"}
+
+
+@pytest.mark.parametrize("restarts", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
+def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str
+) -> None:
+    monkeypatch.setattr(run, "_fingerprint", lambda *_: "stream")
+    old, new = (tmp_path / LOGS / name for name in ("old", "new"))
+    for folder, count in ((old, "0"), (new, "1")):
+        folder.mkdir(parents=True)
+        monkeypatch.setenv(restarts, count)
+        run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
+    assert not old.exists(), "the first attempt starts over"
+    assert new.exists()
+
+
+def test_over_several_nodes_no_number_tells_torchruns_first_attempt_so_starting_over_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(nodes: int, restarts: int) -> None:
+        monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(restarts))
+        run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
+
+    monkeypatch.setattr(run, "_fingerprint", lambda *_: "stream")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    prepare(1, 3)
+    prepare(2, 0)
+    with pytest.raises(UsageFailure, match=r"--no-resume: torchrun over 2 nodes .* remove .*, or --max-restarts 0"):
+        prepare(2, 3)
 
 
 def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> None:

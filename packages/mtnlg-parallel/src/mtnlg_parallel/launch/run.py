@@ -148,7 +148,12 @@ def initial_weights(checkpoint: Path, out: Path | None) -> str:
 def prepare(  # noqa: PLR0917  (as train)
     recipe: Recipe, data: Path, out: Path, options: RunOptions, resume: bool, cluster: str | None, force: bool
 ) -> RunState:
-    """Check that the run can fit, prepare ``out``, and announce the run."""
+    """Check that the run can fit, prepare ``out``, and announce the run. Without ``resume`` the first attempt deletes.
+
+    Raises ``UsageFailure`` also where no number tells the first attempt (`supervise.check_starting_over`).
+    """
+    if not resume:
+        supervise.check_starting_over(out)
     return _prepare(recipe, _fingerprint(data, recipe), out, resume, forecast(recipe, cluster, force, options.device))
 
 
@@ -161,7 +166,7 @@ def _fingerprint(data: Path, recipe: Recipe) -> str:
 
 
 def _prepare(recipe: Recipe, stream: str, out: Path, resume: bool, expected: Forecast | None) -> RunState:
-    state = prepare_run_dir(out, recipe, stream, resume)
+    state = prepare_run_dir(out, recipe, stream, resume or supervise.is_restart())
     if not state.complete:
         announce(recipe, state, expected)
     return state

@@ -157,6 +157,14 @@ def check_elastic_store() -> None:
         )
 
 
+def check_starting_over(out: Path) -> None:
+    """Raise ``UsageFailure`` where torchrun's agents count attempts apart, so that a later one would delete ``out``."""
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    if is_elastic() and nodes > 1 and int(os.environ["TORCHELASTIC_MAX_RESTARTS"]):
+        way_out = f"remove {out} and leave the option out, or --max-restarts 0"
+        raise UsageFailure(f"--no-resume: torchrun over {nodes} nodes does not tell its first attempt; {way_out}")
+
+
 def check_elastic_restart(out: Path) -> None:
     """On torchrun's rank 0: record how the attempt before ended. Raises ``Failure`` where a restart is of no use."""
     words = _take_words(out)
@@ -170,6 +178,11 @@ def check_elastic_restart(out: Path) -> None:
     decision = decide(failures[-restarts:], restarts + 1)
     if decision.action == "end":
         raise Failure(decision.reason)
+
+
+def is_restart() -> bool:
+    """Whether ranks of this job have run before, by torchrun's, our Slurm script's or Slurm's own count."""
+    return any(int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 def is_elastic() -> bool:
