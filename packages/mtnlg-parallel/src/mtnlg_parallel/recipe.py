@@ -298,9 +298,9 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load(path, FILE, Recipe, overrides)
 
 
-def first_difference(before: Recipe, now: Recipe) -> str | None:
+def first_difference(before: Recipe, now: Recipe, changeable: dict[str, set[str] | bool] = CHANGEABLE) -> str | None:
     """The first key that makes ``now`` a different run than ``before``, with both values; None where it may resume."""
-    old, new = (recipe.model_dump(exclude=CHANGEABLE) for recipe in (before, now))
+    old, new = (recipe.model_dump(exclude=changeable) for recipe in (before, now))
     for section, keys in new.items():
         for key, value in keys.items():
             if old[section][key] != value:

@@ -128,7 +128,8 @@ def _steps_reached(out: Path) -> tuple[int, int]:
 
 def as_rank_failure(error: Exception) -> Exception:
     """The error that ends a rank, as one whose exit status says whether another attempt may succeed."""
-    if isinstance(error, (Failure, *MISTAKES)) or error_status(error) not in PERMANENT:
+    known = hasattr(error, "exit_status")  # a Failure, of mtnlg_data's too
+    if known or isinstance(error, MISTAKES) or error_status(error) not in PERMANENT:
         return error
     return RankCrash(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
 
