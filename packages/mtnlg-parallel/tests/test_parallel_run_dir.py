@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +55,18 @@ def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     prepare_run_dir(tmp_path, recipe_of(lr=1e-2), "stream", resume=False)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.toml", "notes.txt"}
+
+
+def test_what_an_attempt_left_unfinished_and_cannot_be_removed_is_named_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: str, **_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+
+    (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
+    monkeypatch.setattr(os, "rmdir", refuse)
+    assert prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True).step == 0
+    assert "step-9.tmp: Directory not empty; the old " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("restarts", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])

@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import re
-import shutil
 import stat
 import time
 from contextlib import contextmanager
@@ -364,26 +363,13 @@ def latest(directory: Path) -> Path | None:
     return checkpoints[-1][1] if checkpoints else None
 
 
-def retain(directory: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints, and what interrupted writes of older steps left behind."""
-    if keep < 1:
-        raise CheckpointError(f"retain: keep = {keep}; must be at least 1")
-    checkpoints = list_checkpoints(directory)
-    for _, path in checkpoints[:-keep]:
-        removed = path.with_name(f"{path.name}.tmp")
-        shutil.rmtree(removed, ignore_errors=True)
-        # Rename before deleting, so a half-deleted checkpoint never looks complete.
-        path.rename(removed)
-    newest = checkpoints[-1][0] if checkpoints else -1
-    for path in directory.glob("step-*.tmp"):
-        match = _STEP.fullmatch(path.name.removesuffix(".tmp"))
-        if match and int(match[1]) < newest:
-            shutil.rmtree(path)
-
-
 def list_checkpoints(directory: Path) -> list[tuple[int, Path]]:
     """(N, folder) of every complete step-N in ``directory``, oldest first."""
-    if not directory.is_dir():
-        return []
-    steps = [(match, path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
-    return sorted((int(match[1]), path) for match, path in steps if (path / MANIFEST).is_file())
+    return [(step, path) for step, path in list_steps(directory) if (path / MANIFEST).is_file()]
+
+
+def list_steps(directory: Path, suffix: str = "") -> list[tuple[int, Path]]:
+    """(N, folder) of every step-N, complete or not, or of every step-N``suffix``, in ``directory``, oldest first."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    steps = [(_STEP.fullmatch(path.name.removesuffix(suffix)), path) for path in paths if path.name.endswith(suffix)]
+    return sorted((int(match[1]), path) for match, path in steps if match)

@@ -121,12 +121,14 @@ def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
 
 
 def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
-    from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint  # noqa: PLC0415  (imports torch)
+    from mtnlg_model.checkpoint.manifest import latest, list_steps, resolve_checkpoint  # noqa: PLC0415  (imports torch)
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (as above)
+    from mtnlg_model.checkpoint.writer import removing  # noqa: PLC0415  (as above)
     from mtnlg_parallel.engine.zero import check_model, open_checkpoint  # noqa: PLC0415  (as above)
 
-    for unfinished in (out / CHECKPOINTS).glob("step-*.tmp"):  # no rank is writing now
-        shutil.rmtree(unfinished)
+    for _, unfinished in list_steps(out / CHECKPOINTS, ".tmp"):  # no rank is writing now
+        with removing(unfinished):
+            shutil.rmtree(unfinished)
     checkpoint = latest(out / CHECKPOINTS)
     step, samples = 0, 0
     if checkpoint:

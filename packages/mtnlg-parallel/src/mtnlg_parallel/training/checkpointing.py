@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from mtnlg_model.checkpoint.chat_files import read_chat_files
-from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint, retain
-from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
+from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish, retain
 from mtnlg_model.console import IoFailure
 from mtnlg_model.tokenizer import carried_chat_files
 from mtnlg_parallel.engine import zero
