@@ -33,7 +33,7 @@ from mtnlg_parallel.launch.supervise import (
 )
 from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.record.history import append, read_events
-from mtnlg_parallel.record.run_dir import RunState
+from mtnlg_parallel.record.run_dir import LOGS, RunState
 
 KILLED = -signal.SIGKILL
 WORKER = "mtnlg_parallel.launch.worker"
@@ -193,11 +193,25 @@ def test_torchruns_restarts_over_several_nodes_need_a_store_for_each_attempt(
         check_elastic_store()
 
 
-def join(monkeypatch: pytest.MonkeyPatch, out: Path) -> list[str]:
-    """Be rank 0 of torchrun or of a job; returns what it has done."""
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of torchrun's first attempt on one node."""
+    variables = {"RUN_ID": "none", "RESTART_COUNT": "0", "MAX_RESTARTS": "3"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+
+
+def join(monkeypatch: pytest.MonkeyPatch, out: Path, rank: int = 0, error: str = "") -> list[str]:
+    """Be a rank of torchrun or of a job; returns what it has done."""
     done: list[str] = []
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setitem(sys.modules, WORKER, SimpleNamespace(run_rank=lambda *_: done.append("trained")))
+
+    def run_rank(*_: object) -> None:
+        if error:
+            raise Failure(error)
+        done.append("trained")
+
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setitem(sys.modules, WORKER, SimpleNamespace(run_rank=run_rank))
     launch.join(RECIPE, out, out, RunOptions(), lambda: RunState(0, 0, 4, complete=False))
     return done
 
@@ -205,12 +219,28 @@ def join(monkeypatch: pytest.MonkeyPatch, out: Path) -> list[str]:
 def test_a_rank_that_leads_is_refused_at_once_where_another_run_is_at_work(
     at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = set(tmp_path.iterdir())
+    torchrun(monkeypatch)
+    (tmp_path / LOGS).mkdir()
+    word = tmp_path / LOGS / "rank-1.failure"
+    word.touch()
+    before = set(tmp_path.rglob("*"))
     with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
         join(monkeypatch, tmp_path)
-    assert set(tmp_path.iterdir()) == before
+    assert set(tmp_path.rglob("*")) == before, "no word of its own, and those of the run at work"
     at_work.communicate()
     assert join(monkeypatch, tmp_path) == ["trained"]
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_rank_leaves_word_only_once_all_have_met_which_no_run_does_that_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: bool
+) -> None:
+    torchrun(monkeypatch)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: met)
+    for rank in (0, 1):
+        with pytest.raises(Failure, match="another run"):
+            join(monkeypatch, tmp_path, rank, error="another run: train.lr was 0.001 and is 0.01 now")
+        assert (tmp_path / LOGS / f"rank-{rank}.failure").exists() == met
 
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "MTNLG_JOB"])

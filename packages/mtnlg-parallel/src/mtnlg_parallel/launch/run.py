@@ -128,8 +128,8 @@ def join(
     An error that nobody foresaw is raised as `RankCrash`, so that the status tells supervisors to restart.
     """
     leads = before is not None and os.environ["RANK"] == "0"
-    try:
-        with _lock_as_leader(out) if leads else nullcontext():
+    with _lock_as_leader(out) if leads else nullcontext():
+        try:
             if supervise.is_elastic():
                 supervise.check_elastic_store()
                 if leads:
@@ -137,11 +137,12 @@ def join(
             from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
             run_rank(recipe, data, out, options, before)
-    except Exception as error:  # noqa: BLE001  (any, to give it its status)
-        failure = supervise.as_rank_failure(error)
-        if not isinstance(failure, PeerFailure):  # the other rank leaves the word
-            supervise.leave_word(out, failure)
-        raise failure from (error if failure is not error else error.__cause__)
+        except Exception as error:  # noqa: BLE001  (any, to give it its status)
+            failure = supervise.as_rank_failure(error)
+            # Before that rank 0 may be refused, and what it or another rank says be no word of the run in `out`.
+            if supervise.has_met_others() and not isinstance(failure, PeerFailure):  # the other rank leaves the word
+                supervise.leave_word(out, failure)
+            raise failure from (error if failure is not error else error.__cause__)
     if leads and (out / SUMMARY).exists():
         say(_outcome(out))
 

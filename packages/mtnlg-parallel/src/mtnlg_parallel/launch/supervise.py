@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections import Counter
 from contextlib import suppress
 from itertools import takewhile
@@ -143,6 +144,12 @@ def leave_word(out: Path, error: Exception) -> None:
     with suppress(OSError):
         (out / LOGS).mkdir(parents=True, exist_ok=True)
         (out / LOGS / f"rank-{rank}.failure").write_text(json.dumps(word), encoding="utf-8")
+
+
+def has_met_others() -> bool:
+    """Whether this process is in a process group with all ranks."""
+    distributed = sys.modules.get("torch.distributed")  # not imported for this: it takes seconds
+    return distributed is not None and bool(distributed.is_initialized())
 
 
 def check_elastic_store() -> None:
