@@ -134,7 +134,9 @@ def test_no_file_of_tensors_is_looked_at_before_it_is_read(
     assert {Path(path).name for path in looked_at if path.endswith(".safetensors")} == checkpoint.files(NAME)
 
 
-def test_a_file_that_shows_late_is_waited_for(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shows_late_is_waited_for_and_named_once(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = 100.0
 
     def sleep(seconds: float) -> None:
@@ -149,6 +151,8 @@ def test_a_file_that_shows_late_is_waited_for(whole: Path, tmp_path: Path, monke
     with pytest.raises(MissingFileError, match=r"weights-0\.safetensors: No such file or directory, for 2 s$"):
         Checkpoint.from_manifest(folder, raw, wait=2.0).tensor(NAME)
     assert not folder.exists()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.endswith("weights-0.safetensors: not there yet; waiting for it, 2 s at most")
     assert torch.equal(Checkpoint.from_manifest(folder, raw, wait=2.0).tensor(NAME), value(NAME))
 
 

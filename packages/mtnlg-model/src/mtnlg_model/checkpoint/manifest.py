@@ -22,7 +22,7 @@ import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (pydantic reads it)
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, say
 from mtnlg_model.settings import Settings
 
 from .boxes import Box, explain_tiling, lengths, volume
@@ -256,10 +256,10 @@ def check_length(path: Path, size: int, file: FileEntry) -> None:
 def open_regular(path: Path, wait: float = 0.0) -> Iterator[tuple[int, int]]:
     """Yield descriptor and length of a regular file to read; links are not followed, pipes not waited for.
 
-    A file that is missing is looked for again during ``wait`` seconds: network file systems show a rename late. Raises
-    ``CheckpointError``.
+    A file that is missing is named, and looked for again during ``wait`` seconds: network file systems show a rename
+    late. Raises ``CheckpointError``.
     """
-    deadline = time.monotonic() + wait
+    deadline, is_named = time.monotonic() + wait, False
     while True:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -270,6 +270,9 @@ def open_regular(path: Path, wait: float = 0.0) -> Iterator[tuple[int, int]]:
                 about = f", for {wait:g} s" * (missing and wait > 0) + f"; {NOT_REGULAR}" * (error.errno == errno.ELOOP)
                 kind = MissingFileError if missing else CheckpointError
                 raise kind(f"{path}: {error.strerror}{about}") from None
+        if not is_named:
+            say(f"{path}: not there yet; waiting for it, {wait:g} s at most")
+            is_named = True
         time.sleep(RETRY_SECONDS)
     try:
         status = os.fstat(descriptor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
 from torch import distributed
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from .samples import Data
 
 Source = Literal["disk", "memory", "initial"]
+FILE_SECONDS: Final = 180.0
+"""How long a file of a checkpoint may stay invisible; NFS caches a folder's names for 60 s, unless told otherwise."""
+
 RUN = ".run"
 """File in checkpoints/ that holds a random name of the run, by which its copies in memory are known."""
 
@@ -69,7 +72,7 @@ def resume(  # noqa: PLR0917  (as Training)
 ) -> Resumed:
     """Restore this rank's state. All ranks call this; a ``Failure`` of rank 0 is raised by all.
 
-    A file of a checkpoint that this rank cannot see yet is waited for, ``guard.disk_patience`` at most.
+    A file of a checkpoint that this rank cannot see yet is waited for, `FILE_SECONDS` at most.
     """
     with during("loading a checkpoint", recipe.guard.disk_patience):
         copy = _newest_in_memory(memory.store, out, device) if memory else None
@@ -81,7 +84,7 @@ def resume(  # noqa: PLR0917  (as Training)
             progress, digest = _restore_from_memory(engine, memory.store, copy, raw)
         elif raw:
             folder = out / CHECKPOINTS / choice["folder"]  # an absolute path for train.initial
-            checkpoint = Checkpoint.from_manifest(folder, raw, recipe.guard.disk_patience)
+            checkpoint = Checkpoint.from_manifest(folder, raw, min(FILE_SECONDS, recipe.guard.disk_patience))
             zero.restore(engine, (zero.CheckpointState if source == "disk" else zero.CheckpointWeights)(checkpoint))
             progress, digest = checkpoint.progress if source == "disk" else progress, checkpoint.digest
         else:
