@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast
 from mtnlg_parallel.recipe import Recipe, RunOptions
+from mtnlg_parallel.record import run_dir
 from mtnlg_parallel.record.history import goodput
-from mtnlg_parallel.record.run_dir import LOGS, prepare_run_dir, summarize
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, prepare_run_dir, summarize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,19 @@ def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     prepare_run_dir(tmp_path, recipe_of(lr=1e-2), "stream", resume=False)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.toml", "notes.txt"}
+
+
+def test_a_later_step_without_a_manifest_is_refused_before_it_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, slept = tmp_path / CHECKPOINTS / "step-9", list[float]()
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(run_dir, "time", SimpleNamespace(sleep=slept.append))
+    with pytest.raises(Failure, match=r"step-9: no manifest\.json, .* step 9 could not be written; remove it"):
+        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    assert sum(slept) == run_dir.LISTING_SECONDS, "the listing may be old"
+    monkeypatch.setattr(run_dir, "time", SimpleNamespace(sleep=lambda _: folder.rmdir()))
+    assert prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True).step == 0
 
 
 def test_what_an_attempt_left_unfinished_and_cannot_be_removed_is_named_and_the_run_goes_on(

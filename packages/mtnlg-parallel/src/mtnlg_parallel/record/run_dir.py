@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.layout import Layout, stages
@@ -29,6 +30,9 @@ LOGS = "logs"
 PROFILE = "profile"
 REPORT = "report.html"
 LOSS = "loss.svg"
+LISTING_SECONDS = 60
+"""How long a listing of a folder may be old; NFS keeps one so long, unless told otherwise."""
+
 LIBRARIES = ("torch", "deepspeed", "megatron-core")
 
 
@@ -121,7 +125,7 @@ def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
 
 
 def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
-    from mtnlg_model.checkpoint.manifest import latest, list_steps, resolve_checkpoint  # noqa: PLC0415  (imports torch)
+    from mtnlg_model.checkpoint.manifest import list_steps, resolve_checkpoint  # noqa: PLC0415  (imports torch)
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (as above)
     from mtnlg_model.checkpoint.writer import removing  # noqa: PLC0415  (as above)
     from mtnlg_parallel.engine.zero import check_model, open_checkpoint  # noqa: PLC0415  (as above)
@@ -129,7 +133,7 @@ def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
     for _, unfinished in list_steps(out / CHECKPOINTS, ".tmp"):  # no rank is writing now
         with removing(unfinished):
             shutil.rmtree(unfinished)
-    checkpoint = latest(out / CHECKPOINTS)
+    checkpoint = _newest(out / CHECKPOINTS)
     step, samples = 0, 0
     if checkpoint:
         progress = open_checkpoint(checkpoint, recipe.model, stream).progress
@@ -138,3 +142,21 @@ def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
         check_model(Checkpoint.open(resolve_checkpoint(Path(initial))), recipe.model, "change train.initial")
     steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)
     return RunState(step, samples, steps, complete=False)
+
+
+def _newest(checkpoints: Path) -> Path | None:
+    """The newest checkpoint. Raises ``Failure`` where a later step has a folder, which could not be written again.
+
+    What makes a folder a checkpoint appears with it, and goes with it: else this node's listing may be old.
+    """
+    from mtnlg_model.checkpoint.manifest import MANIFEST, latest, list_steps  # noqa: PLC0415  (imports torch)
+
+    for second in range(LISTING_SECONDS):
+        newest, steps = latest(checkpoints), list_steps(checkpoints)
+        if not steps or steps[-1][1] == newest:
+            return newest
+        if second == 0:
+            say(f"{steps[-1][1]}: no {MANIFEST} in it yet; waiting for it, {LISTING_SECONDS} s at most")
+        time.sleep(1.0)
+    step, folder = steps[-1]
+    raise Failure(f"{folder}: no {MANIFEST}, so it is no checkpoint, and step {step} could not be written; remove it")
