@@ -68,7 +68,11 @@ def test_a_rank_waits_for_files_that_appear_late_on_its_node(
     shutil.rmtree(out / "checkpoints" / "step-10")
     (out / "checkpoints" / "step-8" / "rank-1.weights-0.safetensors").unlink()
     errors = run_ranks("run_until_death", [recipe], data=data, outs=[out], fault="never", fails=True)
-    assert any("rank-1.weights-0.safetensors: No such file or directory, for 0.1 s" in error for error in errors)
+    assert any(
+        "rank-1.weights-0.safetensors: No such file or directory, for 0.1 s; remove step-8 to resume from step-4"
+        in error
+        for error in errors
+    )
 
 
 def test_a_new_run_from_weights_begins_with_their_loss_and_a_new_optimizer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,25 @@ def test_another_run_is_refused_with_the_way_to_start_it_from_these_weights(tmp_
     )
     with pytest.raises(UsageFailure, match=r"train\.initial was '' and is '/other/step-9' now"):
         prepare_run_dir(tmp_path, recipe_of(initial="/other/step-9"), "stream", resume=True)
+
+
+def test_more_samples_of_a_run_whose_decay_followed_them_are_refused_with_the_way_to_resume(tmp_path: Path) -> None:
+    prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    with pytest.raises(UsageFailure, match=r"train\.decay was 32 and is 64 now \(--set train\.decay=32 resumes\)"):
+        prepare_run_dir(tmp_path, recipe_of(samples=64), "stream", resume=True)
+    assert prepare_run_dir(tmp_path, recipe_of(samples=64, decay=32), "stream", resume=True).steps == 8
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_one_before_it(tmp_path: Path) -> None:
+    for step in (4, 8):
+        folder = tmp_path / CHECKPOINTS / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    with pytest.raises(Failure, match=r"step-8/manifest.json: .*; remove step-8 to resume from step-4$"):
+        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    shutil.rmtree(tmp_path / CHECKPOINTS / "step-8")
+    with pytest.raises(Failure, match=r"step-4/manifest.json: .*; remove step-4 to start over$"):
+        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
 
 
 def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:

@@ -304,7 +304,9 @@ def first_difference(before: Recipe, now: Recipe, changeable: dict[str, set[str]
     for section, keys in new.items():
         for key, value in keys.items():
             if old[section][key] != value:
-                return f"{section}.{key} was {old[section][key]!r} and is {value!r} now"
+                # A recipe without it has all samples there, so that other samples are another schedule.
+                way_out = f" (--set train.decay={old[section][key]} resumes)" if key == "decay" else ""
+                return f"{section}.{key} was {old[section][key]!r} and is {value!r} now{way_out}"
     return None
 
 

@@ -31,7 +31,7 @@ from mtnlg_model.files import write_text
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import Step, last_steps, truncate_after
-from mtnlg_parallel.record.run_dir import CHECKPOINTS
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, naming_the_one_before
 
 from . import guard
 from .collectives import decided_by_rank_0
@@ -85,7 +85,11 @@ def resume(  # noqa: PLR0917  (as Training)
         elif raw:
             folder = out / CHECKPOINTS / choice["folder"]  # an absolute path for train.initial
             checkpoint = Checkpoint.from_manifest(folder, raw, min(FILE_SECONDS, recipe.guard.disk_patience))
-            zero.restore(engine, (zero.CheckpointState if source == "disk" else zero.CheckpointWeights)(checkpoint))
+            if source == "disk":
+                with naming_the_one_before(folder):
+                    zero.restore(engine, zero.CheckpointState(checkpoint))
+            else:
+                zero.restore(engine, zero.CheckpointWeights(checkpoint))
             progress, digest = checkpoint.progress if source == "disk" else progress, checkpoint.digest
         else:
             zero.restore(engine, zero.InitialWeights(recipe.model, recipe.train.seed))
