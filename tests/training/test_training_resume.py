@@ -75,6 +75,25 @@ def test_a_rank_waits_for_files_that_appear_late_on_its_node(
     )
 
 
+@pytest.mark.parametrize("kind", ["optimizer", "weights"])
+def test_a_flipped_bit_of_a_checkpoint_ends_the_resumption(
+    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path, kind: str
+) -> None:
+    out = shutil.copytree(died, tmp_path / "out")
+    damaged = out / "checkpoints" / "step-8" / f"rank-1.{kind}-0.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    recipe = recipe_of((1, 1, 2), **RECIPE)
+    errors = run_ranks("run_until_death", [recipe], data=data, outs=[out], fails=True)
+    assert any(f"{damaged}: checksum differs" in error and "remove step-8 to resume" in error for error in errors)
+    assert len(list(read_steps(out))) == 8, "nothing was trained"
+    if kind == "weights":
+        recipe = recipe_of((1, 1, 2), **RECIPE, initial=str(damaged.parent))
+        errors = run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path / "new"], fails=True)
+        assert any(f"{damaged}: checksum differs" in error for error in errors)
+
+
 def test_a_new_run_from_weights_begins_with_their_loss_and_a_new_optimizer(
     run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path
 ) -> None:

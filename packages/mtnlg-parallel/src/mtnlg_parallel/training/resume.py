@@ -72,6 +72,7 @@ def resume(  # noqa: PLR0917  (as Training)
 ) -> Resumed:
     """Restore this rank's state. All ranks call this; a ``Failure`` of rank 0 is raised by all.
 
+    The ranks together compare the checksum of every file of a checkpoint on disk.
     A file of a checkpoint that this rank cannot see yet is waited for, `FILE_SECONDS` at most.
     """
     with during("loading a checkpoint", recipe.guard.disk_patience):
@@ -85,11 +86,14 @@ def resume(  # noqa: PLR0917  (as Training)
         elif raw:
             folder = out / CHECKPOINTS / choice["folder"]  # an absolute path for train.initial
             checkpoint = Checkpoint.from_manifest(folder, raw, min(FILE_SECONDS, recipe.guard.disk_patience))
+            place = distributed.get_rank(), distributed.get_world_size()
             if source == "disk":
                 with naming_the_one_before(folder):
                     zero.restore(engine, zero.CheckpointState(checkpoint))
+                    checkpoint.verify_share(*place)  # after it: what this rank has read is in memory
             else:
                 zero.restore(engine, zero.CheckpointWeights(checkpoint))
+                checkpoint.verify_share(*place, {"weight", "master"})
             progress, digest = checkpoint.progress if source == "disk" else progress, checkpoint.digest
         else:
             zero.restore(engine, zero.InitialWeights(recipe.model, recipe.train.seed))
