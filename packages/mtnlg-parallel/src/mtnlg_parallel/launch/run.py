@@ -139,7 +139,7 @@ def join(
             run_rank(recipe, data, out, options, before)
         except Exception as error:  # noqa: BLE001  (any, to give it its status)
             failure = supervise.as_rank_failure(error)
-            # Before that rank 0 may be refused, and what it or another rank says be no word of the run in `out`.
+            # Until all have met, rank 0 may yet be refused `out`, whose run would take the word for its own.
             if supervise.has_met_others() and not isinstance(failure, PeerFailure):  # the other rank leaves the word
                 supervise.leave_word(out, failure)
             raise failure from (error if failure is not error else error.__cause__)

@@ -62,7 +62,7 @@ class StateCopier:
     def __init__(self, engine: Engine, device: torch.device) -> None:
         self._engine, self.device = engine, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        # A new thread is on GPU 0, where leaving a stream would make a context: some 500 MB for each other rank.
+        # A new thread is on GPU 0, where leaving the stream would make a context of this process too.
         on_its_gpu = partial(torch.cuda.set_device, device) if self._stream else None
         self._thread = ThreadPoolExecutor(1, "copy", on_its_gpu)
         self._copy: Future[list[zero.PieceToWrite]] | None = None
