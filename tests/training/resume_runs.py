@@ -191,6 +191,7 @@ FAULTS: dict[str, Callable[[dict[str, Any], int], Path | None]] = {
     "slow rank": slow_rank,
     "slow publishing": slow_publishing,
     "full memory": full_memory,
+    "never": lambda *_: replace(resume, FILE_SECONDS=0.1),
     "late copy": lambda *_: None,
 }
 UNSETTLED = {"slow rank", "slow publishing", "late copy"}

@@ -134,7 +134,7 @@ class Job:
 class Executor:
     """As `concurrent.futures.ThreadPoolExecutor`."""
 
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, _initializer: object = None) -> None:
         assert threads == 1
         assert name
 

@@ -65,11 +65,33 @@ def test_a_rank_waits_for_files_that_appear_late_on_its_node(
     recipe, late = recipe_of((1, 1, 2), **RECIPE), tmp_path / "late"
     ranks = run_ranks("run_until_death", [recipe], data=data, outs=[out], fault="late files", late=late)
     assert [rank["resumed"] for rank in ranks] == [8, 8]
-    recipe = recipe_of((1, 1, 2), guard={"disk_patience": 0.1}, **RECIPE)
     shutil.rmtree(out / "checkpoints" / "step-10")
     (out / "checkpoints" / "step-8" / "rank-1.weights-0.safetensors").unlink()
+    errors = run_ranks("run_until_death", [recipe], data=data, outs=[out], fault="never", fails=True)
+    assert any(
+        "rank-1.weights-0.safetensors: No such file or directory, for 0.1 s; remove step-8 to resume from step-4"
+        in error
+        for error in errors
+    )
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "weights"])
+def test_a_flipped_bit_of_a_checkpoint_ends_the_resumption(
+    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path, kind: str
+) -> None:
+    out = shutil.copytree(died, tmp_path / "out")
+    damaged = out / "checkpoints" / "step-8" / f"rank-1.{kind}-0.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    recipe = recipe_of((1, 1, 2), **RECIPE)
     errors = run_ranks("run_until_death", [recipe], data=data, outs=[out], fails=True)
-    assert any("rank-1.weights-0.safetensors: No such file or directory, for 0.1 s" in error for error in errors)
+    assert any(f"{damaged}: checksum differs" in error and "remove step-8 to resume" in error for error in errors)
+    assert len(list(read_steps(out))) == 8, "nothing was trained"
+    if kind == "weights":
+        recipe = recipe_of((1, 1, 2), **RECIPE, initial=str(damaged.parent))
+        errors = run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path / "new"], fails=True)
+        assert any(f"{damaged}: checksum differs" in error for error in errors)
 
 
 def test_a_new_run_from_weights_begins_with_their_loss_and_a_new_optimizer(

@@ -1,6 +1,10 @@
 """Round trips: a model written in any pieces is read back in any other pieces."""
 
+import errno
 import math
+import os
+import re
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,9 +16,9 @@ from torch import Tensor
 
 from mtnlg_model.checkpoint import boxes
 from mtnlg_model.checkpoint.boxes import Box
-from mtnlg_model.checkpoint.manifest import SLOTS, CheckpointError, Layout, Progress, SlotName, latest, retain
+from mtnlg_model.checkpoint.manifest import SLOTS, CheckpointError, Layout, Progress, SlotName, latest
 from mtnlg_model.checkpoint.reader import Checkpoint, load, save
-from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish, retain
 from mtnlg_model.config import ModelConfig, preset
 from mtnlg_model.decoder import Decoder
 
@@ -140,6 +144,25 @@ def test_latest_and_retain_see_only_complete_checkpoints(tmp_path: Path) -> None
     assert latest(tmp_path) == tmp_path / "step-10"
     retain(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-10", "step-11", "step-12.tmp", "step-2"]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_named_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    for step in (1, 2, 3):
+        save(Decoder(SMALL), tmp_path, step, PROGRESS, tokenizer(tmp_path))
+    with monkeypatch.context() as busy:
+        busy.setattr(os, "unlink", refuse)
+        retain(tmp_path, keep=2)
+        shutil.copytree(tmp_path / "step-3", tmp_path / "step-1")
+        retain(tmp_path, keep=2)
+    said = re.findall(r": Directory not empty; the old .*/(.*) is not removed yet\n", capsys.readouterr().err)
+    assert said == ["step-1.tmp", "step-1", "step-1.tmp"]
+    retain(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-2", "step-3"]
 
 
 def test_the_digest_changes_with_any_byte_of_a_weight_and_not_with_the_optimizer(tmp_path: Path) -> None:

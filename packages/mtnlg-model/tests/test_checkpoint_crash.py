@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from mtnlg_model.checkpoint import tensor_file
-from mtnlg_model.checkpoint.manifest import Layout, Progress, latest, retain
+from mtnlg_model.checkpoint.manifest import Layout, Progress, latest
 from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish, retain
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 

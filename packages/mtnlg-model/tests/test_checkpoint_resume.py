@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtnlg_model.checkpoint import boxes
+from mtnlg_model.checkpoint import boxes, reader
 from mtnlg_model.checkpoint.manifest import (
     SLOTS,
     TOKENIZER,
@@ -134,7 +134,9 @@ def test_no_file_of_tensors_is_looked_at_before_it_is_read(
     assert {Path(path).name for path in looked_at if path.endswith(".safetensors")} == checkpoint.files(NAME)
 
 
-def test_a_file_that_shows_late_is_waited_for(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shows_late_is_waited_for_and_named_once(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = 100.0
 
     def sleep(seconds: float) -> None:
@@ -149,7 +151,40 @@ def test_a_file_that_shows_late_is_waited_for(whole: Path, tmp_path: Path, monke
     with pytest.raises(MissingFileError, match=r"weights-0\.safetensors: No such file or directory, for 2 s$"):
         Checkpoint.from_manifest(folder, raw, wait=2.0).tensor(NAME)
     assert not folder.exists()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.endswith("weights-0.safetensors: not there yet; waiting for it, 2 s at most")
     assert torch.equal(Checkpoint.from_manifest(folder, raw, wait=2.0).tensor(NAME), value(NAME))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_ranks_together_compare_every_file_once_and_each_its_own_where_as_many_have_written(
+    tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
+) -> None:
+    ranks = [f"rank-{rank}" for rank in range(3)]
+    write(dict.fromkeys(ranks, tmp_path), leave_part=True)
+    checkpoint = Checkpoint.open(publish(tmp_path, 1, ranks, CONFIG, PROGRESS, tokenizer_path))
+    compared, checksum = list[str](), reader.file_checksum
+
+    def note(path: Path) -> str:
+        compared.append(path.name)
+        return checksum(path)
+
+    monkeypatch.setattr(reader, "file_checksum", note)
+    for rank in range(world):
+        before = len(compared)
+        checkpoint.verify_share(rank, world)
+        if world == 3:
+            assert all(name.startswith(f"rank-{rank}.") for name in compared[before:])
+    assert sorted(compared) == sorted(path.name for path in checkpoint.directory.glob("rank-*"))
+    compared.clear()
+    checkpoint.verify_share(0, 1, {"weight"})
+    assert sorted(compared) == [f"{rank}.weights-0.safetensors" for rank in ranks]
+    damaged = checkpoint.directory / "rank-1.optimizer-0.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"rank-1\.optimizer-0\.safetensors: checksum differs"):
+        checkpoint.verify_share(1 % world, world)
 
 
 @pytest.mark.usefixtures("no_gigabytes")

@@ -110,6 +110,16 @@ def test_a_failure_is_one_line_and_the_right_status(how: str, status: int, line:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+@pytest.mark.parametrize(("how", "status"), [("disk", 74), ("failure", 1), ("interrupt", 130), ("well", 0)])
+@pytest.mark.parametrize("debug", [(), ("--debug",)])
+def test_a_log_on_a_full_disk_changes_no_status(how: str, status: int, debug: tuple[str, ...]) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "end", how, *debug], stderr=full, check=False)
+    os.close(full)
+    assert done.returncode == status
+
+
 def test_debug_shows_the_traceback_wherever_it_stands() -> None:
     assert "Traceback" in command("end", "bug", "--debug").stderr
     assert "Traceback" in command("--debug", "end", "bug").stderr

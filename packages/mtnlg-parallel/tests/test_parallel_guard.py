@@ -75,7 +75,8 @@ def test_skipped_steps_stay_out_of_the_window_and_are_counted_in_a_row() -> None
     assert line.startswith(
         "step 6: 2 steps in a row were skipped, the last because its loss is not finite; the last good"
     )
-    assert "out/checkpoints/step-4" in line
+    assert line.endswith("step-4; raise guard.most_skips, or lower train.lr with --from that and another --out")
+    assert str(guard.failure({"step": 6}, None)).endswith("or lower train.lr with --no-resume")
     guard.record(taken(7, 2.0))
     assert not guard.exhausted
 

@@ -288,7 +288,7 @@ def test_a_preset_may_be_overridden_and_the_resolved_recipe_reads_back(small: Pa
         ("layout.pp=2", None),
         ("train.micro_batch=4", None),
         ("train={samples=200,batch=8,lr=1e-3,decay=100,checkpoint_every=7}", None),
-        ("train.samples=200", "train.decay was 100 and is 200 now"),
+        ("train.samples=200", "train.decay was 100 and is 200 now (--set train.decay=100 resumes)"),
         ("train.initial=/other/step-10", "train.initial was '' and is '/other/step-10' now"),
         ("train.recompute=none", None),
         ("train.lr=1e-2", "train.lr was 0.001 and is 0.01 now"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +13,13 @@ import pytest
 import torch
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast
-from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.recipe import Recipe, RunOptions
+from mtnlg_parallel.record import run_dir
 from mtnlg_parallel.record.history import goodput
-from mtnlg_parallel.record.run_dir import prepare_run_dir, summarize
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, prepare_run_dir, summarize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +49,25 @@ def test_another_run_is_refused_with_the_way_to_start_it_from_these_weights(tmp_
         prepare_run_dir(tmp_path, recipe_of(initial="/other/step-9"), "stream", resume=True)
 
 
+def test_more_samples_of_a_run_whose_decay_followed_them_are_refused_with_the_way_to_resume(tmp_path: Path) -> None:
+    prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    with pytest.raises(UsageFailure, match=r"train\.decay was 32 and is 64 now \(--set train\.decay=32 resumes\)"):
+        prepare_run_dir(tmp_path, recipe_of(samples=64), "stream", resume=True)
+    assert prepare_run_dir(tmp_path, recipe_of(samples=64, decay=32), "stream", resume=True).steps == 8
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_one_before_it(tmp_path: Path) -> None:
+    for step in (4, 8):
+        folder = tmp_path / CHECKPOINTS / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    with pytest.raises(Failure, match=r"step-8/manifest.json: .*; remove step-8 to resume from step-4$"):
+        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    shutil.rmtree(tmp_path / CHECKPOINTS / "step-8")
+    with pytest.raises(Failure, match=r"step-4/manifest.json: .*; remove step-4 to start over$"):
+        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+
+
 def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "history.jsonl", "report.html", "loss.svg", "summary.json", "wandb.id"):
         (tmp_path / name).touch()
@@ -52,6 +76,61 @@ def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     prepare_run_dir(tmp_path, recipe_of(lr=1e-2), "stream", resume=False)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.toml", "notes.txt"}
+
+
+def test_a_later_step_without_a_manifest_is_refused_before_it_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, slept = tmp_path / CHECKPOINTS / "step-9", list[float]()
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(run_dir, "time", SimpleNamespace(sleep=slept.append))
+    with pytest.raises(Failure, match=r"step-9: no manifest\.json, .* step 9 could not be written; remove it"):
+        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    assert sum(slept) == run_dir.LISTING_SECONDS, "the listing may be old"
+    monkeypatch.setattr(run_dir, "time", SimpleNamespace(sleep=lambda _: folder.rmdir()))
+    assert prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True).step == 0
+
+
+def test_what_an_attempt_left_unfinished_and_cannot_be_removed_is_named_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: str, **_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+
+    (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
+    monkeypatch.setattr(os, "rmdir", refuse)
+    assert prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True).step == 0
+    assert "step-9.tmp: Directory not empty; the old " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("restarts", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
+def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str
+) -> None:
+    monkeypatch.setattr(run, "_fingerprint", lambda *_: "stream")
+    old, new = (tmp_path / LOGS / name for name in ("old", "new"))
+    for folder, count in ((old, "0"), (new, "1")):
+        folder.mkdir(parents=True)
+        monkeypatch.setenv(restarts, count)
+        run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
+    assert not old.exists(), "the first attempt starts over"
+    assert new.exists()
+
+
+def test_over_several_nodes_no_number_tells_torchruns_first_attempt_so_starting_over_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(nodes: int, restarts: int) -> None:
+        monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(restarts))
+        run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
+
+    monkeypatch.setattr(run, "_fingerprint", lambda *_: "stream")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    prepare(1, 3)
+    prepare(2, 0)
+    with pytest.raises(UsageFailure, match=r"--no-resume: torchrun over 2 nodes .* remove .*, or --max-restarts 0"):
+        prepare(2, 3)
 
 
 def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.settings import dump
+from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.slurm import STEP_FAILED, Job, first_failure, script, submit
 from mtnlg_parallel.launch.supervise import Failed
-from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,6 +187,35 @@ def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: 
     with pytest.raises(Failure, match=r"train.sbatch is written, but sbatch is not installed here"):
         submit(Job(recipe_of(MT_NLG), [], tmp_path))
     assert (tmp_path / "train.sbatch").exists()
+
+
+def test_a_job_submitted_while_a_run_is_at_work_touches_nothing_that_it_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: subprocess.Popen[bytes]
+) -> None:
+    out, commands = tmp_path, tmp_path / "commands"
+    commands.mkdir()
+    (commands / "sbatch").write_text("#!/bin/sh\necho 8\n")
+    (commands / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    monkeypatch.setattr(run, "_fingerprint", lambda *_: "stream")
+    (out / "checkpoints" / "step-9.tmp").mkdir(parents=True)
+    (out / "recipe.toml").write_text(dump(recipe_of({"dp": 2})))
+    before = {path: path.read_bytes() if path.is_file() else b"" for path in out.rglob("*")}
+
+    def submit_job(recipe: Recipe, resume: bool = True) -> None:
+        run.submit(Job(recipe, [], out), out, resume, cluster=None, force=False)
+
+    with pytest.raises(UsageFailure, match=r"another run is working here.*layout.dp was 2 and is 4 now"):
+        submit_job(recipe_of({"dp": 4}))
+    with pytest.raises(UsageFailure, match=r"another run is working here.*--no-resume would delete"):
+        submit_job(recipe_of({"dp": 2}), resume=False)
+    assert not (out / "train.sbatch").exists()
+    submit_job(recipe_of({"dp": 2}, sbatch={"partition": "long"}))
+    (out / "train.sbatch").unlink()
+    assert {path: path.read_bytes() if path.is_file() else b"" for path in out.rglob("*")} == before
+    at_work.communicate()
+    submit_job(recipe_of({"dp": 4}))
+    assert load_recipe(out / "recipe.toml").layout.dp == 4
 
 
 KILLED = """\

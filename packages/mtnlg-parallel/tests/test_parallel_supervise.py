@@ -3,14 +3,19 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mtnlg_data.console import Failure as DataFailure
+from mtnlg_data.engine.folder_lock import FolderInUse
 from mtnlg_model.console import Failure, IoFailure, UsageFailure, error_status, run
 from mtnlg_parallel.cli import app
+from mtnlg_parallel.launch import run as launch
 from mtnlg_parallel.launch import supervise
 from mtnlg_parallel.launch.local import Signals, record_signals
 from mtnlg_parallel.launch.supervise import (
@@ -26,9 +31,14 @@ from mtnlg_parallel.launch.supervise import (
     record_failure,
     recorded_failures,
 )
+from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.record.history import append, read_events
+from mtnlg_parallel.record.run_dir import LOGS, RunState
 
 KILLED = -signal.SIGKILL
+WORKER = "mtnlg_parallel.launch.worker"
+"""Runs a rank; its imports take seconds."""
+RECIPE = Recipe.model_validate({"model": {"preset": "tiny"}, "train": {"samples": 32, "batch": 8, "lr": 1e-3}})
 
 
 def failures(*new_steps: int, status: int = KILLED) -> list[Failed]:
@@ -118,6 +128,7 @@ def test_a_history_that_cannot_be_written_does_not_end_the_supervisor(tmp_path: 
     ("error", "status"),
     [
         (Failure("x"), 1),
+        (DataFailure("x"), 1),
         (UsageFailure("x"), 2),
         (IoFailure("x"), 74),
         (OSError(28, "No space left on device"), 74),
@@ -180,6 +191,76 @@ def test_torchruns_restarts_over_several_nodes_need_a_store_for_each_attempt(
     set_variables(2, "True", 3)
     with pytest.raises(UsageFailure, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         check_elastic_store()
+
+
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of torchrun's first attempt on one node."""
+    variables = {"RUN_ID": "none", "RESTART_COUNT": "0", "MAX_RESTARTS": "3"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+
+
+def join(monkeypatch: pytest.MonkeyPatch, out: Path, rank: int = 0, error: str = "") -> list[str]:
+    """Be a rank of torchrun or of a job; returns what it has done."""
+    done: list[str] = []
+
+    def run_rank(*_: object) -> None:
+        if error:
+            raise Failure(error)
+        done.append("trained")
+
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setitem(sys.modules, WORKER, SimpleNamespace(run_rank=run_rank))
+    launch.join(RECIPE, out, out, RunOptions(), lambda: RunState(0, 0, 4, complete=False))
+    return done
+
+
+def test_a_rank_that_leads_is_refused_at_once_where_another_run_is_at_work(
+    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchrun(monkeypatch)
+    (tmp_path / LOGS).mkdir()
+    word = tmp_path / LOGS / "rank-1.failure"
+    word.touch()
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
+        join(monkeypatch, tmp_path)
+    assert set(tmp_path.rglob("*")) == before, "no word of its own, and those of the run at work"
+    at_work.communicate()
+    assert join(monkeypatch, tmp_path) == ["trained"]
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_rank_leaves_word_only_once_all_have_met_which_no_run_does_that_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: bool
+) -> None:
+    torchrun(monkeypatch)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: met)
+    for rank in (0, 1):
+        with pytest.raises(Failure, match="another run"):
+            join(monkeypatch, tmp_path, rank, error="another run: train.lr was 0.001 and is 0.01 now")
+        assert (tmp_path / LOGS / f"rank-{rank}.failure").exists() == met
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "MTNLG_JOB"])
+def test_a_restart_waits_for_the_lock_of_a_lost_node(
+    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(launch.time, "sleep", lambda _: at_work.communicate())
+    assert join(monkeypatch, tmp_path) == ["trained"]
+
+
+def test_a_restart_does_not_wait_for_the_lock_of_a_run_for_ever(
+    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    times = iter([0.0, 0.0, launch.LOCK_PATIENCE])
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
+    with pytest.raises(FolderInUse):
+        join(monkeypatch, tmp_path)
+    assert at_work.poll() is None
 
 
 def restart_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:

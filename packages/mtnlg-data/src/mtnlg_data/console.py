@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
@@ -112,7 +112,12 @@ def run(app: typer.Typer) -> NoReturn:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     _flags.debug, _flags.quiet = "--debug" in arguments[:end], "--quiet" in arguments[:end]
     arguments = [a for a in arguments[:end] if a not in {"--debug", "--quiet"}] + arguments[end:]
-    sys.exit(_exit_status(lambda: app(args=arguments or ["--help"], prog_name=app.info.name, standalone_mode=False)))
+    status = _exit_status(lambda: app(args=arguments or ["--help"], prog_name=app.info.name, standalone_mode=False))
+    try:
+        sys.stderr.flush()
+    except OSError:  # what is left of it would fail again in the end of Python, which has a status of its own for that
+        sys.stderr = open(os.devnull, "w", encoding="ascii")  # noqa: PTH123, SIM115
+    sys.exit(status)
 
 
 def _exit_status(command: Callable[[], int | None]) -> int:
@@ -125,15 +130,22 @@ def _exit_status(command: Callable[[], int | None]) -> int:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:  # noqa: BLE001  (the outermost level: report one line)
         if _flags.debug:
-            sys.stderr.write(printable(traceback.format_exc(), keep="\n"))
+            _write(printable(traceback.format_exc(), keep="\n"))
         status = error_status(error)
         several = status == UsageFailure.exit_status or isinstance(error, Failures)
         lines = "\n" if several else ""  # one for each mistake
-        sys.stderr.write(f"{name}: {printable(error_line(error), keep=lines)}\n")
+        _write(f"{name}: {printable(error_line(error), keep=lines)}\n")
         return status
     if status == INTERRUPTED:  # typer's status for Ctrl-C
-        sys.stderr.write(f"{name}: interrupted; run the same command again to continue\n")
+        _write(f"{name}: interrupted; run the same command again to continue\n")
     return status
+
+
+def _write(text: str) -> None:
+    """Write to stderr, which may be a log on a disk that is full: what it does not take must not end a command."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def error_status(error: Exception) -> int:
@@ -180,8 +192,7 @@ def printable(text: str, keep: str = "") -> str:
 def say(message: str) -> None:
     """Print one line on stderr, unless --quiet."""
     if not _flags.quiet:
-        sys.stderr.write(f"{printable(message)}\n")
-        sys.stderr.flush()
+        _write(f"{printable(message)}\n")
 
 
 def print_text(text: str) -> None:

@@ -298,13 +298,15 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load(path, FILE, Recipe, overrides)
 
 
-def first_difference(before: Recipe, now: Recipe) -> str | None:
+def first_difference(before: Recipe, now: Recipe, changeable: dict[str, set[str] | bool] = CHANGEABLE) -> str | None:
     """The first key that makes ``now`` a different run than ``before``, with both values; None where it may resume."""
-    old, new = (recipe.model_dump(exclude=CHANGEABLE) for recipe in (before, now))
+    old, new = (recipe.model_dump(exclude=changeable) for recipe in (before, now))
     for section, keys in new.items():
         for key, value in keys.items():
             if old[section][key] != value:
-                return f"{section}.{key} was {old[section][key]!r} and is {value!r} now"
+                # A recipe without it has all samples there, so that other samples are another schedule.
+                way_out = f" (--set train.decay={old[section][key]} resumes)" if key == "decay" else ""
+                return f"{section}.{key} was {old[section][key]!r} and is {value!r} now{way_out}"
     return None
 
 

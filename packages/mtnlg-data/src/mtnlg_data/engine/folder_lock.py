@@ -19,11 +19,15 @@ LOCKS_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 LOCK = ".lock"
 
 
+class FolderInUse(Failure):
+    """Another run holds the folder's lock."""
+
+
 @contextmanager
 def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock ``out`` against other runs until the block ends or this process does; removes partial files of killed runs.
 
-    Where another run holds it, ``wait`` until that is done, else raise ``Failure``. On a file system without locks
+    Where another run holds it, ``wait`` until that is done, else raise `FolderInUse`. On a file system without locks
     nobody is kept out.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -33,7 +37,8 @@ def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
         except OSError as error:
             if isinstance(error, BlockingIOError | PermissionError):
                 if not wait:
-                    raise Failure(f"{out}: another run is working here; wait for it, or give another --out") from None
+                    line = f"{out}: another run is working here; wait for it, or give another --out"
+                    raise FolderInUse(line) from None
                 say(f"{out}: another run is working here; this one waits for it")
                 fcntl.lockf(lock, fcntl.LOCK_EX)
             elif error.errno not in LOCKS_UNSUPPORTED:

@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import re
-import shutil
 import stat
 import time
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (pydantic reads it)
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, say
 from mtnlg_model.settings import Settings
 
 from .boxes import Box, explain_tiling, lengths, volume
@@ -257,10 +256,10 @@ def check_length(path: Path, size: int, file: FileEntry) -> None:
 def open_regular(path: Path, wait: float = 0.0) -> Iterator[tuple[int, int]]:
     """Yield descriptor and length of a regular file to read; links are not followed, pipes not waited for.
 
-    A file that is missing is looked for again during ``wait`` seconds: network file systems show a rename late. Raises
-    ``CheckpointError``.
+    A file that is missing is named, and looked for again during ``wait`` seconds: network file systems show a rename
+    late. Raises ``CheckpointError``.
     """
-    deadline = time.monotonic() + wait
+    deadline, is_named = time.monotonic() + wait, False
     while True:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -271,6 +270,9 @@ def open_regular(path: Path, wait: float = 0.0) -> Iterator[tuple[int, int]]:
                 about = f", for {wait:g} s" * (missing and wait > 0) + f"; {NOT_REGULAR}" * (error.errno == errno.ELOOP)
                 kind = MissingFileError if missing else CheckpointError
                 raise kind(f"{path}: {error.strerror}{about}") from None
+        if not is_named:
+            say(f"{path}: not there yet; waiting for it, {wait:g} s at most")
+            is_named = True
         time.sleep(RETRY_SECONDS)
     try:
         status = os.fstat(descriptor)
@@ -364,26 +366,13 @@ def latest(directory: Path) -> Path | None:
     return checkpoints[-1][1] if checkpoints else None
 
 
-def retain(directory: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints, and what interrupted writes of older steps left behind."""
-    if keep < 1:
-        raise CheckpointError(f"retain: keep = {keep}; must be at least 1")
-    checkpoints = list_checkpoints(directory)
-    for _, path in checkpoints[:-keep]:
-        removed = path.with_name(f"{path.name}.tmp")
-        shutil.rmtree(removed, ignore_errors=True)
-        # Rename before deleting, so a half-deleted checkpoint never looks complete.
-        path.rename(removed)
-    newest = checkpoints[-1][0] if checkpoints else -1
-    for path in directory.glob("step-*.tmp"):
-        match = _STEP.fullmatch(path.name.removesuffix(".tmp"))
-        if match and int(match[1]) < newest:
-            shutil.rmtree(path)
-
-
 def list_checkpoints(directory: Path) -> list[tuple[int, Path]]:
     """(N, folder) of every complete step-N in ``directory``, oldest first."""
-    if not directory.is_dir():
-        return []
-    steps = [(match, path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
-    return sorted((int(match[1]), path) for match, path in steps if (path / MANIFEST).is_file())
+    return [(step, path) for step, path in list_steps(directory) if (path / MANIFEST).is_file()]
+
+
+def list_steps(directory: Path, suffix: str = "") -> list[tuple[int, Path]]:
+    """(N, folder) of every step-N, complete or not, or of every step-N``suffix``, in ``directory``, oldest first."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    steps = [(_STEP.fullmatch(path.name.removesuffix(suffix)), path) for path in paths if path.name.endswith(suffix)]
+    return sorted((int(match[1]), path) for match, path in steps if match)

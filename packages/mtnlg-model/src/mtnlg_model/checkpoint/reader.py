@@ -12,6 +12,7 @@ Nothing is pickled, so an untrusted checkpoint is safe to open; a wrong one rais
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ from .tensor_file import DTYPES, TensorFile
 from .writer import CheckpointWriter, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 
     from .boxes import Box, Index
     from .manifest import Piece, Slot, TensorEntry
+
+
+_RANK = re.compile(r"rank-(\d{1,9})\.")
+"""Of the names of files that a rank of a training has written."""
 
 
 class _Read(NamedTuple):
@@ -185,17 +190,32 @@ class Checkpoint:
         ``advance`` is called with the size in bytes of each file when it is done.
         """
         for name, file in self._manifest.files.items():
-            path = self.directory / name
-            check_file(path, file)
-            matches = file_checksum(path) == file.checksum
+            self._verify_file(name)
             if advance:
                 advance(file.bytes)
-            if not matches:
-                raise CheckpointError(f"{path}: checksum differs from {MANIFEST}; the file was changed or damaged")
         for entry in self._manifest.tensors.values():
             for slot in entry.slots.values():
                 for piece in slot.pieces:
                     self._file(piece.file).expect(piece.key, slot.dtype, piece.stored_shape)
+
+    def verify_share(self, rank: int, world: int, slots: Collection[SlotName] = SLOTS) -> None:
+        """Compare the checksums of one of ``world`` shares of the files that hold ``slots``; ranks share all of them.
+
+        A share is what the same rank has written where as many ranks did, so that a rank which has just read its own
+        files finds them in memory. Raises ``CheckpointError`` on a difference.
+        """
+        stored = (slot for entry in self._manifest.tensors.values() for slot in entry.slots.items())
+        names = sorted({piece.file for name, slot in stored if name in slots for piece in slot.pieces})
+        for number, name in enumerate(names):
+            writer = _RANK.match(name)
+            if (int(writer[1]) if writer else number) % world == rank:
+                self._verify_file(name)
+
+    def _verify_file(self, name: str) -> None:
+        path, file = self.directory / name, self._manifest.files[name]
+        check_file(path, file)
+        if file_checksum(path) != file.checksum:
+            raise CheckpointError(f"{path}: checksum differs from {MANIFEST}; the file was changed or damaged")
 
     def _entry(self, name: str) -> TensorEntry:
         entry = self._manifest.tensors.get(name)

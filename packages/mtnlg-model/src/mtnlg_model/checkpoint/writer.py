@@ -1,9 +1,14 @@
-"""Write a checkpoint: every process its own pieces, one process the manifest and the rename that publishes it."""
+"""Write a checkpoint: every process its own pieces, one process the manifest and the rename that publishes it.
+
+And remove old ones.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from math import prod
@@ -12,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
+from mtnlg_model.console import say
 from mtnlg_model.files import atomic_open, sync_directory, write_text
 
 from . import boxes, tensor_file
@@ -29,6 +35,8 @@ from .manifest import (
     TensorEntry,
     check_manifest,
     collection_paused,
+    list_checkpoints,
+    list_steps,
     parse_json,
     read_bounded,
     to_json,
@@ -36,7 +44,7 @@ from .manifest import (
 from .tensor_file import DTYPE_NAMES, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -190,6 +198,39 @@ def publish(  # noqa: PLR0917  (public interface)
     folder.rename(final)
     sync_directory(directory)
     return final
+
+
+def retain(directory: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints, and what interrupted writes of older steps left behind.
+
+    What cannot be removed is said, and tried again at the next call.
+    """
+    if keep < 1:
+        raise CheckpointError(f"retain: keep = {keep}; must be at least 1")
+    checkpoints = list_checkpoints(directory)
+    for _, path in checkpoints[:-keep]:
+        removed = path.with_name(f"{path.name}.tmp")
+        with removing(path):
+            shutil.rmtree(removed, ignore_errors=True)
+            # Rename before deleting, so a half-deleted checkpoint never looks complete.
+            path.rename(removed)
+    newest = checkpoints[-1][0] if checkpoints else -1
+    for step, path in list_steps(directory, ".tmp"):
+        if step < newest:
+            with removing(path):
+                shutil.rmtree(path)
+
+
+@contextmanager
+def removing(folder: Path) -> Iterator[None]:
+    """Say why an old ``folder`` could not be removed in the block; the error may pass, and harms nothing.
+
+    NFS, for one, keeps a folder of which another process reads a file.
+    """
+    try:
+        yield
+    except OSError as error:
+        say(f"{error.filename or folder}: {error.strerror or error}; the old {folder} is not removed yet")
 
 
 def read_part(folder: Path, writer: str) -> bytes:

@@ -30,7 +30,7 @@ from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, SUMMARY, RunState
 from mtnlg_parallel.rendezvous import HostedStore
 from mtnlg_parallel.training.watchdog import HUNG_STATUS
 
-from .supervise import CRASHED, STOP_SIGNALS, Failed, decide, record_failure
+from .supervise import CRASHED, PERMANENT, STOP_SIGNALS, Failed, decide, record_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -115,7 +115,8 @@ def run_local(  # noqa: PLR0917  (two of them are the run's state, now and at a 
                 logs = f"logs are in {out / LOGS}"
             decision = decide(failures, max_restarts)
             if decision.action == "end" or signals:
-                raise Failure(f"{decision.reason or failures[-1].reason}; {logs}; {RESUME_HINT}")
+                way_out = "" if failures[-1].status in PERMANENT else f"; {RESUME_HINT}"  # else its reason says how
+                raise Failure(f"{decision.reason or failures[-1].reason}; {logs}{way_out}")
             wait = f" in {decision.pause:.0f} s" if decision.pause else ""
             start = f"restarting{wait} ({len(failures)} of {max_restarts})"
             say(f"{failures[-1].reason}; {start}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from mtnlg_data.engine.folder_lock import lock_folder
+from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.console import UsageFailure, say
-from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
+from mtnlg_parallel.recipe import Recipe, RunOptions, first_difference, load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.training.samples import open_data
@@ -21,8 +23,11 @@ from .local import PeerFailure, check_ranks, record_signals, run_local, stopped_
 from .preflight import Forecast, compare_step_time, forecast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+LOCK_PATIENCE: Final = 300.0
+"""Seconds for which a restart waits for the lock of its folder; NFS takes a lost node's away after some 90."""
 
 
 def train(
@@ -67,14 +72,32 @@ def train(
 
 
 def submit(job: slurm.Job, data: Path, resume: bool, cluster: str | None, force: bool) -> None:
-    """Submit the run as a Slurm job, unless it is complete. There is a forecast only for a named ``cluster``."""
+    """Submit the run as a Slurm job, unless it is complete. There is a forecast only for a named ``cluster``.
+
+    Where a run is at work in ``out``, nothing there but the script is written; a job that needs other files raises
+    ``UsageFailure``.
+    """
     recipe, out = job.recipe, job.out
     expected = forecast(recipe, cluster, force) if cluster is not None else None
-    if _prepare(recipe, _fingerprint(data, recipe), out, resume, expected).complete:
-        say(f"already {_outcome(out)}")
-        return
+    stream = _fingerprint(data, recipe)
+    try:
+        with lock_folder(out):
+            if _prepare(recipe, stream, out, resume, expected).complete:
+                say(f"already {_outcome(out)}")
+                return
+    except FolderInUse as working:
+        _check_unchanged(recipe, out, resume, str(working))
+        say(f"{out}: a run is working here; the job waits for it")
     number = slurm.submit(job)
     say(f"submitted {out / slurm.SCRIPT} as job {number}; squeue --job {number} shows it")
+
+
+def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> None:
+    """Raise ``UsageFailure`` where a job would need other files in ``out`` than the run that is at work there."""
+    if not resume:
+        raise UsageFailure(f"{working}; --no-resume would delete what it has trained")
+    if difference := first_difference(load_recipe(out / RECIPE), recipe, {"slurm": True}):
+        raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {difference}")
 
 
 def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: int) -> str:
@@ -105,21 +128,44 @@ def join(
     An error that nobody foresaw is raised as `RankCrash`, so that the status tells supervisors to restart.
     """
     leads = before is not None and os.environ["RANK"] == "0"
-    try:
-        if supervise.is_elastic():
-            supervise.check_elastic_store()
-            if leads:
-                supervise.check_elastic_restart(out)
-        from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
+    with _lock_as_leader(out) if leads else nullcontext():
+        try:
+            if supervise.is_elastic():
+                supervise.check_elastic_store()
+                if leads:
+                    supervise.check_elastic_restart(out)
+            from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
-        run_rank(recipe, data, out, options, before)
-    except Exception as error:  # noqa: BLE001  (any, to give it its status)
-        failure = supervise.as_rank_failure(error)
-        if not isinstance(failure, PeerFailure):  # the other rank leaves the word
-            supervise.leave_word(out, failure)
-        raise failure from (error if failure is not error else error.__cause__)
+            run_rank(recipe, data, out, options, before)
+        except Exception as error:  # noqa: BLE001  (any, to give it its status)
+            failure = supervise.as_rank_failure(error)
+            # Until all have met, rank 0 may yet be refused `out`, whose run would take the word for its own.
+            if supervise.has_met_others() and not isinstance(failure, PeerFailure):  # the other rank leaves the word
+                supervise.leave_word(out, failure)
+            raise failure from (error if failure is not error else error.__cause__)
     if leads and (out / SUMMARY).exists():
         say(_outcome(out))
+
+
+@contextmanager
+def _lock_as_leader(out: Path) -> Iterator[None]:
+    """`lock_folder` for the rank that leads an attempt. Raises ``FolderInUse`` where another run is at work in ``out``.
+
+    At a restart, and in a Slurm job of ours, which begins when the one before has ended, it is tried again for
+    `LOCK_PATIENCE` seconds: the lock may be a lost node's, which the folder's server keeps for a while.
+    """
+    patient = supervise.is_restart() or "MTNLG_JOB" in os.environ
+    deadline = time.monotonic() + (LOCK_PATIENCE if patient else 0.0)
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_folder(out))
+                break
+            except FolderInUse:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(1.0)
+        yield
 
 
 def rank_arguments(data: Path, out: Path, options: RunOptions) -> list[str]:
@@ -148,7 +194,12 @@ def initial_weights(checkpoint: Path, out: Path | None) -> str:
 def prepare(  # noqa: PLR0917  (as train)
     recipe: Recipe, data: Path, out: Path, options: RunOptions, resume: bool, cluster: str | None, force: bool
 ) -> RunState:
-    """Check that the run can fit, prepare ``out``, and announce the run."""
+    """Check that the run can fit, prepare ``out``, and announce the run. Without ``resume`` the first attempt deletes.
+
+    Raises ``UsageFailure`` also where no number tells the first attempt (`supervise.check_starting_over`).
+    """
+    if not resume:
+        supervise.check_starting_over(out)
     return _prepare(recipe, _fingerprint(data, recipe), out, resume, forecast(recipe, cluster, force, options.device))
 
 
@@ -161,7 +212,7 @@ def _fingerprint(data: Path, recipe: Recipe) -> str:
 
 
 def _prepare(recipe: Recipe, stream: str, out: Path, resume: bool, expected: Forecast | None) -> RunState:
-    state = prepare_run_dir(out, recipe, stream, resume)
+    state = prepare_run_dir(out, recipe, stream, resume or supervise.is_restart())
     if not state.complete:
         announce(recipe, state, expected)
     return state

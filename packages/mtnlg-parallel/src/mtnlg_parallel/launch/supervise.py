@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections import Counter
 from contextlib import suppress
 from itertools import takewhile
@@ -128,7 +129,8 @@ def _steps_reached(out: Path) -> tuple[int, int]:
 
 def as_rank_failure(error: Exception) -> Exception:
     """The error that ends a rank, as one whose exit status says whether another attempt may succeed."""
-    if isinstance(error, (Failure, *MISTAKES)) or error_status(error) not in PERMANENT:
+    known = hasattr(error, "exit_status")  # a Failure, of mtnlg_data's too
+    if known or isinstance(error, MISTAKES) or error_status(error) not in PERMANENT:
         return error
     return RankCrash(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
 
@@ -144,6 +146,12 @@ def leave_word(out: Path, error: Exception) -> None:
         (out / LOGS / f"rank-{rank}.failure").write_text(json.dumps(word), encoding="utf-8")
 
 
+def has_met_others() -> bool:
+    """Whether this process is in a process group with all ranks."""
+    distributed = sys.modules.get("torch.distributed")  # not imported for this: it takes seconds
+    return distributed is not None and bool(distributed.is_initialized())
+
+
 def check_elastic_store() -> None:
     """Raise ``UsageFailure`` where torchrun could not restart the ranks: agents of several nodes share an old store.
 
@@ -155,6 +163,14 @@ def check_elastic_store() -> None:
             f"torchrun restarts the ranks of {nodes} nodes in a store with the addresses of dead ranks; set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment, with --rdzv-backend c10d, or --max-restarts 0"
         )
+
+
+def check_starting_over(out: Path) -> None:
+    """Raise ``UsageFailure`` where torchrun's agents count attempts apart, so that a later one would delete ``out``."""
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    if is_elastic() and nodes > 1 and int(os.environ["TORCHELASTIC_MAX_RESTARTS"]):
+        way_out = f"remove {out} and leave the option out, or --max-restarts 0"
+        raise UsageFailure(f"--no-resume: torchrun over {nodes} nodes does not tell its first attempt; {way_out}")
 
 
 def check_elastic_restart(out: Path) -> None:
@@ -170,6 +186,11 @@ def check_elastic_restart(out: Path) -> None:
     decision = decide(failures[-restarts:], restarts + 1)
     if decision.action == "end":
         raise Failure(decision.reason)
+
+
+def is_restart() -> bool:
+    """Whether ranks of this job have run before, by torchrun's, our Slurm script's or Slurm's own count."""
+    return any(int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 def is_elastic() -> bool:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointError,
+    latest,
+    list_checkpoints,
+    list_steps,
+    resolve_checkpoint,
+)
+from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.layout import Layout, stages
@@ -20,6 +30,8 @@ from .history import StepSeconds, account, read_events
 from .trackers import TENSORBOARD, WANDB, WANDB_ID
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mtnlg_model.checkpoint.manifest import Progress
 
 RECIPE = "recipe.toml"
@@ -29,6 +41,9 @@ LOGS = "logs"
 PROFILE = "profile"
 REPORT = "report.html"
 LOSS = "loss.svg"
+LISTING_SECONDS = 60
+"""How long a listing of a folder may be old; NFS keeps one so long, unless told otherwise."""
+
 LIBRARIES = ("torch", "deepspeed", "megatron-core")
 
 
@@ -61,6 +76,17 @@ def prepare_run_dir(out: Path, recipe: Recipe, stream: str, resume: bool) -> Run
     write_text(recipe_file, dump(recipe))
     (out / SUMMARY).unlink(missing_ok=True)
     return state
+
+
+@contextmanager
+def naming_the_one_before(checkpoint: Path) -> Iterator[None]:
+    """In a block that reads the newest checkpoint: add to its ``CheckpointError`` from which one a run may resume."""
+    try:
+        yield
+    except CheckpointError as error:
+        before = [path.name for _, path in list_checkpoints(checkpoint.parent) if path != checkpoint]
+        way_out = f"resume from {before[-1]}" if before else "start over"
+        raise CheckpointError(f"{error}; remove {checkpoint.name} to {way_out}") from error
 
 
 def read_summary(out: Path) -> dict[str, Any]:
@@ -121,18 +147,36 @@ def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
 
 
 def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
-    from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint  # noqa: PLC0415  (imports torch)
-    from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (as above)
+    from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (imports torch)
+    from mtnlg_model.checkpoint.writer import removing  # noqa: PLC0415  (as above)
     from mtnlg_parallel.engine.zero import check_model, open_checkpoint  # noqa: PLC0415  (as above)
 
-    for unfinished in (out / CHECKPOINTS).glob("step-*.tmp"):  # no rank is writing now
-        shutil.rmtree(unfinished)
-    checkpoint = latest(out / CHECKPOINTS)
+    for _, unfinished in list_steps(out / CHECKPOINTS, ".tmp"):  # no rank is writing now
+        with removing(unfinished):
+            shutil.rmtree(unfinished)
+    checkpoint = _newest(out / CHECKPOINTS)
     step, samples = 0, 0
     if checkpoint:
-        progress = open_checkpoint(checkpoint, recipe.model, stream).progress
+        with naming_the_one_before(checkpoint):
+            progress = open_checkpoint(checkpoint, recipe.model, stream).progress
         step, samples = progress.step, progress.samples
     elif initial := recipe.train.initial:
         check_model(Checkpoint.open(resolve_checkpoint(Path(initial))), recipe.model, "change train.initial")
     steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)
     return RunState(step, samples, steps, complete=False)
+
+
+def _newest(checkpoints: Path) -> Path | None:
+    """The newest checkpoint. Raises ``Failure`` where a later step has a folder, which could not be written again.
+
+    What makes a folder a checkpoint appears with it, and goes with it: else this node's listing may be old.
+    """
+    for second in range(LISTING_SECONDS):
+        newest, steps = latest(checkpoints), list_steps(checkpoints)
+        if not steps or steps[-1][1] == newest:
+            return newest
+        if second == 0:
+            say(f"{steps[-1][1]}: no {MANIFEST} in it yet; waiting for it, {LISTING_SECONDS} s at most")
+        time.sleep(1.0)
+    step, folder = steps[-1]
+    raise Failure(f"{folder}: no {MANIFEST}, so it is no checkpoint, and step {step} could not be written; remove it")

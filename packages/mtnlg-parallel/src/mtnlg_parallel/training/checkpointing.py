@@ -12,14 +12,15 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from mtnlg_model.checkpoint.chat_files import read_chat_files
-from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint, retain
-from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
+from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish, retain
 from mtnlg_model.console import IoFailure
 from mtnlg_model.tokenizer import carried_chat_files
 from mtnlg_parallel.engine import zero
@@ -61,7 +62,9 @@ class StateCopier:
     def __init__(self, engine: Engine, device: torch.device) -> None:
         self._engine, self.device = engine, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._thread = ThreadPoolExecutor(1, "copy")
+        # A new thread is on GPU 0, where leaving the stream would make a context of this process too.
+        on_its_gpu = partial(torch.cuda.set_device, device) if self._stream else None
+        self._thread = ThreadPoolExecutor(1, "copy", on_its_gpu)
         self._copy: Future[list[zero.PieceToWrite]] | None = None
         self._waited = 0.0
         engine.before_update = self._wait_before_update

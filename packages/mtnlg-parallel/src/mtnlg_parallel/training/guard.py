@@ -78,7 +78,9 @@ class Guard:
     def failure(self, step: Step, newest: Path | None) -> Failure:
         """The failure that ends an exhausted run, naming its ``newest`` checkpoint."""
         checkpoint = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
+        # A run that resumes keeps its learning rate.
+        new_run = "--from that and another --out" if newest else "--no-resume"
         return Failure(
             f"step {step['step']}: {len(self._skipped_in_a_row)} steps in a row were skipped, the last because its "
-            f"{self._skipped_in_a_row[-1]}; {checkpoint}; lower train.lr, or raise guard.most_skips"
+            f"{self._skipped_in_a_row[-1]}; {checkpoint}; raise guard.most_skips, or lower train.lr with {new_run}"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
 from torch import distributed
@@ -31,7 +31,7 @@ from mtnlg_model.files import write_text
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import Step, last_steps, truncate_after
-from mtnlg_parallel.record.run_dir import CHECKPOINTS
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, naming_the_one_before
 
 from . import guard
 from .collectives import decided_by_rank_0
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from .samples import Data
 
 Source = Literal["disk", "memory", "initial"]
+FILE_SECONDS: Final = 180.0
+"""How long a file of a checkpoint may stay invisible; NFS caches a folder's names for 60 s, unless told otherwise."""
+
 RUN = ".run"
 """File in checkpoints/ that holds a random name of the run, by which its copies in memory are known."""
 
@@ -69,7 +72,8 @@ def resume(  # noqa: PLR0917  (as Training)
 ) -> Resumed:
     """Restore this rank's state. All ranks call this; a ``Failure`` of rank 0 is raised by all.
 
-    A file of a checkpoint that this rank cannot see yet is waited for, ``guard.disk_patience`` at most.
+    The ranks together compare the checksum of every file of a checkpoint on disk.
+    A file of a checkpoint that this rank cannot see yet is waited for, `FILE_SECONDS` at most.
     """
     with during("loading a checkpoint", recipe.guard.disk_patience):
         copy = _newest_in_memory(memory.store, out, device) if memory else None
@@ -81,8 +85,15 @@ def resume(  # noqa: PLR0917  (as Training)
             progress, digest = _restore_from_memory(engine, memory.store, copy, raw)
         elif raw:
             folder = out / CHECKPOINTS / choice["folder"]  # an absolute path for train.initial
-            checkpoint = Checkpoint.from_manifest(folder, raw, recipe.guard.disk_patience)
-            zero.restore(engine, (zero.CheckpointState if source == "disk" else zero.CheckpointWeights)(checkpoint))
+            checkpoint = Checkpoint.from_manifest(folder, raw, min(FILE_SECONDS, recipe.guard.disk_patience))
+            place = distributed.get_rank(), distributed.get_world_size()
+            if source == "disk":
+                with naming_the_one_before(folder):
+                    zero.restore(engine, zero.CheckpointState(checkpoint))
+                    checkpoint.verify_share(*place)  # after it: what this rank has read is in memory
+            else:
+                zero.restore(engine, zero.CheckpointWeights(checkpoint))
+                checkpoint.verify_share(*place, {"weight", "master"})
             progress, digest = checkpoint.progress if source == "disk" else progress, checkpoint.digest
         else:
             zero.restore(engine, zero.InitialWeights(recipe.model, recipe.train.seed))
