@@ -21,6 +21,7 @@ from mtnlg_model.checkpoint.manifest import (
     Layout,
     MissingFileError,
     Progress,
+    file_checksum,
     parse_manifest,
     read_manifest_bytes,
     to_json,
@@ -163,11 +164,11 @@ def test_ranks_together_compare_every_file_once_and_each_its_own_where_as_many_h
     ranks = [f"rank-{rank}" for rank in range(3)]
     write(dict.fromkeys(ranks, tmp_path), leave_part=True)
     checkpoint = Checkpoint.open(publish(tmp_path, 1, ranks, CONFIG, PROGRESS, tokenizer_path))
-    compared, checksum = list[str](), reader.file_checksum
+    compared = list[str]()
 
     def note(path: Path) -> str:
         compared.append(path.name)
-        return checksum(path)
+        return file_checksum(path)
 
     monkeypatch.setattr(reader, "file_checksum", note)
     for rank in range(world):

@@ -248,7 +248,7 @@ def test_a_restart_waits_for_the_lock_of_a_lost_node(
     at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "1")
-    monkeypatch.setattr(launch.time, "sleep", lambda _: at_work.communicate())
+    monkeypatch.setattr("mtnlg_parallel.launch.run.time.sleep", lambda _: at_work.communicate())
     assert join(monkeypatch, tmp_path) == ["trained"]
 
 
