@@ -14,6 +14,23 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, MARGIN = 360, 120, 18  # of a histogram, in SVG units; the margin holds the axis
 GAP = 0.8  # between two bars
+STYLE = """\
+.bars {
+  display: grid; grid-template-columns: max-content minmax(3rem, 1fr) max-content; gap: .18rem .7rem;
+  align-items: center;
+  font: .8rem/1.3 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif;
+  font-variant-numeric: tabular-nums; max-width: 640px;
+}
+.bars .name { color: var(--muted); max-width: 11rem; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.bars span:nth-child(3n) { text-align: right; }
+.bar { position: relative; height: .72rem; }
+.bar i { position: absolute; inset: 0 auto 0 0; }
+.soft { background: var(--soft); fill: var(--soft); }
+.strong { background: var(--accent); fill: var(--accent); }
+.second { background: var(--second); fill: var(--second); }
+@media print { .bar i { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+"""
+"""CSS of `bars` and of the classes of values, beside style.css."""
 
 
 class Bar(NamedTuple):

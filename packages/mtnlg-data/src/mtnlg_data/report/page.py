@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
 
-from . import counts, examples
+from . import charts, counts, examples
 from .markup import brief, duration, escape, short
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def page(summary: Summary, name: str) -> str:
     sections = [(title, title.split()[0].lower(), body) for title, body in _sections(summary) if body]
     return template.substitute(
         style=folder.joinpath("style.css").read_text(encoding="utf-8"),
+        charts_style=charts.STYLE,
         title=escape(name),
         lede=_lede(summary),
         nav=" ".join(f'<a href="#{anchor}">{title}</a>' for title, anchor, _ in sections),

@@ -85,8 +85,9 @@ def pipeline_svg(run: Run, prediction: Prediction, events: list[Event]) -> str:
     end = max(event.end for event in events)
     rest = f'x="{end * scale:.2f}" y="0" width="{(prediction.seconds - end) * scale:.2f}"'
     boxes.append(f'<rect {rest} height="{run.layout.pp * LANE}" fill="#999"><title>after the schedule</title></rect>')
-    height = f"height:{max(run.layout.pp * LANE // 2, 36)}px"  # lanes that can be seen on any screen
-    box = f'viewBox="0 0 {WIDE} {run.layout.pp * LANE}" width="100%" style="{height}"'
+    pp = run.layout.pp
+    height = f"height:{max(min(pp, 16) * LANE, pp * LANE // 2)}px"  # lanes that can be seen on any screen
+    box = f'viewBox="0 0 {WIDE} {pp * LANE}" width="100%" style="{height}"'
     return f'<svg {box} preserveAspectRatio="none" shape-rendering="crispEdges">{"".join(boxes)}</svg>'
 
 
