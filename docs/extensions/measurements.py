@@ -109,9 +109,7 @@ def read_ratio(row: Row) -> Ratio:
 
 def least_and_most(result: dict[str, Any], seconds: str, theirs: str, ours: str) -> dict[str, float]:
     """Of the peer's seconds over ours, round by round."""
-    sides = [result[seconds][side] for side in (theirs, ours)]
-    rounds = [side["rounds"] if isinstance(side, dict) else side for side in sides]
-    ratios = [their / our for their, our in zip(*rounds, strict=True)]
+    ratios = [their / our for their, our in zip(result[seconds][theirs], result[seconds][ours], strict=True)]
     return {"least": min(ratios), "most": max(ratios)}
 
 

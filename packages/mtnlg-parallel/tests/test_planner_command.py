@@ -62,12 +62,6 @@ def test_the_papers_run_on_its_nodes_needs_no_more_words(nodes: int, seconds: fl
     assert told["step_seconds"] == pytest.approx(seconds, rel=0.04)
 
 
-def test_a_preset_without_a_layout_takes_the_quickest() -> None:
-    told = json.loads(plan("gpt2-xl", "--batch", "16", "--nodes", "1", "--json"))
-    best = json.loads(plan("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--top", "1", "--json"))["best"][0]
-    assert told["layout"] == best["layout"]
-
-
 def test_a_person_reads_a_table() -> None:
     said = plan(*PAPER)
     for words in ("bubble", "TFLOP/s a GPU", "MFU", "HFU", "tokens/s", "fits into", "stage 0, the fullest"):
@@ -86,22 +80,6 @@ def test_scaling_prints_the_papers_table_beside_ours() -> None:
     said = plan("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35", "--scaling", "280,350,420")
     assert re.search(r"420\s+3,360\s+12\s+4\d\.\d\s+44\.4\s+[+-]\d\.\d%", said)
     assert "90 % of steps take" in said
-
-
-def test_a_search_shows_the_best_and_why_others_were_rejected() -> None:
-    found = json.loads(plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search", "--top", "3", "--json"))
-    assert len(found["best"]) == 3
-    assert found["fitting"] + len(found["rejected"]) > 100
-    assert all(rejected["reason"] for rejected in found["rejected"])
-    said = plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search")
-    assert "rejected for memory" in said
-    assert "90 % of steps take" in said
-
-
-@pytest.mark.parametrize(("batch", "idle"), [("6", True), ("8", False)])
-def test_a_search_says_when_the_fastest_leaves_gpus_idle(batch: str, idle: bool) -> None:
-    said = plan("gpt2-xl", "--batch", batch, "--nodes", "1", "--search", "--top", "1")
-    assert ("the fastest takes 6 of the 8 GPUs" in said) is idle
 
 
 def test_a_cluster_of_ones_own_is_planned_on(tmp_path: Path) -> None:
@@ -158,17 +136,6 @@ def test_a_preset_takes_keys_of_its_model_and_tokens_in_billions() -> None:
     assert lengths[0] == lengths[1] == lengths[2]
     said = plan(*words)
     assert "sequence 2,048" in said
-    assert "program mtnlg-parallel" in said
-
-
-def test_a_search_of_this_package_tries_both_engines_and_tells_days() -> None:
-    words = ("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--tokens", "1B")
-    best = json.loads(plan(*words, "--top", "200", "--json"))["best"]
-    assert {planned["program"] for planned in best} == {"mtnlg-parallel", "mtnlg-parallel-pipeline"}
-    steps = -(-(10**9) // (16 * best[0]["sequence"]))
-    assert best[0]["days_at_full_batch"] == pytest.approx(steps * best[0]["step_seconds"] / 86400)
-    said = plan(*words)
-    assert "days" in said
     assert "program mtnlg-parallel" in said
 
 
@@ -304,12 +271,6 @@ def test_a_folder_is_neither_a_cluster_nor_rows(tmp_path: Path) -> None:
 def test_nothing_is_written_in_place_of_a_folder(option: str) -> None:
     result = CliRunner().invoke(app, ["plan", "mt-nlg-530b", option, "."])
     assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
-
-
-def test_a_search_writes_no_page_and_no_timeline_and_says_so(tmp_path: Path) -> None:
-    words = ("dense-350m", "--nodes", "1", "--search")
-    for option in ("--html", "--timeline"):
-        assert f"{option} is of one layout" in refusal(*words, option, str(tmp_path / "page"))
 
 
 def test_nodes_that_scaling_offers_are_possible_with_context_parallelism() -> None:

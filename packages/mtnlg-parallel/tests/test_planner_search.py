@@ -136,3 +136,42 @@ def test_context_parallelism_over_more_than_all_gpus_is_refused(more: tuple[str,
 def test_a_micro_batch_that_no_layout_has_is_refused() -> None:
     words = ("gpt2", "--cluster", "dgx-h100", "--nodes", "1", "--batch", "64", "--search")
     assert "micro-batch 48" in refusal(*words, "--micro-batch", "48")
+
+
+def test_a_preset_without_a_layout_takes_the_quickest() -> None:
+    told = json.loads(plan("gpt2-xl", "--batch", "16", "--nodes", "1", "--json"))
+    best = json.loads(plan("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--top", "1", "--json"))["best"][0]
+    assert told["layout"] == best["layout"]
+
+
+def test_a_search_shows_the_best_and_why_others_were_rejected() -> None:
+    found = json.loads(plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search", "--top", "3", "--json"))
+    assert len(found["best"]) == 3
+    assert found["fitting"] + len(found["rejected"]) > 100
+    assert all(rejected["reason"] for rejected in found["rejected"])
+    said = plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search")
+    assert "rejected for memory" in said
+    assert "90 % of steps take" in said
+
+
+@pytest.mark.parametrize(("batch", "idle"), [("6", True), ("8", False)])
+def test_a_search_says_when_the_fastest_leaves_gpus_idle(batch: str, idle: bool) -> None:
+    said = plan("gpt2-xl", "--batch", batch, "--nodes", "1", "--search", "--top", "1")
+    assert ("the fastest takes 6 of the 8 GPUs" in said) is idle
+
+
+def test_a_search_of_this_package_tries_both_engines_and_tells_days() -> None:
+    words = ("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--tokens", "1B")
+    best = json.loads(plan(*words, "--top", "200", "--json"))["best"]
+    assert {planned["program"] for planned in best} == {"mtnlg-parallel", "mtnlg-parallel-pipeline"}
+    steps = -(-(10**9) // (16 * best[0]["sequence"]))
+    assert best[0]["days_at_full_batch"] == pytest.approx(steps * best[0]["step_seconds"] / 86400)
+    said = plan(*words)
+    assert "days" in said
+    assert "program mtnlg-parallel" in said
+
+
+def test_a_search_writes_no_page_and_no_timeline_and_says_so(tmp_path: Path) -> None:
+    words = ("dense-350m", "--nodes", "1", "--search")
+    for option in ("--html", "--timeline"):
+        assert f"{option} is of one layout" in refusal(*words, option, str(tmp_path / "page"))
