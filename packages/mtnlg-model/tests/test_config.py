@@ -151,3 +151,8 @@ def test_an_unknown_preset_names_the_known_ones() -> None:
 def test_config_needs_no_torch() -> None:
     code = "import sys, mtnlg_model.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_head_size_that_does_not_follow_is_written() -> None:
+    config = ModelConfig(layers=1, hidden=24, heads=9, head_size=2, sequence=8, vocabulary=8)
+    assert ModelConfig.model_validate(config.model_dump(mode="json")) == config

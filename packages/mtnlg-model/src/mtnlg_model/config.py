@@ -255,7 +255,8 @@ PARTS: Final = {
 
 def _widths(hidden: int, heads: int) -> dict[str, int]:
     """The widths that follow from others unless they are given."""
-    return {"head_size": hidden // heads, "kv_heads": heads, "ffn": 4 * hidden}
+    head_size = {} if hidden % heads else {"head_size": hidden // heads}
+    return {**head_size, "kv_heads": heads, "ffn": 4 * hidden}
 
 
 def _linear_shapes(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, tuple[int, ...]]:
