@@ -112,7 +112,7 @@ WITHOUT = {
     "curation_scale": "hours; the peer is the plan",
     "deduplication_state": "the peer is the plan",
     "failures": "a simulation",
-    "fuzz_layouts": "random layouts: right or wrong",
+    "conformance": "engines: as a plain loop or not",
     "gpu": "needs a GPU",
     "plan": "the peer is the plan",
     "planner_never_fitted": "as planner_published, on rows that nothing is fitted to",

@@ -1,4 +1,4 @@
-"""The command line ``mtnlg-parallel``: train, restart, status, layout, plan, calibrate, build-kernels."""
+"""The command line ``mtnlg-parallel``: train, restart, status, layout, plan, calibrate, build-kernels, conform."""
 
 from __future__ import annotations
 
@@ -204,6 +204,33 @@ def build_kernels(  # noqa: PLR0917  (typer names them)
         bounds.write_bounds(table, built)
     if as_json:
         print_json({target: [kernel._asdict() for kernel in kernels.kernels] for target, kernels in built.items()})
+
+
+@app.command()
+def conform(  # noqa: PLR0917  (typer names them)
+    engine: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="deepspeed, pipeline, an entry point, package.module:name or file.py:name."),
+    ] = "pipeline",
+    minutes: Annotated[
+        float, typer.Option(min=0.0, help="Check the fixed matrix, then drawn cases; begin none after so long.")
+    ] = 2.0,
+    cases: Annotated[
+        int | None, typer.Option(min=1, help="Instead check so many drawn cases.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of drawn cases.")] = 1,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first drawn case.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases at a time.")] = 1,
+    device: Annotated[Literal["auto", "cpu"], typer.Option(help="auto: a GPU per rank, where there are GPUs.")] = "cpu",
+) -> None:
+    """Prove that an engine trains as a plain PyTorch loop does, or name the first parameter that differs.
+
+    Each case is a decoder, layout, schedule and precision, trained for some steps by the engine on all ranks and by the
+    loop in one process. Prints what was drawn and held; the exit status is 1 where a case differs.
+    """
+    from .conformance import command  # noqa: PLC0415  (imports torch)
+
+    command.conform(engine, minutes=minutes, cases=cases, seed=seed, first=first, jobs=jobs, device=device)
 
 
 def _axes(layout: str | None) -> list[str]:

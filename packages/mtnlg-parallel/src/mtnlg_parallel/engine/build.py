@@ -1,13 +1,18 @@
-"""Builds the engine that a recipe asks for."""
+"""The engines, and how a rank builds the one that it trains with.
+
+An engine is a class of `contract.Engine`. Another one is an entry point of the group ``mtnlg_parallel.engines``, or a
+reference such as ``my_package.adapter:MyEngine``; `mtnlg_parallel.conformance` proves any of them.
+"""
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
 from mtnlg_parallel.model.head import EAGER
+from mtnlg_parallel.registry import load_object
 
-from .process import collective_timeout
+from .process import collective_timeout, suppress_output
 
 if TYPE_CHECKING:
     import torch
@@ -15,23 +20,37 @@ if TYPE_CHECKING:
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.recipe import Recipe
 
-    from .contract import Engine
+    from .contract import Engine, EngineClass
+
+GROUP: Final = "mtnlg_parallel.engines"
+ENGINES: Final = {
+    "deepspeed": "mtnlg_parallel.engine.deepspeed_engine:DeepSpeedEngine",
+    "pipeline": "mtnlg_parallel.engine.pipeline_engine:PipelineEngine",
+}
 
 
-def build_engine(recipe: Recipe, device: torch.device, ops: ParallelOps = EAGER) -> Engine:
+def engine_class(name: str) -> EngineClass:
+    """The engine of this name or reference. Raises ``UsageFailure``, which lists the names."""
+    with suppress_output():
+        return cast("EngineClass", load_object(GROUP, ENGINES, name))
+
+
+def build_engine(
+    recipe: Recipe, device: torch.device, ops: ParallelOps = EAGER, engine: EngineClass | None = None
+) -> Engine:
     """Build this rank's engine with uninitialised parameters; `zero.restore` fills them.
 
-    ``ops`` are the operations of its layers. From here on every process group has the timeout of `collective_timeout`.
+    ``ops`` are the operations of its layers; ``engine`` is the one for the recipe's schedule unless given. From here on
+    every process group has the timeout of `collective_timeout`.
     """
     from mtnlg_parallel.model import slicing  # noqa: PLC0415  (slow to import)
 
-    from .deepspeed_engine import DeepSpeedEngine  # noqa: PLC0415  (as above)
-    from .pipeline_engine import PipelineEngine  # noqa: PLC0415
-
-    engine: Engine = (DeepSpeedEngine if recipe.train.schedule == "1f1b" else PipelineEngine)(recipe, device, ops)
+    built = (engine or engine_class("deepspeed" if recipe.train.schedule == "1f1b" else "pipeline"))(
+        recipe, device, ops
+    )
     slicing.level_group_counts(device)
     slicing.set_timeouts(collective_timeout(recipe.guard))
     # A full garbage collection would stop this rank for 0.14 s at a time of its own, and the others wait; now 0.3 ms.
     gc.collect()
     gc.freeze()
-    return engine
+    return built

@@ -1,9 +1,10 @@
 """What the training loop asks of an engine, whichever runs the stages: DeepSpeed's or `pipeline_engine`'s.
 
     DeepSpeed        train.schedule = "1f1b": the paper's engine, 1F1B and ZeRO-1
-    pipeline_engine  "interleaved" and "zero-bubble", with gradients reduced in fp32 while backward runs
+    pipeline_engine  every schedule, with gradients reduced in fp32 while backward runs
 
-A checkpoint of either is resumed by the other: it holds `Fragment`s of the decoder's own tensors.
+A checkpoint of either is resumed by the other: it holds `Fragment`s of the decoder's own tensors. What the contract
+means in numbers, `mtnlg_parallel.conformance` checks.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import torch
     from torch import Tensor
 
     from mtnlg_model.checkpoint.manifest import SlotName
+    from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.stage_modules import LocalParameter
+    from mtnlg_parallel.recipe import Recipe
 
     MicroBatches = Iterator[tuple[Tensor, Tensor]]
     Judge = Callable[[float, float], str | None]
@@ -73,3 +77,14 @@ class Engine(Protocol):
 
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
         """Mean loss over so many micro-batches, in nats per token; equal on every rank."""
+
+
+class EngineClass(Protocol):
+    """How an engine is had: it is built on every rank of an initialized job, with uninitialised parameters."""
+
+    def __call__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> Engine:
+        """Build this rank's engine."""
+
+    @staticmethod
+    def unsupported(recipe: Recipe) -> str | None:
+        """Why the engine cannot train this recipe, in one line; None where it can."""

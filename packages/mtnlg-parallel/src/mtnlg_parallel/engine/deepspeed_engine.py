@@ -59,6 +59,13 @@ class DeepSpeedEngine:
             )
         self._module = module
 
+    @staticmethod
+    def unsupported(recipe: Recipe) -> str | None:
+        """Why DeepSpeed's engine cannot train this recipe; None where it can."""
+        if recipe.train.schedule != "1f1b":
+            return f'DeepSpeed runs train.schedule = "1f1b", not "{recipe.train.schedule}"'
+        return "DeepSpeed keeps activations on the device" if recipe.train.offload_activations else None
+
     @property
     def before_update(self) -> Callable[[], None]:
         """Called before weights and moments change."""
@@ -211,7 +218,9 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
         # By default each rank sends 1/tp of its activations, as if they were replicated; here each has its own part.
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     if train.storage == "bf16":
-        config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+        # A gradient is added to its fp32 sum the moment it arrives, by whichever way. By default DeepSpeed adds all of
+        # them when backward ends, and clears them when backward reaches the stage's output: after the head's arrived.
+        config |= {"bf16": {"enabled": True, "immediate_grad_update": True}, "data_types": {"grad_accum_dtype": "fp32"}}
         config["communication_data_type"] = "fp32"
     return config
 

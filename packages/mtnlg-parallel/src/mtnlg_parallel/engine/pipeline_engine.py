@@ -87,6 +87,11 @@ class PipelineEngine:
         width = recipe.model.sequence // (slicing.degree if slicing.sequence_parallel else 1)
         self._shape = (width, train.micro_batch, recipe.model.hidden)
 
+    @staticmethod
+    def unsupported(_recipe: Recipe) -> str | None:
+        """None: it trains every valid recipe."""
+        return None
+
     def _kind(self, chunk: int, local: LocalParameter, tied: ProcessGroup | None) -> BucketKind:
         over = self._slicing.group if local.is_seen_in_part else None
         if local.name == "embedding.token.weight":

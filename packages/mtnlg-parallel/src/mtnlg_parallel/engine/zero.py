@@ -12,7 +12,7 @@ the weights, and of master weights and moments its own fragments alone, whatever
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -33,6 +33,20 @@ if TYPE_CHECKING:
     from mtnlg_parallel.model.slicing import Box
 
     from .contract import Engine
+
+
+class InitialState(Protocol):
+    """State that `restore` gives an engine, in global tensors."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of optimizer updates so far."""
+
+    def weight(self, name: str, box: Box, dtype: torch.dtype, /) -> Tensor:
+        """A box of a weight, in ``dtype``."""
+
+    def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int, /) -> Tensor:
+        """Elements [start, stop) of a box of the master weight or of a moment, in fp32."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,7 @@ class CheckpointWeights(CheckpointState):
         return 0
 
 
-def restore(engine: Engine, initial: InitialWeights | CheckpointState) -> None:
+def restore(engine: Engine, initial: InitialState) -> None:
     """Set this rank's parameters, master weights, moments and step count from ``initial``."""
     with torch.no_grad():
         for local in engine.local_parameters():

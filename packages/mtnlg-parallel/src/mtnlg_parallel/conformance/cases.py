@@ -1,0 +1,228 @@
+"""The configurations that an engine is trained in: a fixed matrix, and any number drawn from a seed.
+
+A case is a recipe, the steps that the plain loop takes before the engine begins, and a step whose update is forbidden.
+Beginning from the plain loop's state is a resume: weights, both moments and the count of updates come from outside.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+TOKENS: Final = 64
+"""Different tokens in the training data."""
+
+FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "precision": ("fp32", "bf16", "fp8"),
+    "head": ("tied", "untied"),
+    "family": ("gpt", "llama"),
+    "schedule": ("1f1b", "interleaved", "zero-bubble"),
+    "tp": (1, 2),
+    "pp": (1, 2),
+    "dp": (1, 2),
+    "sequence_parallel": (False, True),
+    "recompute": ("none", "selective", "full"),
+}
+"""What the fixed matrix is the product of. The GPT has biases and learned positions; the Llama none, gates, rotary
+positions, RMS norms, norms of q and k, and fewer heads of keys and values."""
+
+FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
+    "gpt": {"scale_attention_by_layer": True},
+    "llama": {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
+    | {"qk_norm": True, "kv_heads": 2, "ffn": 96},
+}
+
+MOST_RANKS: Final = 8
+LAYOUTS: Final = [
+    Layout(tp=tp, pp=pp, dp=dp)
+    for tp, pp, dp in itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 8), (1, 2, 3, 4, 8))
+    if tp * pp * dp <= MOST_RANKS
+]
+
+
+class Case(NamedTuple):
+    """A recipe, and how it is trained in a comparison."""
+
+    name: str
+    recipe: Recipe
+    steps_before: int = 0
+    """Steps of the plain loop from whose state the engine begins."""
+    skipped: int = -1
+    """Step, counted from 0, that ``judge`` forbids."""
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """Samples consumed before, and batch size, of every step."""
+        return list(self.recipe.batch_size.steps(self.recipe.train.samples))
+
+    @property
+    def factors(self) -> dict[str, str]:
+        """What the tables count cases by."""
+        model, layout, train = self.recipe.model, self.recipe.layout, self.recipe.train
+        return {
+            "precision": train.precision,
+            "schedule": train.schedule + f" x {train.chunks}" * (train.chunks > 1),
+            "layout": str(layout),
+            "head": "tied" if model.tied else "untied",
+            "biases": "biases" if model.bias else "no biases",
+            "positions": model.positions,
+            "MLP": model.mlp,
+            "norm": model.norm + " + q, k" * model.qk_norm,
+            "kv heads": "shared" if model.kv_heads < layout.tp else "fewer" if model.kv_heads < model.heads else "all",
+            "recompute": train.recompute,
+            "sequence parallel": "yes" if train.sequence_parallel and layout.tp > 1 else "no",
+            "offload": "yes" if train.offload_activations else "no",
+            "dropout": "yes" if model.dropout else "no",
+            "begins": "from a state" if self.steps_before else "anew",
+        }
+
+
+def matrix() -> Iterator[Case]:
+    """Every combination of `FACTORS` that is a recipe, and different from the others."""
+    for values in itertools.product(*FACTORS.values()):
+        cell = dict(zip(FACTORS, values, strict=True))
+        if cell["tp"] == 1 and cell["sequence_parallel"]:
+            continue
+        train = {
+            "schedule": cell["schedule"],
+            "chunks": 2 if cell["schedule"] == "interleaved" else 1,
+            "precision": cell["precision"],
+            "recompute": cell["recompute"],
+            "sequence_parallel": cell["sequence_parallel"],
+            "batch": 8,
+            "samples": 16,
+        }
+        model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": TOKENS, "init_std": 0.1}
+        model |= {"tied": cell["head"] == "tied", **FAMILIES[cell["family"]]}
+        layout = {axis: cell[axis] for axis in ("tp", "pp", "dp")}
+        if recipe := _recipe(model, layout, train):
+            yield Case(" ".join(f"{key}={value}" for key, value in cell.items()), recipe)
+
+
+def long_sum() -> Case:
+    """256 micro-batches in bf16, the sum of whose gradients would be too coarse in bf16."""
+    model = {"layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "vocabulary": TOKENS, "init_std": 0.1, "tied": False}
+    recipe = _recipe(model, {}, {"batch": 256, "samples": 256, "recompute": "none"})
+    assert recipe  # noqa: S101  (a constant)
+    return Case("256 micro-batches", recipe)
+
+
+def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
+    """Few of the `matrix`' cases, chosen greedily, that have every combination of ``strength`` factors' values."""
+    left = [(set(itertools.combinations(case.name.split(), strength)), case) for case in cases]
+    missing: set[tuple[str, ...]] = set().union(*(combinations for combinations, _ in left))
+    chosen = []
+    while missing:
+        combinations, case = max(left, key=lambda item: len(item[0] & missing))
+        chosen.append(case)
+        missing -= combinations
+    return chosen
+
+
+def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = lambda _: None) -> Case:
+    """Case ``number`` of a seed; what is no recipe, or ``unsupported`` by the engine, is drawn again."""
+    chance = random.Random(f"{seed}/{number}")
+    while True:
+        layout, train = _draw_layout(chance)
+        recipe = _recipe(_draw_model(chance, layout, train), layout.model_dump(), train)
+        if recipe and not unsupported(recipe):
+            break
+    steps = len(Case("", recipe).steps)
+    before = chance.choice((0, 0, *range(1, steps)))
+    skipped = chance.randrange(before, steps) if steps - before > 1 and chance.random() < 0.2 else -1
+    return Case(f"--seed {seed} --first {number}", recipe, before, skipped)
+
+
+def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
+    """A layout of up to four ranks, rarely of eight, and how it trains."""
+    (most,) = chance.choices((1, 2, 4, 8), (2, 6, 16, 1))
+    layout = chance.choice([layout for layout in LAYOUTS if most // 2 < layout.world <= most])
+    schedule = chance.choice(
+        ("1f1b", "1f1b", "interleaved", "zero-bubble") if layout.pp > 1 else ("1f1b", "zero-bubble")
+    )
+    micro_batch = chance.choice((1, 1, 2, 3))
+    multiple = layout.dp * micro_batch
+    batch = multiple * chance.choice([n for n in range(1, 9) if n == 1 or n * multiple <= 24])
+    increment = chance.randint(1, max(1, batch // 2))
+    start = batch - chance.randint(0, (batch - 1) // increment) * increment
+    ramp = {"start": start, "increment": increment, "samples": chance.randint(1, 3 * batch)}
+    return layout, {
+        "schedule": schedule,
+        "chunks": 1
+        if schedule == "1f1b" or layout.pp == 1
+        else chance.choice((2, 2, 3) if schedule == "interleaved" else (1, 2, 3)),
+        "micro_batch": micro_batch,
+        "batch": batch,
+        "ramp": chance.choice((None, ramp)),
+        "samples": batch * chance.randint(1, 4),
+        "recompute": chance.choice(("none", "selective", "full")),
+        "sequence_parallel": chance.random() < 0.6,
+        "offload_activations": schedule != "1f1b" and chance.random() < 0.3,
+        "precision": chance.choice(("fp32", "fp32", "bf16", "bf16", "fp8")),
+        "lr": chance.choice((1e-3, 3e-3, 1e-2)),
+        "warmup": chance.choice((0, batch)),
+        "decay": 20 * batch,
+        "clip": chance.choice((0.1, 1.0, 100.0)),
+        "weight_decay": chance.choice((0.0, 0.1, 0.5)),
+        "seed": chance.randrange(1 << 40),
+    }
+
+
+def _draw_model(chance: random.Random, layout: Layout, train: Mapping[str, Any]) -> dict[str, Any]:
+    """A shape that the layout can cut, at odd sizes where they may be odd; 8-bit products need multiples of 16."""
+    tp = layout.tp
+    unit = 16 if train["precision"] == "fp8" else 1
+    heads = tp * chance.choice((1, 1, 2, 3))
+    head_size = unit * chance.choice((1, 2)) if unit > 1 else chance.choice((2, 4, 6, 8))
+    kv_heads = chance.choice([n for n in range(1, heads + 1) if heads % n == 0])
+    drops = chance.random() < 0.1
+    positions = chance.choice(("learned", "rotary"))
+    scaling = {"factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_sequence": 8}
+    sequence = chance.choice((chance.randint(2, 20), chance.randint(2, 20), chance.randint(60, 150)))
+    vocabulary = TOKENS + chance.choice((0, chance.randint(0, 70)))
+    padding = -vocabulary % tp + tp * chance.choice((0, 0, 8, 80))
+    return {
+        "layers": layout.pp * train["chunks"] + chance.choice((0, 0, 1, 2)),
+        "hidden": math.lcm(unit, tp) * chance.choice((1, 2)) * (1 if unit > 1 else chance.choice((4, 6, 8))),
+        "heads": heads,
+        "head_size": head_size,
+        "kv_heads": kv_heads,
+        "ffn": tp * unit * chance.choice((1, 2, 3)) * (1 if unit > 1 else chance.choice((5, 8))),
+        "sequence": -(-sequence // (tp * unit)) * tp * unit,
+        "vocabulary": vocabulary + padding,
+        "vocabulary_padding": padding if positions == "rotary" else 0,
+        "dropout": chance.choice((0.1, 0.3)) if drops else 0.0,
+        "attention_dropout": chance.choice((0.0, 0.2)) if drops else 0.0,
+        "init_std": 0.1,
+        "scale_attention_by_layer": chance.random() < 0.5,
+        "positions": positions,
+        "rotary_fraction": chance.choice((1.0, 1.0, 0.5)),
+        "rotary_base": chance.choice((10_000.0, 500_000.0)),
+        "rotary_scaling": chance.choice((None, scaling)),
+        "norm": chance.choice(("layer", "layer-no-bias", "rms")),
+        "mlp": chance.choice(("gelu-tanh", "gelu", "swiglu")),
+        "bias": chance.random() < 0.5,
+        "qkv_bias": chance.random() < 0.5,
+        "qk_norm": chance.random() < 0.3,
+        "parallel_residual": chance.random() < 0.25,
+        "tied": chance.random() < 0.5,
+    }
+
+
+def _recipe(model: Mapping[str, Any], layout: Mapping[str, int], train: Mapping[str, Any]) -> Recipe | None:
+    defaults = {"lr": 3e-3, "decay": 256, "weight_decay": 0.5, "validation_samples": train["batch"]}
+    sections = {"model": {"dropout": 0.0, "attention_dropout": 0.0, **model}, "layout": dict(layout)}
+    try:
+        return Recipe.model_validate({**sections, "train": defaults | dict(train)}, strict=False)
+    except ValidationError:
+        return None

@@ -1,0 +1,212 @@
+"""The plain loop that an engine is compared with: one process, PyTorch's autograd and AdamW, no parallel code.
+
+    w   = round(master)                                 weights in the precision of the recipe; fp32 in fp32
+    g   = Σ ∇ loss(w; micro-batch) / micro-batches      summed in fp32
+    g   = g min(1, clip / (|g| + 1e-6))                 |g| over all parameters
+    master, moments = AdamW(master, moments, g)         in fp32; weight decay on matrices alone
+
+In fp8 the products of the layers are of factors rounded as `model.eight_bit` says, with one scale a matrix. In fp64
+everything is: that run says how far rounding alone moves the fp32 one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from mtnlg_model import decoder
+from mtnlg_model.decoder import Decoder
+from mtnlg_parallel.model import eight_bit
+from mtnlg_parallel.training.samples import micro_batches
+
+from .cases import TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from mtnlg_model.checkpoint.manifest import SlotName
+    from mtnlg_parallel.recipe import Recipe
+
+    from .cases import Case
+
+Precision = Literal["fp64", "fp32", "bf16", "fp8"]
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+EXACT: Mapping[Precision, Precision] = {"fp32": "fp64", "bf16": "fp32", "fp8": "fp32"}
+"""The precision whose rounding does not count beside that of another."""
+
+SLOTS: tuple[SlotName, ...] = ("master", "exp_avg", "exp_avg_sq")
+Arrays = dict[str, dict["SlotName", "NDArray[np.float64]"]]
+"""Global tensors by parameter and slot."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Training samples that can be learned, by number: each token is the one before plus 0 to 3 (`TokenStream`)."""
+
+    seq_length: int
+    seed: int
+    vocab_size: int = TOKENS
+    fingerprint: str = "conformance"
+
+    def __len__(self) -> int:
+        """More than any case reads."""
+        return 1 << 40
+
+    def __getitem__(self, sample: int) -> NDArray[np.int32]:
+        """Tokens [seq_length + 1] of a sample."""
+        drawn = np.random.default_rng((self.seed, sample)).integers(0, 4, self.seq_length + 1)
+        return (np.cumsum(drawn) % TOKENS).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class State:
+    """State of a run in global tensors, as `engine.zero.restore` takes it."""
+
+    optimizer_steps: int
+    arrays: Arrays
+
+    def weight(self, name: str, box: tuple[slice, ...], dtype: torch.dtype) -> Tensor:
+        """A weight, rounded to ``dtype``."""
+        return torch.from_numpy(self.arrays[name]["master"][box]).float().to(dtype)
+
+    def elements(self, name: str, slot: SlotName, box: tuple[slice, ...], start: int, stop: int) -> Tensor:
+        """Elements of the master weight or of a moment, in fp32."""
+        return torch.from_numpy(self.arrays[name][slot][box]).float().flatten()[start:stop]
+
+
+class Trace(NamedTuple):
+    """What a run did from ``start`` on: loss and norm of every step, the states behind them, and a validation."""
+
+    start: State
+    losses: list[float]
+    norms: list[float]
+    states: list[State]
+    validation: float
+
+
+class PlainLoop:
+    """A decoder, its fp32 masters and their optimizer in one process."""
+
+    def __init__(self, recipe: Recipe, precision: Precision, start: State | None = None) -> None:
+        self.recipe, train = recipe, recipe.train
+        self._decoder = Decoder(recipe.model, seed=train.seed)
+        high = torch.float64 if precision == "fp64" else torch.float32
+        self._masters = {
+            name: (torch.from_numpy(start.arrays[name]["master"]) if start else weight.detach()).to(high, copy=True)
+            for name, weight in self._decoder.named_parameters()
+        }
+        self._decoder.to(DTYPES[precision])
+        if precision == "fp8":
+            for layer in self._decoder.layers.modules():
+                if isinstance(layer, decoder.Linear):
+                    vars(layer)["forward"] = _rounded_product(layer)
+        groups = [
+            {"params": [m for m in self._masters.values() if (m.ndim > 1) == matrices], "weight_decay": decay}
+            for matrices, decay in ((True, train.weight_decay), (False, 0.0))
+        ]
+        self._adamw = torch.optim.AdamW([g for g in groups if g["params"]], train.lr, train.betas, train.eps)
+        if start and start.optimizer_steps:
+            for name, master in self._masters.items():
+                moments = {slot: torch.from_numpy(start.arrays[name][slot]).to(high, copy=True) for slot in SLOTS[1:]}
+                self._adamw.state[master] = {"step": torch.tensor(float(start.optimizer_steps)), **moments}
+        self._updates = start.optimizer_steps if start else 0
+        self._round()
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for name, weight in self._decoder.named_parameters():
+            weight.copy_(self._masters[name])
+
+    def loss(self, samples: range) -> Tensor:
+        """Mean cross entropy of samples, in nats."""
+        stream = Tokens(self.recipe.model.sequence, self.recipe.train.seed)
+        inputs, targets = next(micro_batches(stream, samples, len(samples), 1, 0))
+        logits = self._decoder(inputs)
+        return F.cross_entropy(
+            logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1), targets.flatten()
+        )
+
+    def step(self, before: int, batch: int, update: bool) -> tuple[float, float]:
+        """Take a step; returns its loss and gradient norm."""
+        size, total = self.recipe.train.micro_batch, 0.0
+        gradients = {name: torch.zeros_like(master) for name, master in self._masters.items()}
+        for first in range(before, before + batch, size):
+            loss = self.loss(range(first, first + size)) * (size / batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+            for name, weight in self._decoder.named_parameters():
+                if weight.grad is not None:
+                    gradients[name] += weight.grad
+                    weight.grad = None
+        for name, master in self._masters.items():
+            master.grad = gradients[name]
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.recipe.train.clip)
+        if update:
+            for group in self._adamw.param_groups:
+                group["lr"] = self.recipe.train.learning_rate.at(before + batch)
+            self._adamw.step()
+            self._updates += 1
+            self._round()
+        return total, float(norm)
+
+    def state(self) -> State:
+        """A copy of the state."""
+        zeros = {name: dict.fromkeys(SLOTS[1:], torch.zeros_like(m)) for name, m in self._masters.items()}
+        arrays = {
+            name: {
+                slot: tensor.double().numpy().copy()
+                for slot, tensor in {"master": master, **zeros[name], **self._adamw.state.get(master, {})}.items()
+                if slot in SLOTS
+            }
+            for name, master in self._masters.items()
+        }
+        return State(self._updates, arrays)
+
+
+def plain_run(case: Case, precision: Precision, start: State | None = None) -> Trace:
+    """Train a case. Without ``start`` the loop takes the case's steps before by itself."""
+    loop = PlainLoop(case.recipe, precision, start)
+    numbered = list(enumerate(case.steps))
+    if start is None:
+        for number, (before, batch) in numbered[: case.steps_before]:
+            loop.step(before, batch, number != case.skipped)
+    trace = Trace(loop.state(), [], [], [], 0.0)
+    for number, (before, batch) in numbered[case.steps_before :]:
+        loss, norm = loop.step(before, batch, number != case.skipped)
+        trace.losses.append(loss)
+        trace.norms.append(norm)
+        trace.states.append(loop.state())
+    with torch.no_grad():
+        return trace._replace(validation=float(loop.loss(range(case.recipe.train.validation_samples))))
+
+
+def _rounded_product(linear: decoder.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda x: _EightBit.apply(x, linear.weight)  # type: ignore[no-untyped-call]
+
+
+class _EightBit(Function):
+    """x Wᵀ of 8-bit factors; backward rounds dy as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401  (autograd's context)
+        x_NI, x_IN = eight_bit.rounded(x.flatten(0, -2), eight_bit.FORWARD, transposed=True)
+        w_OI, w_IO = eight_bit.rounded(weight, eight_bit.FORWARD, transposed=True)
+        ctx.factors, ctx.dtype = (x_IN, w_IO), x.dtype
+        return eight_bit.product(x_NI, w_OI, x.dtype).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (as above)
+        x_IN, w_IO = ctx.factors
+        dy_NO, dy_ON = eight_bit.rounded(dy.flatten(0, -2), eight_bit.BACKWARD, transposed=True)
+        dx = eight_bit.product(dy_NO, w_IO, ctx.dtype).view(*dy.shape[:-1], -1)
+        return dx, eight_bit.product(dy_ON, x_IN, ctx.dtype)

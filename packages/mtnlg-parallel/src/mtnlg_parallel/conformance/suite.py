@@ -1,0 +1,82 @@
+"""Checks many cases, several at a time, and counts by factor what was drawn and what held."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from mtnlg_parallel.engine.build import engine_class
+
+from .cases import covering, draw, long_sum, matrix
+from .compare import Result, check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from .cases import Case
+
+
+class Count(NamedTuple):
+    """Cases with one value of a factor; ``worst`` is the largest error as a share of what is allowed."""
+
+    factor: str
+    value: str
+    cases: int
+    held: int
+    worst: float
+
+
+def fixed_cases(engine: str, strength: int = 3) -> list[Case]:
+    """The fixed matrix: cases that this engine supports with every combination of ``strength`` factors' values."""
+    unsupported = engine_class(engine).unsupported
+    return [long_sum(), *covering([case for case in matrix() if not unsupported(case.recipe)], strength)]
+
+
+def drawn_cases(engine: str, seed: int, first: int = 0) -> Iterator[Case]:
+    """Cases from a seed without end, each of them one that the engine supports."""
+    unsupported = engine_class(engine).unsupported
+    return (draw(seed, number, unsupported) for number in itertools.count(first))
+
+
+def run_cases(
+    engine: str,
+    cases: Iterable[Case],
+    jobs: int = 1,
+    seconds: float = float("inf"),
+    device: Literal["auto", "cpu"] = "cpu",
+) -> Iterator[Result]:
+    """Check cases in order, ``jobs`` at a time; none is begun after so many seconds."""
+    deadline, threads = time.monotonic() + seconds, torch.get_num_threads()
+    torch.set_num_threads(1)  # of the plain loop; the ranks have one each
+    running: deque[Future[Result]] = deque()
+    try:
+        with ThreadPoolExecutor(jobs, "case") as pool:
+            for case in cases:
+                if time.monotonic() >= deadline:
+                    break
+                running.append(pool.submit(check, case, engine, device))
+                if len(running) > jobs:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def counts(results: Sequence[Result]) -> list[Count]:
+    """How many cases each value of each factor had, and how they went."""
+    cells: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        for cell in result.case.factors.items():
+            cells.setdefault(cell, []).append(result)
+    order = list(results[0].case.factors) if results else []
+    return [
+        Count(factor, value, len(those), sum(r.status == "held" for r in those), max(r.worst for r in those))
+        for (factor, value), those in sorted(cells.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
+    ]

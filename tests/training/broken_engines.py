@@ -1,0 +1,111 @@
+"""Both engines with one thing broken, to show that `mtnlg_parallel.conformance` names the parameter that suffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mtnlg_parallel.engine import deepspeed_engine, sharded_optimizer
+from mtnlg_parallel.engine.deepspeed_engine import DeepSpeedEngine, GuardedAdamW
+from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
+from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ParameterGradient
+from mtnlg_parallel.model import head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed import ProcessGroup
+
+    from mtnlg_parallel.model.head import ParallelOps
+    from mtnlg_parallel.model.stage_modules import LocalParameter
+    from mtnlg_parallel.recipe import Recipe, Train
+
+_kind = PipelineEngine._kind
+_config = deepspeed_engine.deepspeed_config
+_has_arrived = ParameterGradient._has_arrived
+
+
+def broken(engine: type[Any], break_it: Callable[[], None]) -> type[Any]:
+    """The engine, built in a process in which ``break_it`` was called."""
+
+    class Broken(engine):  # type: ignore[misc]
+        def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
+            break_it()
+            super().__init__(recipe, device, ops)
+
+    return Broken
+
+
+def kind_without(**changes: Any) -> Callable[[], None]:  # noqa: ANN401  (fields of a BucketKind)
+    """Have the pipeline engine see all parameters with these fields of a `BucketKind`."""
+
+    def changed(self: PipelineEngine, chunk: int, local: LocalParameter, tied: ProcessGroup | None) -> BucketKind:
+        return _kind(self, chunk, local, tied)._replace(**changes)
+
+    return lambda: setattr(PipelineEngine, "_kind", changed)
+
+
+def config_with(section: str, **changes: Any) -> Callable[[], None]:  # noqa: ANN401  (settings of DeepSpeed's)
+    """Have DeepSpeed's configuration changed in one section."""
+
+    def changed(recipe: Recipe) -> dict[str, Any]:
+        config = _config(recipe)
+        return {**config, section: {**config.get(section, {}), **changes}}
+
+    return lambda: vars(deepspeed_engine).update(deepspeed_config=changed)
+
+
+def sum_nothing() -> None:
+    """Have DeepSpeed sum neither the tied table nor what ranks have seen in part."""
+    from mtnlg_parallel.model.pipeline import Pipeline
+
+    setattr(Pipeline, "get_tied_weights_and_groups", lambda _: [])  # noqa: B010  (mypy refuses a method)
+
+
+def lose_head_gradient() -> None:
+    """Have the head's weight get a gradient of zero."""
+    backward = head._MeanLoss.backward
+
+    def without(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401  (autograd's context)
+        dx, dw, *rest = backward(ctx, upstream)
+        return dx, None if dw is None else torch.zeros_like(dw), *rest
+
+    setattr(head._MeanLoss, "backward", staticmethod(without))  # noqa: B010  (as above)
+
+
+def sum_in_bf16() -> None:
+    """Have the pipeline engine round its sum of gradients to bf16 after each micro-batch."""
+
+    def rounded(self: ParameterGradient) -> None:
+        self._total.copy_(self._total.bfloat16())
+        _has_arrived(self)
+
+    setattr(ParameterGradient, "_has_arrived", rounded)  # noqa: B010  (as above)
+
+
+def decay_all() -> None:
+    """Have DeepSpeed's optimizer decay biases and norms too."""
+
+    def build(module: Any, train: Train) -> GuardedAdamW:  # noqa: ANN401  (imports DeepSpeed)
+        parameters = [local.parameter for local in module.local_parameters()]
+        return GuardedAdamW(parameters, train.lr, train.betas, train.eps, weight_decay=train.weight_decay, fused=True)
+
+    vars(deepspeed_engine)["build_optimizer"] = build
+
+
+def small_buckets() -> None:
+    """Have gradients reduced in buckets of 500 elements."""
+    sharded_optimizer.BUCKET_ELEMENTS = deepspeed_engine.COPIED_ELEMENTS = 500
+
+
+PipelineUnsummed = broken(PipelineEngine, kind_without(summed_over=None))
+PipelineHead = broken(PipelineEngine, lose_head_gradient)
+PipelineSum = broken(PipelineEngine, sum_in_bf16)
+PipelineDecay = broken(PipelineEngine, kind_without(decays=True))
+PipelineBuckets = broken(PipelineEngine, small_buckets)
+DeepSpeedUnsummed = broken(DeepSpeedEngine, sum_nothing)
+DeepSpeedHead = broken(DeepSpeedEngine, config_with("bf16", immediate_grad_update=False))
+DeepSpeedSum = broken(DeepSpeedEngine, config_with("data_types", grad_accum_dtype="bf16"))
+DeepSpeedDecay = broken(DeepSpeedEngine, decay_all)
+DeepSpeedBuckets = broken(DeepSpeedEngine, small_buckets)

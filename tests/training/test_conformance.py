@@ -1,0 +1,90 @@
+"""Both engines train as a plain PyTorch loop does; a broken one is found, and the parameter that suffers is named."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.cli import app
+from mtnlg_parallel.conformance import Case, check, draw, drawn_cases, fixed_cases, matrix, run_cases
+from mtnlg_parallel.conformance.cases import long_sum
+from mtnlg_parallel.engine.build import engine_class
+
+SEED, DRAWN = 279, 12
+ENGINES = ("deepspeed", "pipeline")
+BROKEN = f"{Path(__file__).with_name('broken_engines.py')}:"
+
+
+def assert_all_held(engine: str, cases: list[Case]) -> None:
+    results = list(run_cases(engine, cases, jobs=2))
+    assert len(results) == len(cases)
+    assert not [f"{result.case.name}: {result}" for result in results if result.status != "held"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fixed_matrix(engine: str) -> None:
+    assert_all_held(engine, fixed_cases(engine))
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, f"{BROKEN}DeepSpeedBuckets", f"{BROKEN}PipelineBuckets"])
+def test_drawn_cases(engine: str) -> None:
+    assert_all_held(engine, list(islice(drawn_cases(engine, SEED), DRAWN)))
+
+
+def cell(**values: object) -> Case:
+    """The first cell of the matrix with these values."""
+    wanted = {f"{key}={value}" for key, value in values.items()}
+    return next(case for case in matrix() if wanted <= set(case.name.split()))
+
+
+TIED = {"head": "tied", "schedule": "1f1b", "pp": 2}
+PARTS = {"tp": 2, "sequence_parallel": True, "head": "untied", "schedule": "1f1b", "pp": 1}
+UNTIED = {"head": "untied", "schedule": "1f1b"}
+DECAY = {"precision": "fp32", "schedule": "1f1b"}
+ONE_DIMENSIONAL = r"norm\.|bias"
+BREAKS = [
+    ("Unsummed", [cell(**TIED, precision=precision) for precision in ("fp32", "bf16")], r"embedding\.token\.weight"),
+    ("Unsummed", [cell(**PARTS, precision=precision) for precision in ("fp32", "bf16")], ONE_DIMENSIONAL),
+    ("Head", [cell(**UNTIED, precision="bf16", pp=pp) for pp in (1, 2)], r"head\.weight"),
+    ("Head", [cell(**TIED, precision="bf16")], r"embedding\.token\.weight"),
+    ("Sum", [long_sum()], ""),
+    ("Decay", [cell(**DECAY, family=family) for family in ("gpt", "llama")], ONE_DIMENSIONAL),
+]
+
+
+@pytest.mark.parametrize("engine", ["DeepSpeed", "Pipeline"])
+@pytest.mark.parametrize(
+    ("broken", "cases", "name"), BREAKS, ids=["tied", "parts", "head", "tied-head", "sum", "decay"]
+)
+def test_names_the_parameter_that_suffers(engine: str, broken: str, cases: list[Case], name: str) -> None:
+    for result in run_cases(f"{BROKEN}{engine}{broken}", cases, jobs=2):
+        assert result.difference, result
+        assert re.search(name, result.difference.name), result
+
+
+def test_draws_differ_and_repeat() -> None:
+    recipes = [draw(SEED, number).recipe for number in range(40)]
+    assert recipes == [draw(SEED, number).recipe for number in range(40)]
+    assert len({recipe.model_dump_json() for recipe in recipes}) == len(recipes)
+
+
+def test_command_prints_what_was_drawn_and_names_what_differs() -> None:
+    held = CliRunner().invoke(app, ["conform", "--engine", "pipeline", "--cases", "2"])
+    assert held.exit_code == 0
+    assert "precision" in held.stdout
+    with pytest.raises(UsageFailure, match="deepspeed, pipeline"):
+        engine_class("megatron")
+
+
+def test_a_rank_that_fails_is_an_error(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter.py"
+    adapter.write_text(
+        "def Failing(*_):\n    raise RuntimeError('no such device')\nFailing.unsupported = lambda _: None"
+    )
+    result = check(draw(SEED, 0), f"{adapter}:Failing")
+    assert (result.status, "no such device" in result.error) == ("failed", True)
