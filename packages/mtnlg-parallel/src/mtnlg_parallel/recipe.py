@@ -237,7 +237,7 @@ def _expand_preset(model: Any) -> Any:  # noqa: ANN401  (as above)
     if not isinstance(model, dict) or "preset" not in model:
         return model
     overrides = {key: value for key, value in model.items() if key != "preset"}
-    return preset(str(model["preset"])).model_dump() | overrides
+    return preset(str(model["preset"])).model_dump(mode="json") | overrides
 
 
 def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)

@@ -110,7 +110,7 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
         "ranks": [{"rank": rank, **layout.coordinates(rank)._asdict()} for rank in range(layout.world)],
         "stages": [{"stage": s.number, "layers": list(s.parts), "parameters": s.parameters} for s in pipeline_stages],
         "parameters": recipe.model.parameters,
-        "model": recipe.model.model_dump(),
+        "model": recipe.model.model_dump(mode="json"),
         "recompute": train.recompute,
         "sequence_parallel": train.sequence_parallel and layout.tp > 1,
         "precision": train.precision,
