@@ -47,9 +47,30 @@ def test_chat_files_go_on_from_a_runs_first_weights_and_from_its_checkpoints(
         assert Tokenizer(checkpoint.tokenizer_path).ends == {62, 63}
         assert [(checkpoint.directory / name).exists() for name in CHAT_FILES] == [True, True, False]
     write_tokenizer(data / "tokens" / "tokenizer.json", "<|im_end|>", "<|endoftext|>")
-    recipe = recipe_of((1, 1, 2), samples=48, initial=str(step), **SHORT)
-    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
-    other = Checkpoint.open(tmp_path / "out" / "checkpoints" / "step-6")
+    recipe = recipe_of((1, 1, 2), samples=48, initial=str(step), new_tokenizer=True, **SHORT)
+    errors = run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path / "out"], fails=True)
+    assert all("step-4: trained with another tokenizer" in error for error in errors), "numbers are other tokens'"
+
+
+def test_a_model_trains_on_with_another_tokenizer_only_if_told_to(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    data, start = shutil.copytree(data, tmp_path / "data"), tmp_path / "start"
+    start.mkdir()
+    write_tokenizer(start / "tokenizer.json", "<|endoftext|>", "<|im_end|>")
+    write_tokenizer(data / "tokens" / "tokenizer.json", "<|im_end|>", "<|endoftext|>")
+    (start / "generation_config.json").write_text(json.dumps({"eos_token_id": [62, 63]}))
+    recipe = recipe_of((1, 1, 2), samples=16, **SHORT)
+    progress = Progress(step=1, samples=8, tokens=64, loss=4.0, stream="", layout=Layout())
+    step = save(Decoder(recipe.model), tmp_path / "weights", 1, progress, start / "tokenizer.json")
+    request: dict[str, Any] = {"data": data, "outs": [tmp_path / "out"]}
+    recipe = recipe_of((1, 1, 2), samples=16, initial=str(step), **SHORT)
+    errors = run_ranks("run_until_death", [recipe], fails=True, **request)
+    assert all("--new-tokenizer" in error for error in errors)
+    recipe = recipe_of((1, 1, 2), samples=16, initial=str(step), new_tokenizer=True, **SHORT)
+    run_ranks("train", [recipe], **request)
+    run_ranks("train", [recipe_of((1, 1, 2), samples=32, initial=str(step), **SHORT)], **request)
+    other = Checkpoint.open(tmp_path / "out" / "checkpoints" / "step-4")
     assert Tokenizer(other.tokenizer_path).ends == {63}, "numbers of other tokens are not carried on"
 
 
