@@ -21,37 +21,28 @@ BEGINS = {
 }
 
 
-def swap(content: Json) -> Json:
-    """Exchange the numbers of two tokens."""
-    vocabulary = content["model"]["vocab"]
-    return {
-        **content,
-        "model": {**content["model"], "vocab": {**vocabulary, "a": vocabulary["b"], "b": vocabulary["a"]}},
-    }
+def model(**parts: Callable[[Any], Any]) -> Callable[[Json], Json]:
+    """A change of these parts of the model."""
+    return lambda content: (
+        content | {"model": content["model"] | {key: parts[key](content["model"][key]) for key in parts}}
+    )
 
 
-def merge_less(content: Json) -> Json:
-    return {**content, "model": {**content["model"], "merges": content["model"]["merges"][:-1]}}
-
-
+swap = model(vocab=lambda numbers: {**numbers, "a": numbers["b"], "b": numbers["a"]})
 SAME: dict[str, Callable[[Json], Json]] = {
     "another order": lambda content: dict(reversed(content.items())),
-    "merges as texts": lambda content: {
-        **content,
-        "model": {**content["model"], "merges": [" ".join(pair) for pair in content["model"]["merges"]]},
-    },
-    "padding": lambda content: {**content, "padding": PADDING},
-    "a token before every text": lambda content: {**content, "post_processor": BEGINS},
-    "no special tokens": lambda content: {
-        **content,
-        "added_tokens": [{**token, "special": False} for token in content["added_tokens"]],
-    },
+    "merges as texts": model(merges=lambda merges: [" ".join(pair) for pair in merges]),
+    "padding": lambda content: content | {"padding": PADDING},
+    "a token before every text": lambda content: content | {"post_processor": BEGINS},
+    "no special token": lambda content: (
+        content | {"added_tokens": [token | {"special": False} for token in content["added_tokens"]]}
+    ),
 }
 OTHER: dict[str, tuple[Callable[[Json], Json], str]] = {
     "two numbers swapped": (swap, "'a' is "),
-    "one merge less": (merge_less, "model of "),
-    "capitals": (lambda content: {**content, "normalizer": {"type": "Lowercase"}}, "normalizer of "),
-    "no end token": (lambda content: {**content, "added_tokens": []}, "'<|endoftext|>' is "),
+    "one merge less": (model(merges=lambda merges: merges[:-1]), "model of "),
+    "no capitals": (lambda content: content | {"normalizer": {"type": "Lowercase"}}, "normalizer of "),
+    "no end token": (lambda content: content | {"added_tokens": []}, "'<|endoftext|>' is "),
 }
 
 
@@ -79,17 +70,17 @@ def test_other_tokens_are_another_tokenizer(case: str, tokenizer_path: Path, tmp
 
 
 def test_what_a_model_does_not_keep_is_noted(tokenizer_path: Path, tmp_path: Path) -> None:
-    model, data = tmp_path / "model", tmp_path / "data"
-    for folder in (model, data):
+    start, data = tmp_path / "model", tmp_path / "data"
+    for folder in (start, data):
         folder.mkdir()
         shutil.copy(tokenizer_path, folder)
-    (model / CHAT_FILES[0]).write_text("template")
-    (model / CHAT_FILES[1]).write_text('{"eos_token_id": 7}')
+    (start / CHAT_FILES[0]).write_text("template")
+    (start / CHAT_FILES[1]).write_text('{"eos_token_id": 7}')
     files = {CHAT_FILES[0]: b"template", CHAT_FILES[1]: b'{"eos_token_id": 7}'}
-    assert carried_chat_files(model, data / TOKENIZER) == (files, ())
+    assert carried_chat_files(start, data / TOKENIZER) == (files, ())
     begins = rewritten(data / TOKENIZER, SAME["a token before every text"], data)
-    assert carried_chat_files(model, begins).files == files
-    assert len(carried_chat_files(model, begins).notes) == 1
-    swapped = carried_chat_files(model, rewritten(tokenizer_path, swap, data))
+    assert carried_chat_files(start, begins).files == files
+    assert len(carried_chat_files(start, begins).notes) == 1
+    swapped = carried_chat_files(start, rewritten(tokenizer_path, swap, data))
     assert (swapped.files, len(swapped.notes)) == ({}, 2)
     assert all(name in swapped.notes[1] for name in CHAT_FILES[:2])

@@ -6,7 +6,6 @@ list, with the reason; every other field is compared, those of nested settings o
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import BaseModel
@@ -30,14 +29,12 @@ class Difference(NamedTuple):
     theirs: object
 
 
-def differences(
-    ours: BaseModel, theirs: BaseModel, may_differ: Mapping[str, str] = MappingProxyType({})
-) -> list[Difference]:
+def differences(ours: BaseModel, theirs: BaseModel, may_differ: Mapping[str, str] | None = None) -> list[Difference]:
     """All fields in which two objects of the same settings class differ, in order.
 
     ``may_differ`` maps keys that are not compared to the reasons; the key of a table stands for all that is in it.
     """
-    listed = tuple(f"{key}." for key in may_differ)
+    listed = tuple(f"{key}." for key in may_differ or ())
     return [found for found in _walk(ours, theirs, "") if not f"{found.key}.".startswith(listed)]
 
 

@@ -135,7 +135,7 @@ def tokenizer_difference(ours: Path, theirs: Path) -> str:
     """
     one, other = _load(ours), _load(theirs)
     numbers, their_numbers = one.get_vocab(), other.get_vocab()
-    changed = sorted(numbers.items() ^ their_numbers.items(), key=lambda item: item[1])
+    changed = sorted(numbers.items() ^ their_numbers.items(), key=lambda item: item[::-1])
     for name, _ in changed[:1]:
         number, their_number = (vocabulary.get(name, "no token") for vocabulary in (numbers, their_numbers))
         return f"{name!r} is {number} in {ours} and {their_number} in {theirs}"
