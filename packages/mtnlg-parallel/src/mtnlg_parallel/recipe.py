@@ -104,6 +104,8 @@ class Train(Settings):
     def _check_schedule(self) -> Self:
         if self.warmup >= self.decay:
             raise ValueError(f"warmup = {self.warmup} must end before decay = {self.decay}, which counts it in")
+        if self.new_tokenizer and not self.initial:
+            raise ValueError("new_tokenizer = true needs initial: --new-tokenizer goes with --from")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
         if self.ramp and not self.ramp.meets(self.batch):
