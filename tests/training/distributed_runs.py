@@ -72,7 +72,7 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         moved.clear()
         data = open_data(Path(request["data"]), recipe)
         if rank == 0:
-            prepare_run_dir(Path(out), recipe, data.train.fingerprint, resume=True)
+            prepare_run_dir(Path(out), recipe, data.fingerprint, resume=True)
         distributed.barrier()
         training = Training(recipe, data, Path(out), rank, device)
         inject_faults(request.get("faults", {}), training, rank)
@@ -115,7 +115,7 @@ def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     device = process.init_distributed(recipe.layout)
     data = open_data(Path(request["data"]), recipe)
     if rank == 0:
-        prepare_run_dir(out, recipe, data.train.fingerprint, resume=True)
+        prepare_run_dir(out, recipe, data.fingerprint, resume=True)
     distributed.barrier()
     training = Training(recipe, data, out, rank, device)
     engine: Any = training.engine

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tokenizers
 
 from mtnlg_model.checkpoint.manifest import CHAT_FILES, Layout, Progress
@@ -24,32 +26,48 @@ def write_tokenizer(path: Path, *special: str) -> None:
     tokenizer.save(str(path))
 
 
-def test_chat_files_go_on_from_a_runs_first_weights_and_from_its_checkpoints(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+NAMES = ("<|endoftext|>", "<|im_end|>")
+Runs = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def runs(run_ranks: RunRanks, data: Path, tmp_path: Path) -> Runs:
+    """``runs(samples, scenario)`` trains on from a chat model's weights, with data of ``NAMES`` in the order given."""
     data, start = shutil.copytree(data, tmp_path / "data"), tmp_path / "start"
     start.mkdir()
-    for folder in (start, data / "tokens"):
-        write_tokenizer(folder / "tokenizer.json", "<|endoftext|>", "<|im_end|>")
+    write_tokenizer(start / "tokenizer.json", *NAMES)
     (start / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
     (start / "generation_config.json").write_text(json.dumps({"eos_token_id": [62, 63]}))
-    recipe = recipe_of((1, 1, 2), samples=16, **SHORT)
     progress = Progress(step=1, samples=8, tokens=64, loss=4.0, stream="", layout=Layout())
-    step = save(Decoder(recipe.model), tmp_path / "weights", 1, progress, start / "tokenizer.json")
-    recipe = recipe_of((1, 1, 2), samples=16, initial=str(step), **SHORT)
-    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
+    step = save(Decoder(recipe_of().model), tmp_path / "weights", 1, progress, start / "tokenizer.json")
+
+    def run(names: tuple[str, ...], samples: int, fails: bool = False, **train: object) -> list[Any]:
+        write_tokenizer(data / "tokens" / "tokenizer.json", *names)
+        keys: dict[str, Any] = {"samples": samples, "initial": str(step), **SHORT, **train}
+        scenario = "run_until_death" if fails else "train"  # which does not prepare the run's folder
+        return run_ranks(scenario, [recipe_of((1, 1, 2), **keys)], data=data, outs=[tmp_path / "out"], fails=fails)
+
+    return run
+
+
+def test_chat_files_go_on_from_a_runs_first_weights_and_from_its_checkpoints(runs: Runs, tmp_path: Path) -> None:
+    runs(NAMES, 16)
     shutil.rmtree(tmp_path / "weights")  # what comes next goes by the run's own
-    recipe = recipe_of((1, 1, 2), samples=32, initial=str(step), **SHORT)
-    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
+    runs(NAMES, 32)
     for number in (2, 4):
         checkpoint = Checkpoint.open(tmp_path / "out" / "checkpoints" / f"step-{number}")
         checkpoint.verify()
         assert Tokenizer(checkpoint.tokenizer_path).ends == {62, 63}
         assert [(checkpoint.directory / name).exists() for name in CHAT_FILES] == [True, True, False]
-    write_tokenizer(data / "tokens" / "tokenizer.json", "<|im_end|>", "<|endoftext|>")
-    recipe = recipe_of((1, 1, 2), samples=48, initial=str(step), **SHORT)
-    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
-    other = Checkpoint.open(tmp_path / "out" / "checkpoints" / "step-6")
+    errors = runs(NAMES[::-1], 48, fails=True, new_tokenizer=True)
+    assert all("step-4: trained with another tokenizer" in error for error in errors)
+
+
+def test_a_model_trains_on_with_another_tokenizer_only_if_told_to(runs: Runs, tmp_path: Path) -> None:
+    assert all("--new-tokenizer" in error for error in runs(NAMES[::-1], 16, fails=True))
+    runs(NAMES[::-1], 16, new_tokenizer=True)
+    runs(NAMES[::-1], 32)
+    other = Checkpoint.open(tmp_path / "out" / "checkpoints" / "step-4")
     assert Tokenizer(other.tokenizer_path).ends == {63}, "numbers of other tokens are not carried on"
 
 

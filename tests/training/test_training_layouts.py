@@ -296,4 +296,4 @@ def test_a_checkpoint_of_another_stream_or_model_is_refused(run_ranks: RunRanks,
         (data, recipe_of(model={"layers": 1}), "model.layers was 2 and is 1 now; --from CHECKPOINT with another --out"),
     ):
         with pytest.raises(Failure, match=words):
-            prepare_run_dir(tmp_path / "out", recipe, open_data(source, recipe).train.fingerprint, resume=True)
+            prepare_run_dir(tmp_path / "out", recipe, open_data(source, recipe).fingerprint, resume=True)

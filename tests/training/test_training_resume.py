@@ -51,7 +51,7 @@ def test_a_refusal_by_rank_0_ends_all_ranks_with_the_same_line(run_ranks: RunRan
     make_data(tmp_path, seed=2)
     recipe = recipe_of((1, 1, 2), **RECIPE)
     errors = run_ranks("run_until_death", [recipe], data=tmp_path, outs=[out], fails=True)
-    lines = [error.strip().splitlines()[-1] for error in errors]
+    lines = [error.strip().splitlines()[-1].partition(": ")[2] for error in errors]
     assert len(lines) == 2
     assert lines[0] == lines[1]
     assert f"{out / 'checkpoints' / 'step-8'}: trained on token stream" in lines[0]

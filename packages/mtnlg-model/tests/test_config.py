@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from mtnlg_model.compare import Difference, differences
 from mtnlg_model.config import PRESETS, ModelConfig, preset
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import dump, load
@@ -68,7 +69,7 @@ def test_models_of_others_have_as_many_parameters_as_published(name: str, publis
 
 def test_a_gpt_is_written_as_before_there_were_others() -> None:
     """So that its checkpoints keep their digest, and older versions read them."""
-    assert list(PRESETS["mt-nlg-530b"].model_dump()) == [
+    assert list(PRESETS["mt-nlg-530b"].model_dump(mode="json")) == [
         "layers",
         "hidden",
         "heads",
@@ -80,6 +81,18 @@ def test_a_gpt_is_written_as_before_there_were_others() -> None:
         "layer_norm_eps",
         "scale_attention_by_layer",
     ]
+
+
+def test_python_sees_every_setting() -> None:
+    assert PRESETS["mt-nlg-530b"].model_dump().keys() == ModelConfig.model_fields.keys()
+
+
+def test_nested_settings_are_compared_one_by_one() -> None:
+    longer, plain = PRESETS["llama-3.1-8b"], PRESETS["llama-2-7b"]
+    shorter = longer.model_copy(update={"rotary_scaling": {**dict(longer.rotary_scaling or {}), "factor": 2.0}})
+    assert differences(longer, shorter) == [Difference("rotary_scaling.factor", 8.0, 2.0)]
+    assert Difference("rotary_scaling", None, longer.rotary_scaling) in differences(plain, longer)
+    assert not differences(longer, shorter, {"rotary_scaling": "a table's key stands for all in it"})
 
 
 @pytest.mark.parametrize("name", ["mt-nlg-530b", "pythia-1b", "llama-3.1-8b", "qwen2.5-0.5b", "qwen3-4b"])

@@ -6,14 +6,16 @@ import errno
 import json
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_parallel.identity import DataFingerprint
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast
 from mtnlg_parallel.recipe import Recipe, RunOptions
@@ -21,8 +23,7 @@ from mtnlg_parallel.record import run_dir
 from mtnlg_parallel.record.history import goodput
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, prepare_run_dir, summarize
 
-if TYPE_CHECKING:
-    from pathlib import Path
+DATA = DataFingerprint("stream", Path("tokenizer.json"))
 
 
 def recipe_of(**train: object) -> Recipe:
@@ -37,23 +38,23 @@ def write_steps(out: Path) -> None:
 
 
 def test_another_run_is_refused_with_the_way_to_start_it_from_these_weights(tmp_path: Path) -> None:
-    state = prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    state = prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
     assert (state.step, state.steps, state.complete) == (0, 4, False)
     with pytest.raises(UsageFailure) as caught:
-        prepare_run_dir(tmp_path, recipe_of(lr=1e-2), "stream", resume=True)
+        prepare_run_dir(tmp_path, recipe_of(lr=1e-2), DATA, resume=True)
     assert str(caught.value) == (
         f"{tmp_path}: another run: train.lr was 0.001 and is 0.01 now; --from CHECKPOINT with another --out starts a "
         "new run from its weights, --no-resume starts over"
     )
-    with pytest.raises(UsageFailure, match=r"train\.initial was '' and is '/other/step-9' now"):
-        prepare_run_dir(tmp_path, recipe_of(initial="/other/step-9"), "stream", resume=True)
+    with pytest.raises(UsageFailure, match=r"train\.initial \(--from\) was '' and is '/other/step-9' now"):
+        prepare_run_dir(tmp_path, recipe_of(initial="/other/step-9"), DATA, resume=True)
 
 
 def test_more_samples_of_a_run_whose_decay_followed_them_are_refused_with_the_way_to_resume(tmp_path: Path) -> None:
-    prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+    prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
     with pytest.raises(UsageFailure, match=r"train\.decay was 32 and is 64 now \(--set train\.decay=32 resumes\)"):
-        prepare_run_dir(tmp_path, recipe_of(samples=64), "stream", resume=True)
-    assert prepare_run_dir(tmp_path, recipe_of(samples=64, decay=32), "stream", resume=True).steps == 8
+        prepare_run_dir(tmp_path, recipe_of(samples=64), DATA, resume=True)
+    assert prepare_run_dir(tmp_path, recipe_of(samples=64, decay=32), DATA, resume=True).steps == 8
 
 
 def test_a_damaged_checkpoint_is_refused_with_the_one_before_it(tmp_path: Path) -> None:
@@ -62,10 +63,10 @@ def test_a_damaged_checkpoint_is_refused_with_the_one_before_it(tmp_path: Path) 
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
     with pytest.raises(Failure, match=r"step-8/manifest.json: .*; remove step-8 to resume from step-4$"):
-        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+        prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
     shutil.rmtree(tmp_path / CHECKPOINTS / "step-8")
     with pytest.raises(Failure, match=r"step-4/manifest.json: .*; remove step-4 to start over$"):
-        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+        prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
 
 
 def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
     for name in ("checkpoints/step-4", "tensorboard", "logs", "profile", "wandb"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "notes.txt").touch()
-    prepare_run_dir(tmp_path, recipe_of(lr=1e-2), "stream", resume=False)
+    prepare_run_dir(tmp_path, recipe_of(lr=1e-2), DATA, resume=False)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.toml", "notes.txt"}
 
 
@@ -85,10 +86,10 @@ def test_a_later_step_without_a_manifest_is_refused_before_it_is_trained_again(
     folder.mkdir(parents=True)
     monkeypatch.setattr(run_dir, "time", SimpleNamespace(sleep=slept.append))
     with pytest.raises(Failure, match=r"step-9: no manifest\.json, .* step 9 could not be written; remove it"):
-        prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True)
+        prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
     assert sum(slept) == run_dir.LISTING_SECONDS, "the listing may be old"
     monkeypatch.setattr(run_dir, "time", SimpleNamespace(sleep=lambda _: folder.rmdir()))
-    assert prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True).step == 0
+    assert prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True).step == 0
 
 
 def test_what_an_attempt_left_unfinished_and_cannot_be_removed_is_named_and_the_run_goes_on(
@@ -99,7 +100,7 @@ def test_what_an_attempt_left_unfinished_and_cannot_be_removed_is_named_and_the_
 
     (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
     monkeypatch.setattr(os, "rmdir", refuse)
-    assert prepare_run_dir(tmp_path, recipe_of(), "stream", resume=True).step == 0
+    assert prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True).step == 0
     assert "step-9.tmp: Directory not empty; the old " in capsys.readouterr().err
 
 
@@ -107,7 +108,7 @@ def test_what_an_attempt_left_unfinished_and_cannot_be_removed_is_named_and_the_
 def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str
 ) -> None:
-    monkeypatch.setattr(run, "_fingerprint", lambda *_: "stream")
+    monkeypatch.setattr(run, "_fingerprint", lambda *_: DATA)
     old, new = (tmp_path / LOGS / name for name in ("old", "new"))
     for folder, count in ((old, "0"), (new, "1")):
         folder.mkdir(parents=True)
@@ -125,7 +126,7 @@ def test_over_several_nodes_no_number_tells_torchruns_first_attempt_so_starting_
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(restarts))
         run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
 
-    monkeypatch.setattr(run, "_fingerprint", lambda *_: "stream")
+    monkeypatch.setattr(run, "_fingerprint", lambda *_: DATA)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     prepare(1, 3)
     prepare(2, 0)

@@ -1,7 +1,6 @@
 """Every sample goes to one rank, prefetching keeps the order, and an error of the thread is raised by ``next``."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -16,7 +15,7 @@ from mtnlg_model.console import Failure
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training.samples import Prefetch, micro_batches
+from mtnlg_parallel.training.samples import Data, Prefetch, micro_batches
 from mtnlg_parallel.training.schedule import Ramp
 
 
@@ -101,8 +100,8 @@ def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
 def test_a_source_too_small_for_a_sample_is_named_once_by_the_process_that_starts_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = SimpleNamespace(train=SimpleNamespace(fingerprint="f"), left_out=("tokens/tiny.bin: 9 train tokens",))
+    opened = Data(Numbers(), Numbers(), Path("t"), ("tokens/tiny.bin: 9 train tokens",))
     monkeypatch.setattr(run, "open_data", lambda *_: opened)
-    assert run._fingerprint(Path("data"), cast("Recipe", None)) == "f"
+    assert run._fingerprint(Path("data"), cast("Recipe", None)) == ("numbers", Path("t"))
     line = "WARNING: tokens/tiny.bin: 9 train tokens; the source is left out, and its weight goes to the others"
     assert capsys.readouterr().err.splitlines() == [line]

@@ -72,8 +72,9 @@ class ModelConfig(Settings):
     the layer's number (from 1) and multiplies it back inside the softmax: half-precision products stay small, the
     result is the same (paper.md section 1, attention numerics).
 
-    ``head_size``, ``kv_heads`` and ``ffn`` are hidden / heads, heads and 4 hidden unless given. What equals its default
-    is left out when a configuration is written, so a GPT's is what it was before there were others.
+    ``head_size``, ``kv_heads`` and ``ffn`` are hidden / heads, heads and 4 hidden unless given. Files (``mode="json"``)
+    leave out what equals its default, so a GPT's is what it was before there were others; so compare configurations by
+    `compare.differences`.
     """
 
     layers: Count = Field(description="number of layers")
@@ -127,7 +128,7 @@ class ModelConfig(Settings):
             raise ValueError(f"vocabulary_padding = {self.vocabulary_padding} leaves none of {self.vocabulary} tokens")
         return self
 
-    @model_serializer(mode="wrap")
+    @model_serializer(mode="wrap", when_used="json")
     def _leave_out_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         written: dict[str, Any] = write(self)
         return {key: value for key, value in written.items() if key in GPT_FIELDS or key in self.beyond_gpt}
@@ -135,7 +136,7 @@ class ModelConfig(Settings):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A validated copy; widths that follow from others follow them again."""
         del deep  # nothing in it can change
-        return self.model_validate({**self.model_dump(), **(update or {})})
+        return self.model_validate({**self.model_dump(mode="json"), **(update or {})})
 
     @property
     def beyond_gpt(self) -> dict[str, Any]:

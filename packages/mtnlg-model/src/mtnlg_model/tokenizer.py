@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
 
 from .checkpoint.chat_files import named_tokens, read_chat_files
 from .checkpoint.manifest import TOKENIZER
 from .console import Failure, foreign_data
+from .files import read_small
 from .tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
@@ -34,12 +35,7 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        text = read_tokenizer(path)
-        with _failures_of(path):
-            self._tokenizer = tokenizers.Tokenizer.from_str(text)
-        self._path = path
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._path, self._tokenizer = path, _load(path)
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
         names = [name for name in EOD_NAMES if name in special]
         if self._tokenizer.token_to_id(EOD_NAMES[0]) is not None:
@@ -54,10 +50,7 @@ class Tokenizer:
         begins = [self._tokenizer.id_to_token(number) or "" for number in named.begin]
         self.bos_token: str = next((name for name in BOS_NAMES if name in special), [*begins, self.eod_token][0])
         self.bos: int = self._tokenizer.token_to_id(self.bos_token) or 0
-        with _failures_of(path):
-            sample = self._tokenizer.encode("a")
-        is_added = zip(sample.ids, sample.special_tokens_mask, strict=True)
-        self._before = [token for token, _ in takewhile(lambda pair: pair[1], is_added)]
+        self._before = _added_before(self._tokenizer, path)
         if outside := [token for token in self._before if token >= self.vocabulary]:
             raise Failure(f"{path}: texts begin with token {outside[0]} of a vocabulary of {self.vocabulary}")
         self._eod_length = len(self.decode([self.eod]))
@@ -125,10 +118,8 @@ def largest_token(path: Path) -> int:
     An added token that is none of these, such as one for padding, comes only of a text that spells it out, and does not
     count: there are models without a row for it. Raises ``Failure`` if the file is unreadable.
     """
-    text = read_tokenizer(path)
+    tokenizer = _load(path)
     with _failures_of(path):
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-        tokenizer.no_padding()
         around = tokenizer.encode("a").ids
     usual = (tokenizer.token_to_id(name) for name in (*EOD_NAMES, *BOS_NAMES))
     named = named_tokens(path.parent, tokenizer)
@@ -136,17 +127,71 @@ def largest_token(path: Path) -> int:
     return max((*tokenizer.get_vocab(with_added_tokens=False).values(), *around, *ends), default=0)
 
 
-def carried_chat_files(checkpoint: Path, tokenizer: Path) -> dict[str, bytes]:
-    """The `chat_files` of a checkpoint's folder, for a model that is trained on from it with another tokenizer.json.
+def tokenizer_difference(ours: Path, theirs: Path) -> str:
+    """How two tokenizer.json differ in the tokens that they make of texts; empty if no text gets other tokens.
+
+    Compared are the numbers of all tokens, normalizer, pre-tokenizer and model, as the library reads them; not what the
+    tokens of data do not depend on: how a file is written, padding, truncation, decoder, and what is put around a text.
+    """
+    one, other = _load(ours), _load(theirs)
+    numbers, their_numbers = one.get_vocab(), other.get_vocab()
+    changed = sorted(numbers.items() ^ their_numbers.items(), key=lambda item: item[::-1])
+    for name, _ in changed[:1]:
+        number, their_number = (vocabulary.get(name, "no token") for vocabulary in (numbers, their_numbers))
+        return f"{name!r} is {number} in {ours} and {their_number} in {theirs}"
+    definition, their_definition = (json.loads(tokenizer.to_str()) for tokenizer in (one, other))
+    parts = [part for part in ("normalizer", "pre_tokenizer", "model") if definition[part] != their_definition[part]]
+    return f"{' and '.join(parts)} of {ours} and {theirs} differ" if parts else ""
+
+
+class Carried(NamedTuple):
+    """What a model that is trained on from a checkpoint keeps of its `chat_files`.
+
+    ``notes`` has a line for everything about texts that it does not keep, with the reason.
+    """
+
+    files: dict[str, bytes]
+    notes: tuple[str, ...] = ()
+
+
+def carried_chat_files(checkpoint: Path, tokenizer: Path) -> Carried:
+    """The `chat_files` of a checkpoint's folder, for a model that is trained on from it with the data's tokenizer.json.
 
     None where a token of the checkpoint's is not the same there: they speak of other tokens then.
     """
-    files = read_chat_files(checkpoint)
-    if not files:
-        return {}
-    paths = (checkpoint / TOKENIZER, tokenizer)
-    theirs, ours = (tokenizers.Tokenizer.from_str(read_tokenizer(path)).get_vocab() for path in paths)
-    return files if theirs.items() <= ours.items() else {}
+    files, theirs, tokenizer = read_chat_files(checkpoint), checkpoint / TOKENIZER, tokenizer.resolve()
+    if read_small(theirs) == read_small(tokenizer):
+        return Carried(files)
+    before, now = _load(theirs), _load(tokenizer)
+    notes = []
+    if difference := tokenizer_difference(tokenizer, theirs):
+        notes.append(f"tokenizer.json: the data's replaces the model's: {difference}")
+    elif _added_before(before, theirs) != _added_before(now, tokenizer):
+        notes.append("tokenizer.json: the data's replaces the model's, which puts other tokens before a text")
+    if files and not before.get_vocab().items() <= now.get_vocab().items():
+        ends = ", ".join(before.id_to_token(number) or "" for number in named_tokens(checkpoint, before).end)
+        named = f", and with them the end tokens {ends}" if ends else ""
+        notes.append(f"{', '.join(files)}: not carried on{named}: their tokens are not the data's")
+        files = {}
+    return Carried(files, tuple(notes))
+
+
+def _added_before(tokenizer: tokenizers.Tokenizer, path: Path) -> list[int]:
+    """Tokens that the tokenizer of ``path`` puts before a text."""
+    with _failures_of(path):
+        sample = tokenizer.encode("a")
+    is_added = zip(sample.ids, sample.special_tokens_mask, strict=True)
+    return [token for token, _ in takewhile(lambda pair: pair[1], is_added)]
+
+
+def _load(path: Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer, without padding and truncation, which are for whoever trains."""
+    text = read_tokenizer(path)
+    with _failures_of(path):
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    return tokenizer
 
 
 @contextmanager

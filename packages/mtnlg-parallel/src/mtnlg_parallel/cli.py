@@ -50,6 +50,9 @@ def train(  # noqa: PLR0917  (typer names them)
     initial: Annotated[
         Path | None, typer.Option("--from", metavar="CHECKPOINT", help="Start a new run from these weights.")
     ] = None,
+    new_tokenizer: Annotated[
+        bool, typer.Option("--new-tokenizer", help="Take --from though its tokenizer is not the data's.")
+    ] = False,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="Restarts from the newest checkpoint after failures; 0: end at the first.")
     ] = MAX_RESTARTS,
@@ -84,6 +87,7 @@ def train(  # noqa: PLR0917  (typer names them)
     torchrun (RANK in the environment) it joins as that rank. On SIGTERM or SIGUSR1 it writes a checkpoint and exits.
     """
     weights = [launch.initial_weights(initial, out)] if initial else []
+    weights += ["train.new_tokenizer=true"] if new_tokenizer else []
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights])
     options = RunOptions(wandb, _profile_window(profile), device)
     if dry_run and launcher == "local":

@@ -80,6 +80,7 @@ class Train(Settings):
     keep: Samples = Field(5, description="number of checkpoints kept, the newest")
     memory_checkpoint_every: Every = Field(0, description="steps between copies in host memory on two nodes; 0: never")
     initial: str = Field("", description="checkpoint whose weights the run starts from; empty: initial weights")
+    new_tokenizer: bool = Field(False, description="start from `initial` though its tokenizer is not the data's")
     validation_every: Every = Field(0, description="steps; 0: never")
     validation_samples: Samples = Field(64, description="held-out samples of a validation")
 
@@ -103,6 +104,8 @@ class Train(Settings):
     def _check_schedule(self) -> Self:
         if self.warmup >= self.decay:
             raise ValueError(f"warmup = {self.warmup} must end before decay = {self.decay}, which counts it in")
+        if self.new_tokenizer and not self.initial:
+            raise ValueError("new_tokenizer = true needs initial: --new-tokenizer goes with --from")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
         if self.ramp and not self.ramp.meets(self.batch):
@@ -237,7 +240,7 @@ def _expand_preset(model: Any) -> Any:  # noqa: ANN401  (as above)
     if not isinstance(model, dict) or "preset" not in model:
         return model
     overrides = {key: value for key, value in model.items() if key != "preset"}
-    return preset(str(model["preset"])).model_dump() | overrides
+    return preset(str(model["preset"])).model_dump(mode="json") | overrides
 
 
 def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)
@@ -279,35 +282,12 @@ def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  #
     return bisect_left(range(1, min(steps * size, LIMIT)), True, key=lasts) + 1
 
 
-CHANGEABLE: dict[str, set[str] | bool] = {
-    "layout": True,
-    "guard": True,
-    "slurm": True,
-    "train": {"samples", "micro_batch", "precision", "recompute", "schedule", "chunks", "sequence_parallel", "kernels"}
-    | {"offload_activations"}
-    | {"checkpoint_every", "memory_checkpoint_every", "keep", "validation_every", "validation_samples"},
-}
-"""Keys that a resumed run may change; any other change makes it a different run."""
-
-
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read ``path``, a recipe or a folder that holds ``train.toml``, with ``KEY=VALUE`` overrides.
 
     Raises ``Failure`` where there is none, ``UsageFailure`` with a line for each mistake.
     """
     return load(path, FILE, Recipe, overrides)
-
-
-def first_difference(before: Recipe, now: Recipe, changeable: dict[str, set[str] | bool] = CHANGEABLE) -> str | None:
-    """The first key that makes ``now`` a different run than ``before``, with both values; None where it may resume."""
-    old, new = (recipe.model_dump(exclude=changeable) for recipe in (before, now))
-    for section, keys in new.items():
-        for key, value in keys.items():
-            if old[section][key] != value:
-                # A recipe without it has all samples there, so that other samples are another schedule.
-                way_out = f" (--set train.decay={old[section][key]} resumes)" if key == "decay" else ""
-                return f"{section}.{key} was {old[section][key]!r} and is {value!r} now{way_out}"
-    return None
 
 
 class RunOptions(NamedTuple):

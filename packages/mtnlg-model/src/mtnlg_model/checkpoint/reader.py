@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from mtnlg_model.compare import TRAINING_ONLY, differences
 from mtnlg_model.decoder import Decoder
 
 from . import boxes
@@ -291,11 +292,8 @@ def save(  # noqa: PLR0917  (public interface)
 
 def load(decoder: Decoder, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Fill a complete decoder, and Adam's moments in ``optimizer``. Raises ``CheckpointError`` if the models differ."""
-    may_differ = {"dropout", "attention_dropout", "init_std"}
-    for field in (name for name in type(decoder.config).model_fields if name not in may_differ):
-        own, stored = (getattr(config, field) for config in (decoder.config, checkpoint.config))
-        if own != stored:
-            raise CheckpointError(f"{checkpoint.directory}: {field} = {stored} where the decoder has {own}")
+    for field, own, stored in differences(decoder.config, checkpoint.config, TRAINING_ONLY):
+        raise CheckpointError(f"{checkpoint.directory}: {field} = {stored} where the decoder has {own}")
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if _fits(parameter, checkpoint.shape(name), checkpoint.dtype(name)):

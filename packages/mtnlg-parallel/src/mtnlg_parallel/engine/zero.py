@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from mtnlg_model import initialization
-from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.console import Failure
 
 from .contract import MOMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from torch import Tensor
 
     from mtnlg_model.checkpoint.manifest import SlotName
+    from mtnlg_model.checkpoint.reader import Checkpoint
     from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.model.slicing import Box
 
@@ -150,30 +148,3 @@ def fragment_pieces(engine: Engine) -> Iterator[PieceToWrite]:
             slots["master"] = fragment.master
         for slot, tensor in slots.items():
             yield PieceToWrite(local.name, local.shape, slot, local.box, tensor, elements)
-
-
-def open_checkpoint(path: Path, config: ModelConfig, stream: str) -> Checkpoint:
-    """Open a checkpoint to resume from. Raises ``Failure`` if its model or its token stream is not this run's."""
-    checkpoint = Checkpoint.open(path)
-    check_model(checkpoint, config, "use another --out")
-    check_stream(checkpoint, stream)
-    return checkpoint
-
-
-def check_model(checkpoint: Checkpoint, config: ModelConfig, way_out: str) -> None:
-    """Raise ``Failure``, which ends with ``way_out``, if the checkpoint is not of this recipe's model."""
-    may_change = {"dropout", "attention_dropout", "init_std"}
-    ours, theirs = config.model_dump(exclude=may_change), checkpoint.config.model_dump(exclude=may_change)
-    for key, value in theirs.items():
-        if ours[key] != value:
-            where = checkpoint.directory
-            raise Failure(f"{where}: model.{key} is {value} here and {ours[key]} in the recipe; {way_out}")
-
-
-def check_stream(checkpoint: Checkpoint, stream: str) -> None:
-    """Raise ``Failure`` if the checkpoint was trained on another token stream than this run's."""
-    if checkpoint.progress.stream != stream:
-        raise Failure(
-            f"{checkpoint.directory}: trained on token stream {checkpoint.progress.stream[:12]}, but --data is "
-            f"{stream[:12]}; use that run's data, or another --out"
-        )

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
+from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, say
-from mtnlg_parallel.recipe import Recipe, RunOptions, first_difference, load_recipe
+from mtnlg_parallel.identity import changes
+from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.training.samples import open_data
@@ -25,6 +27,8 @@ from .preflight import Forecast, compare_step_time, forecast
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from mtnlg_parallel.identity import DataFingerprint
 
 LOCK_PATIENCE: Final = 300.0
 """Seconds for which a restart waits for the lock of its folder; NFS takes a lost node's away after some 90."""
@@ -55,14 +59,14 @@ def train(
         check_wandb()
     check_ranks(recipe.layout, options.device)
     expected = forecast(recipe, cluster, force, options.device)
-    stream = _fingerprint(data, recipe)
+    fingerprint = _fingerprint(data, recipe)
     with lock_folder(out):
-        state = _prepare(recipe, stream, out, resume, expected)
+        state = _prepare(recipe, fingerprint, out, resume, expected)
         if state.complete:
             say(f"already {_outcome(out)}")
             return read_summary(out)
         command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
-        prepare_again = partial(prepare_run_dir, out, recipe, stream, resume=True)
+        prepare_again = partial(prepare_run_dir, out, recipe, fingerprint, resume=True)
         stop_signal = run_local(recipe.layout, command, out, state, prepare_again, max_restarts)
     complete = (out / SUMMARY).exists()
     say(_outcome(out) if complete else stopped_line(out, stop_signal))
@@ -79,10 +83,10 @@ def submit(job: slurm.Job, data: Path, resume: bool, cluster: str | None, force:
     """
     recipe, out = job.recipe, job.out
     expected = forecast(recipe, cluster, force) if cluster is not None else None
-    stream = _fingerprint(data, recipe)
+    fingerprint = _fingerprint(data, recipe)
     try:
         with lock_folder(out):
-            if _prepare(recipe, stream, out, resume, expected).complete:
+            if _prepare(recipe, fingerprint, out, resume, expected).complete:
                 say(f"already {_outcome(out)}")
                 return
     except FolderInUse as working:
@@ -96,8 +100,8 @@ def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> N
     """Raise ``UsageFailure`` where a job would need other files in ``out`` than the run that is at work there."""
     if not resume:
         raise UsageFailure(f"{working}; --no-resume would delete what it has trained")
-    if difference := first_difference(load_recipe(out / RECIPE), recipe, {"slurm": True}):
-        raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {difference}")
+    if found := differences(load_recipe(out / RECIPE), recipe, {"slurm": "the new job's own"}):
+        raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {changes(found)}")
 
 
 def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: int) -> str:
@@ -203,16 +207,16 @@ def prepare(  # noqa: PLR0917  (as train)
     return _prepare(recipe, _fingerprint(data, recipe), out, resume, forecast(recipe, cluster, force, options.device))
 
 
-def _fingerprint(data: Path, recipe: Recipe) -> str:
-    """That of the training stream; prints a line for each source that the stream leaves out."""
+def _fingerprint(data: Path, recipe: Recipe) -> DataFingerprint:
+    """That of the data; prints a line for each source that the training stream leaves out."""
     opened = open_data(data, recipe)
     for line in opened.left_out:
         say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
-    return opened.train.fingerprint
+    return opened.fingerprint
 
 
-def _prepare(recipe: Recipe, stream: str, out: Path, resume: bool, expected: Forecast | None) -> RunState:
-    state = prepare_run_dir(out, recipe, stream, resume or supervise.is_restart())
+def _prepare(recipe: Recipe, data: DataFingerprint, out: Path, resume: bool, expected: Forecast | None) -> RunState:
+    state = prepare_run_dir(out, recipe, data, resume or supervise.is_restart())
     if not state.complete:
         announce(recipe, state, expected)
     return state

@@ -17,13 +17,16 @@ from mtnlg_model.checkpoint.manifest import (
     latest,
     list_checkpoints,
     list_steps,
+    read_manifest,
     resolve_checkpoint,
 )
-from mtnlg_model.console import Failure, UsageFailure, say
+from mtnlg_model.compare import differences
+from mtnlg_model.console import Failure, say
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
+from mtnlg_parallel.identity import RESUMED_MAY_DIFFER, IdentityError, changes, check_initial, check_resumed
 from mtnlg_parallel.layout import Layout, stages
-from mtnlg_parallel.recipe import Recipe, first_difference, load_recipe
+from mtnlg_parallel.recipe import Recipe, load_recipe
 
 from . import history, metrics
 from .history import StepSeconds, account, read_events
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mtnlg_model.checkpoint.manifest import Progress
+    from mtnlg_parallel.identity import DataFingerprint
 
 RECIPE = "recipe.toml"
 SUMMARY = "summary.json"
@@ -56,23 +60,21 @@ class RunState(NamedTuple):
     complete: bool
 
 
-def prepare_run_dir(out: Path, recipe: Recipe, stream: str, resume: bool) -> RunState:
+def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bool) -> RunState:
     """Prepare ``out`` for this recipe and return the state of the run there; without ``resume`` delete it first.
 
-    Raises ``UsageFailure`` where ``out`` holds the run of another recipe, ``Failure`` where its checkpoint was trained
-    on a token stream other than the one with fingerprint ``stream``.
+    Raises ``IdentityError`` where ``out`` holds the run of another recipe, or the checkpoint to resume or to start from
+    is of another model, token stream or tokenizer.
     """
     recipe_file = out / RECIPE
     if not resume:
         _clear(out)
-    elif recipe_file.exists() and (difference := first_difference(load_recipe(recipe_file), recipe)):
-        raise UsageFailure(
-            f"{out}: another run: {difference}; --from CHECKPOINT with another --out starts a new run from its "
-            "weights, --no-resume starts over"
-        )
+    elif recipe_file.exists() and (found := differences(load_recipe(recipe_file), recipe, RESUMED_MAY_DIFFER)):
+        hint = "--from CHECKPOINT with another --out starts a new run from its weights, --no-resume starts over"
+        raise IdentityError(f"{out}: another run: {changes(found)}; {hint}", found)
     if complete := _complete_state(out, recipe):
         return complete
-    state = _resumable_state(out, recipe, stream)
+    state = _resumable_state(out, recipe, data)
     write_text(recipe_file, dump(recipe))
     (out / SUMMARY).unlink(missing_ok=True)
     return state
@@ -110,7 +112,7 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
         "ranks": [{"rank": rank, **layout.coordinates(rank)._asdict()} for rank in range(layout.world)],
         "stages": [{"stage": s.number, "layers": list(s.parts), "parameters": s.parameters} for s in pipeline_stages],
         "parameters": recipe.model.parameters,
-        "model": recipe.model.model_dump(),
+        "model": recipe.model.model_dump(mode="json"),
         "recompute": train.recompute,
         "sequence_parallel": train.sequence_parallel and layout.tp > 1,
         "precision": train.precision,
@@ -146,10 +148,9 @@ def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
     return RunState(summary["steps"], summary["samples"], summary["steps"], complete=True)
 
 
-def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
-    from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (imports torch)
-    from mtnlg_model.checkpoint.writer import removing  # noqa: PLC0415  (as above)
-    from mtnlg_parallel.engine.zero import check_model, open_checkpoint  # noqa: PLC0415  (as above)
+def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunState:
+    from mtnlg_model.checkpoint.writer import removing  # noqa: PLC0415  (imports torch)
+    from mtnlg_model.tokenizer import carried_chat_files  # noqa: PLC0415  (imports tokenizers)
 
     for _, unfinished in list_steps(out / CHECKPOINTS, ".tmp"):  # no rank is writing now
         with removing(unfinished):
@@ -158,10 +159,14 @@ def _resumable_state(out: Path, recipe: Recipe, stream: str) -> RunState:
     step, samples = 0, 0
     if checkpoint:
         with naming_the_one_before(checkpoint):
-            progress = open_checkpoint(checkpoint, recipe.model, stream).progress
-        step, samples = progress.step, progress.samples
-    elif initial := recipe.train.initial:
-        check_model(Checkpoint.open(resolve_checkpoint(Path(initial))), recipe.model, "change train.initial")
+            manifest = read_manifest(checkpoint)
+        check_resumed(checkpoint, manifest, recipe, data)
+        step, samples = manifest.progress.step, manifest.progress.samples
+    elif recipe.train.initial:
+        initial = resolve_checkpoint(Path(recipe.train.initial))
+        check_initial(initial, read_manifest(initial), recipe, data)
+        for note in carried_chat_files(initial, data.tokenizer).notes:
+            say(f"--from {initial}: {note}")
     steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)
     return RunState(step, samples, steps, complete=False)
 

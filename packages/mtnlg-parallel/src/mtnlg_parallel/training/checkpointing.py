@@ -133,7 +133,8 @@ class BackgroundCheckpoint:
         before = latest(self._directory) or (resolve_checkpoint(Path(initial)) if initial else None)
         self._chat_files: dict[str, bytes] = {}
         if rank == 0:  # beside the data's tokenizer is what names its end token, where that has no usual name
-            self._chat_files = (before and carried_chat_files(before, tokenizer)) or read_chat_files(tokenizer.parent)
+            carried = carried_chat_files(before, tokenizer).files if before else {}
+            self._chat_files = read_chat_files(tokenizer.parent) | carried
         self._during = during
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._buffers: list[Tensor] = []

@@ -29,6 +29,7 @@ from mtnlg_model.checkpoint.writer import merge_parts
 from mtnlg_model.console import Failure, IoFailure
 from mtnlg_model.files import write_text
 from mtnlg_parallel.engine import zero
+from mtnlg_parallel.identity import check_initial, check_resumed
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import Step, last_steps, truncate_after
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, naming_the_one_before
@@ -134,11 +135,8 @@ def _choose(recipe: Recipe, data: Data, out: Path, copy: MemoryCopy | None) -> d
         folder = resolve_checkpoint(Path(recipe.train.initial)).resolve()
         raw = read_manifest_bytes(folder)
     if raw:
-        checkpoint = Checkpoint.from_manifest(folder, raw)
-        way_out = "change train.initial" if source == "initial" else "use another --out"
-        zero.check_model(checkpoint, recipe.model, way_out)
-        if source != "initial":
-            zero.check_stream(checkpoint, data.train.fingerprint)
+        check = check_initial if source == "initial" else check_resumed
+        check(folder, parse_manifest(folder, raw), recipe, data.fingerprint)
     kept, lost = truncate_after(out, step)
     return {
         "source": source,

@@ -11,6 +11,7 @@ import numpy as np
 
 from mtnlg_data.stream import open_stream
 from mtnlg_model.console import Failure
+from mtnlg_parallel.identity import DataFingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,11 @@ class Data(NamedTuple):
     validation: TokenStream
     tokenizer: Path
     left_out: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> DataFingerprint:
+        """What a checkpoint must have been trained on to resume."""
+        return DataFingerprint(self.train.fingerprint, self.tokenizer)
 
 
 def open_data(folder: Path, recipe: Recipe) -> Data:

@@ -1,0 +1,46 @@
+"""Compare two configurations whole: every field of both, by attribute, so with its defaults filled in.
+
+Never by what is written: files leave out some defaults. A field in which two configurations may differ is named in a
+list, with the reason; every other field is compared, those of nested settings one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TRAINING_ONLY: Final = {
+    "dropout": "applied in training alone; weights trained with one rate work with any",
+    "attention_dropout": "as dropout",
+    "init_std": "of initial weights, which a checkpoint's weights have replaced",
+}
+"""Settings in which models with the same weights may differ, with the reasons."""
+
+
+class Difference(NamedTuple):
+    """A field whose values differ; ``key`` is dotted, such as ``model.rotary_scaling.factor``."""
+
+    key: str
+    ours: object
+    theirs: object
+
+
+def differences(ours: BaseModel, theirs: BaseModel, may_differ: Mapping[str, str] | None = None) -> list[Difference]:
+    """All fields in which two objects of the same settings class differ, in order.
+
+    ``may_differ`` maps keys that are not compared to the reasons; the key of a table stands for all that is in it.
+    """
+    listed = tuple(f"{key}." for key in may_differ or ())
+    return [found for found in _walk(ours, theirs, "") if not f"{found.key}.".startswith(listed)]
+
+
+def _walk(ours: Any, theirs: Any, key: str) -> Iterator[Difference]:  # noqa: ANN401  (any field's values)
+    if isinstance(ours, BaseModel) and type(ours) is type(theirs):
+        for name in type(ours).model_fields:
+            yield from _walk(getattr(ours, name), getattr(theirs, name), f"{key}.{name}" if key else name)
+    elif ours != theirs:
+        yield Difference(key, ours, theirs)

@@ -1,0 +1,111 @@
+"""What makes a run the same run: its recipe, its model, its token stream and its tokenizer. Imports no torch.
+
+A run resumes, or starts with ``--from``, only from what is the same. Each is compared whole, and what may differ is
+listed here with the reason. A checkpoint's tokenizer.json, whose checksum is in its manifest, records its tokenizer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mtnlg_model.checkpoint.manifest import TOKENIZER, file_checksum
+from mtnlg_model.compare import TRAINING_ONLY, Difference, differences
+from mtnlg_model.console import UsageFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from mtnlg_model.checkpoint.manifest import Manifest
+
+    from .recipe import Recipe
+
+RESUMED_MAY_DIFFER: Final = {
+    "layout": "any layout trains the same samples to the same losses",
+    "guard": "limits for the steps to come",
+    "slurm": "how a job is submitted",
+    "train.samples": "a run may become longer or shorter; train.decay, which shapes the learning rate, is compared",
+    "train.micro_batch": "how a batch is cut",
+    "train.precision": "of the steps to come; master weights and moments are fp32 in each",
+    "train.recompute": "the same gradients, of more or less memory",
+    "train.schedule": "the order of the same work",
+    "train.chunks": "where the same layers are",
+    "train.sequence_parallel": "where the same activations are",
+    "train.offload_activations": "as sequence_parallel",
+    "train.kernels": "the same functions, fused or not",
+    "train.checkpoint_every": "what is kept, not what is trained",
+    "train.memory_checkpoint_every": "as checkpoint_every",
+    "train.keep": "as checkpoint_every",
+    "train.new_tokenizer": "what a run may start from; one that resumes has its tokenizer",
+    "train.validation_every": "what is measured, not what is trained",
+    "train.validation_samples": "as validation_every",
+}
+"""Keys of the recipe in which a run may differ from what it was before it resumes, with the reasons."""
+
+OPTIONS: Final = {"train.initial": "--from", "train.new_tokenizer": "--new-tokenizer"}
+"""Options of the command that set a key of the recipe."""
+
+
+class DataFingerprint(NamedTuple):
+    """The fingerprint of the training stream, and the tokenizer.json that its tokens are of."""
+
+    stream: str
+    tokenizer: Path
+
+
+class IdentityError(UsageFailure):
+    """Two things that a run needs to be the same are not: ``differences``, of ours and theirs."""
+
+    def __init__(self, line: str, found: Sequence[Difference]) -> None:
+        super().__init__(line)
+        self.differences = found
+
+
+def changes(found: Iterable[Difference]) -> str:
+    """Differences of a recipe, theirs, from what it was before, ours."""
+    texts = []
+    for key, before, now in found:
+        name = f"{key} ({OPTIONS[key]})" if key in OPTIONS else key
+        # A recipe without train.decay has all samples there, so that other samples are another schedule.
+        way_out = f" (--set {key}={before} resumes)" if key == "train.decay" else ""
+        texts.append(f"{name} was {before!r} and is {now!r} now{way_out}")
+    return ", ".join(texts)
+
+
+def check_resumed(folder: Path, manifest: Manifest, recipe: Recipe, data: DataFingerprint) -> None:
+    """Raise ``IdentityError`` unless the run of a checkpoint may go on with this recipe and data."""
+    _check_model(str(folder), manifest, recipe, "use another --out")
+    stream, hint = manifest.progress.stream, "use that run's data, or another --out"
+    if stream != data.stream:
+        line = f"{folder}: trained on token stream {stream[:12]}, but --data is {data.stream[:12]}; {hint}"
+        raise IdentityError(line, [Difference("stream", data.stream, stream)])
+    _check_tokenizer(str(folder), folder / TOKENIZER, manifest, data, hint)
+
+
+def check_initial(folder: Path, manifest: Manifest, recipe: Recipe, data: DataFingerprint) -> None:
+    """Raise ``IdentityError`` unless a run of this recipe and data may start from a checkpoint's weights."""
+    place = f"--from {folder}"
+    _check_model(place, manifest, recipe, "set the recipe's to the checkpoint's, or give another --from")
+    if not recipe.train.new_tokenizer:
+        hint = "tokenize the data with the model's, or train on with the data's: --new-tokenizer"
+        _check_tokenizer(place, folder / TOKENIZER, manifest, data, hint)
+
+
+def _check_model(place: str, manifest: Manifest, recipe: Recipe, hint: str) -> None:
+    found = [
+        each._replace(key=f"model.{each.key}") for each in differences(recipe.model, manifest.config, TRAINING_ONLY)
+    ]
+    if found:
+        texts = [f"{key} is {theirs!r} here and {ours!r} in the recipe" for key, ours, theirs in found]
+        raise IdentityError(f"{place}: {', '.join(texts)}; {hint}", found)
+
+
+def _check_tokenizer(place: str, theirs: Path, manifest: Manifest, data: DataFingerprint, hint: str) -> None:
+    ours = data.tokenizer.resolve()
+    if manifest.files[TOKENIZER].checksum == file_checksum(ours):
+        return
+    from mtnlg_model.tokenizer import tokenizer_difference  # noqa: PLC0415  (tokenizers, seldom needed)
+
+    if difference := tokenizer_difference(ours, theirs):
+        line = f"{place}: trained with another tokenizer than --data has: {difference}; {hint}"
+        raise IdentityError(line, [Difference("tokenizer", data.tokenizer, theirs)])

@@ -1,0 +1,158 @@
+"""A run resumes, or starts from a checkpoint, only where recipe, model, stream and tokenizer are the same."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import tokenizers
+from pydantic import BaseModel, ValidationError
+
+from mtnlg_model.checkpoint.manifest import CHAT_FILES, Layout, Progress
+from mtnlg_model.checkpoint.reader import save
+from mtnlg_model.compare import TRAINING_ONLY, Difference, differences
+from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.decoder import Decoder
+from mtnlg_parallel.identity import RESUMED_MAY_DIFFER, DataFingerprint, IdentityError
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, prepare_run_dir
+
+SIZES = {"layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 64}
+TRAIN: dict[str, Any] = {"samples": 32, "batch": 8, "lr": 1e-3}
+WHOLE = Recipe.model_validate(
+    {
+        "model": {"preset": "llama-3.1-8b"},
+        "train": {**TRAIN, "ramp": {"start": 4, "increment": 4, "samples": 8}},
+    }
+)
+"""With every table that a recipe may have."""
+
+
+def leaves(settings: BaseModel, prefix: str = "") -> Iterator[str]:
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        yield from leaves(value, f"{prefix}{name}.") if isinstance(value, BaseModel) else (f"{prefix}{name}",)
+
+
+def changed(settings: BaseModel, key: str, value: object) -> BaseModel:
+    """An unvalidated copy in which ``key`` has another value."""
+    name, _, rest = key.partition(".")
+    return BaseModel.model_copy(
+        settings, update={name: changed(getattr(settings, name), rest, value) if rest else value}
+    )
+
+
+KEYS = [*leaves(WHOLE), "train.ramp", "model.rotary_scaling"]
+
+
+def tables(key: str) -> set[str]:
+    """The key, and the tables that it is in."""
+    parts = key.split(".")
+    return {".".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_of_a_recipe_is_compared_or_listed(key: str) -> None:
+    other, listed = changed(WHOLE, key, None), tables(key) & RESUMED_MAY_DIFFER.keys()
+    for ours, theirs in ((WHOLE, other), (other, WHOLE)):
+        assert [found.key for found in differences(ours, theirs)] == [key]
+        assert bool(differences(ours, theirs, RESUMED_MAY_DIFFER)) == (not listed)
+
+
+def test_what_may_differ_is_a_key_with_a_reason() -> None:
+    listed = RESUMED_MAY_DIFFER | {f"model.{key}": reason for key, reason in TRAINING_ONLY.items()}
+    assert listed.keys() <= set().union(*map(tables, KEYS))
+    assert all(listed.values())
+
+
+def variant(config: ModelConfig, field: str) -> ModelConfig:
+    """A valid configuration in which ``field`` has another value."""
+    value, annotation = getattr(config, field), ModelConfig.model_fields[field].annotation
+    numbers = (
+        [value * 2, value // 2 if isinstance(value, int) else value / 2] if isinstance(value, (int, float)) else []
+    )
+    values = [not value] if isinstance(value, bool) else [*numbers, *get_args(annotation)]
+    for other in [*values, 1, 0.5, *(getattr(preset, field) for preset in PRESETS.values())]:
+        try:
+            found = ModelConfig.model_validate({**config.model_dump(mode="json"), field: other})
+        except ValidationError:
+            continue
+        if getattr(found, field) != value:
+            return found
+    raise AssertionError(f"no other value of {field} is valid")
+
+
+def checkpoint_of(config: ModelConfig, folder: Path, tokenizer: Path, stream: str = "stream") -> Path:
+    progress = Progress(step=4, samples=32, tokens=256, loss=4.0, stream=stream, layout=Layout())
+    return save(Decoder(config), folder, 4, progress, tokenizer)
+
+
+def recipe_of(config: ModelConfig, **train: object) -> Recipe:
+    return Recipe(model=config, train=Recipe.model_validate({"model": SIZES, "train": {**TRAIN, **train}}).train)
+
+
+@pytest.mark.parametrize("field", ModelConfig.model_fields)
+def test_from_takes_the_recipes_model_alone(field: str, tmp_path: Path) -> None:
+    """Each field, at its default in the recipe or in the checkpoint, as it is written to disk."""
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    data = DataFingerprint("other", tokenizer)
+    base = ModelConfig.model_validate(SIZES)
+    other = variant(base, field)
+    for number, (ours, theirs) in enumerate(((base, other), (other, base))):
+        step = checkpoint_of(theirs, tmp_path / str(number), tokenizer)
+        recipe = recipe_of(ours, initial=str(step))
+        if field in TRAINING_ONLY:
+            prepare_run_dir(tmp_path / f"out-{number}", recipe, data, resume=True)
+            continue
+        with pytest.raises(IdentityError, match="--from") as caught:
+            prepare_run_dir(tmp_path / f"out-{number}", recipe, data, resume=True)
+        assert Difference(f"model.{field}", getattr(ours, field), getattr(theirs, field)) in caught.value.differences
+        out = tmp_path / f"own-{number}"
+        checkpoint_of(theirs, out / CHECKPOINTS, tokenizer, data.stream)
+        with pytest.raises(IdentityError, match=f"model.{field} is ") as caught:
+            prepare_run_dir(out, recipe_of(ours), data, resume=True)
+
+
+def write_tokenizer(path: Path, *special: str, indent: int | None = None) -> Path:
+    """A tokenizer of 64 tokens."""
+    path.parent.mkdir(exist_ok=True)
+    words = tokenizers.models.WordLevel({str(n): n for n in range(64 - len(special))}, unk_token="0")  # noqa: S106
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.add_special_tokens(list(special))
+    path.write_text(json.dumps(json.loads(tokenizer.to_str()), indent=indent, sort_keys=True))
+    return path
+
+
+@pytest.mark.parametrize("door", ["resume", "--from"])
+def test_another_tokenizer_is_refused_unless_it_is_written_otherwise(
+    door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, names = ModelConfig.model_validate(SIZES), ("<|endoftext|>", "<|im_end|>")
+    theirs = write_tokenizer(tmp_path / "model" / "tokenizer.json", *names)
+    (theirs.parent / CHAT_FILES[0]).write_text("{{ messages[0].content }}<|im_end|>")
+    (theirs.parent / CHAT_FILES[1]).write_text('{"eos_token_id": [62, 63]}')
+    out = tmp_path / "out"
+    step = checkpoint_of(config, out / CHECKPOINTS if door == "resume" else tmp_path / "start", theirs)
+    train = {"initial": str(step)}
+    swapped = DataFingerprint("stream", write_tokenizer(tmp_path / "data" / "tokenizer.json", *names[::-1]))
+    with pytest.raises(IdentityError) as caught:
+        prepare_run_dir(out, recipe_of(config, **train), swapped, resume=True)
+    assert caught.value.differences == [Difference("tokenizer", swapped.tokenizer, step / "tokenizer.json")]
+    assert all(str(path) in str(caught.value) for path in (swapped.tokenizer, step))
+    assert ("--new-tokenizer" in str(caught.value)) == (door == "--from")
+    assert not (out / "recipe.toml").exists(), "before any work"
+    recipe = recipe_of(config, **train, new_tokenizer=True)
+    if door == "resume":
+        with pytest.raises(IdentityError):
+            prepare_run_dir(out, recipe, swapped, resume=True)
+    else:
+        prepare_run_dir(out, recipe, swapped, resume=True)
+        said = capsys.readouterr().err
+        assert all(name in said for name in ("tokenizer.json", *CHAT_FILES[:2], names[1]))
+        assert CHAT_FILES[2] not in said
+    same = DataFingerprint("stream", write_tokenizer(tmp_path / "same" / "tokenizer.json", *names, indent=4))
+    assert same.tokenizer.read_bytes() != theirs.read_bytes()
+    prepare_run_dir(out, recipe, same, resume=True)
+    assert not capsys.readouterr().err, "everything is carried on"
