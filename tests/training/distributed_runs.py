@@ -37,10 +37,9 @@ from mtnlg_model.checkpoint import tensor_file  # noqa: E402
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
-from mtnlg_parallel.engine import deepspeed_engine, process, sharded_optimizer, zero  # noqa: E402
+from mtnlg_parallel.engine import process, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
-from mtnlg_parallel.inference import DecoderShard  # noqa: E402
 from mtnlg_parallel.launch import health  # noqa: E402
 from mtnlg_parallel.model import head, slicing, tensor_parallel  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
@@ -91,21 +90,6 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
                 "sums": {part.name: float(part.parameter.double().sum()) for part in local if part.parameter.ndim == 1},
             }
         )
-    return results
-
-
-def scores(request: dict[str, Any], _rank: int) -> list[Any]:
-    """Log P of a batch's next tokens, and whether they are greedy, by each checkpoint; on the last stage alone."""
-    layout = validate(request["recipes"][0], Recipe, "request").layout
-    device = process.init_distributed(layout)
-    tokens_BS, results = torch.tensor(request["tokens"]), []
-    for path in request["checkpoints"]:
-        shard = DecoderShard(Checkpoint.open(Path(path)), layout, device, torch.float32)
-        x_SBH = shard.forward(tokens_BS, None)
-        if x_SBH is not None:
-            scored = shard.score(x_SBH[:-1].flatten(0, 1), tokens_BS[:, 1:].t().flatten())
-            results.append([tensor.tolist() for tensor in scored])
-        shard.wait_for_sends()
     return results
 
 
@@ -390,7 +374,6 @@ def head_losses(request: dict[str, Any], rank: int) -> list[list[Any]]:
 
 SCENARIOS = {
     "train": train,
-    "scores": scores,
     "attention_masks": attention_masks,
     "state_bytes": state_bytes,
     "head_losses": head_losses,
@@ -435,8 +418,6 @@ def be_rank(request: dict[str, Any], rank: int, answer: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     torch.set_num_threads(1)
     signal.alarm(request.get("limit_seconds", 0))  # ends a rank that hangs
-    if elements := request.get("bucket_elements"):
-        sharded_optimizer.BUCKET_ELEMENTS = deepspeed_engine.COPIED_ELEMENTS = elements
     try:
         result: Any = SCENARIOS[request["scenario"]](request, rank)
     except BaseException:  # noqa: BLE001  (the test gets any error)

@@ -295,7 +295,7 @@ def test_train_returns_the_summary_of_a_run_and_again_of_the_complete_run_whatev
     assert len(BesiegedStore.refusals) == 1, "the store takes in nobody once both ranks are there"
     for path in (out / "checkpoints").rglob("*"):
         assert not path.stat().st_mode & 0o007, f"others cannot read {path}"
-    reference, _, _ = reference_run(recipe, data)
+    reference, _ = reference_run(recipe, data)
     assert_same_steps([dict(step) for step in read_steps(out)], reference)
     assert (summary["steps"], summary["samples"]) == (len(reference), reference[-1]["samples"])
     assert summary["loss"] == pytest.approx(reference[-1]["loss"], rel=FP32)

@@ -72,7 +72,7 @@ class Run:
     def ends_as_undisturbed(self, data: Path) -> None:
         """The run ends with the steps of a loop in one process."""
         self.until((self.out / "summary.json").exists)
-        reference, _, _ = reference_run(self.recipe, data)
+        reference, _ = reference_run(self.recipe, data)
         assert_same_steps([dict(step) for step in read_steps(self.out)], reference)
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.functional import cross_entropy
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
-from mtnlg_parallel.training.samples import open_data
+from mtnlg_parallel.training.samples import micro_batches, open_data
 from training.conftest import make_data
-from training.reference_loop import FP32, RunRanks, mean_loss, recipe_of
+from training.reference_loop import FP32, RunRanks, recipe_of
 
 Die = Callable[..., Path]
 RECIPE: dict[str, Any] = {"ramp": None, "validation_every": 0, "samples": 8 * 10, "checkpoint_every": 4}
@@ -101,7 +102,8 @@ def test_a_new_run_from_weights_begins_with_their_loss_and_a_new_optimizer(
     assert newest
     recipe = recipe_of((2, 1, 1), **RECIPE, initial=str(died / "checkpoints"))
     steps = run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path])[0]["steps"]
-    expected = mean_loss(Checkpoint.open(newest).decoder(), open_data(data, recipe).train, range(8))
+    inputs, targets = next(micro_batches(open_data(data, recipe).train, range(8), 8, 1, 0))
+    expected = cross_entropy(Checkpoint.open(newest).decoder()(inputs), targets).mean()
     assert steps[0]["loss"] == pytest.approx(float(expected.detach()), rel=FP32)
     assert [step["step"] for step in steps] == list(range(1, 11))
     assert Checkpoint.open(tmp_path / "checkpoints").optimizer_steps == 10

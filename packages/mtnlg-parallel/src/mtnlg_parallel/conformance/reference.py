@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.stream import TokenStream
     from mtnlg_model.checkpoint.manifest import SlotName
     from mtnlg_parallel.recipe import Recipe
 
@@ -96,8 +97,11 @@ class Trace(NamedTuple):
 class PlainLoop:
     """A decoder, its fp32 masters and their optimizer in one process."""
 
-    def __init__(self, recipe: Recipe, precision: Precision, start: State | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, precision: Precision, start: State | None = None, stream: TokenStream | None = None
+    ) -> None:
         self.recipe, train = recipe, recipe.train
+        self.stream = stream or Tokens(recipe.model.sequence, train.seed)
         self._decoder = Decoder(recipe.model, seed=train.seed)
         high = torch.float64 if precision == "fp64" else torch.float32
         self._masters = {
@@ -126,10 +130,9 @@ class PlainLoop:
         for name, weight in self._decoder.named_parameters():
             weight.copy_(self._masters[name])
 
-    def loss(self, samples: range) -> Tensor:
-        """Mean cross entropy of samples, in nats."""
-        stream = Tokens(self.recipe.model.sequence, self.recipe.train.seed)
-        inputs, targets = next(micro_batches(stream, samples, len(samples), 1, 0))
+    def loss(self, samples: range, stream: TokenStream | None = None) -> Tensor:
+        """Mean cross entropy of samples, of another stream if it is given, in nats."""
+        inputs, targets = next(micro_batches(stream or self.stream, samples, len(samples), 1, 0))
         logits = self._decoder(inputs)
         return F.cross_entropy(
             logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1), targets.flatten()
