@@ -273,7 +273,7 @@ class BesiegedStore(HostedStore):
         super().__init__()
         self.stranger = TCPStore("127.0.0.1", self.port, is_master=False)
 
-    def shut_if_all_are_here(self, attempt: str = "0") -> None:
+    def shut_if_all_are_here(self, attempt: int = 0) -> None:
         for prefix in ("", "hung/", "watchdog/0/", "open/0/watchdog/"):
             self.stranger.set(f"{prefix}line", "step 1 has not ended within 1 s: every rank is in data")
             self.stranger.set(f"{prefix}beat/1", "\x1b[2Jstopped")
