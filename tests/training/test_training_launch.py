@@ -226,7 +226,7 @@ def test_what_a_person_must_mend_is_not_tried_again(tmp_path: Path, status: int)
     assert len(failures_of(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [*supervise.STOP_SIGNALS, signal.SIGINT])
 def test_a_signal_during_the_pause_before_a_restart_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

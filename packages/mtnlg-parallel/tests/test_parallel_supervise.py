@@ -91,7 +91,7 @@ def test_a_node_that_failed_twice_is_excluded_together_with_earlier_ones() -> No
     ]
 
 
-@pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGUSR1, 128 + 15, 128 + 10])
+@pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP, 128 + 15, 128 + 10, 128 + 1])
 def test_ranks_that_were_told_to_stop_before_they_trained_want_a_new_allocation(status: int) -> None:
     assert decide(failures(0, status=status), 100).action == "requeue"
 

@@ -82,7 +82,7 @@ def train(  # noqa: PLR0917  (typer names them)
     """Train a recipe on tokens; the same command again resumes from the newest checkpoint.
 
     Starts one process per rank on this machine, and starts all again from the newest checkpoint where one fails. Under
-    torchrun, srun, mpirun or Kubeflow it joins as a rank. On SIGTERM or SIGUSR1 it writes a checkpoint and exits.
+    torchrun, srun, mpirun or Kubeflow it joins as a rank. SIGTERM, SIGUSR1 or SIGHUP: writes a checkpoint and exits.
     """
     weights = [launch.initial_weights(initial, out)] if initial else []
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights])

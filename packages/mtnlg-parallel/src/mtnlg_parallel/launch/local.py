@@ -357,9 +357,10 @@ class Signals(list[int]):
 
 @contextmanager
 def record_signals(*numbers: signal.Signals) -> Iterator[Signals]:
-    """Append these signals to a list as they arrive, instead of their default action."""
+    """Append these signals to a list as they arrive. One that is ignored, as SIGHUP under nohup, stays ignored."""
     signals = Signals()
-    previous = {number: signal.signal(number, signals.record) for number in numbers}
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, signals.record) for number in heeded}
     try:
         yield signals
     finally:

@@ -34,8 +34,8 @@ CRASHED: Final = 72
 """Exit status of a rank that ended by an error nobody foresaw: of a device, the network, a library, or a bug."""
 
 PERMANENT: Final = {1, 2}
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals that make a run write a checkpoint and exit; Slurm sends them before preemption and before the time limit."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that make a run write a checkpoint and exit: Slurm's before preemption and time limit, a lost terminal's."""
 
 STOPPED: Final = {status for number in STOP_SIGNALS for status in (-number, 128 + number)}
 """Statuses, by subprocess and by a shell, of a rank that was told to stop before it trained."""
