@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mtnlg_model.console import IoFailure, UsageFailure
+from mtnlg_model.console import Failure, IoFailure, UsageFailure
 
 from .environment import this_rank
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 LOOPBACK: Final = "127.0.0.1"
 BACKLOG: Final = 4096
+CONNECT_SECONDS: Final = 5.0
 _ARRIVED, _ALL_HERE = "arrived", "all-here"
 _ATTACH_FILTER: Final = 26
 """Linux' SO_ATTACH_FILTER, which Python's socket module does not name."""
@@ -56,6 +57,12 @@ class HostedStore:
                 raise UsageFailure(f"MASTER_ADDR: {address} is no address of rank 0's machine; name one") from None
             raise OSError(error.errno, error.strerror, f"{address}:{port}") from None  # a port in use: try again
         self.address, self.port = address, int(listening.getsockname()[1])
+        try:  # torch's store tries the same for five minutes, deaf to signals
+            with socket.create_connection((address, self.port), CONNECT_SECONDS):
+                listening.accept()[0].close()
+        except OSError as error:
+            where, hint = f"{address}:{self.port}", "take the loopback interface up: ip link set lo up"
+            raise Failure(f"{where}: {error.strerror or error}, though this process listens there; {hint}") from None
         self.secret = secret or secrets.token_hex(16)
         self._listening: socket.socket | None = listening.dup()
         self._store: Store | None = TCPStore(
