@@ -30,6 +30,7 @@ from mtnlg_parallel.launch.local import (
     check_ranks,
     die_with_parent,
     end_ranks,
+    last_line,
     rank_environment,
     start_rank,
 )
@@ -136,7 +137,6 @@ def _dead_rank(workers: Sequence[Rank], layout: Layout) -> str | None:
     if not dead:
         return None
     first = min(dead, key=lambda rank: rank.process.returncode >= 0)
-    last_line = first.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
     status = first.process.returncode
-    cause = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line
+    cause = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line(first)
     return f"rank {first.number} ({layout.coordinates(first.number)}) ended: {cause}; its log is {first.log}"

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 PEER_FAILED = 70
 """Exit status of a rank that ended because another rank had."""
 
+ERROR_PREFIX = "cli.py: "
+"""What a rank's command writes before the line by which it fails."""
+
 RESUME_HINT = "the same command resumes from the newest checkpoint"
 
 RANKS_ON_CPU = 64
@@ -289,16 +292,28 @@ def _attempt_failure(ranks: Sequence[Rank], layout: Layout) -> AttemptFailure:
             break  # else the rank that they lost has yet to end
     first = min(failed, key=_order_of_suspicion)
     status = first.process.returncode
-    with first.log.open("rb") as file:
-        file.seek(first.begin)
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    last_line = lines[-1].removeprefix("cli.py: ") if lines else ""
-    if status == HUNG_STATUS:  # its last line names the rank that it waited for
-        return AttemptFailure(last_line, status, f"logs are in {first.log.parent}")
+    said = last_line(first)
+    if status == HUNG_STATUS:  # it names the rank that it waited for
+        return AttemptFailure(said, status, f"logs are in {first.log.parent}")
     end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    reason = f": {last_line}" if last_line and status > 0 else ""
+    reason = f": {said}" if said and status > 0 else ""
     name = f"rank {first.number} ({layout.coordinates(first.number)})"
     return AttemptFailure(f"{name} {end}{reason}", status, f"its log is {first.log}")
+
+
+def last_line(rank: Rank) -> str:
+    """The last line that a rank printed, its reason where it failed; or that its log, and so the reason, is cut off.
+
+    A full disk takes a traceback up to some byte. What it takes later, once there is room, follows in the same line.
+    """
+    with rank.log.open("rb") as file:
+        file.seek(rank.begin)
+        text = file.read().decode(errors="replace")
+    last = (text.strip("\n").splitlines() or [""])[-1]
+    _, is_error, error = last.rpartition(ERROR_PREFIX)
+    if text and not is_error and (last[:1].isspace() or not text.endswith("\n")):
+        return "its log breaks off, as on a full disk"
+    return error
 
 
 def _order_of_suspicion(rank: Rank) -> tuple[bool, bool, int]:
