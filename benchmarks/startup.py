@@ -31,7 +31,8 @@ RANK = 1117
 GROUPS = """
 import json, os, sys, time, warnings
 warnings.simplefilter("ignore")
-os.environ |= {"RANK": "%(rank)d", "LOCAL_RANK": "5", "WORLD_SIZE": "2240", "CUDA_VISIBLE_DEVICES": ""}
+os.environ |= {"RANK": "%(rank)d", "LOCAL_RANK": "5", "WORLD_SIZE": "2240", "LOCAL_WORLD_SIZE": "8"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400", "CUDA_VISIBLE_DEVICES": ""}
 from mtnlg_parallel.engine import process
 from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.layout import Layout

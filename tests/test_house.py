@@ -99,6 +99,15 @@ def test_a_package_keeps_away_from_what_it_must_never_use(package: str) -> None:
     assert not found
 
 
+def test_one_module_reads_the_variables_of_launchers() -> None:
+    names = re.compile(
+        r"[\"'](?:RANK|WORLD_SIZE|(?:LOCAL|GROUP|MASTER|TORCHELASTIC|SLURMD?|OMPI|MV2|PMI|MPI)_\w+)[\"']"
+    )
+    modules = [*modules_of("mtnlg_parallel"), *modules_of("mtnlg_eval")]
+    found = [path for path in modules if names.search(path.read_text(encoding="utf-8"))]
+    assert found == [source_of("mtnlg_parallel") / "environment.py"]
+
+
 @pytest.mark.parametrize(("pair", "name"), [(pair, name) for pair, names in TWINS.items() for name in names])
 def test_what_stands_in_two_packages_is_one_text(pair: tuple[str, str], name: str) -> None:
     one, other = (source_of(package) / name for package in pair)

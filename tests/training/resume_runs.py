@@ -38,7 +38,9 @@ def run_until_death(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """
     recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["outs"][0])
     per_node = request.get("per_node", recipe.layout.world)
-    os.environ.update(LOCAL_WORLD_SIZE=str(per_node), MTNLG_MEMORY_DIR=f"{request.get('memory')}/{rank // per_node}")
+    node, local_rank = divmod(rank, per_node)
+    os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(per_node))
+    os.environ["MTNLG_MEMORY_DIR"] = f"{request.get('memory')}/{node}"
     device = process.init_distributed(recipe.layout, recipe.guard, "cpu")
     lines: list[str] = []
     replace(memory, say=lines.append)

@@ -27,6 +27,7 @@ from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import RunState
 from mtnlg_parallel.rendezvous import HostedStore
+from training.nodes import missing
 from training.reference_loop import FP32, assert_same_steps, recipe_of, reference_run
 
 NEW_RUN = RunState(step=0, samples=0, steps=10, complete=False)
@@ -87,7 +88,31 @@ def test_the_watchdogs_line_is_printed_once_and_a_stopped_rank_is_killed(
         launch(tmp_path, hung, "kill(signal.SIGSTOP)", hung)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("Traceback:\n  File '/site-packag", "its log breaks off, as on a full disk"),
+        ("Traceback:\n  File '/site-packages/x.py'\n", "its log breaks off, as on a full disk"),
+        ("  File '/site-packagcli.py: out/metrics.jsonl: No space left\n", "out/metrics.jsonl: No space left"),
+    ],
+)
+def test_a_log_cut_off_by_a_full_disk_gives_no_torn_reason(tmp_path: Path, printed: str, reason: str) -> None:
+    with pytest.raises(Failure, match=rf"^rank 0 \(.*\) ended with status 74: {reason}; its log is"):
+        launch(tmp_path, f"sys.stderr.write({printed!r}); sys.exit(74)")
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_without_loopback_the_command_ends_before_it_starts_ranks(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(dump(recipe_of()))
+    words = [tmp_path / "train.toml", "--data", data, "--out", tmp_path / "out"]
+    command = ["unshare", "--net", sys.executable, "-m", "mtnlg_parallel.cli", "train", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    *_, last = done.stderr.splitlines()
+    assert (done.returncode, "ip link set lo up" in last) == (1, True), done.stderr
+    assert not (tmp_path / "out" / "logs").exists()
+
+
+@pytest.mark.parametrize("number", supervise.STOP_SIGNALS)
 def test_a_stop_signal_is_passed_on_and_ends_the_run_without_a_failure(tmp_path: Path, number: signal.Signals) -> None:
     stop = f"signal.signal({int(number)}, lambda *_: sys.exit(0)); os.kill(os.getppid(), {int(number)}); wait()"
     assert launch(tmp_path, stop, "wait()") == number  # rank 1 has no handler yet, so the signal kills it
@@ -226,7 +251,7 @@ def test_what_a_person_must_mend_is_not_tried_again(tmp_path: Path, status: int)
     assert len(failures_of(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [*supervise.STOP_SIGNALS, signal.SIGINT])
 def test_a_signal_during_the_pause_before_a_restart_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
@@ -273,7 +298,7 @@ class BesiegedStore(HostedStore):
         super().__init__()
         self.stranger = TCPStore("127.0.0.1", self.port, is_master=False)
 
-    def shut_if_all_are_here(self, attempt: str = "0") -> None:
+    def shut_if_all_are_here(self, attempt: int = 0) -> None:
         for prefix in ("", "hung/", "watchdog/0/", "open/0/watchdog/"):
             self.stranger.set(f"{prefix}line", "step 1 has not ended within 1 s: every rank is in data")
             self.stranger.set(f"{prefix}beat/1", "\x1b[2Jstopped")

@@ -1,6 +1,7 @@
 """Nobody restarts a run: ranks that are killed or told to stop start again, locally and under torchrun's agents."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.history import read_events
@@ -117,6 +119,28 @@ def test_a_run_goes_on_after_its_ranks_are_killed_or_told_to_stop_and_after_the_
     with running(out, *command) as run:
         run.end()
         assert run.failures == [-signal.SIGKILL, 0]
+    assert_undisturbed(out, recipe, data)
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["hang-up", "nohup"])
+def test_a_lost_terminal_ends_a_run_with_a_checkpoint_unless_hang_ups_are_ignored(
+    recipe: Recipe, data: Path, tmp_path: Path, ignored: bool
+) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, *CLI, str(tmp_path / "train.toml"), "--data", str(data), "--out", str(out)]
+    process, terminal = pty.fork()
+    if process == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        os.execv(sys.executable, words)  # noqa: S606  (this interpreter)
+    while max((step["step"] for step in read_steps(out)), default=0) < 5:
+        os.read(terminal, 1 << 16)  # an error where the run has ended
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert (out / "summary.json").exists() == ignored
+    reached = max(step["step"] for step in read_steps(out))
+    assert latest(out / "checkpoints") == out / "checkpoints" / f"step-{reached}"
+    with running(out, *words[1:]) as run:
+        run.end()
     assert_undisturbed(out, recipe, data)
 
 

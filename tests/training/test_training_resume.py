@@ -10,9 +10,13 @@ import pytest
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.functional import cross_entropy
+from mtnlg_model.settings import dump
+from mtnlg_parallel.recipe import load_recipe
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.record.run_dir import prepare_run_dir
 from mtnlg_parallel.training.samples import micro_batches, open_data
 from training.conftest import make_data
 from training.reference_loop import FP32, RunRanks, recipe_of
@@ -107,6 +111,25 @@ def test_a_new_run_from_weights_begins_with_their_loss_and_a_new_optimizer(
     assert steps[0]["loss"] == pytest.approx(float(expected.detach()), rel=FP32)
     assert [step["step"] for step in steps] == list(range(1, 11))
     assert Checkpoint.open(tmp_path / "checkpoints").optimizer_steps == 10
+
+
+def test_a_run_with_checkpoints_of_its_own_needs_no_initial_weights(
+    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path
+) -> None:
+    out, gone = shutil.copytree(died, tmp_path / "out"), tmp_path / "gone" / "step-9"
+    began, moved = (
+        recipe_of((1, 1, 2), **RECIPE, initial=str(tmp_path / name / "step-9")) for name in ("gone", "moved")
+    )
+    (out / "recipe.toml").write_text(dump(began))
+    fingerprint = open_data(data, began).fingerprint
+    for recipe in (began, moved, recipe_of((1, 1, 2), **RECIPE)):
+        assert prepare_run_dir(out, recipe, fingerprint, resume=True).step == 8
+        assert load_recipe(out / "recipe.toml") == began
+    gone.mkdir(parents=True)
+    with pytest.raises(UsageFailure, match=r"train\.initial .*gone.* and is .*moved"):
+        prepare_run_dir(out, moved, fingerprint, resume=True)
+    gone.rmdir()
+    assert [rank["resumed"] for rank in run_ranks("run_until_death", [began], data=data, outs=[out])] == [8, 8]
 
 
 def test_a_checkpoint_is_published_when_all_ranks_have_written_and_training_goes_on_meanwhile(

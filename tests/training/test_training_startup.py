@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mtnlg_parallel.environment import Environment
 from training.reference_loop import RunRanks, recipe_of
 
 
@@ -95,7 +96,7 @@ def prepare():
 run_rank(load_recipe(Path("recipes/quickstart")), Path(), Path(), RunOptions(), prepare)
 """
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}
+    environment |= Environment(world=4, local_world=4, address="127.0.0.1", port=29400).variables()
     root = Path(__file__).parents[2]
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, env=environment, cwd=root, capture_output=True, text=True, check=False)

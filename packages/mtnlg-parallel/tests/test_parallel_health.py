@@ -1,5 +1,6 @@
 """The health check's judgement on synthetic findings, its product, and which device a rank takes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +132,10 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, mon
     assert not list(tmp_path.iterdir())
 
 
-CLUSTERS = [{"SLURM_JOB_ID": "7"}, {"LOCAL_WORLD_SIZE": "4"}]
+CLUSTERS: list[dict[str, Any]] = [{"SLURM_JOB_ID": "7", "local_world": 16}, {"local_world": 4}]
 
 
-@pytest.fixture
-def rank_13(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"RANK": "13", "LOCAL_RANK": "1", "SLURMD_NODENAME": "n3"}.items():
-        monkeypatch.setenv(name, value)
+RANK_13: dict[str, Any] = {"rank": 13, "world": 16, "local_rank": 1, "SLURMD_NODENAME": "n3"}
 
 
 def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -147,23 +143,24 @@ def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
 
 
-@pytest.mark.usefixtures("rank_13")
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=["slurm", "several nodes"])
 def test_a_rank_without_gpu_on_a_cluster_fails_unless_the_cpu_is_asked_for(
-    cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None]
 ) -> None:
     set_gpus(monkeypatch, 0)
+    be_rank(**RANK_13, local_world=16)
     assert rank_device(LAYOUT, "auto").type == "cpu", "a single machine"
-    for name, value in cluster.items():
-        monkeypatch.setenv(name, value)
+    be_rank(**RANK_13, **cluster)
     assert rank_device(LAYOUT, "cpu").type == "cpu"
     with pytest.raises(UnfitNode, match=r"^rank 13 \(tp 1, pp 1, dp 1\) on n3: torch sees no GPU; .* --device cpu$"):
         rank_device(LAYOUT, "auto")
 
 
-@pytest.mark.usefixtures("rank_13")
-def test_a_rank_takes_its_own_gpu_or_fails_where_there_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_takes_its_own_gpu_or_fails_where_there_are_fewer(
+    monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None]
+) -> None:
     set_gpus(monkeypatch, 2)
+    be_rank(**RANK_13, local_world=16)
     assert rank_device(LAYOUT, "auto") == torch.device("cuda", 1)
     assert rank_device(LAYOUT, "cpu").type == "cpu"
     set_gpus(monkeypatch, 1)

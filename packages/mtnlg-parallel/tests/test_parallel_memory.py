@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from threading import current_thread
@@ -98,7 +99,6 @@ def test_where_there_is_no_memory_the_folder_for_temporary_files_is_used_and_nam
 def store(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     """The store of the only rank of a job, which sees everything of its node."""
     assert base.exists()
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr(memory_store, "gathered_from_all", lambda value, _: [value])
     store = MemoryStore(tmp_path / "out", 0, 1, CPU)
     store.open("run", "b")
@@ -155,7 +155,7 @@ def test_a_list_of_files_that_are_not_the_senders_is_refused(store: MemoryStore)
         parse_copied(raw.replace(b"rank-1.weights", b"../../weights"), 1, "rank 1")
 
 
-def test_nodes_of_different_sizes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+def test_nodes_of_different_sizes_are_refused(tmp_path: Path, be_rank: Callable[..., None]) -> None:
+    be_rank(world=4, local_world=3)
     with pytest.raises(Failure, match="LOCAL_WORLD_SIZE = 3 does not divide 4 ranks"):
         MemoryStore(tmp_path, 0, 4, CPU)

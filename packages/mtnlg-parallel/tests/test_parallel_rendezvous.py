@@ -14,10 +14,14 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from mtnlg_model.console import UsageFailure, error_status
 from mtnlg_parallel import rendezvous
-from mtnlg_parallel.rendezvous import AGENT, SECRET, HostedStore
+from mtnlg_parallel.environment import Environment
+from mtnlg_parallel.launch.local import rank_environment
+from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.rendezvous import HostedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
 
 MINUTE = timedelta(seconds=60)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's filters and /proc are Linux'")
@@ -27,9 +31,8 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's filters
 def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedStore]:
     """A launcher's store, whose environment this process has."""
     store = HostedStore()
-    for name, value in store.environment.items():
+    for name, value in rank_environment(0, Layout(), store, restarts=2).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     yield store
     store.close()
 
@@ -69,10 +72,10 @@ def test_each_store_has_a_secret_of_its_own_and_all_keys_are_under_it(hosted: Ho
 def test_once_all_ranks_are_here_nobody_else_connects_and_their_connections_stand(hosted: HostedStore) -> None:
     ranks = [rendezvous.connect(MINUTE) for _ in range(2)]
     rendezvous.arrive(ranks[0], 2)
-    hosted.shut_if_all_are_here("2")
+    hosted.shut_if_all_are_here(2)
     socket.create_connection(("127.0.0.1", hosted.port), 60).close()  # one rank is still to come
     rendezvous.arrive(ranks[1], 2)
-    hosted.shut_if_all_are_here("2")
+    hosted.shut_if_all_are_here(2)
     with pytest.raises(TimeoutError):
         socket.create_connection(("127.0.0.1", hosted.port), 0.1)
     ranks[0].set("beat", "1")
@@ -91,7 +94,7 @@ def test_a_user_who_connected_before_the_ranks_had_met_is_cut_off(hosted: Hosted
     rank = rendezvous.connect(MINUTE)
     rank.set("beat", "1")  # by now the store has accepted the stranger, who came before
     rendezvous.arrive(rank, 1)
-    hosted.shut_if_all_are_here("2")
+    hosted.shut_if_all_are_here(2)
     with stranger:
         assert stranger.recv(1) == b"", "cut off"
     assert rank.get("beat") == b"1"
@@ -99,13 +102,11 @@ def test_a_user_who_connected_before_the_ranks_had_met_is_cut_off(hosted: Hosted
 
 @LINUX
 def test_rank_0_hosts_a_store_on_the_address_of_its_name_alone(
-    hosted: HostedStore, monkeypatch: pytest.MonkeyPatch
+    hosted: HostedStore, monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None]
 ) -> None:
     hosted.close()
     free = hosted.port
-    variables = {"MASTER_ADDR": "127.0.0.7", AGENT: "False", "RANK": "0", SECRET: "5ec2e7"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    be_rank(address="127.0.0.7", port=free)
     monkeypatch.setattr(rendezvous, "_hosted", [])
     store = rendezvous.join(MINUTE)
     assert listening_addresses(free) == {"0700007F"}
@@ -134,9 +135,8 @@ def test_rank_0_listens_where_other_machines_look_for_it(
         return [(0, 0, 0, "", (address, 0)) for address in (known if host == name else [host])]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setenv("MASTER_ADDR", name)
-    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "10.9.9.9")
-    assert (rendezvous._bound_address(), rendezvous._master()) == (bound, asked)
+    place = Environment(address=name, launch_address="10.9.9.9")
+    assert (rendezvous._bound_address(place), rendezvous._master(place)) == (bound, asked)
 
 
 def test_a_port_in_use_may_be_free_at_a_restart_and_a_wrong_address_is_a_mistake() -> None:

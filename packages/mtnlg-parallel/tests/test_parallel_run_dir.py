@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -22,6 +22,9 @@ from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.record import run_dir
 from mtnlg_parallel.record.history import goodput
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, prepare_run_dir, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DATA = DataFingerprint("stream", Path("tokenizer.json"))
 
@@ -106,28 +109,26 @@ def test_what_an_attempt_left_unfinished_and_cannot_be_removed_is_named_and_the_
 
 @pytest.mark.parametrize("restarts", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
 def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None], restarts: str
 ) -> None:
     monkeypatch.setattr(run, "_fingerprint", lambda *_: DATA)
     old, new = (tmp_path / LOGS / name for name in ("old", "new"))
-    for folder, count in ((old, "0"), (new, "1")):
+    for folder, count in ((old, 0), (new, 1)):
         folder.mkdir(parents=True)
-        monkeypatch.setenv(restarts, count)
+        be_rank(**{restarts: count})
         run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
     assert not old.exists(), "the first attempt starts over"
     assert new.exists()
 
 
 def test_over_several_nodes_no_number_tells_torchruns_first_attempt_so_starting_over_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None]
 ) -> None:
     def prepare(nodes: int, restarts: int) -> None:
-        monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
-        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(restarts))
+        be_rank(world=nodes, TORCHELASTIC_RUN_ID="none", TORCHELASTIC_MAX_RESTARTS=restarts)
         run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
 
     monkeypatch.setattr(run, "_fingerprint", lambda *_: DATA)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     prepare(1, 3)
     prepare(2, 0)
     with pytest.raises(UsageFailure, match=r"--no-resume: torchrun over 2 nodes .* remove .*, or --max-restarts 0"):

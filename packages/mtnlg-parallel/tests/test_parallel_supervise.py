@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,15 +29,17 @@ from mtnlg_parallel.launch.supervise import (
     check_elastic_restart,
     check_elastic_store,
     decide,
-    leave_word,
     record_failure,
     recorded_failures,
+    write_failure_file,
 )
 from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.record.history import append, read_events
 from mtnlg_parallel.record.run_dir import LOGS, RunState
 
+BeRank = Callable[..., None]
 KILLED = -signal.SIGKILL
+TORCHRUN: dict[str, Any] = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_MAX_RESTARTS": 3}
 WORKER = "mtnlg_parallel.launch.worker"
 """Runs a rank; its imports take seconds."""
 RECIPE = Recipe.model_validate({"model": {"preset": "tiny"}, "train": {"samples": 32, "batch": 8, "lr": 1e-3}})
@@ -87,7 +91,7 @@ def test_a_node_that_failed_twice_is_excluded_together_with_earlier_ones() -> No
     ]
 
 
-@pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGUSR1, 128 + 15, 128 + 10])
+@pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP, 128 + 15, 128 + 10, 128 + 1])
 def test_ranks_that_were_told_to_stop_before_they_trained_want_a_new_allocation(status: int) -> None:
     assert decide(failures(0, status=status), 100).action == "requeue"
 
@@ -143,14 +147,12 @@ def test_an_error_that_another_attempt_may_not_meet_has_a_status_of_its_own(erro
 
 
 @pytest.fixture
-def elastic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def elastic(be_rank: BeRank, tmp_path: Path) -> Path:
     """The environment of rank 0 of torchrun's first attempt, in a run that failed the day before."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    monkeypatch.setenv("RANK", "0")
+    be_rank(**TORCHRUN)
     for _ in range(3):
         record_failure(tmp_path, "yesterday's", KILLED)
-    leave_word(tmp_path, Failure("yesterday's"))
+    write_failure_file(tmp_path, Failure("yesterday's"))
     check_elastic_restart(tmp_path)
     return tmp_path
 
@@ -160,14 +162,14 @@ def restart_elastic(out: Path, restarts: int) -> None:
     check_elastic_restart(out)
 
 
-def test_a_restart_by_torchrun_is_refused_after_what_a_person_must_mend(elastic: Path) -> None:
+def test_a_restart_by_torchrun_is_refused_after_what_a_person_must_mend(elastic: Path, be_rank: BeRank) -> None:
     for rank, error in enumerate([RankCrash("lost a peer"), Failure("no such store"), RankCrash("lost a peer")]):
-        os.environ["RANK"] = str(rank)
-        leave_word(elastic, error)
+        be_rank(**TORCHRUN, rank=rank, world=3, local_world=3)
+        write_failure_file(elastic, error)
     with pytest.raises(Failure, match=r"^rank 1 on .*: no such store$"):
         restart_elastic(elastic, 1)
     assert [event["status"] for event in read_events(elastic)][3:] == [1]
-    restart_elastic(elastic, 2)  # no word is left: the refusing rank leaves its own
+    restart_elastic(elastic, 2)  # the files are gone: the refusing rank writes its own
 
 
 def test_restarts_by_torchrun_without_a_new_step_are_refused_but_not_because_of_yesterdays(elastic: Path) -> None:
@@ -177,31 +179,18 @@ def test_restarts_by_torchrun_without_a_new_step_are_refused_but_not_because_of_
         restart_elastic(elastic, 4)
 
 
-@pytest.mark.parametrize(("nodes", "shared", "restarts"), [(1, "True", 3), (2, "False", 3), (2, "True", 0)])
+@pytest.mark.parametrize(("nodes", "shared", "restarts"), [(1, True, 3), (2, False, 3), (2, True, 0)])
 def test_torchruns_restarts_over_several_nodes_need_a_store_for_each_attempt(
-    monkeypatch: pytest.MonkeyPatch, nodes: int, shared: str, restarts: int
+    be_rank: BeRank, nodes: int, shared: bool, restarts: int
 ) -> None:
-    def set_variables(nodes: int, shared: str, restarts: int) -> None:
-        monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
-        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
-        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(restarts))
-
-    set_variables(nodes, shared, restarts)
+    be_rank(**TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": restarts}, world=nodes, agent_store=shared)
     check_elastic_store()
-    set_variables(2, "True", 3)
+    be_rank(**TORCHRUN, world=2, agent_store=True)
     with pytest.raises(UsageFailure, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         check_elastic_store()
 
 
-def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of torchrun's first attempt on one node."""
-    variables = {"RUN_ID": "none", "RESTART_COUNT": "0", "MAX_RESTARTS": "3"}
-    for name, value in variables.items():
-        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
-
-
-def join(monkeypatch: pytest.MonkeyPatch, out: Path, rank: int = 0, error: str = "") -> list[str]:
+def join(monkeypatch: pytest.MonkeyPatch, out: Path, error: str = "") -> list[str]:
     """Be a rank of torchrun or of a job; returns what it has done."""
     done: list[str] = []
 
@@ -210,52 +199,54 @@ def join(monkeypatch: pytest.MonkeyPatch, out: Path, rank: int = 0, error: str =
             raise Failure(error)
         done.append("trained")
 
-    monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setitem(sys.modules, WORKER, SimpleNamespace(run_rank=run_rank))
     launch.join(RECIPE, out, out, RunOptions(), lambda: RunState(0, 0, 4, complete=False))
     return done
 
 
 def test_a_rank_that_leads_is_refused_at_once_where_another_run_is_at_work(
-    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank
 ) -> None:
-    torchrun(monkeypatch)
+    be_rank(**TORCHRUN)
     (tmp_path / LOGS).mkdir()
-    word = tmp_path / LOGS / "rank-1.failure"
-    word.touch()
+    (tmp_path / LOGS / "rank-1.failure").touch()
     before = set(tmp_path.rglob("*"))
     with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
         join(monkeypatch, tmp_path)
-    assert set(tmp_path.rglob("*")) == before, "no word of its own, and those of the run at work"
+    assert set(tmp_path.rglob("*")) == before, "no failure file of its own, and those of the run at work"
     at_work.communicate()
     assert join(monkeypatch, tmp_path) == ["trained"]
 
 
 @pytest.mark.parametrize("met", [False, True])
-def test_a_rank_leaves_word_only_once_all_have_met_which_no_run_does_that_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: bool
+def test_failure_files_are_written_once_the_process_group_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank, met: bool
 ) -> None:
-    torchrun(monkeypatch)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: met)
     for rank in (0, 1):
+        be_rank(**TORCHRUN, rank=rank, world=2, local_world=2)
         with pytest.raises(Failure, match="another run"):
-            join(monkeypatch, tmp_path, rank, error="another run: train.lr was 0.001 and is 0.01 now")
+            join(monkeypatch, tmp_path, error="another run: train.lr was 0.001 and is 0.01 now")
         assert (tmp_path / LOGS / f"rank-{rank}.failure").exists() == met
 
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "MTNLG_JOB"])
 def test_a_restart_waits_for_the_lock_of_a_lost_node(
-    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    at_work: subprocess.Popen[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    be_rank: BeRank,
+    variable: str,
 ) -> None:
-    monkeypatch.setenv(variable, "1")
+    be_rank(**{variable: 1})
     monkeypatch.setattr("mtnlg_parallel.launch.run.time.sleep", lambda _: at_work.communicate())
     assert join(monkeypatch, tmp_path) == ["trained"]
 
 
 def test_a_restart_does_not_wait_for_the_lock_of_a_run_for_ever(
-    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank
 ) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    be_rank(restarts=1)
     times = iter([0.0, 0.0, launch.LOCK_PATIENCE])
     monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
     with pytest.raises(FolderInUse):

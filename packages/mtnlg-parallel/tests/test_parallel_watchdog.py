@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from mtnlg_parallel import rendezvous
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.training import watchdog
 from mtnlg_parallel.training.flight_recorder import GroupTrace, Trace
 from mtnlg_parallel.training.watchdog import Heartbeat, Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 PATIENCE, START = 60.0, 600.0
@@ -305,13 +304,10 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[str]:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TCPStore]]:
+def store(be_rank: Callable[..., None]) -> Iterator[list[TCPStore]]:
     """The job's store, in a list so that a test can end it."""
     held = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))]
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(held[0].port))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    be_rank(port=held[0].port, agent_store=True, restarts=1)
     yield held
     held.clear()
 
@@ -367,7 +363,7 @@ def test_a_strangers_line_does_not_keep_the_job_from_ending_where_it_hangs(two: 
 def test_a_third_process_that_knows_the_port_but_not_the_secret_changes_nothing(
     store: list[TCPStore], lines: queue.Queue[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(rendezvous.SECRET, "5ec2e7")
+    monkeypatch.setenv("MTNLG_SECRET", "5ec2e7")
     stranger = TCPStore("127.0.0.1", store[0].port, is_master=False, timeout=timedelta(seconds=60))
     line = "step 4 has not ended within 60 s: every rank is in data"
     for prefix in ("", "hung/", "watchdog/0/", "watchdog/1/", "open/0/watchdog/", "open/1/watchdog/"):

@@ -235,15 +235,20 @@ def progress(label: str, total: int, unit: str = "") -> Iterator[Advance]:
         named, noted = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
         columns = (named, BarColumn(), MofNCompleteColumn(), TextColumn(unit), TextColumn("{task.fields[rate]}"))
         times = (TimeElapsedColumn(), TimeRemainingColumn(), noted)
-        with Progress(*columns, *times, console=output(stderr=True)) as bars:
-            task = bars.add_task(label, total=total, note="", rate="")
-            started = time.monotonic()
+        bars = Progress(*columns, *times, console=output(stderr=True))
+        task = bars.add_task(label, total=total, note="", rate="")
+        started = time.monotonic()
 
-            def advance(n: int, note: str = "") -> None:
-                rate = (bars.tasks[task].completed + n) / max(1e-9, time.monotonic() - started)
-                bars.update(task, advance=n, note=note, rate=f"{rate:.1f}/s")
+        def advance(n: int, note: str = "") -> None:
+            rate = (bars.tasks[task].completed + n) / max(1e-9, time.monotonic() - started)
+            bars.update(task, advance=n, note=note, rate=f"{rate:.1f}/s")
 
+        bars.start()
+        try:
             yield advance
+        finally:
+            with suppress(OSError):  # the terminal may be gone
+                bars.stop()
     else:
         yield _plain_lines(label, total, unit)
 

@@ -13,10 +13,11 @@ from mtnlg_parallel.planner.command import plan_command
 from mtnlg_parallel.record.status import status_command
 from mtnlg_parallel.record.trackers import check_wandb
 
+from .environment import read_environment
 from .launch import run as launch
 from .launch import slurm
 from .launch.calibration import calibrate_command
-from .launch.local import die_with_parent, is_rank
+from .launch.local import die_with_parent
 from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
 from .layout_report import layout_facts, print_layout, print_rank, rank_shard
@@ -84,7 +85,7 @@ def train(  # noqa: PLR0917  (typer names them)
     """Train a recipe on tokens; the same command again resumes from the newest checkpoint.
 
     Starts one process per rank on this machine, and starts all again from the newest checkpoint where one fails. Under
-    torchrun (RANK in the environment) it joins as that rank. On SIGTERM or SIGUSR1 it writes a checkpoint and exits.
+    torchrun, srun, mpirun or Kubeflow it joins as a rank. SIGTERM, SIGUSR1 or SIGHUP: writes a checkpoint and exits.
     """
     weights = [launch.initial_weights(initial, out)] if initial else []
     weights += ["train.new_tokenizer=true"] if new_tokenizer else []
@@ -99,9 +100,11 @@ def train(  # noqa: PLR0917  (typer names them)
         raise UsageFailure("--sbatch needs --launcher slurm")
     if wandb is not None:
         check_wandb()
-    if die_with_parent():  # a rank that `launch.train` started
+    started_by = read_environment().launcher
+    if started_by == "local":
+        die_with_parent()
         launch.join(chosen, data, out, options)
-    elif is_rank():  # of torchrun or of the Slurm job
+    elif started_by != "none":
         prepare = partial(launch.prepare, chosen, data, out, options, resume, cluster, force)
         launch.join(chosen, data, out, options, prepare)
     elif launcher == "slurm":

@@ -41,7 +41,7 @@ SCORE_CHUNK = 512
 
 
 def init_distributed() -> torch.device:
-    """Initialize torch.distributed from the environment (RANK, …); returns this rank's device."""
+    """Initialize torch.distributed as `environment.this_rank`; returns this rank's device."""
     device = local_device()
     rendezvous.arrive(init_process_group(device, TIMEOUT), distributed.get_world_size())
     return device

@@ -7,7 +7,7 @@
 torch's store asks nobody who he is, and lists its keys to whoever connects (torch 2.13). So two things protect a
 run. Every key begins with the job's secret, which processes inherit in their environment and no command line has. And
 once all ranks are connected, a store that we host takes in nobody else, and cuts off the machine's other users who came
-before that. The agent's store has the first alone; torchrun knows no secret unless its environment has `SECRET`.
+before that. The agent's store has the first alone; torchrun knows no secret unless its environment has MTNLG_SECRET.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mtnlg_model.console import IoFailure, UsageFailure
+from mtnlg_model.console import Failure, IoFailure, UsageFailure
+
+from .environment import this_rank
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-SECRET: Final = "MTNLG_SECRET"  # noqa: S105  (the variable's name)
-"""Environment variable with the first part of every key; "open" where it is not set."""
-
-AGENT: Final = "TORCHELASTIC_USE_AGENT_STORE"
-"""Environment variable, "True" where a launcher hosts the store; else rank 0 does."""
+    from .environment import Environment
 
 LOOPBACK: Final = "127.0.0.1"
 BACKLOG: Final = 4096
+CONNECT_SECONDS: Final = 5.0
 _ARRIVED, _ALL_HERE = "arrived", "all-here"
 _ATTACH_FILTER: Final = 26
 """Linux' SO_ATTACH_FILTER, which Python's socket module does not name."""
@@ -58,21 +57,19 @@ class HostedStore:
                 raise UsageFailure(f"MASTER_ADDR: {address} is no address of rank 0's machine; name one") from None
             raise OSError(error.errno, error.strerror, f"{address}:{port}") from None  # a port in use: try again
         self.address, self.port = address, int(listening.getsockname()[1])
+        try:  # torch's store tries the same for five minutes, deaf to signals
+            with socket.create_connection((address, self.port), CONNECT_SECONDS):
+                listening.accept()[0].close()
+        except OSError as error:
+            where, hint = f"{address}:{self.port}", "take the loopback interface up: ip link set lo up"
+            raise Failure(f"{where}: {error.strerror or error}, though this process listens there; {hint}") from None
         self.secret = secret or secrets.token_hex(16)
         self._listening: socket.socket | None = listening.dup()
         self._store: Store | None = TCPStore(
             address, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables by which a rank on this machine finds the store, and keeps its other sockets on it."""
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        interfaces = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-        place = {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
-        return {**place, **interfaces, AGENT: "True", SECRET: self.secret}
-
-    def shut_if_all_are_here(self, attempt: str = "0") -> None:
+    def shut_if_all_are_here(self, attempt: int = 0) -> None:
         """Take in no further connection once every rank has called `arrive`. Call it now and then."""
         listening, store = self._listening, self._store
         if listening and store and store.check([f"{self.secret}/{attempt}/{_ALL_HERE}"]):
@@ -94,9 +91,9 @@ _hosted: list[HostedStore] = []
 
 def join(timeout: timedelta) -> Store:
     """The attempt's part of the job's store, for the process group; rank 0 hosts it where no launcher does."""
-    if os.environ.get(AGENT) != "True" and os.environ["RANK"] == "0" and not _hosted:
-        port, secret = int(os.environ["MASTER_PORT"]), os.environ.get(SECRET, "open")
-        _hosted.append(HostedStore(_bound_address(), port, secret))
+    place = this_rank()
+    if not place.agent_store and place.rank == 0 and not _hosted:
+        _hosted.append(HostedStore(_bound_address(place), place.port, place.secret))
     return connect(timeout)
 
 
@@ -108,8 +105,9 @@ def connect(timeout: timedelta) -> Store:
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as above)
 
-    store = TCPStore(_master(), int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
-    return PrefixStore(f"{os.environ.get(SECRET, 'open')}/{_attempt()}", store)
+    place = this_rank()
+    store = TCPStore(_master(place), place.port, is_master=False, timeout=timeout)
+    return PrefixStore(f"{place.secret}/{_attempt(place)}", store)
 
 
 def arrive(store: Store, world: int) -> None:
@@ -121,24 +119,24 @@ def arrive(store: Store, world: int) -> None:
 def shut() -> None:
     """On a rank that hosts the store: `HostedStore.shut_if_all_are_here`. Elsewhere nothing."""
     for hosted in _hosted:
-        hosted.shut_if_all_are_here(_attempt())
+        hosted.shut_if_all_are_here(_attempt(this_rank()))
 
 
-def _attempt() -> str:
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get(AGENT) == "True" else "0"
+def _attempt(place: Environment) -> int:
+    return place.restarts if place.agent_store else 0
 
 
-def _master() -> str:
+def _master(place: Environment) -> str:
     """MASTER_ADDR; Slurm's address of its node where the node itself knows its name as a loopback address only."""
-    name = os.environ["MASTER_ADDR"]
-    launch = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
-    meant = name == "localhost" or name.replace(".", "").isdecimal() or ":" in name
-    return launch if launch and not meant and all(map(_is_loopback, _addresses(name))) else name
+    name = place.address
+    literal = name == "localhost" or name.replace(".", "").isdecimal() or ":" in name
+    is_unknown = place.launch_address and not literal and all(map(_is_loopback, _addresses(name)))
+    return place.launch_address if is_unknown else name
 
 
-def _bound_address() -> str:
+def _bound_address(place: Environment) -> str:
     """The address of `_master` on which rank 0 listens: one that other machines can reach, IPv4 before IPv6."""
-    return min(_addresses(_master()), key=lambda address: (_is_loopback(address), ":" in address))
+    return min(_addresses(_master(place)), key=lambda address: (_is_loopback(address), ":" in address))
 
 
 def _addresses(name: str) -> list[str]:
@@ -146,7 +144,7 @@ def _addresses(name: str) -> list[str]:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise IoFailure(f"MASTER_ADDR = {name}: {error.strerror}; set it to rank 0's machine") from None
-    return [str(place[0]) for *_, place in found]
+    return [str(address[0]) for *_, address in found]
 
 
 def _is_loopback(address: str) -> bool:

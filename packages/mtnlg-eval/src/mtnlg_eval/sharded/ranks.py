@@ -23,13 +23,14 @@ from mtnlg_eval.evaluation import silence_lm_eval
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, printable
 from mtnlg_model.tokenizer import Tokenizer
+from mtnlg_parallel.environment import read_environment
 from mtnlg_parallel.inference import TIMEOUT, DecoderShard, init_distributed
 from mtnlg_parallel.launch.local import (
     Rank,
     check_ranks,
     die_with_parent,
     end_ranks,
-    is_rank,
+    last_line,
     rank_environment,
     start_rank,
 )
@@ -56,9 +57,10 @@ def open_coordinator(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[
     layout = Layout(**parse_layout(text))
     if error := layout_error(layout, checkpoint.config):
         raise UsageFailure(f"--layout {text}: {error}")
-    if is_rank():
-        if int(os.environ["WORLD_SIZE"]) != layout.world:
-            raise UsageFailure(f"--layout {text} is {layout.world} ranks, WORLD_SIZE = {os.environ['WORLD_SIZE']}")
+    started = read_environment()
+    if started.launcher != "none":
+        if started.world != layout.world:
+            raise UsageFailure(f"--layout {text} is {layout.world} ranks, WORLD_SIZE = {started.world}")
         with _join(checkpoint, layout) as coordinator:
             yield coordinator
         return
@@ -135,7 +137,6 @@ def _dead_rank(workers: Sequence[Rank], layout: Layout) -> str | None:
     if not dead:
         return None
     first = min(dead, key=lambda rank: rank.process.returncode >= 0)
-    last_line = first.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
     status = first.process.returncode
-    cause = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line
+    cause = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line(first)
     return f"rank {first.number} ({layout.coordinates(first.number)}) ended: {cause}; its log is {first.log}"

@@ -17,6 +17,7 @@ from mtnlg_model.console import Failure
 from mtnlg_parallel import kernels
 from mtnlg_parallel.engine import process, zero
 from mtnlg_parallel.engine.build import build_engine, engine_class
+from mtnlg_parallel.launch.local import rank_environment
 from mtnlg_parallel.model.eight_bit import weights_unchanged
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import Recipe
@@ -79,13 +80,12 @@ def run_ranks(case: Case, engine: str, start: State, device: Literal["auto", "cp
     context.set_forkserver_preload(["__main__", __name__, "mtnlg_parallel.model.pipeline"])
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     store, world = HostedStore(), case.recipe.layout.world
-    place = {**store.environment, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     job = (case.recipe.model_dump(mode="json"), case._replace(recipe=None), engine, start, device)  # type: ignore[arg-type]
     pipes, processes = [], []
     try:
         for rank in range(world):
             reading, writing = context.Pipe(duplex=False)
-            environment = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            environment = rank_environment(rank, case.recipe.layout, store)
             processes.append(context.Process(target=_be_rank, args=(writing, environment, job), daemon=True))
             processes[-1].start()
             writing.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import torch
 
 from mtnlg_model.console import Failure
+from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.recipe import GuardSettings
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def init_distributed(
     guard: GuardSettings = GuardSettings(),  # noqa: B008  (frozen)
     device: Literal["auto", "cpu"] = "auto",
 ) -> torch.device:
-    """Initialize torch.distributed from the environment (RANK, …); returns this rank's device (`rank_device`)."""
+    """Initialize torch.distributed as `environment.this_rank`; returns this rank's device (`rank_device`)."""
     # Collectives have their names of before torch 2.13, here and in DeepSpeed.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     chosen = rank_device(layout, device)
@@ -57,26 +57,21 @@ def init_distributed(
 
 
 def rank_device(layout: Layout, device: Literal["auto", "cpu"]) -> torch.device:
-    """The GPU with this rank's LOCAL_RANK; the CPU if ``device`` asks for it, or on a single machine without GPUs.
+    """The GPU with this rank's local number; the CPU if ``device`` asks for it, or on a single machine without GPUs.
 
     Raises `UnfitNode` where a rank's GPU is missing: under Slurm, on several nodes, or beside ranks that have theirs.
     """
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    place = this_rank()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    is_cluster = "SLURM_JOB_ID" in os.environ or int(os.environ.get("LOCAL_WORLD_SIZE", layout.world)) < layout.world
+    is_cluster = place.job or place.nodes > 1
     if device == "cpu" or not (gpus or is_cluster):
         return torch.device("cpu")
-    if local_rank >= gpus:
-        place = f"rank {rank} ({layout.coordinates(rank)}) on {node_name()}"
-        reason = f"it needs GPU {local_rank} and torch sees {gpus}" if gpus else "torch sees no GPU"
-        way_out = "check nvidia-smi and CUDA_VISIBLE_DEVICES there, leave that node out, or train with --device cpu"
-        raise UnfitNode(f"{place}: {reason}; {way_out}")
-    return torch.device("cuda", local_rank)
-
-
-def node_name() -> str:
-    """The name of this node: Slurm's, or the host's."""
-    return os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    if place.local_rank >= gpus:
+        name = f"rank {place.rank} ({layout.coordinates(place.rank)}) on {place.node}"
+        reason = f"it needs GPU {place.local_rank} and torch sees {gpus}" if gpus else "torch sees no GPU"
+        hint = "check nvidia-smi and CUDA_VISIBLE_DEVICES there, leave that node out, or train with --device cpu"
+        raise UnfitNode(f"{name}: {reason}; {hint}")
+    return torch.device("cuda", place.local_rank)
 
 
 def collective_timeout(guard: GuardSettings) -> timedelta:

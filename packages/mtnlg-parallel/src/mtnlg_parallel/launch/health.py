@@ -23,7 +23,8 @@ import torch
 from torch import distributed
 
 from mtnlg_model.console import Failure, IoFailure, say
-from mtnlg_parallel.engine.process import UnfitNode, node_name
+from mtnlg_parallel.engine.process import UnfitNode
+from mtnlg_parallel.environment import this_rank
 
 from .local import PeerFailure
 
@@ -73,14 +74,14 @@ def check(recipe: Recipe, out: Path, device: torch.device) -> None:
     """
     rank, layout = distributed.get_rank(), recipe.layout
     token, ranks_per_node, problem = _share_probe(out, device)
-    finding = Finding(node_name()[:TEXT], _device_name(device)[:TEXT])
+    finding = Finding(this_rank().node[:TEXT], _device_name(device)[:TEXT])
     try:
         right, flops = _multiply(device)
     except RuntimeError as error:  # of CUDA; after most of them the device takes no more work
         reason = str(error).splitlines()[0]
         raise UnfitNode(f"{_place(rank, layout, finding)}: {reason}; leave that node out") from error
     inside, between = rings(layout.world, ranks_per_node)
-    if rank and os.environ["LOCAL_RANK"] == "0":
+    if rank and this_rank().local_rank == 0:
         problem = _folder_problem(out, token, rank)
     free = shutil.disk_usage(out).free if rank == 0 and not problem else -1
     finding = finding._replace(product_is_right=right, flops=flops, folder=problem[:TEXT], free=free)
@@ -247,7 +248,7 @@ def _share_probe(out: Path, device: torch.device) -> tuple[str, int, str]:
             _write_probe(out / f"{PROBE}{token}")
         except OSError as error:
             token, problem = 0, f"{error.strerror}; {WAY_OUT}"
-    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.get_world_size()))
+    ranks_per_node = this_rank().local_world
     shared = torch.tensor([token, ranks_per_node], device=device)
     distributed.broadcast(shared, 0)
     token, ranks_per_node = shared.tolist()

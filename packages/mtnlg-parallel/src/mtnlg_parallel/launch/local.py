@@ -2,8 +2,8 @@
 
 The parent hosts the rendezvous store on a free port, so that two jobs never want the same one. Ranks die with the
 parent. When one rank fails, the parent ends the others at once, names it in one line, and starts all again from the
-newest checkpoint where `supervise.decide` says so. SIGTERM and SIGUSR1 are passed on to the ranks, which end the step,
-write a checkpoint and exit.
+newest checkpoint where `supervise.decide` says so. The signals that stop a run are passed on to the
+ranks, which end the step, write a checkpoint and exit.
 
 Signals are only recorded when they arrive, and acted on between two steps.
 """
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.console import Failure, IoFailure, UsageFailure, progress, say
 from mtnlg_model.files import FILE_MODE
+from mtnlg_parallel.environment import Environment, this_rank
 from mtnlg_parallel.record.history import append, number, read_events
 from mtnlg_parallel.record.metrics import Follower, progress_line
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, SUMMARY, RunState
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
 
 
-PARENT = "MTNLG_PARENT"
-"""Environment variable with the launching process' id; not set under torchrun."""
-
 PEER_FAILED = 70
 """Exit status of a rank that ended because another rank had."""
+
+ERROR_PREFIX = "cli.py: "
+"""What a rank's command writes before the line by which it fails."""
 
 RESUME_HINT = "the same command resumes from the newest checkpoint"
 
@@ -115,8 +116,8 @@ def run_local(  # noqa: PLR0917  (two of them are the run's state, now and at a 
                 logs = f"logs are in {out / LOGS}"
             decision = decide(failures, max_restarts)
             if decision.action == "end" or signals:
-                way_out = "" if failures[-1].status in PERMANENT else f"; {RESUME_HINT}"  # else its reason says how
-                raise Failure(f"{decision.reason or failures[-1].reason}; {logs}{way_out}")
+                hint = "" if failures[-1].status in PERMANENT else f"; {RESUME_HINT}"  # else its reason says how
+                raise Failure(f"{decision.reason or failures[-1].reason}; {logs}{hint}")
             wait = f" in {decision.pause:.0f} s" if decision.pause else ""
             start = f"restarting{wait} ({len(failures)} of {max_restarts})"
             say(f"{failures[-1].reason}; {start}")
@@ -150,7 +151,7 @@ def _run_attempt(  # noqa: PLR0917  (as run_local)
 
     def update() -> None:
         display.update()
-        store.shut_if_all_are_here(str(restarts))
+        store.shut_if_all_are_here(restarts)
 
     try:
         for number in range(layout.world):  # one by one: if one fails to start, those before it are ended
@@ -172,8 +173,8 @@ def check_ranks(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> None
         lacks, more = f"GPUs and this machine has {gpus}", ", or, to train, --device cpu"
     else:
         lacks, more = f"ranks and this machine's CPU takes {max(RANKS_ON_CPU, cores())}", ""
-    way_out = f"use a smaller layout, or torchrun over several machines{more}"
-    raise UsageFailure(f"layout {layout} needs {layout.world:,} {lacks}; {way_out}")
+    hint = f"use a smaller layout, or torchrun over several machines{more}"
+    raise UsageFailure(f"layout {layout} needs {layout.world:,} {lacks}; {hint}")
 
 
 def cores() -> int:
@@ -189,8 +190,7 @@ def start_rank(  # noqa: PLR0917  (which rank of what, and where)
     The log is a new one for a first start, and goes on after ``restarts``.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **rank_environment(number, layout, store), PARENT: str(os.getpid())}
-    environment["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
+    environment = {**os.environ, **rank_environment(number, layout, store, restarts, parent=os.getpid())}
     log = logs / f"rank-{number}.log"
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if restarts else os.O_TRUNC)
     with os.fdopen(os.open(log, flags, FILE_MODE), "ab" if restarts else "wb") as file:
@@ -198,16 +198,26 @@ def start_rank(  # noqa: PLR0917  (which rank of what, and where)
         return Rank(number, process, log, file.tell())
 
 
-def rank_environment(number: int, layout: Layout, store: HostedStore) -> dict[str, str]:
-    """The environment variables of a rank: its number, the store of this process, and its share of the cores."""
-    return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // layout.world))),
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "WORLD_SIZE": str(layout.world),
-        "LOCAL_WORLD_SIZE": str(layout.world),
-        **store.environment,
-    }
+def rank_environment(
+    number: int, layout: Layout, store: HostedStore, restarts: int = 0, parent: int = 0
+) -> dict[str, str]:
+    """The variables of a rank on this machine: its `Environment`, the loopback interface, its share of the cores."""
+    place = Environment(
+        rank=number,
+        world=layout.world,
+        local_rank=number,
+        local_world=layout.world,
+        address=store.address,
+        port=store.port,
+        agent_store=True,
+        secret=store.secret,
+        restarts=restarts,
+        parent=parent,
+    )
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores() // layout.world))}
+    defaults |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
+    return {**{name: os.environ.get(name, value) for name, value in defaults.items()}, **place.variables()}
 
 
 class Display:
@@ -282,16 +292,28 @@ def _attempt_failure(ranks: Sequence[Rank], layout: Layout) -> AttemptFailure:
             break  # else the rank that they lost has yet to end
     first = min(failed, key=_order_of_suspicion)
     status = first.process.returncode
-    with first.log.open("rb") as file:
-        file.seek(first.begin)
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    last_line = lines[-1].removeprefix("cli.py: ") if lines else ""
-    if status == HUNG_STATUS:  # its last line names the rank that it waited for
-        return AttemptFailure(last_line, status, f"logs are in {first.log.parent}")
+    said = last_line(first)
+    if status == HUNG_STATUS:  # it names the rank that it waited for
+        return AttemptFailure(said, status, f"logs are in {first.log.parent}")
     end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    reason = f": {last_line}" if last_line and status > 0 else ""
+    reason = f": {said}" if said and status > 0 else ""
     name = f"rank {first.number} ({layout.coordinates(first.number)})"
     return AttemptFailure(f"{name} {end}{reason}", status, f"its log is {first.log}")
+
+
+def last_line(rank: Rank) -> str:
+    """The last line that a rank printed, its reason where it failed; or that its log, and so the reason, is cut off.
+
+    A full disk takes a traceback up to some byte. What it takes later, once there is room, follows in the same line.
+    """
+    with rank.log.open("rb") as file:
+        file.seek(rank.begin)
+        text = file.read().decode(errors="replace")
+    last = (text.strip("\n").splitlines() or [""])[-1]
+    _, is_error, error = last.rpartition(ERROR_PREFIX)
+    if text and not is_error and (last[:1].isspace() or not text.endswith("\n")):
+        return "its log breaks off, as on a full disk"
+    return error
 
 
 def _order_of_suspicion(rank: Rank) -> tuple[bool, bool, int]:
@@ -320,22 +342,14 @@ def end_ranks(ranks: Sequence[Rank]) -> None:
             process.wait()
 
 
-def is_rank() -> bool:
-    """Whether this process is a rank, started by `start_rank`, torchrun or Slurm."""
-    return "RANK" in os.environ
-
-
-def die_with_parent() -> bool:
-    """In a rank that `start_rank` started: die when the launcher does, and leave Ctrl-C to it. False elsewhere."""
-    if PARENT not in os.environ:
-        return False
+def die_with_parent() -> None:
+    """In a rank that `start_rank` started: die when the launcher does, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(os.environ[PARENT]):
+    if os.getppid() != this_rank().parent:
         os._exit(1)
-    return True
 
 
 class Signals(list[int]):
@@ -358,9 +372,10 @@ class Signals(list[int]):
 
 @contextmanager
 def record_signals(*numbers: signal.Signals) -> Iterator[Signals]:
-    """Append these signals to a list as they arrive, instead of their default action."""
+    """Append these signals to a list as they arrive. One that is ignored, as SIGHUP under nohup, stays ignored."""
     signals = Signals()
-    previous = {number: signal.signal(number, signals.record) for number in numbers}
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, signals.record) for number in heeded}
     try:
         yield signals
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -14,6 +13,7 @@ from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, say
+from mtnlg_parallel.environment import read_environment, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
@@ -49,11 +49,13 @@ def train(
 
     ``data`` is the folder that ``mtnlg-data run`` made. The run resumes from the newest checkpoint in ``out``, in any
     layout; without ``resume`` an earlier run there is deleted. Where a rank fails, all start again by the rules of
-    `supervise.decide`. SIGTERM and SIGUSR1 end the run after a last checkpoint, so call this from the main thread.
+    `supervise.decide`. `supervise.STOP_SIGNALS` end the run after a last checkpoint: call this from the main thread.
     Raises ``UsageFailure`` where the recipe cannot work, or cannot fit this machine (or ``cluster``) by the planner's
     forecast, unless ``force``; ``Failure`` where a rank fails and is not restarted, or another run is at work in
     ``out``.
     """
+    if (started := read_environment()).launcher != "none":
+        raise UsageFailure(f"this is rank {started.rank} of {started.world}: train() starts all ranks, so call it once")
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if options.wandb is not None:
         check_wandb()
@@ -113,7 +115,8 @@ def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: i
     """
     reason = f"a rank ended with status {status}{node and f' on {node}'}"
     failed = slurm.first_failure(log) if log else supervise.Failed(reason, status, node)
-    job = os.environ.get("MTNLG_JOB") or os.environ.get("SLURM_JOB_ID", "")
+    environment = read_environment()
+    job = environment.first_job or environment.job
     with record_signals(*supervise.STOP_SIGNALS) as signals:
         before = supervise.recorded_failures(out, job)
         failures = [*before, supervise.record_failure(out, failed.reason, failed.status, failed.node, job)]
@@ -127,14 +130,15 @@ def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: i
 def join(
     recipe: Recipe, data: Path, out: Path, options: RunOptions, before: Callable[[], RunState] | None = None
 ) -> None:
-    """Be the rank that the environment names. ``before`` runs on rank 0 first (`prepare`); None under `train`.
+    """Be `this_rank`. ``before`` runs on rank 0 first (`prepare`); None under `train`.
 
     An error that nobody foresaw is raised as `RankCrash`, so that the status tells supervisors to restart.
     """
-    leads = before is not None and os.environ["RANK"] == "0"
+    rank = this_rank()
+    leads = before is not None and rank.rank == 0
     with _lock_as_leader(out) if leads else nullcontext():
         try:
-            if supervise.is_elastic():
+            if rank.launcher == "torchrun":
                 supervise.check_elastic_store()
                 if leads:
                     supervise.check_elastic_restart(out)
@@ -143,9 +147,9 @@ def join(
             run_rank(recipe, data, out, options, before)
         except Exception as error:  # noqa: BLE001  (any, to give it its status)
             failure = supervise.as_rank_failure(error)
-            # Until all have met, rank 0 may yet be refused `out`, whose run would take the word for its own.
-            if supervise.has_met_others() and not isinstance(failure, PeerFailure):  # the other rank leaves the word
-                supervise.leave_word(out, failure)
+            # Before that rank 0 may yet be refused `out`, whose run would take the file for its own.
+            if supervise.process_group_initialized() and not isinstance(failure, PeerFailure):  # the other rank's
+                supervise.write_failure_file(out, failure)
             raise failure from (error if failure is not error else error.__cause__)
     if leads and (out / SUMMARY).exists():
         say(_outcome(out))
@@ -158,7 +162,8 @@ def _lock_as_leader(out: Path) -> Iterator[None]:
     At a restart, and in a Slurm job of ours, which begins when the one before has ended, it is tried again for
     `LOCK_PATIENCE` seconds: the lock may be a lost node's, which the folder's server keeps for a while.
     """
-    patient = supervise.is_restart() or "MTNLG_JOB" in os.environ
+    rank = this_rank()
+    patient = rank.is_restart or rank.first_job
     deadline = time.monotonic() + (LOCK_PATIENCE if patient else 0.0)
     with ExitStack() as stack:
         while True:
@@ -216,7 +221,7 @@ def _fingerprint(data: Path, recipe: Recipe) -> DataFingerprint:
 
 
 def _prepare(recipe: Recipe, data: DataFingerprint, out: Path, resume: bool, expected: Forecast | None) -> RunState:
-    state = prepare_run_dir(out, recipe, data, resume or supervise.is_restart())
+    state = prepare_run_dir(out, recipe, data, resume or read_environment().is_restart)
     if not state.complete:
         announce(recipe, state, expected)
     return state

@@ -12,9 +12,7 @@ agents restart on any failure, rank 0 of the next attempt.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -22,6 +20,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.console import MISTAKES, Failure, UsageFailure, error_line, error_status
+from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.record.history import append, number, read_events
 from mtnlg_parallel.record.metrics import last_steps
 from mtnlg_parallel.record.run_dir import LOGS
@@ -35,8 +34,8 @@ CRASHED: Final = 72
 """Exit status of a rank that ended by an error nobody foresaw: of a device, the network, a library, or a bug."""
 
 PERMANENT: Final = {1, 2}
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals that make a run write a checkpoint and exit; Slurm sends them before preemption and before the time limit."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that make a run write a checkpoint and exit: Slurm's before preemption and time limit, a lost terminal's."""
 
 STOPPED: Final = {status for number in STOP_SIGNALS for status in (-number, 128 + number)}
 """Statuses, by subprocess and by a shell, of a rank that was told to stop before it trained."""
@@ -135,18 +134,19 @@ def as_rank_failure(error: Exception) -> Exception:
     return RankCrash(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
 
 
-def leave_word(out: Path, error: Exception) -> None:
-    """In a rank of torchrun that this error ends: leave its status for the next attempt, which torchrun starts."""
-    if not is_elastic():
+def write_failure_file(out: Path, error: Exception) -> None:
+    """In a rank of torchrun that this error ends: record its status for the next attempt, which torchrun starts."""
+    rank = this_rank()
+    if rank.launcher != "torchrun":
         return
-    rank, node = os.environ["RANK"], socket.gethostname()
-    word = {"reason": f"rank {rank} on {node}: {error_line(error)}", "status": error_status(error), "node": node}
+    reason = f"rank {rank.rank} on {rank.node}: {error_line(error)}"
+    failure = {"reason": reason, "status": error_status(error), "node": rank.node}
     with suppress(OSError):
         (out / LOGS).mkdir(parents=True, exist_ok=True)
-        (out / LOGS / f"rank-{rank}.failure").write_text(json.dumps(word), encoding="utf-8")
+        (out / LOGS / f"rank-{rank.rank}.failure").write_text(json.dumps(failure), encoding="utf-8")
 
 
-def has_met_others() -> bool:
+def process_group_initialized() -> bool:
     """Whether this process is in a process group with all ranks."""
     distributed = sys.modules.get("torch.distributed")  # not imported for this: it takes seconds
     return distributed is not None and bool(distributed.is_initialized())
@@ -157,30 +157,30 @@ def check_elastic_store() -> None:
 
     Each agent counts the failures of its own ranks only, so no number tells the keys of one attempt from another's.
     """
-    nodes, shared = int(os.environ["GROUP_WORLD_SIZE"]), os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if nodes > 1 and shared and int(os.environ["TORCHELASTIC_MAX_RESTARTS"]):
+    rank = this_rank()
+    if rank.nodes > 1 and rank.agent_store and rank.max_restarts:
         raise UsageFailure(
-            f"torchrun restarts the ranks of {nodes} nodes in a store with the addresses of dead ranks; set "
+            f"torchrun restarts the ranks of {rank.nodes} nodes in a store with the addresses of dead ranks; set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment, with --rdzv-backend c10d, or --max-restarts 0"
         )
 
 
 def check_starting_over(out: Path) -> None:
     """Raise ``UsageFailure`` where torchrun's agents count attempts apart, so that a later one would delete ``out``."""
-    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-    if is_elastic() and nodes > 1 and int(os.environ["TORCHELASTIC_MAX_RESTARTS"]):
-        way_out = f"remove {out} and leave the option out, or --max-restarts 0"
-        raise UsageFailure(f"--no-resume: torchrun over {nodes} nodes does not tell its first attempt; {way_out}")
+    rank = this_rank()
+    if rank.launcher == "torchrun" and rank.nodes > 1 and rank.max_restarts:
+        hint = f"remove {out} and leave the option out, or --max-restarts 0"
+        raise UsageFailure(f"--no-resume: torchrun over {rank.nodes} nodes does not tell its first attempt; {hint}")
 
 
 def check_elastic_restart(out: Path) -> None:
     """On torchrun's rank 0: record how the attempt before ended. Raises ``Failure`` where a restart is of no use."""
-    words = _take_words(out)
-    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    left_behind = _read_failure_files(out)
+    restarts = this_rank().restarts
     if not restarts:
         return
     killed = Failed("a rank was killed; torchrun's output names it", -signal.SIGKILL)
-    reason, status, node, _ = min(words, key=lambda word: word.status not in PERMANENT, default=killed)
+    reason, status, node, _ = min(left_behind, key=lambda failed: failed.status not in PERMANENT, default=killed)
     # The agents bound the restarts themselves; each failure of theirs is recorded here.
     failures = [*recorded_failures(out), record_failure(out, reason, status, node)]
     decision = decide(failures[-restarts:], restarts + 1)
@@ -188,25 +188,16 @@ def check_elastic_restart(out: Path) -> None:
         raise Failure(decision.reason)
 
 
-def is_restart() -> bool:
-    """Whether ranks of this job have run before, by torchrun's, our Slurm script's or Slurm's own count."""
-    return any(int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
-
-
-def is_elastic() -> bool:
-    """Whether torchrun's agents started this rank."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def _take_words(out: Path) -> list[Failed]:
-    """Read and remove what the ranks of the attempt before left, the first to fail first.
+def _read_failure_files(out: Path) -> list[Failed]:
+    """Read and remove what the ranks of the attempt before wrote, the first to fail first.
 
     By modification time, which on a shared folder is one server's clock.
     """
-    words: list[tuple[int, Failed]] = []
+    found: list[tuple[int, Failed]] = []
     for path in (out / LOGS).glob("rank-*.failure"):
         with suppress(OSError, ValueError, LookupError, TypeError):
-            word = json.loads(path.read_text(encoding="utf-8"))
-            words.append((path.stat().st_mtime_ns, Failed(str(word["reason"]), int(word["status"]), str(word["node"]))))
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            failed = Failed(str(facts["reason"]), int(facts["status"]), str(facts["node"]))
+            found.append((path.stat().st_mtime_ns, failed))
         path.unlink(missing_ok=True)
-    return [failed for _, failed in sorted(words)]
+    return [failed for _, failed in sorted(found)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from torch import distributed
 
 from mtnlg_model.console import Failure, progress, say
 from mtnlg_parallel.engine.process import init_distributed
+from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import progress_line
 from mtnlg_parallel.training.loop import Training
@@ -37,21 +37,20 @@ def run_rank(
     options: RunOptions,
     prepare: Callable[[], RunState] | None = None,
 ) -> None:
-    """Run the rank that the environment names. Told to stop, it stops cleanly once it trains, and just dies before.
+    """Run `this_rank`. On a stop signal: checkpoint and return once training has begun; before that, die at once.
 
     ``prepare`` runs on rank 0 before any rank reads ``out``, and rank 0 then shows the progress. Without it the
     launcher has prepared ``out`` and shows the progress.
     """
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world != recipe.layout.world:
-        raise Failure(f"layout {recipe.layout} is {recipe.layout.world} ranks, WORLD_SIZE = {world}; start as many")
+    place = this_rank()
+    rank, layout = place.rank, recipe.layout
+    if place.world != layout.world:
+        raise Failure(f"layout {layout} is {layout.world} ranks, WORLD_SIZE = {place.world}; start as many")
     state = prepare() if prepare and rank == 0 else None
     if rank == 0:
-        job, restarts = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT"))
-        history.append(
-            out, "start", layout=str(recipe.layout), host=socket.gethostname(), job=job, restarts=int(restarts or 0)
-        )
-    device = init_distributed(recipe.layout, recipe.guard, options.device)
+        host = socket.gethostname()
+        history.append(out, "start", layout=str(layout), host=host, job=place.job, restarts=place.restarts)
+    device = init_distributed(layout, recipe.guard, options.device)
     try:
         health.check(recipe, out, device)
         training = Training(recipe, open_data(data, recipe), out, rank, device, options=options)

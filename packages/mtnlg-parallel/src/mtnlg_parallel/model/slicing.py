@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from torch import Tensor, distributed
 from torch.distributed import distributed_c10d
 
 from mtnlg_parallel import rendezvous
+from mtnlg_parallel.environment import this_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ Box = tuple[slice, ...]
 
 
 def init_process_group(device: torch.device, timeout: timedelta) -> Store:
-    """Join torch.distributed as the rank in the environment (RANK, WORLD_SIZE, MASTER_ADDR …), with nccl on a GPU.
+    """Join torch.distributed as `this_rank`, with nccl on a GPU.
 
     Returns the job's store.
 
@@ -40,20 +40,20 @@ def init_process_group(device: torch.device, timeout: timedelta) -> Store:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = rendezvous.join(timeout)
+    store, place = rendezvous.join(timeout), this_rank()
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         timeout=timeout,
         store=store,
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
+        rank=place.rank,
+        world_size=place.world,
     )
     return store
 
 
 def local_device() -> torch.device:
-    """The GPU with this rank's LOCAL_RANK, or the CPU of a machine without GPUs."""
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    """The GPU with this rank's local number, or the CPU of a machine without GPUs."""
+    return torch.device("cuda", this_rank().local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def set_timeouts(timeout: timedelta) -> None:

@@ -69,7 +69,10 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
     recipe_file = out / RECIPE
     if not resume:
         _clear(out)
-    elif recipe_file.exists() and (found := differences(load_recipe(recipe_file), recipe, RESUMED_MAY_DIFFER)):
+    before = load_recipe(recipe_file) if recipe_file.exists() else recipe
+    if latest(out / CHECKPOINTS) and not (recipe.train.initial and Path(before.train.initial).exists()):
+        recipe = _with_initial(recipe, before.train.initial)
+    if found := differences(before, recipe, RESUMED_MAY_DIFFER):
         hint = "--from CHECKPOINT with another --out starts a new run from its weights, --no-resume starts over"
         raise IdentityError(f"{out}: another run: {changes(found)}; {hint}", found)
     if complete := _complete_state(out, recipe):
@@ -78,6 +81,11 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
     write_text(recipe_file, dump(recipe))
     (out / SUMMARY).unlink(missing_ok=True)
     return state
+
+
+def _with_initial(recipe: Recipe, initial: str) -> Recipe:
+    """The recipe with the ``train.initial`` of its run's start, which a run with own checkpoints does not read."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"initial": initial})})
 
 
 @contextmanager

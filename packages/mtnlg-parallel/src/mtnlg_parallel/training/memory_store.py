@@ -36,6 +36,7 @@ from mtnlg_model.checkpoint.manifest import (
 from mtnlg_model.console import Failure, say
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import Settings
+from mtnlg_parallel.environment import read_environment
 from mtnlg_parallel.layout import Layout
 
 from .collectives import gathered_from_all, wait_for_all
@@ -78,7 +79,7 @@ class MemoryStore:
 
     def __init__(self, out: Path, rank: int, world: int, device: torch.device) -> None:
         self._rank, self._device = rank, device
-        self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        self.ranks_per_node = read_environment().local_world
         if world % self.ranks_per_node:
             raise Failure(
                 f"LOCAL_WORLD_SIZE = {self.ranks_per_node} does not divide {world} ranks, but copies in memory need as "

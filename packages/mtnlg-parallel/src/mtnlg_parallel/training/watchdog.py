@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn, get_args
 
 from mtnlg_model.console import say
 from mtnlg_parallel import rendezvous
+from mtnlg_parallel.environment import this_rank
 
 from .flight_recorder import COLLECTIVE, MISSED, Trace, entered_by_all, local_trace, missing_ranks
 
@@ -219,8 +220,8 @@ class Watchdog:
                 self._exit_cut_off(f"no answer for {rounds * self._interval:.0f} s")
 
     def _exit_cut_off(self, reason: str) -> NoReturn:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        _exit_hung(f"{_name(self._layout, self._rank)} lost the job's store at {address}: {reason}")
+        place = this_rank()
+        _exit_hung(f"{_name(self._layout, self._rank)} lost the job's store at {place.address}:{place.port}: {reason}")
 
     def _look(self, store: Store) -> None:
         """End this rank with the job, or the job where it hangs."""

@@ -1,0 +1,226 @@
+"""What a process knows from whoever launched it: the only module that reads launchers' environment variables.
+
+    launcher                  rank, world, local rank, ranks on this node           address and port of the job's store
+    torchrun                  RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE           MASTER_ADDR MASTER_PORT
+    Kubeflow's PyTorchJob     RANK WORLD_SIZE; one rank per pod                     MASTER_ADDR MASTER_PORT
+    ours, local and Slurm     as torchrun                                           MASTER_ADDR MASTER_PORT
+    Open MPI                  OMPI_COMM_WORLD_{RANK SIZE LOCAL_RANK LOCAL_SIZE}     the user sets MASTER_ADDR, …_PORT
+    MVAPICH                   MV2_COMM_WORLD_{RANK SIZE LOCAL_RANK LOCAL_SIZE}      as Open MPI
+    MPICH, Intel MPI          PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS     as Open MPI
+    Slurm's srun              SLURM_PROCID SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE  or the step's first node and number
+
+The first row applies whose rank is set. One process of MPI or srun alone is no rank: the command starts its own ranks.
+Imports nothing slow, so that ``--help`` may import it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from mtnlg_model.console import UsageFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Launcher = Literal["none", "local", "torchrun", "variables", "mpi", "slurm"]
+"""Who started this process: "none" no launcher of ranks, "variables" whoever sets torch.distributed's variables."""
+
+OPEN: Final = "open"
+"""The store's secret where nobody has set one."""
+
+_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+_STEP_TASKS: Final = "SLURM_STEP_TASKS_PER_NODE"
+_SRUN: Final = "srun sets it"
+_SECRET: Final = "MTNLG_SECRET"  # noqa: S105  (the variable's name)
+
+
+class _Names(NamedTuple):
+    """The variables of a family of launchers, and what a missing one needs."""
+
+    hint: str
+    rank: str
+    world: str
+    local_rank: str
+    local_world: str
+
+
+_TORCH: Final = _Names("torchrun and Kubeflow set it", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_MPI: Final = (
+    _Names("Open MPI sets it", *(f"OMPI_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    _Names("MVAPICH sets it", *(f"MV2_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    _Names("mpirun of MPICH and Intel MPI sets it", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+class EnvironmentFailure(UsageFailure):
+    """A launcher's variable is missing (``value`` None) or wrong; ``hint`` says who sets it, or what it may be."""
+
+    def __init__(self, variable: str, value: str | None, hint: str) -> None:
+        super().__init__(f"{variable} {'is not set' if value is None else f'= {value}'}; {hint}")
+        self.variable, self.value, self.hint = variable, value, hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A process' place in its job.
+
+    ``restarts``: earlier attempts within this job; ``requeues``: Slurm's own. ``job``: Slurm's number; ``first_job``:
+    of the first of the jobs that continue each other. ``agent_store``: the launcher hosts the job's store, not rank 0.
+    ``parent``: process id of our local launcher.
+    """
+
+    launcher: Launcher = "none"
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    address: str = ""
+    port: int = 0
+    launch_address: str = ""
+    agent_store: bool = False
+    secret: str = OPEN
+    node: str = ""
+    job: str = ""
+    first_job: str = ""
+    restarts: int = 0
+    max_restarts: int = 0
+    requeues: int = 0
+    parent: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes, or of torchrun's agents."""
+        return -(-self.world // self.local_world)
+
+    @property
+    def is_restart(self) -> bool:
+        """Whether ranks of this job have run before, by torchrun's, our Slurm script's or Slurm's own count."""
+        return bool(self.restarts or self.requeues)
+
+    def variables(self) -> dict[str, str]:
+        """The variables by which a process that this one starts is told that it is this rank."""
+        numbers = (self.rank, self.world, self.local_rank, self.local_world)
+        variables = {
+            **dict(zip(_TORCH[1:], map(str, numbers), strict=True)),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            _AGENT_STORE: str(self.agent_store),
+            _SECRET: self.secret,
+            "TORCHELASTIC_RESTART_COUNT": str(self.restarts),
+        }
+        return variables | ({"MTNLG_PARENT": str(self.parent)} if self.parent else {})
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Read a process' place in its job from ``variables``, default its environment.
+
+    Raises `EnvironmentFailure` with one line where a launcher's variable is missing, malformed or contradicts another.
+    """
+    env = os.environ if variables is None else variables
+    return Environment(
+        **_place(env),
+        launch_address=env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
+        agent_store=env.get(_AGENT_STORE) == "True",
+        secret=env.get(_SECRET, OPEN),
+        node=env.get("SLURMD_NODENAME") or socket.gethostname(),
+        job=env.get("SLURM_JOB_ID", ""),
+        first_job=env.get("MTNLG_JOB", ""),
+        restarts=_number(env, "TORCHELASTIC_RESTART_COUNT", default=0),
+        max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", default=0),
+        requeues=_number(env, "SLURM_RESTART_COUNT", default=0),
+        parent=_number(env, "MTNLG_PARENT", default=0),
+    )
+
+
+def this_rank() -> Environment:
+    """`read_environment` of a process that must be a rank. Raises `EnvironmentFailure` where no launcher started it."""
+    environment = read_environment()
+    if environment.launcher == "none":
+        raise EnvironmentFailure(_TORCH.rank, None, "start the ranks with torchrun, srun or mpirun")
+    return environment
+
+
+def _place(env: Mapping[str, str]) -> dict[str, Any]:
+    """The rank's numbers and its store's address; empty where no launcher started this process as one of several."""
+    if _TORCH.rank in env:
+        launcher = "local" if "MTNLG_PARENT" in env else "torchrun" if "TORCHELASTIC_RUN_ID" in env else "variables"
+        return {"launcher": launcher, **_ranks(env, _TORCH), **_store(env, _TORCH.hint)}
+    is_step = _STEP_TASKS in env or env.get("SLURM_PROCID", "0") != "0"  # a batch script has the number 0 too
+    for names in _MPI:
+        # srun --mpi=pmi2 sets PMI_RANK, without a local rank
+        if names.rank in env and env.get(names.world) != "1" and (names.local_rank in env or not is_step):
+            hint = "set it for all ranks, as by mpirun -x"
+            return {"launcher": "mpi", **_ranks(env, names), **_store(env, hint)}
+    tasks = _tasks(env) if is_step else {"world": 1}
+    return {"launcher": "slurm", **tasks, **_store(env, _SRUN)} if tasks["world"] > 1 else {}
+
+
+def _ranks(env: Mapping[str, str], names: _Names) -> dict[str, int]:
+    """By the variables of one family. Of torch's the node's may be missing: one rank per node, or all on this one."""
+    world = _number(env, names.world, names.hint, least=1)
+    rank = _number(env, names.rank, most=world - 1, why=f"{names.world} = {world}")
+    several = world if env.get(names.local_rank) == env[names.rank] else 1
+    local_world = _number(
+        env,
+        names.local_world,
+        names.hint,
+        default=several if names is _TORCH else None,
+        least=1,
+        most=world,
+        why=f"{names.world} = {world}",
+    )
+    alone = 0 if local_world == 1 else None
+    why = f"{names.local_world} = {local_world}"
+    local_rank = _number(env, names.local_rank, names.hint, default=alone, most=local_world - 1, why=why)
+    return {"rank": rank, "world": world, "local_rank": local_rank, "local_world": local_world}
+
+
+def _tasks(env: Mapping[str, str]) -> dict[str, int]:
+    """By a step of srun, whose tasks per node are such as ``2(x3),1``."""
+    text = env.get(_STEP_TASKS)
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII) for part in (text or "").split(",")]
+    counts = [count for part in parts if part for count in [int(part[1])] * int(part[2] or 1)]
+    if not all(parts):
+        raise EnvironmentFailure(_STEP_TASKS, text, _SRUN)
+    why = f"{_STEP_TASKS} = {text}"
+    alike = 0 if len({*counts}) == 1 else None
+    node = _number(env, "SLURM_NODEID", _SRUN, default=alike, most=len(counts) - 1, why=why)
+    rank = _number(env, "SLURM_PROCID", _SRUN, most=sum(counts) - 1, why=why)
+    local_rank = _number(env, "SLURM_LOCALID", _SRUN, most=counts[node] - 1, why=why)
+    return {"rank": rank, "world": sum(counts), "local_rank": local_rank, "local_world": counts[node]}
+
+
+def _store(env: Mapping[str, str], hint: str) -> dict[str, Any]:
+    """Where the job's store is. A step of srun meets on its first node, at a port that no other step there has soon."""
+    address, port = env.get("MASTER_ADDR", ""), None
+    if hint == _SRUN:
+        first = re.sub(r"\[(\d+)[^]]*\]", r"\1", env.get("SLURM_STEP_NODELIST", "")).partition(",")[0]
+        address = address or first
+        port = 10000 + (100 * _number(env, "SLURM_JOB_ID", hint) + _number(env, "SLURM_STEP_ID", hint)) % 20000
+    if not address:
+        raise EnvironmentFailure("MASTER_ADDR", env.get("MASTER_ADDR"), f"{hint}; it names rank 0's machine")
+    return {"address": address, "port": _number(env, "MASTER_PORT", hint, port, least=1, most=(1 << 16) - 1)}
+
+
+def _number(  # noqa: PLR0917  (a number, its bounds, and what to say without one)
+    env: Mapping[str, str],
+    name: str,
+    hint: str = "",
+    default: int | None = None,
+    least: int = 0,
+    most: int = (1 << 63) - 1,
+    why: str = "",
+) -> int:
+    """A variable's whole number from ``least`` to ``most``, a bound that ``why`` explains."""
+    text = env.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text:
+        raise EnvironmentFailure(name, None, hint)
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise EnvironmentFailure(name, text, f"it is a whole number from {least} to {most}{why and f', as {why}'}")
+    return int(text)
