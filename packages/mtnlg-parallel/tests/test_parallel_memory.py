@@ -99,7 +99,7 @@ def store(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Memory
     """The store of the only rank of a job, which sees everything of its node."""
     assert base.exists()
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(memory_store, "gathered_from_all", lambda value, _: [value])
+    monkeypatch.setattr(memory_store, "all_gather_json", lambda value, _: [value])
     store = MemoryStore(tmp_path / "out", 0, 1, CPU)
     store.open("run", "b")
     return store

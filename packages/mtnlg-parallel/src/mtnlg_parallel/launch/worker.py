@@ -13,6 +13,7 @@ from mtnlg_model.console import Failure, progress, say
 from mtnlg_parallel.engine.process import init_distributed
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import progress_line
+from mtnlg_parallel.training.determinism import ask_for_determinism
 from mtnlg_parallel.training.loop import Training
 from mtnlg_parallel.training.samples import open_data
 
@@ -45,6 +46,8 @@ def run_rank(
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != recipe.layout.world:
         raise Failure(f"layout {recipe.layout} is {recipe.layout.world} ranks, WORLD_SIZE = {world}; start as many")
+    if recipe.train.deterministic:
+        ask_for_determinism()
     state = prepare() if prepare and rank == 0 else None
     if rank == 0:
         job, restarts = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT"))
