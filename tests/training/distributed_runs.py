@@ -33,6 +33,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from mtnlg_data.console import Failure as DataFailure  # noqa: E402
 from mtnlg_model.checkpoint import tensor_file  # noqa: E402
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
@@ -40,14 +41,14 @@ from mtnlg_model.settings import validate  # noqa: E402
 from mtnlg_parallel.engine import process, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
-from mtnlg_parallel.launch import health  # noqa: E402
+from mtnlg_parallel.launch import health, worker  # noqa: E402
 from mtnlg_parallel.model import head, slicing, tensor_parallel  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
-from mtnlg_parallel.recipe import Recipe  # noqa: E402
-from mtnlg_parallel.record.run_dir import prepare_run_dir  # noqa: E402
+from mtnlg_parallel.recipe import Recipe, RunOptions  # noqa: E402
+from mtnlg_parallel.record.run_dir import RunState, prepare_run_dir  # noqa: E402
 from mtnlg_parallel.training import loop, watchdog  # noqa: E402
 from mtnlg_parallel.training.loop import Training  # noqa: E402
-from mtnlg_parallel.training.samples import open_data  # noqa: E402
+from mtnlg_parallel.training.samples import StreamFrom, open_data  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -57,6 +58,7 @@ from training.host_reads import HostReads  # noqa: E402
 if TYPE_CHECKING:
     from types import CodeType
 
+    from mtnlg_data.stream import TokenStream
     from mtnlg_parallel.record.metrics import Step
     from mtnlg_parallel.training.samples import Prefetch
 
@@ -70,6 +72,8 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     for recipe, out in zip(recipes, request["outs"], strict=True):
         moved.clear()
         data = open_data(Path(request["data"]), recipe)
+        if rank == request.get("cannot_validate"):
+            data = data._replace(validation=DamagedStream(data.validation))
         if rank == 0:
             prepare_run_dir(Path(out), recipe, data.fingerprint, resume=True)
         distributed.barrier()
@@ -216,6 +220,30 @@ def groups_made(request: dict[str, Any], _rank: int) -> dict[str, int]:
     return {"together": distributed_c10d._world.group_count, "joined": len(distributed_c10d._world.pg_map)}
 
 
+def started(request: dict[str, Any], _rank: int) -> dict[str, Any]:
+    """Be a rank as a launcher starts it; return what PyTorch was asked for when the first step began."""
+    recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["outs"][0])
+    data = Path(request["data"])
+    asked, train_step = dict[str, Any](), Training.step
+
+    def recording(training: Training, batches: Prefetch | None) -> Step:
+        asked.update(
+            workspace=os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+            algorithms=torch.are_deterministic_algorithms_enabled(),
+            warns=torch.is_deterministic_algorithms_warn_only_enabled(),
+            cudnn=[torch.backends.cudnn.deterministic, not torch.backends.cudnn.benchmark],
+            cudnn_attention=torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+        )
+        return train_step(training, batches)
+
+    def prepare() -> RunState:
+        return prepare_run_dir(out, recipe, open_data(data, recipe).train.fingerprint, resume=True)
+
+    Training.step = recording  # type: ignore[assignment, method-assign]
+    worker.run_rank(recipe, data, out, RunOptions(device="cpu"), prepare)
+    return asked
+
+
 def checked_health(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Check each rank as a node of its own, rank 1 with a fault; return what it says, or the failure."""
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", SLURMD_NODENAME=f"node-{rank}")
@@ -303,6 +331,17 @@ def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None
         next(engine.local_parameters()).parameter.register_hook(lambda gradient: gradient * factor[0])
 
 
+class DamagedStream(StreamFrom):
+    """A stream of which no sample can be read."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        super().__init__(stream, 0)
+
+    def __getitem__(self, sample: int) -> NoReturn:
+        """Raise what a damaged store raises."""
+        raise DataFailure("prose.bin: damaged")
+
+
 def write_no_file_before(last: int, training: Training) -> None:
     """Let the disk take nothing before step ``last`` has ended."""
     step, write, ended = training.step, tensor_file._write_hashed, threading.Event()
@@ -383,6 +422,7 @@ SCENARIOS = {
     "dropout_seeds": dropout_seeds,
     "group_timeouts": group_timeouts,
     "groups_made": groups_made,
+    "started": started,
     "checked_health": checked_health,
     "restored_bytes": restored_bytes,
     **resume_runs.SCENARIOS,

@@ -74,18 +74,39 @@ def test_seconds_are_those_of_the_whole_step(run_ranks: RunRanks, data: Path, tm
         assert step["tokens_per_second"] == 8 * recipe.model.sequence / step["seconds"]
 
 
-def test_too_many_skips_in_a_row_end_the_run_naming_the_last_good_checkpoint_also_after_a_restart(
+@pytest.mark.parametrize(("first", "good", "start"), [(7, "step-6", 36), (1, None, 12)])
+def test_too_many_skips_name_the_checkpoint_from_before_them(  # noqa: PLR0917  (three are what is expected)
+    run_ranks: RunRanks, data: Path, tmp_path: Path, first: int, good: str | None, start: int
+) -> None:
+    """Also where a newer one was written among them, no other is to be kept, and the command is run again."""
+    recipe, checkpoints = recipe_of((1, 1, 2), guard=GUARD, checkpoint_every=2, keep=1), tmp_path / "checkpoints"
+    faults = {"nan": list(range(first, 20))}
+    for _ in range(2):
+        for error in run_ranks("train", [recipe], data=data, outs=[tmp_path], faults=faults, fails=True):
+            line = error.strip().splitlines()[-1]
+            assert "guard.TooManySkips: " in line
+            assert f"step {first + 2}: 3 steps in a row were skipped" in line
+            if good:
+                assert f"--from {checkpoints / good} --set train.start_sample={start}" in line
+                Checkpoint.open(checkpoints / good).verify()
+            else:
+                assert "no checkpoint is from before them" in line
+
+
+def test_held_out_samples_that_one_rank_cannot_read_cost_the_validation_alone(
     run_ranks: RunRanks, data: Path, tmp_path: Path
 ) -> None:
-    recipe = recipe_of((1, 1, 2), guard=GUARD, checkpoint_every=4)
-    for _ in range(2):
-        errors = run_ranks(
-            "train", [recipe], data=data, outs=[tmp_path], faults={"nan": list(range(7, 20))}, fails=True
-        )
-        assert len(errors) == 2
-        for error in errors:
-            assert "step 9: 3 steps in a row were skipped, the last because its grad_norm is not finite" in error
-            assert f"the last good checkpoint is {tmp_path / 'checkpoints' / 'step-8'}" in error
+    outs = [tmp_path / "whole", tmp_path / "damaged"]
+    recipe = recipe_of((1, 2, 2), samples=48, ramp=None, validation_every=3, checkpoint_every=3)
+    whole = run_ranks("train", [recipe], data=data, outs=outs[:1])[0][0]["steps"]
+    damaged = run_ranks("train", [recipe], data=data, outs=outs[1:], cannot_validate=3)[0][0]["steps"]
+    assert [step["loss"] for step in damaged] == [step["loss"] for step in whole]
+    for steps, key in ((whole, "validation_loss"), (damaged, "validation_error")):
+        assert [step["step"] for step in steps if key in step] == [3, 6]
+    assert damaged[2]["validation_error"] == "prose.bin: damaged"
+    for out, losses in zip(outs, ([whole[n]["validation_loss"] for n in (2, 5)], [None, None]), strict=True):
+        progress = [Checkpoint.open(out / "checkpoints" / f"step-{step}").progress for step in (3, 6)]
+        assert [each.validation_loss for each in progress] == losses
 
 
 @pytest.mark.parametrize(

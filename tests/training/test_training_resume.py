@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mtnlg_data.stream import open_stream
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import UsageFailure
@@ -99,18 +100,57 @@ def test_a_flipped_bit_of_a_checkpoint_ends_the_resumption(
         assert any(f"{damaged}: checksum differs" in error for error in errors)
 
 
-def test_a_new_run_from_weights_begins_with_their_loss_and_a_new_optimizer(
-    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path
+@pytest.mark.parametrize("start", [0, 72])
+def test_a_new_run_from_weights_begins_with_their_loss_at_the_sample_that_it_starts_at(
+    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path, start: int
 ) -> None:
+    """And with a new optimizer; killed and resumed it reads the samples behind."""
     newest = latest(died / "checkpoints")
     assert newest
-    recipe = recipe_of((2, 1, 1), **RECIPE, initial=str(died / "checkpoints"))
-    steps = run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path])[0]["steps"]
-    inputs, targets = next(micro_batches(open_data(data, recipe).train, range(8), 8, 1, 0))
+    recipe = recipe_of((2, 1, 1), **RECIPE, initial=str(died / "checkpoints"), start_sample=start)
+    halves, whole = tmp_path / "halves", tmp_path / "whole"
+    run_ranks("run_until_death", [recipe], data=data, outs=[halves], die=10, fails=True)
+    runs = [run_ranks("run_until_death", [recipe], data=data, outs=[out])[0] for out in (halves, whole)]
+    assert [run["resumed"] for run in runs] == [8, 0]
+    losses = [step["loss"] for step in read_steps(whole)]
+    assert [step["loss"] for step in read_steps(halves)] == losses
+    stream = open_stream(data / "tokens", 8)
+    inputs, targets = next(micro_batches(stream, range(start, start + 8), 8, 1, 0))
     expected = cross_entropy(Checkpoint.open(newest).decoder()(inputs), targets).mean()
-    assert steps[0]["loss"] == pytest.approx(float(expected.detach()), rel=FP32)
-    assert [step["step"] for step in steps] == list(range(1, 11))
-    assert Checkpoint.open(tmp_path / "checkpoints").optimizer_steps == 10
+    assert losses[0] == pytest.approx(float(expected.detach()), rel=FP32)
+    checkpoint = Checkpoint.open(whole / "checkpoints")
+    assert (checkpoint.progress.samples, len(losses), checkpoint.optimizer_steps) == (80, 10, 10)
+    assert checkpoint.progress.extra == {"start_sample": start}
+
+
+def test_a_start_from_weights_says_where_they_stopped(
+    data: Path, died: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipes = [recipe_of(initial=str(died / "checkpoints"), start_sample=start) for start in (0, 64)]
+    fingerprint = open_data(data, recipes[0]).fingerprint
+    for recipe, again in zip(recipes, (True, False), strict=True):
+        prepare_run_dir(tmp_path / str(again), recipe, fingerprint, resume=True)
+        assert ("--set train.start_sample=64" in capsys.readouterr().err) == again
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_rank_asks_for_deterministic_kernels_where_the_recipe_does(
+    run_ranks: RunRanks, data: Path, tmp_path: Path, deterministic: bool
+) -> None:
+    """On a CPU that changes no loss; a run may change it when it resumes."""
+    reference, out = tmp_path / "reference", tmp_path / "out"
+    half, whole = (recipe_of((2, 1, 1), **RECIPE | {"samples": samples}) for samples in (32, 64))
+    run_ranks("train", [whole, half], data=data, outs=[reference, out])
+    recipe = recipe_of((2, 1, 1), **RECIPE | {"samples": 64}, deterministic=deterministic)
+    for asked in run_ranks("started", [recipe], data=data, outs=[out]):
+        assert asked == {
+            "workspace": ":4096:8" if deterministic else None,
+            "algorithms": deterministic,
+            "warns": False,
+            "cudnn": [deterministic, True],
+            "cudnn_attention": not deterministic,
+        }
+    assert [step["loss"] for step in read_steps(out)] == [step["loss"] for step in read_steps(reference)]
 
 
 def test_a_run_with_checkpoints_of_its_own_needs_no_initial_weights(

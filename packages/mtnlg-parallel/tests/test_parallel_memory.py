@@ -99,7 +99,7 @@ def test_where_there_is_no_memory_the_folder_for_temporary_files_is_used_and_nam
 def store(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     """The store of the only rank of a job, which sees everything of its node."""
     assert base.exists()
-    monkeypatch.setattr(memory_store, "gathered_from_all", lambda value, _: [value])
+    monkeypatch.setattr(memory_store, "all_gather_json", lambda value, _: [value])
     store = MemoryStore(tmp_path / "out", 0, 1, CPU)
     store.open("run", "b")
     return store

@@ -1,19 +1,25 @@
 """metrics.jsonl, trackers, progress lines, and throughput."""
 
+import atexit
+import errno
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from threading import Event
+from typing import Any, Self
 
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from torch.utils.tensorboard import SummaryWriter
 
 from mtnlg_model.checkpoint.manifest import Progress
 from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.record import trackers
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import (
     Follower,
@@ -26,7 +32,7 @@ from mtnlg_parallel.record.metrics import (
     truncate_after,
 )
 from mtnlg_parallel.record.recorder import Recorder
-from mtnlg_parallel.record.trackers import WeightsAndBiases, check_wandb
+from mtnlg_parallel.record.trackers import WeightsAndBiases, check_wandb, open_trackers
 
 STEP: Step = {
     "step": 1,
@@ -86,14 +92,6 @@ def test_lines_that_are_no_steps_are_left_out_by_every_reader(tmp_path: Path) ->
     assert (tmp_path / "metrics.jsonl").read_bytes() == written
 
 
-@pytest.mark.parametrize("written", [0, 1, 5, 40])
-@pytest.mark.parametrize("wanted", [1, 3, 100])
-def test_the_last_steps_are_the_last_of_all_steps(tmp_path: Path, written: int, wanted: int) -> None:
-    lines = [json.dumps({"step": n, "note": "x" * (n * 17 % 900)}) + "\n" for n in range(1, written + 1)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "torn')
-    assert last_steps(tmp_path, wanted) == list(read_steps(tmp_path))[-wanted:]
-
-
 def test_a_progress_line_shows_mfu_hfu_and_why_a_step_was_skipped() -> None:
     line = progress_line({**STEP, "mfu": 0.302, "hfu": 0.403})
     assert "126 TFLOP/s  MFU 30.2%  HFU 40.3%" in line
@@ -137,25 +135,112 @@ def test_peak_flops_are_known_by_the_cuda_name(device: str, peak: float | None) 
     assert peak_flops(device) == (peak and pytest.approx(peak, rel=1e-2))
 
 
+class Wandb:
+    """The module wandb. What ``fails`` raises so often, for ever where None; what ``hangs`` never returns."""
+
+    def __init__(self, fails: dict[str, int | None] | None = None, hangs: str = "") -> None:
+        self.fails, self.hangs = dict(fails or {}), hangs
+        self.inits, self.steps = list[dict[str, Any]](), list[int]()
+
+    def _called(self, name: str) -> None:
+        if name == self.hangs:
+            Event().wait()
+        left = self.fails.get(name, 0)
+        if left != 0:
+            self.fails[name] = left and left - 1
+            raise ConnectionError(f"{name}: the network is unreachable")
+
+    def init(self, **arguments: object) -> Self:
+        self.inits.append(arguments)
+        self._called("init")
+        return self
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        assert figures["train/loss"] == 2.5
+        self._called("log")
+        self.steps.append(step)
+
+    def finish(self) -> None:
+        self._called("finish")
+
+
+@pytest.mark.parametrize(
+    ("wandb", "steps", "missing", "warnings"),
+    [
+        (Wandb(), [1, 2, 3], "", 0),
+        (Wandb({"init": 2}), [1, 2, 3], "", 1),
+        (Wandb({"log": 1}), [1, 2, 3], "", 1),
+        (Wandb({"init": None}), [], "steps 1 to 3 are missing", 2),
+        (Wandb({"log": None}), [], "steps 1 to 3 are missing", 2),
+        (Wandb({"finish": 1}), [1, 2, 3], "did not close", 2),
+        (Wandb(hangs="init"), [], "steps 1 to 3 are missing", 1),
+        (Wandb(hangs="log"), [], "steps 1 to 3 are missing", 1),
+        (Wandb(hangs="finish"), [1, 2, 3], "did not close", 1),
+    ],
+)
+def test_a_tracker_never_stops_a_run(  # noqa: PLR0917  (four are what is expected)
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wandb: Wandb,
+    steps: list[int],
+    missing: str,
+    warnings: int,
+) -> None:
+    """Its first error is printed, it is tried again, and the end names what it lacks; its exit handler is not run."""
+    exits: list[object] = []
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr(trackers, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2 if wandb.hangs else 600.0)
+    monkeypatch.setattr(atexit, "register", lambda *words: exits.append(words))
+    recipe = Recipe.model_validate(RECIPE)
+    truncate_after(tmp_path, 0)
+    board, ours = open_trackers(tmp_path, recipe, 0, "mt-nlg")
+    recorder = Recorder(tmp_path, recipe, [board, ours])
+    for number in (1, 2, 3):
+        recorder.record({**STEP, "step": number})
+    recorder.close(Progress(step=3, samples=1, tokens=64, loss=2.5, stream="", layout=Layout()))
+    assert [step["step"] for step in read_steps(tmp_path)] == [1, 2, 3]
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 3
+    assert (board.missing, wandb.steps, missing in ours.missing, bool(ours.missing)) == ("", steps, True, bool(missing))
+    assert len([line for line in capsys.readouterr().err.splitlines() if "Weights & Biases: " in line]) == warnings
+    assert exits == ([(os._exit, 0)] if wandb.hangs else [])
+
+
+def test_tensorboard_gets_each_step_once_the_disk_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors, add_scalar = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))], SummaryWriter.add_scalar
+
+    def full_once(*words: Any) -> None:  # noqa: ANN401  (as the method that it wraps)
+        if errors:
+            raise errors.pop()
+        add_scalar(*words)
+
+    monkeypatch.setattr(trackers, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(SummaryWriter, "add_scalar", full_once)
+    (board,) = open_trackers(tmp_path, Recipe.model_validate(RECIPE), 4, None)
+    for number in (5, 6, 7):
+        board.log(number, {"loss": 1.0 / number})
+    board.close()
+    assert board.missing == ""
+    files = (tmp_path / "tensorboard").iterdir()
+    events = [event for file in files for event in EventFileLoader(str(file)).Load() if event.summary.value]
+    assert [event.step for event in events] == [5, 6, 7]
+
+
 def test_weights_and_biases_continues_the_run_of_the_same_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inits: list[Any] = []
-    logged: list[Any] = []
-
-    def init(**arguments: object) -> SimpleNamespace:
-        inits.append(arguments)
-        return SimpleNamespace(log=lambda figures, step: logged.append((step, figures)), finish=lambda: None)
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    wandb = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     recipe = Recipe.model_validate(RECIPE)
     for _ in range(2):
         tracker = WeightsAndBiases("mt-nlg", tmp_path, recipe)
-        tracker.log(3, {"loss": 2.0})
+        tracker.log(3, {"loss": 2.5})
         tracker.close()
-    assert inits[0] == inits[1]
-    assert (inits[0]["project"], inits[0]["resume"], inits[0]["config"]["model"]["hidden"]) == ("mt-nlg", "allow", 64)
-    assert logged == [(3, {"train/loss": 2.0})] * 2
+    first, second = wandb.inits
+    assert first == second
+    assert (first["project"], first["resume"], first["config"]["model"]["hidden"]) == ("mt-nlg", "allow", 64)
+    assert wandb.steps == [3, 3]
 
 
 def test_a_missing_wandb_is_refused_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,10 @@ def test_the_recipe_of_a_llama_is_tinyllama_and_fits_40_gb() -> None:
         ("train.samples=-5 steps", "write a number of samples"),
         ("train.samples=1.5 steps", "train.samples = '1.5 steps': not a whole number of steps"),
         ("train.samples=9999999T steps", "train.samples = 9223372036854775808: Input should be less than"),
-        ("train.samples=1 tokens", "train.samples = 0: Input should be greater than 0"),
+        (
+            "train.samples=60 tokens",
+            "train.samples = '60 tokens' is less than half a sample of model.sequence = 128 tokens",
+        ),
         ("train.warmup=13 steps", "warmup = 104 must end before decay = 100"),
         ("train.betas=[0.9]", "train.betas.1: required key is missing"),
         ("model.layers=999999999", "model.layers = 999999999; use at most 4096"),

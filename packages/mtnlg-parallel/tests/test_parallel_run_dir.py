@@ -137,11 +137,12 @@ def test_over_several_nodes_no_number_tells_torchruns_first_attempt_so_starting_
 
 def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> None:
     write_steps(tmp_path)
-    events = [{"event": "start", "time": 0.0}, {"event": "resumed", "time": 6.0, "step": 0}]
+    events = [{"event": "start", "time": 0.0}, {"event": "resumed", "time": 6.0, "step": 0, "corpus": 64}]
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     progress = Progress(step=4, samples=32, tokens=4096, loss=2.0, stream="stream", layout=Layout())
     summary = summarize(tmp_path, recipe_of(), progress)
     assert (summary["seconds"], summary["checkpoint_seconds"], summary["validation_seconds"]) == (12.0, 1.0, 2.0)
+    assert (summary["start_sample"], summary["corpus_passes"]) == (0, 0.5)
     assert (summary["skipped"], summary["tokens_per_second"]) == (1, 4096 / 12)
     assert summary["goodput"] == goodput(tmp_path).facts()
     assert summary["goodput"]["share"] == 9 / 18

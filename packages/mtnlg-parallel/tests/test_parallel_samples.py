@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training.samples import Data, Prefetch, micro_batches
+from mtnlg_parallel.training.samples import Data, Prefetch, StreamFrom, micro_batches, open_data
 from mtnlg_parallel.training.schedule import Ramp
 
 
@@ -31,6 +31,8 @@ class Numbers:
         return 10_000
 
     def __getitem__(self, sample: int) -> NDArray[np.int32]:
+        if not 0 <= sample < len(self):
+            raise IndexError(sample)
         if sample >= self.damaged:
             raise Failure(f"prose.bin: holds no sample {sample}")
         return np.arange(sample, sample + 3, dtype=np.int32)
@@ -100,8 +102,26 @@ def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
 def test_a_source_too_small_for_a_sample_is_named_once_by_the_process_that_starts_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = Data(Numbers(), Numbers(), Path("t"), ("tokens/tiny.bin: 9 train tokens",))
+    opened = Data(Numbers(), Numbers(), Path("t"), 40, left_out=("tokens/tiny.bin: 9 train tokens",))
     monkeypatch.setattr(run, "open_data", lambda *_: opened)
-    assert run._fingerprint(Path("data"), cast("Recipe", None)) == ("numbers", Path("t"))
-    line = "WARNING: tokens/tiny.bin: 9 train tokens; the source is left out, and its weight goes to the others"
-    assert capsys.readouterr().err.splitlines() == [line]
+    assert run._fingerprint(Path("data"), recipe_of(dp=1, samples=100)) == ("numbers", Path("t"))
+    warning, passes = capsys.readouterr().err.splitlines()
+    assert (
+        warning == "WARNING: tokens/tiny.bin: 9 train tokens; the source is left out, and its weight goes to the others"
+    )
+    assert passes == "data: samples 0 to 100 of the token stream, of the 40 in one pass over the corpus, so 2.5 passes"
+
+
+@given(st.integers(0, 10_100), st.integers(-3, 10_100))
+def test_a_stream_from_a_sample_on_numbers_its_samples_from_0(start: int, sample: int) -> None:
+    stream = StreamFrom(Numbers(), start)
+    if 0 <= sample < 10_000 - start:
+        assert stream[sample].tolist() == Numbers()[start + sample].tolist()
+    else:
+        with pytest.raises(IndexError):
+            stream[sample]
+
+
+def test_a_stream_in_place_of_a_folder_is_refused() -> None:
+    with pytest.raises(UsageFailure, match="Numbers"):
+        open_data(cast("Path", Numbers()), recipe_of(dp=1, samples=100))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BEGAN = 1_750_000_000.0
 TRAIN = {"samples": 8000, "batch": 8, "lr": 1e-3}
 START = {"event": "start", "time": BEGAN, "layout": "tp=1,pp=1,dp=1", "host": "node-1", "job": "77"}
-RESUMED = {"event": "resumed", "time": BEGAN + 10, "step": 0, "source": "initial"}
+RESUMED = {"event": "resumed", "time": BEGAN + 10, "step": 0, "source": "initial", "corpus": 800}
 
 
 def run_of(out: Path, events: Iterable[dict[str, Any]], steps: int, written: float) -> Path:
@@ -69,7 +69,7 @@ def test_a_running_run_has_progress_speed_and_an_expected_end(tmp_path: Path) ->
     for words in (
         f"{out}: running\n",
         "on          tp=1,pp=1,dp=1, node-1, job 77",
-        "step        250 of 1,000 (25.0%), 256,000 tokens",
+        "step        250 of 1,000 (25.0%), 256,000 tokens, the corpus read 2.5 times",
         "loss        4.7500, 4.5000 held out, 1 steps skipped",
         "speed       512 tokens/s, 2 s a step, over the last 100 steps",
         "at this pace, in 24 min 50 s",

@@ -33,6 +33,7 @@ RESUMED_MAY_DIFFER: Final = {
     "train.sequence_parallel": "where the same activations are",
     "train.offload_activations": "as sequence_parallel",
     "train.kernels": "the same functions, fused or not",
+    "train.deterministic": "the same functions, in an order of their own",
     "train.checkpoint_every": "what is kept, not what is trained",
     "train.memory_checkpoint_every": "as checkpoint_every",
     "train.keep": "as checkpoint_every",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -44,6 +44,8 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Patience = Annotated[float, Field(gt=0.0, lt=1e9)]
 Every = Annotated[int, Field(ge=0)]
+LENGTHS: Final = ("samples", "warmup", "decay", "start_sample")
+"""Keys of [train] in samples, which a recipe may word otherwise; ``ramp.samples`` is another."""
 
 
 class Train(Settings):
@@ -76,11 +78,13 @@ class Train(Settings):
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
     offload_activations: bool = Field(False, description="keep activations in host memory until backward")
     kernels: bool = Field(True, description="use fused kernels where the device has them")
+    deterministic: bool = Field(False, description="ask for kernels that give the same bits each time")
     checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
     keep: Samples = Field(5, description="number of checkpoints kept, the newest")
     memory_checkpoint_every: Every = Field(0, description="steps between copies in host memory on two nodes; 0: never")
     initial: str = Field("", description="checkpoint whose weights the run starts from; empty: initial weights")
     new_tokenizer: bool = Field(False, description="start from `initial` though its tokenizer is not the data's")
+    start_sample: Annotated[Every, IN_SAMPLES] = Field(0, lt=LIMIT, description="of the token stream, the run's first")
     validation_every: Every = Field(0, description="steps; 0: never")
     validation_samples: Samples = Field(64, description="held-out samples of a validation")
 
@@ -166,8 +170,8 @@ class Recipe(Settings):
         if reason := schedule_error(self.layout, self.model, train.schedule, train.chunks):
             raise ValueError(reason)
         if train.offload_activations and train.schedule == "1f1b":
-            way_out = 'use train.schedule = "interleaved" or "zero-bubble"'
-            raise ValueError(f'train.offload_activations: the engine of "1f1b" keeps them on the device; {way_out}')
+            hint = 'use train.schedule = "interleaved" or "zero-bubble"'
+            raise ValueError(f'train.offload_activations: the engine of "1f1b" keeps them on the device; {hint}')
         if train.precision == "fp8" and (reason := eight_bit_error(self.layout, self.model, train.micro_batch)):
             raise ValueError(reason)
         multiple = dp * train.micro_batch
@@ -216,9 +220,12 @@ def _in_samples(train: dict[str, Any], sequence: int | None) -> dict[str, Any]:
         ramp = {**ramp, "samples": samples}
         train = {**train, "ramp": ramp}
     schedule = _batch_size(size, ramp)
-    lengths: dict[str, Any] = {key: train[key] for key in ("samples", "warmup", "decay") if key in train}
+    lengths: dict[str, Any] = {key: train[key] for key in LENGTHS if key in train}
     for key, value in lengths.items():
         lengths[key] = _count(value, sequence, schedule.samples_after if schedule else lambda _: None)
+        if lengths[key] == 0 != value and isinstance(value, str) and parse_length(value).amount:
+            tokens = f"of model.sequence = {sequence} tokens"
+            raise ValueError(f"train.{key} = {value!r} is less than half a sample {tokens}, so 0 samples; write more")
     samples = lengths.get("samples")
     valid = isinstance(samples, int) and 0 < samples < LIMIT
     return {**train, "decay": samples if valid else LIMIT - 1, **lengths}  # what is wrong with samples is said once

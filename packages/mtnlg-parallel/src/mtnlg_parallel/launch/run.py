@@ -16,7 +16,7 @@ from mtnlg_model.console import UsageFailure, say
 from mtnlg_parallel.environment import read_environment, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
-from mtnlg_parallel.record.run_dir import CHECKPOINTS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.training.samples import open_data
 
@@ -70,6 +70,10 @@ def train(
         command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
         prepare_again = partial(prepare_run_dir, out, recipe, fingerprint, resume=True)
         stop_signal = run_local(recipe.layout, command, out, state, prepare_again, max_restarts)
+    for log in (out / LOGS).glob("rank-0.log"):  # what else it printed is of no use to a run that ended well
+        for printed in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if printed.startswith("WARNING: "):
+                say(printed)
     complete = (out / SUMMARY).exists()
     say(_outcome(out) if complete else stopped_line(out, stop_signal))
     if line := compare_step_time(out, recipe, expected):
@@ -213,10 +217,13 @@ def prepare(  # noqa: PLR0917  (as train)
 
 
 def _fingerprint(data: Path, recipe: Recipe) -> DataFingerprint:
-    """That of the data; prints a line for each source that the training stream leaves out."""
+    """That of the data; prints what the run reads of it, and a line for each source that it leaves out."""
     opened = open_data(data, recipe)
     for line in opened.left_out:
         say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
+    start, samples = recipe.train.start_sample, recipe.train.samples
+    passes = f"of the {opened.corpus:,} in one pass over the corpus, so {samples / opened.corpus:.3g} passes"
+    say(f"{data}: samples {start:,} to {start + samples:,} of the token stream, {passes}")
     return opened.fingerprint
 
 

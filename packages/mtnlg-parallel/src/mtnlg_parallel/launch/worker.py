@@ -13,6 +13,7 @@ from mtnlg_parallel.engine.process import init_distributed
 from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import progress_line
+from mtnlg_parallel.training.determinism import ask_for_determinism
 from mtnlg_parallel.training.loop import Training
 from mtnlg_parallel.training.samples import open_data
 
@@ -46,6 +47,8 @@ def run_rank(
     rank, layout = place.rank, recipe.layout
     if place.world != layout.world:
         raise Failure(f"layout {layout} is {layout.world} ranks, WORLD_SIZE = {place.world}; start as many")
+    if recipe.train.deterministic:
+        ask_for_determinism()
     state = prepare() if prepare and rank == 0 else None
     if rank == 0:
         host = socket.gethostname()

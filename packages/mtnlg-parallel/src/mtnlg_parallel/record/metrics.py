@@ -10,7 +10,7 @@ utilisation) counts recomputed ones too (paper.md section 1). Both are shares of
 from __future__ import annotations
 
 import json
-import os
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypedDict
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 FILE = "metrics.jsonl"
-MAX_LINE_BYTES = 1024
 
 
 class Step(TypedDict, total=False):
@@ -34,8 +33,8 @@ class Step(TypedDict, total=False):
 
     ``seconds``: wall time from the end of the step before to the end of this one, of which ``data_seconds`` waiting for
     samples, ``checkpoint_seconds`` held up by a checkpoint and ``validation_seconds`` validating. FLOP/s are per rank
-    and of wall time. ``goodput``: of the run so far. ``skipped``: why the guard skipped the step. Keys that do not
-    apply are absent.
+    and of wall time. ``goodput``: of the run so far. ``skipped``: why the guard skipped the step;
+    ``validation_error``: why there is no validation loss. Keys that do not apply are absent.
     """
 
     step: int
@@ -56,6 +55,7 @@ class Step(TypedDict, total=False):
     validation_seconds: float
     goodput: float
     validation_loss: float
+    validation_error: str
     skipped: str
 
 
@@ -78,16 +78,8 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Step]:
 
 
 def last_steps(out: Path, count: int) -> list[Step]:
-    """The last ``count`` steps, or all where there are fewer, read from the end of the file."""
-    path = out / FILE
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        begin = max(0, size - (count + 1) * MAX_LINE_BYTES)
-        file.seek(begin)
-        *lines, _torn = file.read().split(b"\n")
-    return [*_parsed(lines[1:] if begin else lines)][-count:]
+    """The last ``count`` steps, or all where there are fewer."""
+    return list(deque(read_steps(out), maxlen=count))
 
 
 def truncate_after(out: Path, step: int) -> tuple[list[Step], list[Step]]:
@@ -132,6 +124,8 @@ def progress_line(step: Step) -> str:
     words = [f"step {step['step']}  loss {loss}"]
     if "validation_loss" in step:
         words.append(f"validation {step['validation_loss']:.4f}")
+    if "validation_error" in step:
+        words.append(f"no validation: {step['validation_error']}")
     if "skipped" in step:
         words.append(f"skipped: {step['skipped']}")
     words.append(f"lr {step['lr']:.2e}  batch {step['batch_size']}  {step['tokens_per_second']:,.0f} tokens/s")

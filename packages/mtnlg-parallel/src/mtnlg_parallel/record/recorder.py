@@ -42,20 +42,20 @@ class Recorder:
         try:
             self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
             self._file.flush()
-            figures = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
-            for tracker in self._trackers:
-                tracker.log(step["step"], figures)
         except OSError as error:
             raise IoFailure(f"{self._path}: {error.strerror}; make room, and the same command resumes") from error
+        figures = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
+        for tracker in self._trackers:
+            tracker.log(step["step"], figures)
         if checkpoint:
             self._page.update()
 
     def close(self, progress: Progress, stop_signal: int = 0) -> None:
         """Record a clean end: on a signal, or of the whole run, which then has a summary."""
         self._file.close()
-        for tracker in self._trackers:
-            tracker.close()
         history.append(self._out, "stopped", step=progress.step, signal=stop_signal)
         if progress.samples >= self._recipe.train.samples:
             write_json(self._out / SUMMARY, summarize(self._out, self._recipe, progress))
         self._page.close()
+        for tracker in self._trackers:  # last, as it may take a while
+            tracker.close()

@@ -33,7 +33,7 @@ from .history import StepSeconds, account, read_events
 from .trackers import TENSORBOARD, WANDB, WANDB_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mtnlg_model.checkpoint.manifest import Progress
     from mtnlg_parallel.identity import DataFingerprint
@@ -89,14 +89,14 @@ def _with_initial(recipe: Recipe, initial: str) -> Recipe:
 
 
 @contextmanager
-def naming_the_one_before(checkpoint: Path) -> Iterator[None]:
+def suggest_previous(checkpoint: Path) -> Iterator[None]:
     """In a block that reads the newest checkpoint: add to its ``CheckpointError`` from which one a run may resume."""
     try:
         yield
     except CheckpointError as error:
         before = [path.name for _, path in list_checkpoints(checkpoint.parent) if path != checkpoint]
-        way_out = f"resume from {before[-1]}" if before else "start over"
-        raise CheckpointError(f"{error}; remove {checkpoint.name} to {way_out}") from error
+        hint = f"resume from {before[-1]}" if before else "start over"
+        raise CheckpointError(f"{error}; remove {checkpoint.name} to {hint}") from error
 
 
 def read_summary(out: Path) -> dict[str, Any]:
@@ -108,10 +108,7 @@ def read_summary(out: Path) -> dict[str, Any]:
 def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
     """The content of summary.json for a complete run."""
     layout, train = recipe.layout, recipe.train
-    taken, skipped = StepSeconds(), 0
-    for step in metrics.read_steps(out):
-        taken.add(step)
-        skipped += "skipped" in step
+    taken, events = StepSeconds(metrics.read_steps(out)), list(read_events(out))
     seconds = taken.total
     pipeline_stages = stages(recipe.model, Layout(pp=layout.pp), train.recompute)
     return {
@@ -125,19 +122,27 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
         "sequence_parallel": train.sequence_parallel and layout.tp > 1,
         "precision": train.precision,
         "steps": progress.step,
-        "skipped": skipped,
+        "skipped": taken.skipped,
         "samples": progress.samples,
         "tokens": progress.tokens,
+        "start_sample": train.start_sample,
+        "corpus_passes": corpus_passes(events, progress.samples),
         "loss": progress.loss,
         "validation_loss": progress.validation_loss,
         "seconds": seconds,
         "checkpoint_seconds": taken.checkpoint,
         "validation_seconds": taken.validation,
-        "goodput": account(read_events(out), taken).facts(),
+        "goodput": account(events, taken).facts(),
         "tokens_per_second": progress.tokens / seconds if seconds else 0.0,
         "versions": {name: version(name) for name in LIBRARIES if find_spec(name.partition("-")[0])},
         "stream": progress.stream,
     }
+
+
+def corpus_passes(events: Sequence[dict[str, Any]], samples: int) -> float | None:
+    """How many times ``samples`` are the whole corpus; None where no event says how many that has."""
+    corpus = next((history.number(event, "corpus") for event in reversed(events) if "corpus" in event), 0)
+    return samples / corpus if corpus else None
 
 
 def _clear(out: Path) -> None:
@@ -166,17 +171,27 @@ def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunSta
     checkpoint = _newest(out / CHECKPOINTS)
     step, samples = 0, 0
     if checkpoint:
-        with naming_the_one_before(checkpoint):
+        with suggest_previous(checkpoint):
             manifest = read_manifest(checkpoint)
         check_resumed(checkpoint, manifest, recipe, data)
         step, samples = manifest.progress.step, manifest.progress.samples
     elif recipe.train.initial:
         initial = resolve_checkpoint(Path(recipe.train.initial))
-        check_initial(initial, read_manifest(initial), recipe, data)
+        manifest = read_manifest(initial)
+        check_initial(initial, manifest, recipe, data)
+        if manifest.progress.stream == data.stream:
+            _say_where_it_begins(manifest.progress, recipe.train.start_sample)
         for note in carried_chat_files(initial, data.tokenizer).notes:
             say(f"--from {initial}: {note}")
     steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)
     return RunState(step, samples, steps, complete=False)
+
+
+def _say_where_it_begins(initial: Progress, start: int) -> None:
+    """Print where in the token stream a run begins, and where the run that trained its ``initial`` weights ended."""
+    end = int(initial.extra.get("start_sample", 0)) + initial.samples
+    again = f" and reads samples again; --set train.start_sample={end} goes on there" if start < end else ""
+    say(f"the initial weights are trained to sample {end:,} of the token stream; this run begins at {start:,}{again}")
 
 
 def _newest(checkpoints: Path) -> Path | None:

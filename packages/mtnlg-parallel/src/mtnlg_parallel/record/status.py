@@ -26,7 +26,7 @@ from mtnlg_parallel.recipe import load_recipe
 
 from . import metrics
 from .history import StepSeconds, account, number, read_events
-from .run_dir import CHECKPOINTS, RECIPE, SUMMARY
+from .run_dir import CHECKPOINTS, RECIPE, SUMMARY, corpus_passes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RECENT_STEPS: Final = 100
 QUIET_STEPS, QUIET_SECONDS = 3, 60.0
 """Steps, as long as the longest recent one, and seconds beside them, after which a run is silent."""
-RESTARTS_SHOWN = 10
+MAX_RESTARTS_SHOWN = 10
 
 
 class State(NamedTuple):
@@ -71,12 +71,9 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
         raise Failure(f"{out}: no run here: there is no {RECIPE}; give the --out of mtnlg-parallel train")
     recipe = load_recipe(out / RECIPE)
     events, seconds, recent = list(read_events(out)), StepSeconds(), deque[metrics.Step](maxlen=RECENT_STEPS)
-    skipped, validation_loss = 0, None
     for step in metrics.read_steps(out):
         seconds.add(step)
         recent.append(step)
-        skipped += "skipped" in step
-        validation_loss = step.get("validation_loss", validation_loss)
     starts = [event for event in events if event["event"] == "start"]
     state = _state(out, recipe, events, recent, now)
     return {
@@ -87,8 +84,9 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
         "now": now,
         **{key: starts[-1].get(key) if starts else None for key in ("layout", "host", "job")},
         **_progress(recipe, recent),
-        "validation_loss": validation_loss,
-        "skipped": skipped,
+        "validation_loss": seconds.validation_loss,
+        "skipped": seconds.skipped,
+        "corpus_passes": corpus_passes(events, recent[-1]["samples"] if recent else 0),
         "expected_end": _expected_end(out, recipe, recent) if state.word == "running" else None,
         "checkpoint": _newest_checkpoint(out),
         "goodput": account(events, seconds).facts(),
@@ -166,7 +164,8 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     lines = [f"{facts['out']}: {word}{detail}", f"since       {_moment(facts['since'], now)}"]
     lines += [f"on          {', '.join(place)}"] if place else []
     share = f" ({facts['step'] / facts['steps']:.1%})" if facts["steps"] else ""
-    lines.append(f"step        {facts['step']:,} of {facts['steps']:,}{share}, {facts['tokens']:,} tokens")
+    passes = f", the corpus read {facts['corpus_passes']:.3g} times" if facts["corpus_passes"] else ""
+    lines.append(f"step        {facts['step']:,} of {facts['steps']:,}{share}, {facts['tokens']:,} tokens{passes}")
     if facts["step"]:
         loss = "not finite" if facts["loss"] is None else f"{facts['loss']:.4f}"
         held_out = "" if facts["validation_loss"] is None else f", {facts['validation_loss']:.4f} held out"
@@ -199,9 +198,10 @@ def _goodput_lines(goodput: dict[str, Any]) -> list[str]:
     restarts = goodput["restarts"]
     if restarts:
         lines.append(
-            f"restarts    {len(restarts)}" + (f", the last {RESTARTS_SHOWN}:" if len(restarts) > RESTARTS_SHOWN else "")
+            f"restarts    {len(restarts)}"
+            + (f", the last {MAX_RESTARTS_SHOWN}:" if len(restarts) > MAX_RESTARTS_SHOWN else "")
         )
-    for restart in restarts[-RESTARTS_SHOWN:]:
+    for restart in restarts[-MAX_RESTARTS_SHOWN:]:
         source = f" from {restart['source']}" if restart["source"] else ""
         lost = f", {restart['lost_steps']} steps lost" if restart["lost_steps"] else ""
         what = f"step {restart['step']:,}{source} after {duration(restart['seconds'])}{lost}"

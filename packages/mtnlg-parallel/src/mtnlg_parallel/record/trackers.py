@@ -1,22 +1,38 @@
-"""Experiment trackers: TensorBoard event files, and Weights & Biases on request."""
+"""Experiment trackers: TensorBoard event files, and Weights & Biases on request.
+
+`BackgroundTracker` runs each of them in a thread, so that none can delay or stop the training that it plots.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import UsageFailure, say
 from mtnlg_model.files import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
 
+    Entry = tuple[int, Mapping[str, Any]]
+
 TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
+FIRST_PAUSE: Final = 1.0
+MAX_PAUSE: Final = 300.0
+"""Seconds before a tracker that failed is opened again; they double with each failure."""
+
+CLOSE_SECONDS: Final = 60.0
+LAST_TRIES: Final = 3
+"""How long, and for how many failures in a row, the end of a run waits for a tracker to write what is left."""
 
 
 class Tracker(Protocol):
@@ -29,6 +45,81 @@ class Tracker(Protocol):
         """Flush what was logged."""
 
 
+class BackgroundTracker:
+    """Opens, feeds and closes a tracker in a thread, whose errors and waits do not reach the caller.
+
+    The first error is printed. After each the tracker is opened again by ``open_after(step)``, where ``step`` is the
+    last one that it has logged, and gets the step that failed once more. Steps that wait are kept, some 2 KB each.
+    """
+
+    def __init__(self, name: str, open_after: Callable[[int], Tracker], step: int) -> None:
+        self._name, self._open_after = name, open_after
+        self._written = self._last = step
+        self._warned = self._closed = False
+        self._closing, self._entries = Event(), SimpleQueue["Entry | None"]()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Have the metrics of a step logged."""
+        self._last = step
+        self._entries.put((step, metrics))
+
+    def close(self) -> None:
+        """Wait until all is logged, `CLOSE_SECONDS` at most, and print what is missing."""
+        self._closing.set()
+        self._entries.put(None)
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            # The tracker's own exit handler, registered before, would wait for its server again.
+            atexit.register(os._exit, 0)
+        if self.missing:
+            say(f"WARNING: {self._name}: {self.missing}; metrics.jsonl has every step")
+
+    @property
+    def missing(self) -> str:
+        """What the tracker has not got, or perhaps not; empty once all is logged and the tracker is closed."""
+        if self._written < self._last:
+            return f"steps {self._written + 1} to {self._last} are missing"
+        return "" if self._closed else "did not close, so that its last steps may be missing"
+
+    def _run(self) -> None:
+        tracker: Tracker | None = None
+        entry, failures = self._entries.get(), 0
+        while failures < LAST_TRIES or not self._closing.is_set():
+            try:
+                if entry is None:
+                    if tracker:
+                        tracker.close()
+                    self._closed = True
+                    return
+                tracker = tracker or self._open_after(self._written)
+                tracker.log(*entry)
+            except Exception as error:  # noqa: BLE001  (of any library)
+                tracker = None
+                self._warn(error)
+                if entry is None:
+                    return
+                self._closing.wait(min(FIRST_PAUSE * 2**failures, MAX_PAUSE))
+                failures += 1
+            else:
+                self._written, entry, failures = entry[0], self._entries.get(), 0
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            say(f"WARNING: {self._name}: {reason}; training goes on, and it is tried again")
+        self._warned = True
+
+
+def open_trackers(out: Path, recipe: Recipe, step: int, project: str | None) -> list[BackgroundTracker]:
+    """The trackers of the run in ``out``, resumed at ``step``: TensorBoard, and W&B where there is a ``project``."""
+    openers: dict[str, Callable[[int], Tracker]] = {"TensorBoard": lambda step: TensorBoard(out, step)}
+    if project:
+        openers["Weights & Biases"] = lambda _step: WeightsAndBiases(project, out, recipe)
+    return [BackgroundTracker(name, open_after, step) for name, open_after in openers.items()]
+
+
 class TensorBoard:
     """Event files in ``out``/tensorboard; events after ``step`` are purged."""
 
@@ -38,12 +129,13 @@ class TensorBoard:
         self._writer = SummaryWriter(str(out / TENSORBOARD), purge_step=step + 1)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Add each metric as a scalar under train/."""
+        """Write each metric as a scalar under train/. Raises ``OSError`` where the disk does not take it."""
         for name, value in metrics.items():
             self._writer.add_scalar(f"train/{name}", value, step)
+        self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close the event file."""
+        """Close the event file."""
         self._writer.close()
 
 

@@ -77,7 +77,7 @@ class StateCopier:
         self._copy = self._thread.submit(self._run, list(zero.fragment_pieces(self._engine)), buffers, updated)
         return HostCopy(progress, self._engine.optimizer_steps, self._copy)
 
-    def take_waited(self) -> float:
+    def waited_seconds(self) -> float:
         """Seconds that updates have waited since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
@@ -139,16 +139,25 @@ class BackgroundCheckpoint:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._buffers: list[Tensor] = []
         self._copy: HostCopy | None = None
+        self._skipped = False
         self._written: Future[bytes] | None = None
         self._published: Future[None] | None = None
 
-    def begin(self, progress: Progress) -> None:
-        """Begin a checkpoint of the state as it is now."""
+    def begin(self, progress: Progress, skipped: bool = False) -> None:
+        """Begin a checkpoint of the state as it is now, whose step was perhaps ``skipped``.
+
+        That one removes no older ones: the newest from before the skips in a row is among them.
+        """
         if self.in_progress:
             with self._during("saving a checkpoint", self._recipe.guard.disk_patience):
                 self._publish_once_written()
-        self._copy = self._copier.start(progress, self._buffers)
+        self._copy, self._skipped = self._copier.start(progress, self._buffers), skipped
         self._written = self._thread.submit(write_files, self._directory, self._rank, self._copy)
+
+    def amend(self, progress: Progress) -> None:
+        """Give a checkpoint begun at this step what is known of it since."""
+        if self._copy and self._copy.progress.step == progress.step:
+            self._copy = self._copy._replace(progress=progress)
 
     @property
     def in_progress(self) -> bool:
@@ -169,7 +178,7 @@ class BackgroundCheckpoint:
         copy, self._copy = self._copy, None
         self._wait_until_published()  # of the checkpoint before: the same thread has written these files since
         if copy and self._rank == 0:
-            self._published = self._thread.submit(self._publish, copy)
+            self._published = self._thread.submit(self._publish, copy, retains=not self._skipped)
 
     def finish(self) -> None:
         """Wait until the last checkpoint begun is visible to all ranks."""
@@ -184,13 +193,14 @@ class BackgroundCheckpoint:
         wait_for_all(self._copier.device)
         self.publish()
 
-    def _publish(self, copy: HostCopy) -> None:
+    def _publish(self, copy: HostCopy, retains: bool) -> None:
         recipe, progress = self._recipe, copy.progress
         writers = [f"rank-{rank}" for rank in range(recipe.layout.world)]
         sync(self._out / metrics.FILE)  # a checkpoint's steps are on disk before it can be resumed
         steps, chat_files = copy.optimizer_steps, self._chat_files
         publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, steps, chat_files)
-        retain(self._directory, recipe.train.keep)
+        if retains:
+            retain(self._directory, recipe.train.keep)
 
     def _wait_until_written(self) -> None:
         job, self._written = self._written, None

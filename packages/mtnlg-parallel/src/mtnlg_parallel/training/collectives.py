@@ -24,7 +24,7 @@ def wait_for_all(device: torch.device) -> None:
     waiting.item()  # NCCL only queues the collective
 
 
-def decided_by_rank_0(decide: Callable[[], Any], device: torch.device) -> Any:  # noqa: ANN401  (any JSON value)
+def broadcast_from_rank0(decide: Callable[[], Any], device: torch.device) -> Any:  # noqa: ANN401  (any JSON value)
     """What ``decide`` returns on rank 0, on every rank. A failure there is raised on every rank, with the same line."""
     text, failure = b"", None
     if distributed.get_rank() == 0:
@@ -47,7 +47,7 @@ def decided_by_rank_0(decide: Callable[[], Any], device: torch.device) -> Any:  
     return decision["value"]
 
 
-def gathered_from_all(value: Any, device: torch.device) -> list[Any]:  # noqa: ANN401  (any JSON value)
+def all_gather_json(value: Any, device: torch.device) -> list[Any]:  # noqa: ANN401  (any JSON value)
     """The ``value`` of every rank, on every rank."""
     text = json.dumps(value).encode()
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(distributed.get_world_size())]

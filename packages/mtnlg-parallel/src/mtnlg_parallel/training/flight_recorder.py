@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
 
 AXES: Final = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
-MOST_GROUPS: Final = 32
-MOST_MEMBERS: Final = 64
+MAX_GROUPS: Final = 32
+MAX_MEMBERS: Final = 64
 """Ranks of a group that is not a product of axes; larger ones are left out, so that a trace stays small."""
 
 _GROUP: Final = (
@@ -115,7 +115,7 @@ def summarize(
         before = traces.get(key)
         if before is None:
             members = _members(layout, rank, ranks)
-            if members is None or len(traces) == MOST_GROUPS:
+            if members is None or len(traces) == MAX_GROUPS:
                 continue
             before = GroupTrace(key, members, 0, 0, "")
         if not ended and not before.waits:
@@ -131,7 +131,7 @@ def _members(layout: Layout, rank: int, ranks: Sequence[int]) -> str | tuple[int
     for axes in chain([tuple(AXES)], combinations(AXES, 1), combinations(AXES, 2)):
         if ranks == _ranks_along(layout, rank, axes):
             return "+".join(axes)
-    return tuple(ranks) if len(ranks) <= MOST_MEMBERS else None
+    return tuple(ranks) if len(ranks) <= MAX_MEMBERS else None
 
 
 def _ranks_along(layout: Layout, rank: int, axes: Iterable[str]) -> list[int]:

@@ -36,13 +36,29 @@ def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:
     return steps[taken[-settings.window] :] if len(taken) >= settings.window else steps
 
 
+class TooManySkips(Failure):
+    """Steps ``first`` to ``last`` were all skipped; ``checkpoint`` is the newest from before them, if there is one."""
+
+    def __init__(self, first: int, last: int, reason: str, checkpoint: Path | None, start_sample: int) -> None:
+        self.first, self.last, self.checkpoint, self.start_sample = first, last, checkpoint, start_sample
+        hint = "no checkpoint is from before them; see that the weights it began with are sound, lower train.lr, and "
+        hint += "start over with --no-resume"
+        if checkpoint:
+            hint = f"the newest checkpoint from before them is {checkpoint}; start from it in another --out, behind "
+            hint += f"their samples, with a lower train.lr: --from {checkpoint} --set train.start_sample={start_sample}"
+        super().__init__(
+            f"step {last}: {last - first + 1} steps in a row were skipped, the last because its {reason}; {hint}; "
+            "or pass them with a higher guard.most_skips"
+        )
+
+
 class Guard:
     """Judges steps by the window of steps before them; ``steps`` are the `history` of the run's steps so far."""
 
     def __init__(self, settings: GuardSettings, steps: Iterable[Step] = ()) -> None:
         self._settings = settings
         self._window = {name: deque[float](maxlen=settings.window) for name in ("loss", "grad_norm")}
-        self._skipped_in_a_row: list[str] = []
+        self._skipped_in_a_row: list[Step] = []
         for step in steps:
             self.record(step)
 
@@ -63,7 +79,7 @@ class Guard:
     def record(self, step: Step) -> None:
         """Add a finished step to the window, or to the count of steps skipped in a row."""
         if "skipped" in step:
-            self._skipped_in_a_row.append(step["skipped"])
+            self._skipped_in_a_row.append(step)
             return
         self._skipped_in_a_row.clear()
         for name, value in (("loss", step["loss"]), ("grad_norm", step["grad_norm"])):
@@ -75,12 +91,11 @@ class Guard:
         """Whether ``most_skips`` steps in a row were skipped, so that the run must end."""
         return len(self._skipped_in_a_row) >= self._settings.most_skips
 
-    def failure(self, step: Step, newest: Path | None) -> Failure:
-        """The failure that ends an exhausted run, naming its ``newest`` checkpoint."""
-        checkpoint = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
-        # A run that resumes keeps its learning rate.
-        new_run = "--from that and another --out" if newest else "--no-resume"
-        return Failure(
-            f"step {step['step']}: {len(self._skipped_in_a_row)} steps in a row were skipped, the last because its "
-            f"{self._skipped_in_a_row[-1]}; {checkpoint}; raise guard.most_skips, or lower train.lr with {new_run}"
-        )
+    def failure(self, checkpoints: Sequence[tuple[int, Path]], start_sample: int) -> TooManySkips:
+        """The failure that ends an exhausted run, whose (step, folder) are ``checkpoints``, oldest first.
+
+        ``start_sample`` is the first sample of the stream that it has not read.
+        """
+        first, last = self._skipped_in_a_row[0]["step"], self._skipped_in_a_row[-1]
+        good = [checkpoint for step, checkpoint in checkpoints if step < first]
+        return TooManySkips(first, last["step"], last["skipped"], good[-1] if good else None, start_sample)

@@ -2,8 +2,8 @@
 
     before a step   batch size and learning rate from the samples consumed; dropout seed from (seed, samples, rank)
     a step          DeepSpeed's 1F1B engine runs the batch in micro-batches and updates, unless the guard forbids it
-    after           metrics; at intervals the validation loss, and a checkpoint that is written while training goes on
     between steps   the ranks agree whether one of them got a stop signal, and whether all have written a checkpoint
+    after           at intervals a checkpoint, which is written while training goes on, and validation; metrics
 
 The step that takes samples x to x + batch uses the learning rate of x + batch: at x = 0 it would be 0.
 """
@@ -13,12 +13,15 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import distributed
 
-from mtnlg_model.checkpoint.manifest import latest
+from mtnlg_data.console import Failure
+from mtnlg_model.checkpoint.manifest import list_checkpoints
+from mtnlg_model.console import error_line, say
 from mtnlg_parallel import kernels
 from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.layout import stages
@@ -29,9 +32,10 @@ from mtnlg_parallel.record.metrics import Step, peak_flops, throughput
 from mtnlg_parallel.record.profiler import StepProfiler
 from mtnlg_parallel.record.recorder import Recorder
 from mtnlg_parallel.record.run_dir import CHECKPOINTS
-from mtnlg_parallel.record.trackers import TensorBoard, WeightsAndBiases
+from mtnlg_parallel.record.trackers import open_trackers
 
 from .checkpointing import BackgroundCheckpoint, StateCopier
+from .collectives import all_gather_json
 from .guard import Guard
 from .memory import MemoryCheckpoint
 from .resume import resume
@@ -39,11 +43,12 @@ from .samples import Data, Prefetch, micro_batches, validation_samples
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
-    from mtnlg_parallel.record.trackers import Tracker
+
+    from .samples import MicroBatch
 
 
 class Training:
@@ -63,7 +68,7 @@ class Training:
         options: RunOptions = RunOptions(),  # noqa: B008  (a tuple)
     ) -> None:
         self.recipe, self.data, self.out, self.rank, self.device = recipe, data, out, rank, device
-        self.signals, self.wandb = signals, options.wandb
+        self.signals, self.wandb, self.validation_error = signals, options.wandb, ""
         self.coordinates = recipe.layout.coordinates(rank)
         self.watchdog = Watchdog(recipe.layout, rank, recipe.guard.patience, start_patience=recipe.guard.disk_patience)
         self.watchdog.start()
@@ -97,15 +102,18 @@ class Training:
 
         Returns 0, or the signal that stopped the run after a last checkpoint.
         """
-        recorder = Recorder(self.out, self.recipe, self._trackers()) if self.rank == 0 else None
+        recorder = None
+        if self.rank == 0:
+            trackers = open_trackers(self.out, self.recipe, self.progress.step, self.wandb)
+            recorder = Recorder(self.out, self.recipe, trackers)
         batches = self._prefetch()
         stop_signal = 0
         try:
             began = time.perf_counter()
             while not (self.finished or stop_signal):
-                step = self._step_and_validate(batches)
+                step = self.step(batches)
                 stop_signal = self._agree()
-                self._checkpoint_if_due(step, stop_signal)
+                self._checkpoint_and_validate(step, stop_signal)
                 ended = time.perf_counter()
                 step.update(throughput(self.recipe, step["batch_size"], ended - began, self.peak))
                 began = ended
@@ -124,36 +132,22 @@ class Training:
             recorder.close(self.progress, stop_signal)
         return stop_signal
 
-    def _trackers(self) -> list[Tracker]:
-        trackers: list[Tracker] = [TensorBoard(self.out, self.progress.step)]
-        if self.wandb:
-            trackers.append(WeightsAndBiases(self.wandb, self.out, self.recipe))
-        return trackers
+    @property
+    def _reads_samples(self) -> bool:
+        """Whether this rank needs samples: inputs on the first stage, targets on the last."""
+        return self.coordinates.pp in {0, self.recipe.layout.pp - 1}
 
     def _prefetch(self) -> Prefetch | None:
-        """The micro-batches where this rank needs them: inputs on the first stage, targets on the last."""
-        if self.coordinates.pp not in {0, self.recipe.layout.pp - 1}:
+        if not self._reads_samples:
             return None
         return Prefetch(
             self.data.train, self.recipe, self.progress.samples, self.coordinates.dp, pinned=self.device.type == "cuda"
         )
 
-    def _step_and_validate(self, batches: Prefetch | None) -> Step:
-        every, number = self.recipe.train.validation_every, self.progress.step + 1
-        self.profiler.before_step(number)
-        step = self.step(batches)
-        if every and (self.finished or number % every == 0):
-            began = time.perf_counter()
-            validation_loss = self.validate()
-            step["validation_seconds"] = time.perf_counter() - began
-            if math.isfinite(validation_loss):
-                step["validation_loss"] = validation_loss
-        self.profiler.after_step(number)
-        return step
-
     def step(self, batches: Prefetch | None) -> Step:
         """Consume one batch, and update the weights unless the guard forbids it; ``seconds`` is not known yet."""
         recipe, before = self.recipe, self.progress
+        self.profiler.before_step(before.step + 1)
         batch = recipe.batch_size.at(before.samples)
         samples = before.samples + batch
         lr = recipe.train.learning_rate.at(samples)
@@ -189,18 +183,34 @@ class Training:
         key = f"{self.recipe.train.seed}/{samples}/{pp}/{dp}/{0 if copies else tp}"
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
 
-    def validate(self) -> float:
-        """Mean loss over the held-out samples, in nats per token; stored in ``progress`` where it is finite."""
-        recipe, stream = self.recipe, self.data.validation
-        count = validation_samples(recipe, stream)
-        rounds = count // recipe.batch_size.multiple
-        samples = micro_batches(stream, range(count), recipe.train.micro_batch, recipe.layout.dp, self.coordinates.dp)
-        guard, steps = recipe.guard, max(1, count // recipe.train.batch)
-        with self.watchdog.during("validation", guard.patience * steps):
-            loss = self.engine.evaluate(samples, rounds)
+    def validate(self, step: Step) -> None:
+        """Add the mean loss over the held-out samples to a step, in nats per token; to ``progress`` where it is finite.
+
+        Where a rank cannot read them, say so instead: monitoring must not cost the training.
+        """
+        recipe = self.recipe
+        count = validation_samples(recipe, self.data.validation)
+        with self.watchdog.during("validation", recipe.guard.patience * max(1, count // recipe.train.batch)):
+            batches, error = self._held_out(count if self._reads_samples else 0)
+            if error := next(filter(None, all_gather_json(error, self.device)), ""):
+                step["validation_error"] = error
+                if self.rank == 0 and error != self.validation_error:
+                    say(f"WARNING: step {step['step']} on: no validation: {error}")
+                self.validation_error = error
+                return
+            loss = self.engine.evaluate(iter(batches), count // recipe.batch_size.multiple)
         if math.isfinite(loss):
+            step["validation_loss"] = loss
             self.progress = self.progress.model_copy(update={"validation_loss": loss})
-        return loss
+            self.checkpoint.amend(self.progress)
+
+    def _held_out(self, count: int) -> tuple[list[MicroBatch], str]:
+        """Read the rank's share of so many held-out samples; the micro-batches, or why it cannot."""
+        stream, size, dp = self.data.validation, self.recipe.train.micro_batch, self.recipe.layout.dp
+        try:
+            return list(micro_batches(stream, range(count), size, dp, self.coordinates.dp)), ""
+        except (Failure, OSError) as error:  # of a store that is damaged or out of reach
+            return [], error_line(error)
 
     def _agree(self) -> int:
         """The stop signal that any rank got, or 0. Publishes a checkpoint that all ranks have written."""
@@ -213,22 +223,38 @@ class Training:
                 checkpoint.publish()
         return int(stop_signal)
 
-    def _checkpoint_if_due(self, step: Step, stop_signal: int) -> None:
-        """Begin a checkpoint. `Recorder` has the step before any rank can publish it."""
-        train, number, seconds = self.recipe.train, self.progress.step, self.copier.take_waited()
-        began = time.perf_counter()
-        if self.finished or stop_signal or (train.checkpoint_every and number % train.checkpoint_every == 0):
-            self.checkpoint.begin(self.progress)
-            seconds += time.perf_counter() - began
-        elif self.memory and number % train.memory_checkpoint_every == 0:
-            self.memory.begin(self.progress)
-            seconds += time.perf_counter() - began
-        if seconds:
-            step["checkpoint_seconds"] = seconds
+    def _checkpoint_and_validate(self, step: Step, stop_signal: int) -> None:
+        """Begin a checkpoint, then validate, where they are due: what fails in a validation does not cost both.
+
+        `Recorder` has the step before any rank can publish its checkpoint, which then has the validation loss too.
+        """
+        train, number = self.recipe.train, self.progress.step
+        if waited := self.copier.waited_seconds():
+            step["checkpoint_seconds"] = waited
+        begins = self.finished or stop_signal or (train.checkpoint_every and number % train.checkpoint_every == 0)
+        if begins:
+            with _timed(step, "checkpoint_seconds"):
+                self.checkpoint.begin(self.progress, "skipped" in step)
+        if train.validation_every and (self.finished or number % train.validation_every == 0):
+            with _timed(step, "validation_seconds"):
+                self.validate(step)
+        self.profiler.after_step(number)
+        if self.memory and not begins and number % train.memory_checkpoint_every == 0:
+            with _timed(step, "checkpoint_seconds"):
+                self.memory.begin(self.progress)
 
     def _end_if_exhausted(self, step: Step) -> None:
         """Record the step with the guard, which ends the run on all ranks after too many skips in a row."""
         self.guard.record(step)
         if self.guard.exhausted:
             self.checkpoint.finish()
-            raise self.guard.failure(step, latest(self.out / CHECKPOINTS))
+            checkpoints = list_checkpoints(self.out / CHECKPOINTS)
+            raise self.guard.failure(checkpoints, self.recipe.train.start_sample + self.progress.samples)
+
+
+@contextmanager
+def _timed(step: Step, key: Literal["checkpoint_seconds", "validation_seconds"]) -> Iterator[None]:
+    """Add the seconds that the block takes to a step."""
+    began = time.perf_counter()
+    yield
+    step[key] = step.get(key, 0.0) + time.perf_counter() - began

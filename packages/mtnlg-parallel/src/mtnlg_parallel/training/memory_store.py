@@ -39,7 +39,7 @@ from mtnlg_model.settings import Settings
 from mtnlg_parallel.environment import read_environment
 from mtnlg_parallel.layout import Layout
 
-from .collectives import gathered_from_all, wait_for_all
+from .collectives import all_gather_json, wait_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -121,7 +121,7 @@ class MemoryStore:
             if writer % self.ranks_per_node == self.local_rank and (copied := _read(path, step, writer)):
                 found[step, attempt, _world(copied), writer] = copied
         holders: dict[tuple[int, str, int], dict[int, list[int]]] = {}
-        for rank, keys in enumerate(gathered_from_all(list(found), self._device)):
+        for rank, keys in enumerate(all_gather_json(list(found), self._device)):
             for *copy, writer in keys:
                 holders.setdefault(tuple(copy), {}).setdefault(writer, []).append(rank)
         complete = [copy for copy, writers in holders.items() if writers.keys() == set(range(copy[-1]))]
@@ -129,7 +129,7 @@ class MemoryStore:
             return None
         newest = max(complete)
         mine = [found[*newest, writer] for writer, ranks in holders[newest].items() if ranks[0] == self._rank]
-        texts = gathered_from_all([copied.model_dump_json() for copied in mine], self._device)
+        texts = all_gather_json([copied.model_dump_json() for copied in mine], self._device)
         parts = [Copied.model_validate_json(text) for rank_texts in texts for text in rank_texts]
         return MemoryCopy(newest[1], holders[newest], parts)
 
@@ -138,7 +138,7 @@ class MemoryStore:
         folder, ranks = self.folder(copy.progress.step, copy.attempt), self.ranks_per_node
         folder.mkdir(parents=True, exist_ok=True)
         missing = sorted(name for name in names if _length(folder / name) != files[name].bytes)
-        wanted = gathered_from_all(missing, self._device)
+        wanted = all_gather_json(missing, self._device)
         # Every rank walks through the same list, so that senders and receivers meet.
         for name, node in sorted({(name, rank // ranks) for rank, names in enumerate(wanted) for name in names}):
             writer, size = _writer(name), files[name].bytes

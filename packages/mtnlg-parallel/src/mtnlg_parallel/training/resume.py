@@ -26,16 +26,16 @@ from mtnlg_model.checkpoint.manifest import (
 )
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import merge_parts
-from mtnlg_model.console import Failure, IoFailure
+from mtnlg_model.console import IoFailure
 from mtnlg_model.files import write_text
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.identity import check_initial, check_resumed
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import Step, last_steps, truncate_after
-from mtnlg_parallel.record.run_dir import CHECKPOINTS, naming_the_one_before
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, suggest_previous
 
 from . import guard
-from .collectives import decided_by_rank_0
+from .collectives import broadcast_from_rank0, wait_for_all
 
 if TYPE_CHECKING:
     from mtnlg_parallel.engine.contract import Engine
@@ -78,30 +78,38 @@ def resume(  # noqa: PLR0917  (as Training)
     """
     with during("loading a checkpoint", recipe.guard.disk_patience):
         copy = _newest_in_memory(memory.store, out, device) if memory else None
-        choice = decided_by_rank_0(lambda: _choose(recipe, data, out, copy), device)
+        choice = broadcast_from_rank0(lambda: _choose(recipe, data, out, copy), device)
         source, steps = choice["source"], choice["history"]
-        progress = Progress(step=0, samples=0, tokens=0, loss=0.0, stream=data.train.fingerprint, layout=recipe.layout)
-        raw, digest = choice["manifest"].encode(), ""
+        progress = Progress(
+            step=0,
+            samples=0,
+            tokens=0,
+            loss=0.0,
+            stream=data.train.fingerprint,
+            layout=recipe.layout,
+            extra={"start_sample": recipe.train.start_sample},
+        )
+        raw = choice["manifest"].encode()
         if memory and copy and source == "memory":
-            progress, digest = _restore_from_memory(engine, memory.store, copy, raw)
+            progress = _restore_from_memory(engine, memory.store, copy, raw)
         elif raw:
             folder = out / CHECKPOINTS / choice["folder"]  # an absolute path for train.initial
             checkpoint = Checkpoint.from_manifest(folder, raw, min(FILE_SECONDS, recipe.guard.disk_patience))
             place = distributed.get_rank(), distributed.get_world_size()
             if source == "disk":
-                with naming_the_one_before(folder):
+                with suggest_previous(folder):
                     zero.restore(engine, zero.CheckpointState(checkpoint))
                     checkpoint.verify_share(*place)  # after it: what this rank has read is in memory
+                progress = checkpoint.progress
             else:
                 zero.restore(engine, zero.CheckpointWeights(checkpoint))
                 checkpoint.verify_share(*place, {"weight", "master"})
-            progress, digest = checkpoint.progress if source == "disk" else progress, checkpoint.digest
         else:
             zero.restore(engine, zero.InitialWeights(recipe.model, recipe.train.seed))
-        _check_agreement(progress.step, digest, device)
+        wait_for_all(device)
     if distributed.get_rank() == 0:
         lost = {key: choice[key] for key in ("lost_steps", "lost_seconds")}
-        history.append(out, "resumed", step=progress.step, source=source, **lost)
+        history.append(out, "resumed", step=progress.step, source=source, corpus=data.corpus, **lost)
     return Resumed(progress, steps, source)
 
 
@@ -114,7 +122,7 @@ def _newest_in_memory(store: MemoryStore, out: Path, device: torch.device) -> Me
             write_text(path, secrets.token_hex(8))
         return [path.read_text(encoding="utf-8"), secrets.token_hex(8)]
 
-    store.open(*decided_by_rank_0(names, device))
+    store.open(*broadcast_from_rank0(names, device))
     return store.find()
 
 
@@ -156,7 +164,7 @@ def _manifest(copy: MemoryCopy, recipe: Recipe, tokenizer: Path, folder: Path) -
         return to_json(manifest).encode()
 
 
-def _restore_from_memory(engine: Engine, store: MemoryStore, copy: MemoryCopy, raw: bytes) -> tuple[Progress, str]:
+def _restore_from_memory(engine: Engine, store: MemoryStore, copy: MemoryCopy, raw: bytes) -> Progress:
     folder = store.folder(copy.progress.step, copy.attempt)
     manifest = parse_manifest(folder, raw)
     state = zero.CheckpointState(Checkpoint(folder, manifest))
@@ -168,15 +176,4 @@ def _restore_from_memory(engine: Engine, store: MemoryStore, copy: MemoryCopy, r
         raise IoFailure(
             f"{error}; this node's copies in memory are removed; the same command resumes others"
         ) from error
-    return manifest.progress, manifest.digest
-
-
-def _check_agreement(step: int, digest: str, device: torch.device) -> None:
-    """Raise ``Failure`` unless all ranks have restored the same step of the same weights."""
-    states = torch.zeros((distributed.get_world_size(), 2), dtype=torch.int64, device=device)
-    states[distributed.get_rank()] = torch.tensor([step, int(digest[:15] or "0", 16)])
-    distributed.all_reduce(states)
-    for rank, state in enumerate(states.tolist()):
-        if state != states[0].tolist():
-            theirs, ours = (f"step {step}, weights {number:015x}" for step, number in (state, states[0].tolist()))
-            raise Failure(f"rank {rank} has restored {theirs}, rank 0 {ours}; see that both read the same --out")
+    return manifest.progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from mtnlg_data.stream import open_stream
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.identity import DataFingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from mtnlg_data.stream import TokenStream
@@ -28,15 +30,35 @@ PREFETCH_DEPTH = 64
 """Micro-batches in the queue, a few megabytes."""
 
 
-class Data(NamedTuple):
-    """The training stream, the held-out stream, and the tokenizer that made both.
+class StreamFrom:
+    """The samples of a stream from ``start`` on, numbered from 0: those that a run with train.start_sample reads."""
 
-    ``left_out`` has a line for each source that is too small for one training sample.
+    def __init__(self, stream: TokenStream, start: int) -> None:
+        self._stream, self._start = stream, start
+        self.seq_length, self.vocab_size, self.fingerprint = stream.seq_length, stream.vocab_size, stream.fingerprint
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._stream) - self._start
+
+    def __getitem__(self, sample: int) -> NDArray[np.int32]:
+        """Sample ``sample`` of the run, shape [seq_length + 1]. Raises ``IndexError`` outside [0, len)."""
+        if sample < 0:
+            raise IndexError(f"sample {sample} of {len(self)}")
+        return self._stream[self._start + sample]
+
+
+class Data(NamedTuple):
+    """The training stream by the run's own sample numbers, the held-out stream, and the tokenizer that made both.
+
+    ``corpus``: samples in one pass over the training tokens. ``left_out`` has a line for each source that is too small
+    for one training sample.
     """
 
     train: TokenStream
     validation: TokenStream
     tokenizer: Path
+    corpus: int
     left_out: tuple[str, ...] = ()
 
     @property
@@ -47,8 +69,11 @@ class Data(NamedTuple):
 
 def open_data(folder: Path, recipe: Recipe) -> Data:
     """Open the tokens of a data folder. Raises ``Failure`` where they are missing or do not fit the recipe."""
-    tokens, sequence = folder / "tokens", recipe.model.sequence
-    samples = recipe.train.samples + recipe.train.batch  # the last step may pass train.samples by less than a batch
+    if not isinstance(folder, os.PathLike):
+        hint = "give the Path of a folder that mtnlg-data run has made, which each rank opens by itself"
+        raise UsageFailure(f"data is a {type(folder).__name__}; {hint}")
+    tokens, sequence, start = folder / "tokens", recipe.model.sequence, recipe.train.start_sample
+    samples = start + recipe.train.samples + recipe.train.batch  # the last step may end less than a batch behind
     train = open_stream(tokens, sequence, "train", samples)
     if train.vocab_size > recipe.model.vocabulary:
         raise Failure(
@@ -64,7 +89,8 @@ def open_data(folder: Path, recipe: Recipe) -> Data:
     tokenizer = tokens / "tokenizer.json"
     if not tokenizer.is_file():  # which every checkpoint has
         raise Failure(f"{tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
-    return Data(train, validation, tokenizer, train.left_out)
+    corpus = sum(source.windows for source in train.sources)
+    return Data(StreamFrom(train, start), validation, tokenizer, corpus, train.left_out)
 
 
 def validation_samples(recipe: Recipe, stream: TokenStream) -> int:

@@ -53,8 +53,8 @@ HUNG_STATUS: Final = 71
 
 SILENCE_SECONDS: Final = 30.0
 STORE_TIMEOUT: Final = timedelta(seconds=30)
-MOST_NAMED: Final = 4
-MOST_BYTES: Final = 1 << 16
+MAX_NAMED: Final = 4
+MAX_BYTES: Final = 1 << 16
 """Size of a heartbeat; a longer one is not read."""
 
 Phase = Literal["validation", "saving a checkpoint", "publishing a checkpoint", "loading a checkpoint"]
@@ -122,7 +122,7 @@ class Heartbeat(NamedTuple):
     def parse(cls, text: bytes) -> Heartbeat | None:
         """The heartbeat that another rank has written; None of what is not one."""
         try:
-            number, step, phase, left, stack, data = json.loads(text[:MOST_BYTES])
+            number, step, phase, left, stack, data = json.loads(text[:MAX_BYTES])
             trace = None if data is None else Trace.parse(data)
             heartbeat = cls(int(number), int(step), phase, float(left), stack, trace)
         except (ValueError, TypeError, OverflowError, RecursionError):
@@ -320,8 +320,8 @@ def _name(layout: Layout, rank: int) -> str:
 
 def _shortened(items: list[str], separator: str = ", ") -> str:
     """The first few items, and how many more there are."""
-    more = len(items) - MOST_NAMED
-    return separator.join(items[:MOST_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")
+    more = len(items) - MAX_NAMED
+    return separator.join(items[:MAX_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 def _key(rank: int) -> str:
