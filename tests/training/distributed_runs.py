@@ -237,7 +237,7 @@ def started(request: dict[str, Any], _rank: int) -> dict[str, Any]:
         return train_step(training, batches)
 
     def prepare() -> RunState:
-        return prepare_run_dir(out, recipe, open_data(data, recipe).train.fingerprint, resume=True)
+        return prepare_run_dir(out, recipe, open_data(data, recipe).fingerprint, resume=True)
 
     Training.step = recording  # type: ignore[assignment, method-assign]
     worker.run_rank(recipe, data, out, RunOptions(device="cpu"), prepare)
