@@ -1,13 +1,10 @@
-"""`products` and `sharded_optimizer.ParameterGradient`: weight gradients added in fp32, once, and when told to."""
+"""What the sliced products cost: bytes of weight gradients, and what is computed again."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -17,7 +14,6 @@ from mtnlg_parallel.engine.sharded_optimizer import Deferral, ParameterGradient
 from mtnlg_parallel.model import products
 
 ROWS, INPUTS, OUTPUTS = 6, 48, 40
-Product = Callable[[Tensor, Tensor, Any], Tensor]
 ALONE: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=None)
 
 
@@ -42,75 +38,17 @@ def micro_batch(number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (torch.randn(ROWS, 2, width, generator=draw).to(dtype) for width in (INPUTS, OUTPUTS))  # type: ignore[return-value]
 
 
-def weight_with_sink(dtype: torch.dtype, deferral: Deferral) -> tuple[torch.nn.Parameter, Tensor, list[str]]:
-    """A weight, the fp32 total of its gradients, and a list of its arrivals."""
-    weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(7)).to(dtype))
-    total, arrivals = torch.full(weight.shape, torch.nan), list[str]()
-    vars(weight)["gradient_sink"] = ParameterGradient(total, lambda: arrivals.append("arrived"), deferral)
-    return weight, total, arrivals
-
-
-def direct(product: Product, x: Tensor, weight: Tensor) -> Tensor:
-    """The product."""
-    return product(x, weight, ALONE)
-
-
-def recomputed(product: Product, x: Tensor, weight: Tensor) -> Tensor:
-    """A layer of which the product's input alone is kept until backward."""
-    y: Tensor = checkpoint(lambda x: product(x.clone(), weight, ALONE), x, use_reentrant=False)
-    return y
-
-
-def hooked(product: Product, x: Tensor, weight: Tensor) -> Tensor:
-    """As where activations are offloaded: what is saved passes through hooks."""
-    with saved_tensors_hooks(lambda saved: saved, lambda kept: kept):
-        return product(x, weight, ALONE)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("product", [products.column, products.row])
-@pytest.mark.parametrize("run", [direct, recomputed, hooked])
-@pytest.mark.parametrize("deferred", [False, True])
-def test_a_weights_gradient_is_the_sum_of_its_products_in_fp32(
-    product: Product, run: Callable[[Product, Tensor, Tensor], Tensor], dtype: torch.dtype, deferred: bool
-) -> None:
-    deferral = Deferral()
-    weight, total, arrivals = weight_with_sink(dtype, deferral)
-    expected = torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
-    put_off = []
-    for number in range(3):
-        x, dy = micro_batch(number, dtype)
-        deferral.products = [] if deferred else None
-        run(product, x.requires_grad_(), weight).backward(dy)  # type: ignore[no-untyped-call]
-        put_off += deferral.products or []
-        expected += dy.double().flatten(0, 1).t() @ x.detach().double().flatten(0, 1)
-        torch.testing.assert_close(x.grad, dy @ weight.detach())
-    assert arrivals == ([] if deferred else ["arrived"] * 3)
-    for add in put_off:
-        add()
-    assert arrivals == ["arrived"] * 3
-    assert weight.grad is None
-    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_without_a_sink_autograd_has_the_gradient() -> None:
-    weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS))
-    x, dy = micro_batch(0, torch.float32)
-    products.column(x, weight, ALONE).backward(dy)  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(weight.grad, dy.flatten(0, 1).t() @ x.flatten(0, 1))
-
-
 def test_adding_a_gradient_moves_eight_bytes_a_parameter() -> None:
     """Reads and writes of the fp32 total, none of a gradient of its own: 28 bytes where DeepSpeed's engine adds it."""
-    weight, total, _ = weight_with_sink(torch.bfloat16, Deferral())
-    sink = vars(weight)["gradient_sink"]
+    total = torch.empty(OUTPUTS, INPUTS)
+    sink = ParameterGradient(total, lambda: None, Deferral())
     for number in range(2):
         x, dy = (value.flatten(0, 1) for value in micro_batch(number, torch.bfloat16))
         with WeightTraffic() as traffic:
             sink.product(dy.t(), x.t())
     given_twice = 2 * total.nbytes  # as the operand and as ``out``; and it is the result
     assert traffic.bytes == total.nbytes + given_twice
-    assert given_twice / weight.numel() == 8
+    assert given_twice / total.numel() == 8
 
 
 def test_recomputation_leaves_out_a_layers_last_product() -> None:
