@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -74,6 +75,30 @@ def until_gone(out: Path) -> None:
     for _ in count():
         if not ranks_of(out):
             return
+
+
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
+
+
+@pytest.mark.parametrize(
+    ("names", "common"),
+    [(["SLURM_PROCID", "SLURM_LOCALID"], SRUN), (["RANK"], {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"})],
+    ids=["srun", "kubeflow"],
+)
+def test_ranks_join_by_their_launchers_variables(
+    data: Path, tmp_path: Path, names: list[str], common: dict[str, str]
+) -> None:
+    (tmp_path / "train.toml").write_text(dump(recipe_of((1, 1, 2), samples=24)))
+    with socket.create_server(("localhost", 0)) as free:
+        common = {**os.environ, **common, "MASTER_PORT": str(free.getsockname()[1])}
+    words = (tmp_path / "train.toml", "--data", data, "--out", tmp_path / "out", "--device", "cpu")
+    ranks = [
+        subprocess.Popen(command(*words), env={**common, **dict.fromkeys(names, str(rank))}, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    ends = [rank.communicate(timeout=MINUTES) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], ends
+    assert steps_of(tmp_path / "out")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")

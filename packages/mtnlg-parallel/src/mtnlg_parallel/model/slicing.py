@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ def init_process_group(device: torch.device, timeout: timedelta) -> Store:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, place = rendezvous.join(timeout), this_rank()
+    os.environ.update(place.variables())  # DeepSpeed reads torch's names, which srun, MPI and Kubeflow do not set all
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         timeout=timeout,
