@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel import Recipe
 
 STEPS, BATCH = 100, 8
-CUT = {
+CUT: dict[str, dict[str, Any]] = {
     "model": {"layers": 4, "hidden": 64, "heads": 4, "sequence": 64, "init_std": 0.07, "vocabulary": 4096}
     | {"dropout": 0.0, "attention_dropout": 0.0},
     "layout": {"tp": 2, "pp": 2, "dp": 1},
