@@ -1,8 +1,10 @@
 """Does an engine train as a plain PyTorch loop does, whatever is drawn?
 
-    python benchmarks/conformance.py [--engine pipeline] [--seed 1] [--cases 500] [--matrix] [--jobs 2] [--out FILE]
+    python benchmarks/conformance.py [--engine pipeline] [--seed 1] [--cases 500] [--jobs 2] [--out FILE]
+    python benchmarks/conformance.py --matrix [--engine pipeline] [--strength 4]
 
-Draws cases with `mtnlg_parallel.conformance` and checks each; with ``--matrix`` every cell of its full matrix instead.
+Draws cases with `mtnlg_parallel.conformance` and checks each; with ``--matrix`` cells of its matrix instead, so many that
+every combination of the values of ``--strength`` factors is in one.
 The result holds what was drawn, the cases that differ with the options that repeat each, the largest error of every
 figure as a share of what is allowed, and the spread of the plain loop by precision: how far its roundings alone move
 each figure, from which the bounds of `mtnlg_parallel.conformance.compare` are set.
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtnlg_parallel.conformance import Result, drawn_cases, matrix, run_cases
+from mtnlg_parallel.conformance import Result, drawn_cases, fixed_cases, matrix, run_cases
 from mtnlg_parallel.conformance.suite import counts
 from mtnlg_parallel.engine.build import engine_class
 from record import conditions, write_result
@@ -39,7 +41,10 @@ def main() -> int:
     parser.add_argument("--engine", default="pipeline")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=500)
-    parser.add_argument("--matrix", action="store_true", help="every cell of the full matrix instead of drawn cases")
+    parser.add_argument("--matrix", action="store_true", help="cells of the matrix instead of drawn cases")
+    parser.add_argument(
+        "--strength", type=int, default=4, help="factors of which every combination of values is checked"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
     parser.add_argument("--out", type=Path, help="file for the result")
     options = parser.parse_args()
@@ -47,7 +52,8 @@ def main() -> int:
     cells, unsupported = list(matrix()), engine_class(options.engine).unsupported
     reasons = [reason for cell in cells if (reason := unsupported(cell.recipe))]
     if options.matrix:
-        cases = [cell for cell in cells if not unsupported(cell.recipe)]
+        cases = fixed_cases(options.engine, options.strength)
+        result |= {"strength": options.strength, "cells": len(cells) - len(reasons)}
         result |= {"not_supported": {reason: reasons.count(reason) for reason in sorted(set(reasons))}}
     else:
         cases = list(islice(drawn_cases(options.engine, options.seed), options.cases))

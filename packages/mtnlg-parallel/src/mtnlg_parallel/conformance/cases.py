@@ -7,7 +7,6 @@ Beginning from the plain loop's state is a resume: weights, both moments and the
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -193,7 +192,7 @@ def _draw_model(chance: random.Random, layout: Layout, train: Mapping[str, Any])
     padding = -vocabulary % tp + tp * chance.choice((0, 0, 8, 80))
     return {
         "layers": layout.pp * train["chunks"] + chance.choice((0, 0, 1, 2)),
-        "hidden": math.lcm(unit, tp) * chance.choice((1, 2)) * (1 if unit > 1 else chance.choice((4, 6, 8))),
+        "hidden": unit * tp * chance.choice((1, 2) if unit > 1 else (8, 12, 16)),  # norms of fewer are ill-conditioned
         "heads": heads,
         "head_size": head_size,
         "kv_heads": kv_heads,

@@ -64,10 +64,10 @@ class RankTrace(NamedTuple):
     optimizer_steps: int
     validation: float
 
-    def rounded(self, master: NDArray[np.float64]) -> NDArray[np.float32]:
+    def rounded(self, master: NDArray[np.float64]) -> NDArray[np.float64]:
         """Master weights in the dtype of the weights."""
         dtype: torch.dtype = getattr(torch, self.dtype)
-        return torch.from_numpy(master).float().to(dtype).float().numpy()
+        return torch.from_numpy(master).float().to(dtype).double().numpy()
 
 
 class RankError(Failure):
@@ -182,7 +182,7 @@ def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
     count = train.validation_samples
     validation = engine.evaluate(batches(range(count)), count // multiple)
     local = list(engine.local_parameters())
-    weights = [(part.name, part.box, part.parameter.detach().float().cpu().numpy()) for part in local]
+    weights = [(part.name, part.box, part.parameter.detach().double().cpu().numpy()) for part in local]
     dtype = str(local[0].parameter.dtype).removeprefix("torch.")
     return RankTrace(losses, norms, pieces, weights, dtype, engine.optimizer_steps, validation)
 
