@@ -57,7 +57,7 @@ are up to 0.7 off."""
 
 
 COPIES: Final[Mapping[str, float]] = {"float32": 1e-6, "bfloat16": 1e-3}
-"""How far a copy of a weight may be off its master. Stages that hold a copy each may sum its gradient in another order."""
+"""How far a copy of a weight may be off its master: two stages may sum the gradients of a tied table in another order."""
 
 
 class Figure(NamedTuple):
@@ -149,7 +149,7 @@ def _global_trace(case: Case, start: State, traces: Sequence[RankTrace]) -> Trac
 
 
 def _check_copies(trace: Trace, ranks: Sequence[RankTrace]) -> None:
-    """Raise ``RankError`` where a rank's weights are not the master weights, rounded, but for the last bits of a few."""
+    """Raise ``RankError`` where a rank's weights are not the master weights, rounded."""
     for rank, own in enumerate(ranks):
         for name, box, weight in own.weights:
             expected = own.rounded(trace.states[-1].arrays[name]["master"][box])
