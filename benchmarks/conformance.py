@@ -4,9 +4,10 @@
     python benchmarks/conformance.py --matrix [--engine pipeline] [--strength 4]
 
 Draws cases with `mtnlg_parallel.conformance` and checks each; with ``--matrix`` cells of its matrix instead, so many
-that every combination of the values of ``--strength`` factors is in one. The result holds what was drawn, the cases that differ with the options that repeat each, the largest error of every
-figure as a share of what is allowed, and the spread of the plain loop by precision: how far its roundings alone move
-each figure, from which the bounds of `mtnlg_parallel.conformance.compare` are set.
+that every combination of the values of ``--strength`` factors is in one. The result holds what was checked, the cases
+that differ with the options that repeat each, the largest error of every figure as a share of what is allowed, and the
+spread of the plain loop by precision: how far its roundings alone move each figure, from which the bounds of
+`mtnlg_parallel.conformance.compare` are set.
 """
 
 # /// script

@@ -57,7 +57,7 @@ are up to 0.7 off."""
 
 
 COPIES: Final[Mapping[str, float]] = {"float32": 1e-6, "bfloat16": 1e-3}
-"""How far a copy of a weight may be off its master: two stages may sum the gradients of a tied table in another order."""
+"""How far a copy may be off its master weight: two stages may add the gradients of a tied table in another order."""
 
 
 class Figure(NamedTuple):
