@@ -321,7 +321,8 @@ def pack(options: Namespace) -> None:
 
 def compile_kernels(options: Namespace) -> None:
     """Fill Triton's cache for the other machine, and pack it."""
-    shutil.rmtree(CACHE, ignore_errors=True)
+    for folder in (CACHE, WORK / "site"):  # of an earlier pack
+        shutil.rmtree(folder, ignore_errors=True)
     environment = part_environment(Namespace(packed=None, tiny=False))
     environment.pop("TRITON_INTERPRET", None)
     with tempfile.TemporaryDirectory() as site:
