@@ -43,6 +43,8 @@ SIBLINGS = {"data": (), "model": (), "parallel": ("data", "model"), "eval": ("mo
 TORCH = "torch==2.13.0"
 # The Triton that this torch requires when built for CUDA; docs/kernels lists what it compiles.
 TRITON = "triton==3.7.1; platform_system == 'Linux'"
+# A machine with a GPU that can be borrowed: CUDA wheels, gigabytes.
+GPU_MACHINE = ("torch==2.11.0", "triton==3.6.0", "numpy==2.5.2", "transformers==5.17.0", "accelerate==1.15.0")
 LINTERS = (
     "ruff==0.17.6",
     "check-jsonschema==0.39.0",
@@ -210,13 +212,34 @@ def kernels(session: nox.Session) -> None:
     """Compile every kernel for sm_80, sm_90 and sm_100, or the targets after --; docs/kernels lists their resources."""
     install_house(session)
     targets = session.posargs or ["sm_80", "sm_90", "sm_100"]
-    tables = [Path(f"docs/kernels/{name}.csv") for name in (*targets, "bounds")]
+    tables = [Path(f"docs/kernels/{name}.csv") for name in targets]
     before = [table.read_bytes() if table.exists() else b"" for table in tables]
     options = [word for target in targets for word in ("--target", target)]
     run_in_house(session, "mtnlg-parallel", "build-kernels", *options, "--table", "docs/kernels")
     changed = [str(table) for table, text in zip(tables, before, strict=True) if table.read_bytes() != text]
     if changed:
         session.error(f"the kernels' resources changed: {', '.join(changed)} rewritten; review the diff and commit")
+
+
+@nox.session(venv_backend="none", default=False)
+def emulate(session: nox.Session) -> None:
+    """Pack the GPU benchmark and try both calls at tiny sizes on a CPU, with a GPU machine's versions.
+
+    Needs python3.12, and 8 GB of disk. After -- goes what --pack takes, such as --gpt2 FOLDER.
+    """
+    install_house(session)
+    folder = Path(".nox/gpu").absolute()
+    python, pack = str(folder / "bin" / "python"), str(folder / "pack")
+    if not (folder / "numpy").exists():
+        session.run("python3.12", "-m", "venv", str(folder), external=True)
+        pip(session, python, "install", *GPU_MACHINE)
+        pip(session, python, "install", "--target", str(folder / "numpy"), "numpy<2.4")  # for Triton's interpreter
+    shutil.rmtree(pack, ignore_errors=True)
+    options = ("--pack", pack, "--compiler", python, "--rows", ROWS, *session.posargs)
+    run_in_house(session, "python", "benchmarks/gpu.py", *options)
+    for call in ("1", "2"):
+        words = ("--from", pack, "--out", str(folder / "results"), "--tiny", "--call", call)
+        session.run(python, "benchmarks/gpu.py", *words, env={"PYTHONPATH": str(folder / "numpy")}, external=True)
 
 
 @nox.session(venv_backend="none", default=False)

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 VOCABULARY = 50_257
 GPU = torch.cuda.is_available()
 LAYERS, HIDDEN, HEADS = (24, 2048, 16) if GPU else (6, 384, 6)
-DTYPE = torch.bfloat16 if GPU else torch.float32
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 CLOCK = time.perf_counter if GPU else time.process_time
 PARTS = ("driver", "whole", "fixed_order")
 SHOTS = ("0", "few")
@@ -107,7 +107,17 @@ def write_checkpoint(gpt2: Path, folder: Path, config: ModelConfig) -> Checkpoin
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     first_step = Progress(step=1, samples=0, tokens=0, loss=0.0, stream="none", layout=Layout())
-    decoder = Decoder(config, seed=1).to(DTYPE)
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    decoder.to_empty(device=DEVICE).to(DTYPE)
+    generator = torch.Generator(DEVICE).manual_seed(1)  # on the device: drawing 1.3 B numbers on a thread takes minutes
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1)
+            else:
+                parameter.normal_(std=config.std, generator=generator)
+    decoder.to("cpu")
     return Checkpoint.open(save(decoder, folder, 1, first_step, folder / "tokenizer.json"))
 
 
@@ -300,8 +310,26 @@ def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int)
     return {**exact_ratio(ratios(seconds["fixed"], seconds["free"])), **differ, "seconds": seconds}
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
+def rounds(words: Sequence[str], count: int) -> Iterator[dict[str, Any]]:
+    """Compare ``count`` times with lm-eval's hf backend, as `whole`, on one model: a result after each."""
+    options = parse_options(words)
+    with tempfile.TemporaryDirectory() as name:
+        checkpoint = write_checkpoint(options.gpt2, Path(name) / "model", model_config(LAYERS, HIDDEN, HEADS))
+        hf = open_hf(checkpoint, Path(name) / "hf")
+        for _ in range(count):
+            yield from (whole(checkpoint, hf, options, shots) for shots in options.shots or SHOTS)
+
+
+def open_hf(checkpoint: Checkpoint, folder: Path) -> HFLM:
+    """Export the model, and open it with lm-eval's hf backend."""
+    with progress("export", len(checkpoint.names), "tensors") as advance:
+        export_huggingface(checkpoint, folder, advance)
+    dtype = str(DTYPE).removeprefix("torch.")
+    return HFLM(pretrained=str(folder), device=DEVICE, dtype=dtype, batch_size=32 if GPU else 8)
+
+
+def parse_options(words: Sequence[str] | None = None) -> Namespace:
+    """Read the command line, and set lm-eval and torch up."""
     parser = option_parser(__doc__, rounds=3)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--gpt2", type=Path, required=True)
@@ -310,9 +338,15 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--shots", choices=SHOTS, action="append")
     parser.add_argument("--family", choices=["gpt2", "llama"], default="gpt2", help="of the model that is compared")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     silence_lm_eval()
     torch.set_num_threads(options.threads)
+    return options
+
+
+def main() -> None:
+    """Measure; print the result and write it to ``--out``."""
+    options = parse_options()
     parts = options.part or PARTS
     result: dict[str, Any] = {
         **conditions("mtnlg-eval", "lm-eval", "torch", "transformers"),
@@ -337,11 +371,7 @@ def main() -> None:
                 options.gpt2, folder / "model", as_llama(config) if family == "llama" else config
             )
         if "whole" in parts:
-            with progress("export", len(checkpoint.names), "tensors") as advance:
-                export_huggingface(checkpoint, folder / "hf", advance)
-            device, size = ("cuda", 32) if GPU else ("cpu", 8)
-            dtype = str(DTYPE).removeprefix("torch.")
-            hf = HFLM(pretrained=str(folder / "hf"), device=device, dtype=dtype, batch_size=size)
+            hf = open_hf(checkpoint, folder / "hf")
             result["clock"] = CLOCK.__name__
             for shots in options.shots or SHOTS:
                 result[f"{shots} shots{of_family}"] = whole(checkpoint, hf, options, shots)

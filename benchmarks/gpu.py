@@ -1,30 +1,34 @@
-"""Everything that one GPU can tell in half an hour, what is safe first; each figure is written when measured.
+"""What one GPU can tell in two short calls, in the order of worth; each figure is written when measured.
 
-    python benchmarks/gpu.py --out DIR [--minutes 9] [--only rank,kernels] [--from PACK]
-    python benchmarks/gpu.py --pack PACK [--python 3.12] [--rows ROWS --gpt2 FOLDER] [--tokens FOLDER]
+    python benchmarks/gpu.py --plan
+    python benchmarks/gpu.py --pack PACK [--compiler PYTHON] [--rows ROWS --gpt2 FOLDER] [--tokens FOLDER]
+    python benchmarks/gpu.py --out DIR [--from PACK] [--call 2] [--minutes 9] [--only rank,kernels]
 
-    rates        matrix products, copies, launches; clock and power under load
-    waiting      whether a norm's backward pass ends, whose programs wait for each other; if not, the rest goes without
-    checks       the kernels' numbers
-    rank         one rank of the 530B's 2,240: three layers, ours against eager and torch.compile, with power and clock
-    kernels      every kernel against eager, torch.compile and Liger-Kernel, and as a share of a copy's bandwidth
-    training     the first steps equal to a CPU's; 350M and 1.3B trained: MFU of wall time, stall, the planner's figure
-    sanitizer    compute-sanitizer's memcheck and racecheck of the kernels at tiny sizes
-    evaluation   the paper's prompts on a 1.3B decoder in bf16, against lm-eval's hf backend
+    call 1
+    probe         products added in fp32, attention's backends and the share that each drops
+    waiting       whether a norm's backward pass ends, whose programs wait for each other; if not, the rest goes without
+    checks        the kernels' numbers
+    rank          one rank of the 530B's 2,240: three layers, ours against eager, torch.compile and 8 bits
+    kernels       norms at 256 rows against eager; six operations at 2,048 against torch.compile and Liger-Kernel
+    evaluation    the paper's prompts on a 1.3B decoder in bf16, against lm-eval's hf backend
+    step_profile  where the time of the rank's step goes
+    call 2
+    training      350M trained without checkpoints: MFU of wall time, loss, the planner's figure
+    sanitizer     compute-sanitizer's racecheck of a norm's backward
 
-Each part is a process with a time limit, and appends to DIR/results.jsonl. What fails is a row there, too, and a part
-whose process dies runs again behind it. The same command goes on where it ended: a part that has ended does not run
-again, and of another what is in the file is not measured again. Printed output is in DIR/log.txt, its end after a
-failure on the screen.
+DIR gets two files. A part appends to results.jsonl; what fails is a row there, too, and a part whose process dies runs
+again behind it. What is cut off has not failed: with the same DIR the same command goes on, and measures nothing again.
+Printed output is in log.txt, its end after a failure on the screen.
 
-``--pack`` puts into one folder what a machine without network lacks: wheels of what this environment has installed for
-the packages and their peers, but for torch and what comes with it, for another Python; and rows and tokens where they
-are given. With ``--from`` the wheels of packages that the machine does not have are installed beside its own.
+``--pack`` puts into one folder what a machine without network lacks: wheels of the packages, of what they and their
+peers need and of those peers, but for torch and what comes with it; what Triton compiles for the parts; and rows and
+tokens where they are given. PYTHON is an interpreter of the other machine's version with its torch and Triton; without
+it the other machine compiles for minutes. Triton's cache is found at the path at which it was made, `results.WORK`.
 """
 
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["mtnlg-parallel[kernels]", "mtnlg-eval", "torch>=2.12", "liger-kernel==0.8.5", "transformers"]
+# dependencies = ["mtnlg-parallel[kernels]", "mtnlg-eval", "torch>=2.11", "liger-kernel==0.8.5", "transformers"]
 # ///
 
 from __future__ import annotations
@@ -36,158 +40,235 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gpu_parts.results import RUNNING, Results, read_rows
-from record import conditions, gpu
+from gpu_parts.results import RUNNING, WORK, Results, read_rows
+from record import conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HERE: Final = Path(__file__).parent
-LIMITS: Final = {
-    "rates": 60,
-    "waiting": 100,
-    "checks": 150,
-    "rank": 180,
-    "kernels": 240,
-    "training": 300,
-    "sanitizer": 200,
-    "evaluation": 240,
+
+
+class Part(NamedTuple):
+    """Expected seconds, and what precedes it in the same process, whose start takes some ten."""
+
+    call: int
+    seconds: int
+    after: str | None = None
+
+
+PARTS: Final = {
+    "probe": Part(1, 15),
+    "waiting": Part(1, 20, "probe"),
+    "checks": Part(1, 35, "waiting"),
+    "rank": Part(1, 120),
+    "kernels": Part(1, 140),
+    "evaluation": Part(1, 110),
+    "step_profile": Part(1, 30),
+    "training": Part(2, 110),
+    "sanitizer": Part(2, 60),
 }
-"""Seconds that a part may take at most, in order."""
+"""In order of worth."""
 
-HUNG: Final = {part: 0.6 * seconds for part, seconds in LIMITS.items()} | {"waiting": 40}
-"""Seconds after which what a stopped part was at counts as failed, and is not tried again.
+SLACK: Final = 1.5
+"""A process may take so many times its parts' seconds: what is worth less comes to its turn, too."""
 
-Anything else goes on in the next call, first of all: a case of a rank compiles its layers for a minute or more.
-"""
+HUNG: Final = 40
+"""Seconds after which a norm's backward pass of `waiting`, its kernels' compilation included, counts as hung."""
 
-LEAST_SECONDS: Final = 20
-"""A part does not begin with less time left."""
+LEAST_SECONDS: Final = 15
+"""A process does not begin with less time left."""
 
-PACKED: Final = ("mtnlg-parallel", "mtnlg-eval", "liger-kernel")
+PACKED: Final = ("mtnlg-parallel", "mtnlg-eval")
+PEERS: Final = {"liger-kernel": "0.8.5"}
+"""What only a comparison needs, and may not be installed here."""
 NOT_PACKED: Final = re.compile(
     r"torch|triton|nvidia-.*|cuda-.*|numpy|pyarrow|pandas|scipy|scikit-learn|matplotlib|transformers|tokenizers|"
-    r"deepspeed|numba|llvmlite|sympy|networkx|tensorboard-data-server|pillow|hf-xet|setuptools|mtnlg-.*|"
-    r"pycld2|fastwarc|justext|brotli|ftfy"
+    r"deepspeed|numba|llvmlite|sympy|networkx|tensorboard.*|pillow|hf-xet|setuptools|pycld2|fastwarc|justext|brotli|ftfy|"
+    r"aiohttp|regex|grpcio|lxml.*|sacrebleu|fonttools|kiwisolver|contourpy|protobuf|yarl|safetensors|huggingface-hub"
 )
 """Large, and on every machine with torch for GPUs; or not needed to train with the pipeline engine and to evaluate."""
 
 PLATFORMS: Final = ("2_28", "2_27", "2_24", "2_17", "2014", "2010", "1")
+TARGET: Final = "sm_90"
+CACHE: Final = WORK / "triton"
 
 
 def main() -> int:
-    """Run the parts, or pack; returns 1 where a part has failed."""
+    """Run a call's parts, or plan or pack; returns 1 where a part has failed."""
     options = parse_options()
+    if options.plan:
+        print("\n".join(plan()))
+        return 0
     if options.pack:
         pack(options)
         return 0
+    options.out.mkdir(parents=True, exist_ok=True)
     environment = part_environment(options)
-    deadline, failed = time.monotonic() + 60 * options.minutes, []
-    calls = Results(options.out, "call")
+    deadline, calls = time.monotonic() + 60 * options.minutes, Results(options.out, "call")
     number = sum(row["part"] == "call" for row in read_rows(options.out))
-    calls.add(str(number), "begun", conditions() | gpu())
-    for part in options.only:
-        if any(row["part"] == "waiting" and "error" in row for row in read_rows(options.out)):
-            environment["MTNLG_GPU_WITHOUT"] = "norm"
-        limit = min(LIMITS[part], deadline - time.monotonic())
-        results = Results(options.out, part)
-        if results.has("ended") or results.has("stopped"):
-            print(f"{part}: has ended before")
-        elif limit < LEAST_SECONDS and not options.tiny:
-            print(f"{part}: not begun, {max(limit, 0):.0f} s are left")
-        elif not run_part(part, options, environment, limit):
-            failed.append(part)
+    lacking = missing_peers(options)
+    calls.add(str(number), f"begun; missing: {', '.join(lacking) or 'nothing'}", conditions() | {"missing": lacking})
+    for parts in processes(options.only):
+        run(parts, options, environment, deadline)
     print("\n" + "\n".join(f"{row['part']}: {row['key']}: {row['line']}" for row in read_rows(options.out)))
-    return bool(failed)
+    return any(row["part"] in options.only and "error" in row for row in read_rows(options.out))
 
 
 def parse_options() -> Namespace:
     """Read the command line."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", action="store_true", help="print the parts of both calls with their minutes")
     parser.add_argument("--out", type=Path, help="folder of results.jsonl and log.txt")
+    parser.add_argument("--call", type=int, choices=(1, 2), default=1)
     parser.add_argument("--minutes", type=float, default=9.0, help="for this call")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(LIMITS), help="parts, with commas")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="parts, with commas")
     parser.add_argument("--from", type=Path, dest="packed", help="folder that --pack wrote")
-    parser.add_argument("--tiny", action="store_true", help="try all parts at small sizes, on a CPU too")
+    parser.add_argument("--tiny", action="store_true", help="try the parts at small sizes, on a CPU too")
     parser.add_argument("--pack", type=Path, help="write this folder, and measure nothing")
     parser.add_argument("--python", default="3.12", help="of the machine that is packed for")
+    parser.add_argument("--compiler", help="interpreter with that machine's torch and Triton, to pack its cache")
     parser.add_argument("--rows", type=Path, help="the tasks' published rows, to pack")
     parser.add_argument("--gpt2", type=Path, help="encoder.json and vocab.bpe, to pack")
     parser.add_argument("--tokens", type=Path, help="folder that mtnlg-data run made, to pack")
     options = parser.parse_args()
-    if not options.out and not options.pack:
-        parser.error("give --out DIR, or --pack DIR")
-    if unknown := set(options.only) - set(LIMITS):
-        parser.error(f"--only {','.join(sorted(unknown))}: no such part; choose from {', '.join(LIMITS)}")
+    options.only = options.only or [name for name, part in PARTS.items() if part.call == options.call]
+    if not (options.out or options.pack or options.plan):
+        parser.error("give --out DIR, --pack DIR or --plan")
+    if unknown := set(options.only) - set(PARTS):
+        parser.error(f"--only {','.join(sorted(unknown))}: no such part; choose from {', '.join(PARTS)}")
     return options
+
+
+def plan() -> list[str]:
+    """The parts of both calls, and when each begins."""
+    lines = []
+    for call in (1, 2):
+        seconds = 0
+        lines.append(f"call {call}")
+        for name, part in PARTS.items():
+            if part.call == call:
+                lines.append(f"    {seconds // 60}:{seconds % 60:02}  {name}")
+                seconds += part.seconds
+        lines.append(f"    {seconds // 60}:{seconds % 60:02}  end")
+    return lines
+
+
+def processes(parts: list[str]) -> list[list[str]]:
+    """Put parts together that run in one process."""
+    together: list[list[str]] = []
+    for name in (name for name in PARTS if name in parts):
+        if together and PARTS[name].after == together[-1][-1]:
+            together[-1].append(name)
+        else:
+            together.append([name])
+    return together
 
 
 def part_environment(options: Namespace) -> dict[str, str]:
     """The parts' environment: this checkout's packages, and after the machine's own those that it lacks."""
     paths = [HERE, *sorted(HERE.parent.glob("packages/*/src"))]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}  # wheels come uncompiled
+    environment = os.environ | {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # wheels come uncompiled
+        "TRITON_CACHE_DIR": str(CACHE),
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # flash attention, as before torch 2.10 and on other GPUs
+    }
     if options.packed:
-        paths.append(install_missing(options.packed / "wheels", options.out / "site"))
+        paths.append(install_missing(options.packed / "wheels", WORK / "site"))
+        with suppress(FileNotFoundError), tarfile.open(options.packed / "triton.tar.xz") as archive:
+            archive.extractall(WORK, filter="data")
         for name in ("rows", "gpt2", "tokens"):
             if (options.packed / name).is_dir():
-                environment[f"MTNLG_GPU_{name.upper()}"] = str(options.packed / name)
+                environment[f"MTNLG_GPU_{name.upper()}"] = str((options.packed / name).absolute())
     if options.tiny:
         environment.setdefault("TRITON_INTERPRET", "1")
     before = environment.get("PYTHONPATH")
     return environment | {"PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])])}
 
 
-def run_part(part: str, options: Namespace, environment: dict[str, str], limit: float) -> bool:
-    """Run a part to its end or its limit, again where it died behind new figures; returns whether nothing failed."""
-    words = [sys.executable, "-X", "faulthandler", "-m", f"gpu_parts.{part}", "--out", str(options.out)]
-    began, known, status = time.monotonic(), -1, None
-    while status is None or (status and known < len(read_rows(options.out)) and limit > time.monotonic() - began):
-        known = len(read_rows(options.out))
+def missing_peers(options: Namespace) -> list[str]:
+    """Peers that neither this machine nor the pack has; nothing is compared with them."""
+    names = [*PEERS, "transformers", "accelerate", "lm-eval"]
+    wheels = {path.name.split("-")[0] for path in WORK.glob("site/*.dist-info")} if options.packed else set()
+    return [name for name in names if name.replace("-", "_") not in wheels and not is_installed(name)]
+
+
+def is_installed(name: str) -> bool:
+    """Whether this environment has the distribution."""
+    with suppress(PackageNotFoundError):
+        return bool(distribution(name))
+    return False
+
+
+def run(parts: list[str], options: Namespace, environment: dict[str, str], deadline: float) -> None:
+    """Run a process of parts to its end or limit, again where it died behind new figures or a norm hung."""
+    began, known = time.monotonic(), -1
+    limit = min(deadline - began, SLACK * sum(PARTS[part].seconds for part in parts))
+    if limit < LEAST_SECONDS and not options.tiny:
+        print(f"{', '.join(parts)}: not begun, {max(limit, 0):.0f} s are left")
+        return
+    while known < len(rows := read_rows(options.out)):
+        known = len(rows)
+        over = {row["part"] for row in rows if row["key"] in {"ended", "hung"}}
+        words = [part for part in parts if part not in over]
+        if not words:
+            print(f"{', '.join(parts)}: ended before")
+            return
+        if any(row["key"] == "hung" for row in rows):
+            environment["MTNLG_GPU_WITHOUT"] = "norm"
         with (options.out / "log.txt").open("a", encoding="utf-8") as log:
-            log.write(f"\n== {part}\n")
+            log.write(f"\n== {' '.join(words)}\n")
             log.flush()
-            process = subprocess.Popen(
-                [*words, *(["--tiny"] * options.tiny)], stdout=log, stderr=log, env=environment, start_new_session=True
+            command = [sys.executable, "-X", "faulthandler", "-m", "gpu_parts", *words, "--out", str(options.out)]
+            command += ["--tiny"] * options.tiny
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            status = wait(process, began + limit, options.out if "waiting" in words else None)
+        if status is None:
+            print(
+                f"{', '.join(words)}: cut off after {limit:.0f} s; the same command goes on. {last_lines(options.out)}"
             )
-            try:
-                status = process.wait(max(limit - (time.monotonic() - began), 0.0))
-            except subprocess.TimeoutExpired:
+            return
+        if status == 0:
+            return
+        print(f"{', '.join(words)}: FAILED with status {status}: {last_lines(options.out)}")
+    Results(options.out, words[0]).add("died", f"status {status}", {"error": last_lines(options.out)})
+
+
+def wait(process: subprocess.Popen[bytes], deadline: float, waiting: Path | None) -> int | None:
+    """Wait for a process; one that runs `waiting` is stopped, too, where a norm hangs, which gets a row.
+
+    Returns the exit status, None where time was over.
+    """
+    while time.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(min(1.0, max(deadline - time.monotonic(), 0.0)))
+        with suppress(FileNotFoundError, json.JSONDecodeError):
+            running = json.loads(RUNNING.read_text(encoding="utf-8"))
+            if waiting and running["part"] == "waiting" and time.time() - running["began"] > HUNG:
                 stop(process)
-                print(f"{part}: stopped after {limit:.0f} s; the same command goes on. {last_lines(options.out)}")
-                record_hung(part, options.out)
-                return True
-    results = Results(options.out, part)
-    seconds = time.monotonic() - began
-    if status == 0:
-        results.add("ended", f"after {seconds:.0f} s", {"seconds": seconds})
-    else:
-        print(f"{part}: FAILED with status {status}: {last_lines(options.out)}")
-    return status == 0 and not any(row["part"] == part and "error" in row for row in read_rows(options.out))
+                Results(waiting, "waiting").add("hung", f"{running['key']} does not end here", {"error": "hung"})
+                return process.returncode or 1
+    stop(process)
+    return None
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a part and the ranks that it has started; its threads' stacks go to the log."""
+    """End a process and the ranks that it has started; its threads' stacks go to the log."""
     for sent in (signal.SIGABRT, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.kill(process.pid, sent) if sent == signal.SIGABRT else os.killpg(process.pid, sent)
         with suppress(subprocess.TimeoutExpired):  # one that the GPU's driver holds may never end
             process.wait(5)
-
-
-def record_hung(part: str, out: Path) -> None:
-    """Record what a stopped part had been at for long; one that was importing or compiling goes on in the next call."""
-    results = Results(out, part)
-    with suppress(FileNotFoundError):
-        running = json.loads((out / RUNNING).read_text(encoding="utf-8"))
-        seconds = time.time() - running["began"]
-        if running["part"] == part and seconds > HUNG[part]:
-            results.add(running["key"], f"STOPPED: had not ended after {seconds:.0f} s", {"error": "did not end"})
-            if part == "waiting":  # its other shapes are not tried
-                results.add("stopped", "a norm's backward pass may not end here", {"error": "did not end"})
 
 
 def last_lines(out: Path, count: int = 12) -> str:
@@ -197,48 +278,59 @@ def last_lines(out: Path, count: int = 12) -> str:
 
 
 def install_missing(wheels: Path, site: Path) -> Path:
-    """Unpack the wheels of distributions that this machine lacks into ``site``."""
-    missing = []
-    for wheel in sorted(wheels.glob("*.whl")):
-        try:
-            distribution(wheel.name.partition("-")[0])
-        except PackageNotFoundError:
-            missing.append(str(wheel))
-    if missing:
-        options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(site)]
-        subprocess.run([sys.executable, "-m", "pip", "install", *options, *missing], check=True)
+    """Unpack the wheels of distributions that this machine lacks into ``site``, unless it is there."""
+    missing = [path for path in sorted(wheels.glob("*.whl")) if not is_installed(path.name.partition("-")[0])]
+    if missing and not site.exists():
+        unpack(sys.executable, missing, site)
     return site
 
 
+def unpack(python: str, wheels: Iterable[Path], site: Path) -> None:
+    """Install wheels into ``site``, and nothing that they need."""
+    options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(site)]
+    subprocess.run([python, "-m", "pip", "install", *options, *map(str, wheels)], check=True)
+
+
 def pack(options: Namespace) -> None:
-    """Download wheels for the other machine, and copy rows and tokens."""
+    """Download wheels for the other machine, compile its kernels, and copy rows and tokens."""
     wheels = options.pack / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip"]
     platforms = [word for each in PLATFORMS for word in ("--platform", f"manylinux{'_' * ('_' in each)}{each}_x86_64")]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-        "-d",
-        str(wheels),
-    ]
-    command += ["--python-version", options.python, "--implementation", "cp", *platforms]
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels)]
-    for name, version in sorted(requirements(PACKED).items()):
+    download = [*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
+    download += ["--python-version", options.python, "--implementation", "cp", *platforms]
+    build = [*pip, "wheel", "--quiet", "--no-deps", "-w", str(wheels)]
+    # Ours for their metadata: the checkout's own code comes first.
+    subprocess.run([*build, *map(str, sorted(HERE.parent.glob("packages/mtnlg-*")))], check=True)
+    for name, version in sorted((requirements(PACKED) | PEERS).items()):
         wanted = f"{name}=={version}"
-        if subprocess.run([*command, wanted], stderr=subprocess.DEVNULL, check=False).returncode:
+        if subprocess.run([*download, wanted], stderr=subprocess.DEVNULL, check=False).returncode:
             built = subprocess.run([*build, wanted], check=False)  # sources alone: right where they are Python alone
             if built.returncode:
                 print(f"{wanted}: NOT PACKED; there is no wheel for Python {options.python}")
+    if options.compiler:
+        compile_kernels(options)
+    else:
+        print(f"kernels: NOT PACKED; give --compiler PYTHON, a Python {options.python} with the machine's Triton")
     for name in ("rows", "gpt2", "tokens"):
         if source := getattr(options, name):
             shutil.copytree(source, options.pack / name, dirs_exist_ok=True)
     size = sum(path.stat().st_size for path in options.pack.rglob("*") if path.is_file())
     print(f"{options.pack}: {len(list(wheels.iterdir()))} wheels, {size / 1e6:.1f} MB in all")
+
+
+def compile_kernels(options: Namespace) -> None:
+    """Fill Triton's cache for the other machine, and pack it."""
+    for folder in (CACHE, WORK / "site"):  # of an earlier pack
+        shutil.rmtree(folder, ignore_errors=True)
+    environment = part_environment(Namespace(packed=None, tiny=False))
+    environment.pop("TRITON_INTERPRET", None)
+    with tempfile.TemporaryDirectory() as site:
+        unpack(options.compiler, (options.pack / "wheels").glob("*.whl"), Path(site))
+        environment["PYTHONPATH"] += os.pathsep + site
+        subprocess.run([options.compiler, "-m", "gpu_parts.compiled", TARGET], env=environment, check=True)
+    with tarfile.open(options.pack / "triton.tar.xz", "w:xz") as archive:
+        archive.add(CACHE, CACHE.name)
 
 
 def requirements(roots: tuple[str, ...]) -> dict[str, str]:
@@ -247,17 +339,12 @@ def requirements(roots: tuple[str, ...]) -> dict[str, str]:
     waiting = list(roots)
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        is_ours = name.startswith("mtnlg-")
-        if name in found or (NOT_PACKED.fullmatch(name) and not is_ours):
+        if name in found or NOT_PACKED.fullmatch(name) or not is_installed(name):
             continue
-        try:
-            there = distribution(name)
-        except PackageNotFoundError:
-            continue
-        found[name] = there.version
-        wanted = [line for line in there.requires or () if "extra ==" not in line]
+        found[name] = distribution(name).version
+        wanted = [line for line in distribution(name).requires or () if "extra ==" not in line]
         waiting += [match[0] for line in wanted if (match := re.match(r"[\w.-]+", line))]
-    return {name: version for name, version in found.items() if not NOT_PACKED.fullmatch(name)}
+    return {name: version for name, version in found.items() if not name.startswith("mtnlg-")}
 
 
 if __name__ == "__main__":

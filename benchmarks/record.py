@@ -50,7 +50,7 @@ def conditions(*packages: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "load_average_before": round(os.getloadavg()[0], 1),
-        **{package: version(package) for package in packages},
+        **{package: _version(package) for package in packages},
     }
 
 

@@ -14,11 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -26,15 +24,14 @@ import torch
 from mtnlg_parallel.kernels import best_ops
 from mtnlg_parallel.model.head import EAGER
 
-from .results import Results
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mtnlg_parallel.model.head import ParallelOps
 
 GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if GPU else "cpu")
+DEVICE = torch.device(os.environ.get("MTNLG_GPU_DEVICE") or ("cuda" if GPU else "cpu"))
+"""`compiled` sets it to meta, where kernels are only compiled."""
 DTYPE = torch.bfloat16
 FLUSH_BYTES = 1 << 30
 MOST_READS = 8
@@ -42,22 +39,13 @@ MOST_READS = 8
 SAMPLED = ("power.draw", "clocks.sm", "temperature.gpu")
 
 
-def begin(doc: str | None, part: str) -> tuple[bool, Results]:
-    """Read a part's command line; return whether it is a trial at tiny sizes, and where its figures go.
-
-    Exits without a GPU unless it is a trial, and where there are no kernels.
-    """
-    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
-    if not GPU and not options.tiny:
-        sys.exit("no GPU here, and times on a CPU say nothing; --tiny tries the script")
-    return options.tiny, Results(options.out, part)
-
-
 WITHOUT = os.environ.get("MTNLG_GPU_WITHOUT")
 """Kernels with this in their name do not end on this GPU (`waiting`)."""
+
+
+def generator(seed: int) -> torch.Generator | None:
+    """Return random numbers for `DEVICE`; meta tensors have none."""
+    return None if DEVICE.type == "meta" else torch.Generator(DEVICE).manual_seed(seed)
 
 
 def kernels() -> ParallelOps:

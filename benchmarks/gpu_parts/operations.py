@@ -15,7 +15,6 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
 
 from mtnlg_model import functional
-from mtnlg_parallel.kernels.softmax import core_attention
 from mtnlg_parallel.model import head
 
 from .clock import DEVICE, GPU, is_left_out
@@ -54,18 +53,10 @@ class Shape(NamedTuple):
         """Shape between the feed-forward layer's products, [S, B, F]."""
         return self.sequence, self.batch, self.ffn
 
-    @property
-    def q(self) -> tuple[int, int, int, int]:
-        """Shape of q_BNSD."""
-        return self.batch, self.heads, self.sequence, self.head_size
 
-
-SHAPES = (
-    Shape("530B, one rank of tp 8", 2048, 1, 20480, 81920 // 8, 16, 160, 51200 // 8),
-    Shape("530B, sequence parallel over 8", 256, 1, 20480, 81920 // 8, 16, 160, 51200 // 8),
-    Shape("1.3B, micro-batch 8", 2048, 8, 2048, 8192, 16, 128, 51200),
-)
-TINY = (Shape("tiny", 2, 1, 24, 40, 1, 8, 56),)
+MANY_ROWS = Shape("530B, one rank of tp 8", 2048, 1, 20480, 81920 // 8, 16, 160, 51200 // 8)
+FEW_ROWS = MANY_ROWS._replace(name="530B, sequence parallel over 8", sequence=256)
+TINY = Shape("tiny", 2, 1, 24, 40, 1, 8, 56)
 
 
 class SingleRank(NamedTuple):
@@ -82,20 +73,18 @@ class Operation(NamedTuple):
     """One operation: sizes of its inputs, its sides, and the tensors that it must move.
 
     ``moved`` is the least number of tensors of the first input's size that are read or written forward, and backward,
-    whatever a side keeps in between. Weights, biases and per-row figures are below a hundredth of them. None where
-    matrix products determine the time.
+    whatever a side keeps in between. Weights, biases and per-row figures are below a hundredth of them.
     """
 
     name: str
     inputs: Callable[[Shape], Sizes]
     sides: Callable[[ParallelOps, Shape], dict[str, Side]]
-    moved: tuple[int, int] | None
+    moved: tuple[int, int] = (0, 0)  # not timed
     drops: bool = False
-    apart: bool = True  # its forward pass alone compares with the others'
 
 
 def liger() -> Any:  # noqa: ANN401  (a package without annotations)
-    """Return Liger-Kernel's functions where installed; of these operations it has layer norm and a fused head."""
+    """Return Liger-Kernel's functions where installed; of these operations it has layer norm, SwiGLU and rotary."""
     if not GPU or importlib.util.find_spec("liger_kernel") is None:
         return None
     return importlib.import_module("liger_kernel.transformers.functional")
@@ -163,29 +152,6 @@ def _rotate(share: int) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
     return sides
 
 
-def _attention(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
-    """Eager has separate products and softmax, as without flash attention; SDPA may use it."""
-
-    def sides(_: ParallelOps, shape: Shape) -> dict[str, Side]:
-        scale = functional.attention_scale(shape.head_size)
-        return {
-            "kernel": lambda q, k, v: (core_attention(q, k, v, scale, rate),),
-            "eager": lambda q, k, v: (attention_by_products(q, k, v, scale, rate),),
-            "SDPA": lambda q, k, v: (functional.attention(q, k, v, None, scale, rate),),
-        }
-
-    return sides
-
-
-def attention_by_products(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, scale: float, rate: float) -> Tensor:
-    """Causal attention in plain PyTorch, softmax in fp32 or better."""
-    mask_ST = functional.causal_mask(q_BNSD.shape[-2], k_BNTD.shape[-2], q_BNSD.device)
-    scores_BNST = (q_BNSD @ k_BNTD.transpose(-1, -2) * scale).masked_fill(~mask_ST, float("-inf"))
-    exact = torch.promote_types(q_BNSD.dtype, torch.float32)
-    p_BNST = torch.softmax(scores_BNST, dim=-1, dtype=exact).to(q_BNSD.dtype)
-    return functional.dropout(p_BNST, rate, training=True) @ v_BNTD
-
-
 def _head(ops: ParallelOps, shape: Shape) -> dict[str, Side]:
     """Projection and loss; eager has all logits, in fp32 or better for the loss, as a plain loop has."""
     generator = torch.Generator().manual_seed(1)
@@ -199,10 +165,7 @@ def _head(ops: ParallelOps, shape: Shape) -> dict[str, Side]:
         logits_NV = F.linear(x, weight).flatten(0, 1)
         return (F.cross_entropy(logits_NV.to(torch.promote_types(x.dtype, torch.float32)), targets_N),)
 
-    sides: dict[str, Side] = {"kernel": kernel, "eager": eager}
-    if theirs := liger():
-        sides["Liger"] = lambda x, w: (theirs.liger_fused_linear_cross_entropy(x.flatten(0, 1), w, targets_N),)
-    return sides
+    return {"kernel": kernel, "eager": eager}
 
 
 def _norm_inputs(shape: Shape) -> Sizes:
@@ -215,10 +178,6 @@ def _add_inputs(shape: Shape) -> Sizes:
 
 def _add_norm_inputs(shape: Shape) -> Sizes:
     return *_add_inputs(shape), (shape.hidden,), (shape.hidden,)
-
-
-def _attention_inputs(shape: Shape) -> Sizes:
-    return shape.q, shape.q, shape.q
 
 
 def _rotate_inputs(shape: Shape) -> Sizes:
@@ -241,18 +200,15 @@ _ALL = (
     # x, r → y; dy → dx, where dr is dy, and without dropout dx too
     Operation("bias_dropout_add 0.1", _add_inputs, _add(0.1), (3, 2), drops=True),
     Operation("bias_dropout_add 0", _add_inputs, _add(0.0), (3, 1)),
-    Operation("attention's softmax 0.1", _attention_inputs, _attention(0.1), None, drops=True),
-    Operation("attention's softmax 0", _attention_inputs, _attention(0.0), None),
-    # Forward computes the gradients already, in ours and in Liger's.
-    Operation("head and loss", lambda shape: (shape.x, (shape.vocabulary, shape.hidden)), _head, None, apart=False),
+    Operation("head and loss", lambda shape: (shape.x, (shape.vocabulary, shape.hidden)), _head),
 )
 """The comments list what `moved` counts: read → written forward; backward."""
 
 OPERATIONS = tuple(operation for operation in _ALL if not is_left_out(operation.name))
 
 
-def random_input(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def random_input(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
     """Return an input of normal numbers; those of a matrix [V, H] are scaled like weights."""
     spread = size[-1] ** -0.5 if len(size) == 2 else 1.0
-    numbers = torch.randn(size, generator=generator, device=generator.device, dtype=torch.float32)
+    numbers = torch.randn(size, generator=generator, device=DEVICE, dtype=torch.float32)
     return (numbers * spread).to(dtype).requires_grad_()

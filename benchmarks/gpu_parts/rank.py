@@ -2,20 +2,21 @@
 
 Hidden 20480, 16 of 128 heads, sequence 2048, micro-batch 1, bf16, forward and backward (paper.md sections 1 and 3):
 
-    sequence        selective recomputation, norms and dropout on an eighth of the sequence (Korthikanti et al. 2022)
-    full            every layer recomputed, as the paper's run
+    selective    selective recomputation, norms and dropout on an eighth of the sequence (Korthikanti et al. 2022)
+    full         every layer recomputed, as the paper's run
 
 Weight gradients are added up in fp32, as in training: inside the product (`products.add_product`), or after it from
-gradients in bf16. Products of 8-bit factors (`eight_bit`) stand beside. The decoder's own layers run with our kernels,
-in plain PyTorch, and that under torch.compile, on the same weights in the same rounds. Three counts of FLOPs: the
-model's, 72 B s l h² (1 + s / 6h) / 8; the hardware's, with 96 instead of 72 (Narayanan et al. 2021, equation 3, layers
-alone), or 72 plus 4 s² h a layer where only attention is recomputed; and those of the matrix products that PyTorch ran.
-The last, over the time, is reported as a share of the matmul rate, the best of several products measured in the same
-run. Goals: 0.75 of it, and 1.15 x torch.compile. Then the profiler shows where the rest goes.
+gradients in bf16. The decoder's own layers run with our kernels, in plain PyTorch, under torch.compile, and with
+products of 8-bit factors (`eight_bit`); each of the others in the same rounds as our kernels. Three counts of FLOPs:
+the model's, 72 B s l h² (1 + s / 6h) / 8; the hardware's, with 96 instead of 72 (Narayanan et al. 2021, equation 3,
+layers alone), or 72 plus 4 s² h a layer where only attention is recomputed; and those of the matrix products that
+PyTorch ran. The last, over the time, is a share of the matmul rate, the best of several products measured in the same
+run. Goals: 0.75 of it, and 1.15 x torch.compile.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -32,9 +33,8 @@ from mtnlg_parallel.model import products
 from mtnlg_parallel.model.eight_bit import weights_unchanged
 from mtnlg_parallel.model.head import ParallelOps
 
-from .clock import DEVICE, DTYPE, GPU, Clock, Sampler, begin, compile_fresh, kernels, release
+from .clock import DEVICE, DTYPE, GPU, Clock, Sampler, compile_fresh, kernels, release
 from .rank_layers import TP, Rank, add_in_fp32, make_layers, make_rank, multiply_in_8_bits, replace_products
-from .step_profile import time_by_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,56 +137,60 @@ def _added_product_flops(_total: torch.Size, a_MK: torch.Size, b_KN: torch.Size,
     return 2 * a_MK.numel() * b_KN[-1]
 
 
-def measure(rank: Rank, case: Case, ops: Ops, clock: Clock, results: Results) -> dict[str, Any]:
-    """Time all sides of a case, with power and clock meanwhile; the times are recorded before all else is found."""
-    sides = {
+def sides_of(ops: Ops) -> dict[str, Side]:
+    """Return the sides, ours first and then in order of worth."""
+    return {
         "kernels": Side(ops, "within"),
-        "kernels, 8 bits": Side(ops, "within, 8 bits"),
-        "kernels, added after": Side(ops),
         "eager": Side(EAGER),
         "torch.compile": Side(EAGER, compiled=True),
+        "kernels, 8 bits": Side(ops, "within, 8 bits"),
+        "kernels, added after": Side(ops),
     }
-    steps = {name: make_step(rank, case, side) for name, side in sides.items()}
+
+
+def setting(tiny: bool) -> tuple[ModelConfig, int, tuple[Case, ...]]:
+    """Return the model, how many of its layers run, and the cases."""
+    config, layers = (TINY, 1) if tiny else (PRESETS["mt-nlg-530b"], LAYERS)
+    selective = Case("selective", "selective", config.sequence // TP)
+    return config, layers, (selective, Case("full", "full", config.sequence))
+
+
+def measure(  # noqa: PLR0917  (called in one place)
+    rank: Rank, case: Case, side: str, ops: Ops, clock: Clock, rate: float
+) -> tuple[str, dict[str, Any]]:
+    """Time a side of a case beside our kernels, with power and clock meanwhile; returns a line and its figures."""
+    sides = sides_of(ops)
+    steps = {name: make_step(rank, case, sides[name]) for name in dict.fromkeys(("kernels", side))}
+    count = None if sides[side].compiled else count_products(steps[side])
     with Sampler() as sampler:
-        times = clock.compare(steps, case.name)
-    line = ", ".join(f"{name} {seconds.median * 1e3:.1f} ms" for name, seconds in times.items())
-    seconds_by_side = {name: seconds._asdict() for name, seconds in times.items()}
-    results.add(f"{case.name}, times", line, {"seconds": seconds_by_side, "during": sampler.figures})
-    result: dict[str, Any] = {"formula": count_flops(rank.config, len(rank.weights), case), "sides": {}}
-    for name in times:
-        result["sides"][name] = {
-            "seconds": seconds_by_side[name],
-            "products run": None if sides[name].compiled else count_products(steps[name]),
-            "peak_bytes": peak_bytes(steps[name]),
-            "where": time_by_kind(steps[name]),
-        }
-    release()
-    return result | {"left_out": clock.left_out, "during": sampler.figures}
+        times = clock.compare(steps, f"{case.name}, {side}")
+    if side not in times:
+        raise RuntimeError(clock.left_out.pop())
+    seconds = times[side].median
+    flops = count_flops(rank.config, len(rank.weights), case) | ({} if count is None else {"products run": count})
+    share = {kind: each / seconds / rate for kind, each in flops.items()}
+    figures = {
+        "seconds": times[side]._asdict(),
+        "ratio": seconds / times["kernels"].median,
+        "flops": flops,
+        "tflops": {kind: each / seconds / 1e12 for kind, each in flops.items()},
+        "share of matmul rate": share,
+        "peak_bytes": peak_bytes(steps[side]),
+        "layers": len(rank.weights),
+        "during": sampler.figures,
+    }
+    shares = ", ".join(f"{kind} {each:.2f}" for kind, each in share.items())
+    return f"{seconds * 1e3:.1f} ms, {figures['ratio']:.2f} x our kernels; of the matmul rate: {shares}", figures
 
 
 def peak_bytes(step: Callable[[], None]) -> int | None:
-    """Return the peak GPU memory of a step, weights and all sides' totals included; None on a CPU."""
+    """Return the peak GPU memory of a step, weights and both sides' totals included; None on a CPU."""
     if not GPU:
         return None
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated()
-
-
-def add_shares(case: dict[str, Any], rate: float) -> dict[str, Any]:
-    """Return a case with ratios and shares of the matmul ``rate``, which come first."""
-    ratios, sides = {}, case["sides"]
-    our_seconds = sides["kernels"]["seconds"]["median"]
-    for name, side in sides.items():
-        seconds = side["seconds"]["median"]
-        if name != "kernels":
-            ratios[f"{name} / kernels"] = seconds / our_seconds
-        rates = {kind: count / seconds for kind, count in case["formula"].items()}
-        rates["products run"] = side["products run"] / seconds if side["products run"] else None
-        side["tflops"] = {kind: each / 1e12 if each else None for kind, each in rates.items()}
-        side["share of matmul rate"] = {kind: each / rate if each else None for kind, each in rates.items()}
-    return {"ratios": ratios, "share": sides["kernels"]["share of matmul rate"]["products run"], **case}
 
 
 def own_rate(config: ModelConfig, clock: Clock) -> float:
@@ -200,29 +204,17 @@ def own_rate(config: ModelConfig, clock: Clock) -> float:
     return best
 
 
-def main() -> None:
-    """Measure."""
-    tiny, results = begin(__doc__, "rank")
+def main(tiny: bool, results: Results) -> None:
+    """Measure; each side of a case is a row as soon as it has been timed."""
     ops, clock = kernels(), Clock(tiny, rounds=5, repeats=5, flush=False)
-    config, layers = (TINY, 1) if tiny else (PRESETS["mt-nlg-530b"], LAYERS)
-    rank = make_rank(config, layers)
-    cases = (
-        Case("selective, sequence parallel", "selective", config.sequence // TP),
-        Case("full recomputation", "full", config.sequence),
-    )
+    config, layers, cases = setting(tiny)
+    rank, rate = make_rank(config, layers), own_rate(config, clock)
+    results.add("matmul rate", f"{rate / 1e12:.0f} TFLOP/s", {"tflops": rate / 1e12})
     for case in cases:
-        if results.has(case.name):
-            continue
-        with results.attempt(case.name):
-            rate = own_rate(config, clock)
-            with weights_unchanged():  # rounded to 8 bits once, as in a step of many micro-batches
-                measured = measure(rank, case, ops, clock, results)
-            measured = add_shares(measured, max(rate, own_rate(config, clock)))
-            ratios = ", ".join(f"{value:.2f} {name}" for name, value in measured["ratios"].items())
-            ours = measured["sides"]["kernels"]
-            line = f"{ours['seconds']['median'] * 1e3:.1f} ms, {measured['share']:.2f} of the matmul rate, {ratios}"
-            results.add(case.name, line, measured | {"layers": layers, "tp": TP})
-
-
-if __name__ == "__main__":
-    main()
+        for side in sides_of(ops):
+            if results.has(key := f"{case.name}, {side}"):
+                continue
+            # Weights are rounded to 8 bits once, as in a step of many micro-batches.
+            with results.attempt(key), weights_unchanged() if "8 bits" in side else nullcontext():
+                results.add(key, *measure(rank, case, side, ops, clock, rate))
+            release()

@@ -16,7 +16,7 @@ from mtnlg_model.decoder import DecoderLayer, Linear
 from mtnlg_parallel.layout import SLICED_AXES
 from mtnlg_parallel.model import products
 
-from .clock import DEVICE, DTYPE
+from .clock import DEVICE, DTYPE, generator
 from .operations import SingleRank
 
 if TYPE_CHECKING:
@@ -48,23 +48,23 @@ class Rank(NamedTuple):
 
 def make_rank(config: ModelConfig, layers: int) -> Rank:
     """Return a rank with slices as initialized for training, and normal numbers for activations and gradients."""
-    generator = torch.Generator(DEVICE).manual_seed(1)
+    numbers = generator(1)
     with torch.device("meta"):
         full = DecoderLayer(config, 0)
     weights = [
-        {name: _slice(name, parameter, config.std, generator) for name, parameter in full.named_parameters()}
+        {name: _slice(name, parameter, config.std, numbers) for name, parameter in full.named_parameters()}
         for _ in range(layers)
     ]
     size = (config.sequence, 1, config.hidden)
-    x_SBH, upstream_SBH = (torch.randn(size, generator=generator, device=DEVICE).to(DTYPE) for _ in range(2))
+    x_SBH, upstream_SBH = (torch.randn(size, generator=numbers, device=DEVICE).to(DTYPE) for _ in range(2))
     return Rank(config, weights, x_SBH.requires_grad_(), upstream_SBH / config.hidden)
 
 
-def _slice(name: str, full: Tensor, std: float, generator: torch.Generator) -> nn.Parameter:
+def _slice(name: str, full: Tensor, std: float, numbers: torch.Generator | None) -> nn.Parameter:
     size = [length // TP if axis == SLICED_AXES.get(name) else length for axis, length in enumerate(full.shape)]
     if name.endswith("norm.weight"):
         return nn.Parameter(torch.ones(size, device=DEVICE, dtype=DTYPE))
-    return nn.Parameter((std * torch.randn(size, generator=generator, device=DEVICE)).to(DTYPE))
+    return nn.Parameter((std * torch.randn(size, generator=numbers, device=DEVICE)).to(DTYPE))
 
 
 def make_layers(rank: Rank, ops: Ops) -> list[DecoderLayer]:

@@ -8,14 +8,16 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
-FILE = "results.jsonl"
-RUNNING = "running.json"
+FILE: Final = "results.jsonl"
+WORK: Final = Path(os.environ.get("MTNLG_GPU_WORK", "/tmp/mtnlg-gpu"))  # noqa: S108  (the same on all machines: see below)
+"""What is no result: unpacked wheels, Triton's cache, models. Triton's cache holds its own absolute path."""
+RUNNING: Final = WORK / "running.json"
 """What is being measured, and since when."""
 
 Row = dict[str, Any]
@@ -32,8 +34,9 @@ class Results:
     """Appends rows of one part to results.jsonl; every row has ``part`` and ``key``."""
 
     def __init__(self, out: Path, part: str) -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        self._path, self._part, self._running = out / FILE, part, out / RUNNING
+        for folder in (out, WORK):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._path, self._part = out / FILE, part
         rows = read_rows(out)
         self._path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))  # without a torn line
         self._keys = {row["key"] for row in rows if row["part"] == part}
@@ -45,7 +48,7 @@ class Results:
     @contextmanager
     def attempt(self, key: str) -> Iterator[None]:
         """Record a failure of the block as ``key``, so that no later run of the part tries it again."""
-        self._running.write_text(json.dumps({"part": self._part, "key": key, "began": time.time()}), encoding="utf-8")
+        RUNNING.write_text(json.dumps({"part": self._part, "key": key, "began": time.time()}), encoding="utf-8")
         try:
             yield
         except Exception as error:  # noqa: BLE001  (a compiler may raise anything)
@@ -56,7 +59,7 @@ class Results:
             if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
                 torch.cuda.synchronize()  # a GPU that an invalid access has stopped ends this process; the next goes on
         finally:
-            self._running.unlink(missing_ok=True)
+            RUNNING.unlink(missing_ok=True)
 
     def add(self, key: str, line: str, figures: Mapping[str, object]) -> None:
         """Append a row and print it as ``line``."""

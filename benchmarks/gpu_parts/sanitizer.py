@@ -1,4 +1,4 @@
-"""The kernels' checks at tiny sizes under compute-sanitizer: accesses out of bounds, and races in shared memory."""
+"""A norm's backward at tiny sizes under compute-sanitizer: races in shared memory."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .clock import GPU, begin
+from .clock import GPU
 
-SECONDS: Final = 95
-"""For each tool: most of it is the compilation of tiny kernels."""
+if TYPE_CHECKING:
+    from .results import Results
+
+SECONDS: Final = 55
 
 
-def main() -> None:
-    """Run the checks, or say why not."""
-    tiny, results = begin(__doc__, "sanitizer")
+def main(tiny: bool, results: Results) -> None:
+    """Run `waiting`, or say why not."""
     program = shutil.which("compute-sanitizer")
-    for tool in ("memcheck", "racecheck"):
-        if results.has(tool):
-            continue
-        if tiny or not GPU or program is None:
-            reason = "a trial" if tiny or not GPU else "no compute-sanitizer here"
-            results.add(tool, f"not run: {reason}", {"why_not": reason})
-            continue
-        with results.attempt(tool), tempfile.TemporaryDirectory() as folder:
-            words = [sys.executable, "-m", "gpu_parts.checks", "--tiny", "--out", folder]
-            command = [program, "--tool", tool, "--error-exitcode", "9", *words]
+    if tiny or not GPU or program is None:
+        reason = "a trial" if tiny or not GPU else "no compute-sanitizer here"
+        results.add("racecheck", f"not run: {reason}", {"why_not": reason})
+    elif not results.has("racecheck"):
+        with results.attempt("racecheck"), tempfile.TemporaryDirectory() as folder:
+            words = [sys.executable, "-m", "gpu_parts", "waiting", "--tiny", "--out", folder]
+            command = [program, "--tool", "racecheck", "--error-exitcode", "9", *words]
             ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
             last = (ended.stdout + ended.stderr).strip().splitlines()[-1:] or [""]
             line = f"exit status {ended.returncode}: {last[0]}"
-            figures: dict[str, object] = {"error": line} if ended.returncode else {}
-            results.add(tool, line, {"status": ended.returncode, **figures})
-
-
-if __name__ == "__main__":
-    main()
+            results.add("racecheck", line, {"status": ended.returncode} | ({"error": line} if ended.returncode else {}))

@@ -1,4 +1,4 @@
-"""Where a step's time goes, by torch's profiler: kernels by the operation that launched them, and idle time.
+"""Where the time of a rank's step with our kernels goes, by torch's profiler: kernels by operation, and idle time.
 
 Kernel names say little (several Triton modules share names, libraries encode theirs); the operation that launched a
 kernel has a name that a reader knows. Kernels of a compiled graph are listed by their own name.
@@ -14,10 +14,14 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from .clock import GPU
+from .clock import GPU, kernels
+from .rank import make_step, setting, sides_of
+from .rank_layers import make_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .results import Results
 
 STEPS = 3 if GPU else 1
 MIN_SHARE = 0.002 if GPU else 0.02
@@ -95,3 +99,15 @@ def _kind(event: Any, kernel: str) -> str:  # noqa: ANN401  (torch's FunctionEve
             if pattern.search(name):
                 return kind
     return f"other: {event.name}"
+
+
+def main(tiny: bool, results: Results) -> None:
+    """Profile under selective recomputation."""
+    config, layers, (case, *_) = setting(tiny)
+    if not results.has(case.name):
+        with results.attempt(case.name):
+            step = make_step(make_rank(config, layers), case, sides_of(kernels())["kernels"])
+            step()
+            where = time_by_kind(step)
+            line = ", ".join(f"{kind} {share:.1%}" for kind, (share, _) in where.items())
+            results.add(case.name, line or "the profiler sees no GPU", {"where": where})

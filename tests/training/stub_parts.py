@@ -1,7 +1,8 @@
 """Runs parts of the GPU benchmark on `stub_gpu`'s GPU: ``python -m training.stub_parts LIBRARY OUT PART ...``.
 
 They take a real GPU's branches and sizes, once; their times mean nothing. torch.compile is tried of a rank's layers, up
-to its graphs. Not tried: what `stub_gpu` does not try, Inductor, and torch's profiler.
+to its graphs. Not tried: what `stub_gpu` does not try, Inductor, and torch's profiler. What kernels they would launch,
+as Triton's cache knows them, is in OUT/launches.json.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Event:
 
 def main(library: str, out: str, *parts: str) -> None:
     """Run the parts; their rows are in OUT/results.jsonl."""
+    launches: set[str] = set()
     stub_gpu.load(library)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -52,9 +54,33 @@ def main(library: str, out: str, *parts: str) -> None:
     for part in parts:
         module = importlib.import_module(f"gpu_parts.{part}")
         simplify(module)
-        sys.argv = [part, "--out", out]
+        record_launches(launches)
+        results = importlib.import_module("gpu_parts.results").Results(Path(out), part)
         with FakeTensorMode(allow_non_fake_inputs=True), reading(NUMBERS.get(part, 1.0)):
-            module.main()
+            module.main(False, results)
+    (Path(out) / "launches.json").write_text(json.dumps(sorted(launches)), encoding="utf-8")
+
+
+def record_launches(launches: set[str]) -> None:
+    """Have kernels not run, but add to ``launches`` what Triton's cache distinguishes."""
+    import torch
+
+    from mtnlg_parallel.kernels import dropout, gelu, loss, norm, rotary, rounding, swiglu
+
+    def kind(value: object, specialized: bool) -> str:
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype)
+        if isinstance(value, int) and specialized:
+            return "1" if value == 1 else f"{'i64' if value >= 1 << 31 else 'i32'}{' 16n' * (value % 16 == 0)}"
+        return type(value).__name__
+
+    def launch(kernel: Any, grid: tuple[int, ...], *arguments: object, **constants: object) -> None:  # noqa: ANN401
+        if 0 not in grid:
+            words = [kind(*each) for each in zip(arguments, [not p.do_not_specialize for p in kernel.params])]  # noqa: B905
+            launches.add(f"{kernel.__name__} {' '.join(words)} {sorted(constants.items())}")
+
+    for module in (dropout, gelu, loss, norm, rotary, rounding, swiglu):
+        vars(module)["launch"] = launch
 
 
 def find_gpu() -> None:
@@ -93,7 +119,6 @@ def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
         "time_by_kind": lambda _step: {},
         "Clock": lambda tiny, rounds, repeats, flush=True: clock.Clock(tiny, min(rounds, 1), min(repeats, 1), flush),
         "time": SimpleNamespace(perf_counter=lambda: next(seconds)),
-        "LAUNCHES": 2,
         "REPEATS": 2,
         "mtnlg_parallel": SimpleNamespace(load_recipe=recipe.load_recipe, RunOptions=recipe.RunOptions, train=trained),
     }

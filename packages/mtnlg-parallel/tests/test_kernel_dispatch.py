@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mtnlg_model import functional
 from mtnlg_parallel.kernels import best_ops, dispatch
+from mtnlg_parallel.model import attention_masks
 from mtnlg_parallel.model.head import EAGER
 
 CPU = torch.device("cpu")
@@ -66,3 +68,12 @@ def test_empty_tensors_launch_nothing() -> None:
     torch.autograd.backward(best_ops(CPU).bias_gelu(x_F, bias_F).sum())
     assert bias_F.grad is not None
     assert not bias_F.grad.any()
+
+
+def test_attention_with_dropout_leaves_cudnn_out_whose_rate_is_in_sixteenths(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[bool] = []
+    monkeypatch.setattr(functional, "attention", lambda *_: allowed.append(torch._C._get_cudnn_sdp_enabled()))
+    before, q_BNSD = torch._C._get_cudnn_sdp_enabled(), torch.zeros(1, 1, 2, 8)
+    attention_masks.attention_of_rank(0, q_BNSD, q_BNSD, q_BNSD, None, 1.0, 0.1)
+    assert allowed == [False]
+    assert torch._C._get_cudnn_sdp_enabled() is before

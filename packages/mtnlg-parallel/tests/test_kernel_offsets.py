@@ -5,7 +5,6 @@ Untouched memory is never allocated, so only the last rows of these gigabytes ex
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +22,7 @@ pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-pa
 
 from triton.runtime import interpreter
 
-from mtnlg_parallel.kernels import dropout, gelu, loss, norm, rotary, rounding, softmax, swiglu
+from mtnlg_parallel.kernels import dropout, gelu, loss, norm, rotary, rounding, swiglu
 
 WIDTH = 20480
 ROWS = 2**31 // WIDTH + 3
@@ -50,7 +49,7 @@ def _run_only_the_last_program(monkeypatch: pytest.MonkeyPatch) -> None:
                 kernel[1,](*arguments, **constants)
 
     monkeypatch.setitem(norm.GROUP, "COLUMNS", 4096)  # fewer programs to interpret
-    for module in (dropout, gelu, loss, norm, rotary, rounding, softmax, swiglu):
+    for module in (dropout, gelu, loss, norm, rotary, rounding, swiglu):
         monkeypatch.setattr(module, "launch", launch)
 
 
@@ -124,15 +123,6 @@ def test_norm() -> None:
     few_RH = last_rows(x_RH)
     expected_RH = functional.layer_norm(few_RH, weight_H, shift_H, EPS)
     assert_agree(norm.layer_norm(x_RH, weight_H, shift_H, EPS), expected_RH, {x_RH: few_RH})
-
-
-def test_softmax() -> None:
-    p_RT = huge_matrix().detach()
-    expected_RT = (p_RT[LAST].float() * 0.5).softmax(-1)
-    inside = vars(softmax)  # core_attention's products would fill the matrix
-    arguments = (p_RT, None, None, WIDTH, 1, 0.5 / math.log(2), 0, 1.0)
-    inside["launch"](inside["_softmax_forward"], (ROWS,), *arguments, COLUMNS=32768, num_warps=32)
-    assert_end_close(p_RT, expected_RT)
 
 
 def test_loss() -> None:

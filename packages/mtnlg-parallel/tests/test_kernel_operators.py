@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from mtnlg_parallel.kernels import best_ops
 from mtnlg_parallel.model.head import EAGER
 
 pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
 
-from mtnlg_parallel.kernels import dropout, dropout_mask, norm, softmax, tiles
+from mtnlg_parallel.kernels import dropout, dropout_mask, norm, tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +31,12 @@ def layer(ops: Ops, x_SBH: Tensor, row: Tensor, rate: float) -> Tensor:
     more, again = ops.dropout_add_rms_norm(ops.swiglu(ops.bias_gelu(out, row), x_SBH), total, rate, True, row, EPS)
     summed = ops.dropout_add(ops.bias_dropout_add(more, row, again, rate, True), x_SBH, rate, True)
     cos, sin = row.detach().view(2, 1, 1, 1, 1, 8).expand(-1, 4, -1, -1, -1, -1)
-    heads_BNSD = ops.rotate(summed.view(4, 2, 2, 1, 8), cos, sin)[:, :, :, 0].permute(1, 2, 0, 3)
-    return ops.attention(heads_BNSD, heads_BNSD, heads_BNSD, None, 0.3, rate)
+    return ops.rotate(summed.view(4, 2, 2, 1, 8), cos, sin)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_torch_compile_takes_every_operation_into_one_graph(rate: float) -> None:
-    ops = replace(best_ops(CPU), attention=softmax.attention)
+    ops = best_ops(CPU)
     assert ops.rms_norm is not EAGER.rms_norm
     x_SBH, row = torch.randn(4, 2, 16), torch.rand(16)  # so small that no exponential overflows: NumPy would warn
     answers = []
@@ -85,6 +81,25 @@ def test_a_norms_backward_is_one_launch_and_gives_the_same_bits_each_time(monkey
     assert all(map(torch.equal, *gradients))
 
 
+@pytest.mark.parametrize(("rows", "group"), [(256, 32), (2048, 128)])
+def test_a_norms_backward_has_enough_programs_at_few_rows(
+    rows: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 rows are a rank's share of 2,048 under sequence parallelism."""
+    started: list[tuple[int, int]] = []
+
+    def launch(kernel: Any, grid: tuple[int, ...], *_: Any, **constants: Any) -> None:  # noqa: ANN401  (any kernel)
+        if kernel is norm._norm_backward:
+            started.append((grid[0], constants["ROWS"]))
+
+    monkeypatch.setattr(norm, "launch", launch)
+    x_H, row = (torch.empty(*size, device="meta", requires_grad=True) for size in ((rows, 20480), (20480,)))
+    norm.rms_norm(x_H, row, EPS).sum().backward()  # type: ignore[no-untyped-call]
+    ((programs, height),) = started
+    assert height == group
+    assert programs >= norm.FEWEST_PROGRAMS
+
+
 def test_replaying_an_operation_after_its_seed_changed_on_the_device_drops_other_elements() -> None:
     """What a CUDA graph does: the same call with the same tensors, which have other contents."""
     x_H, zero_H, row = torch.ones(8, 64), torch.zeros(8, 64), torch.ones(64)
@@ -97,34 +112,11 @@ def test_replaying_an_operation_after_its_seed_changed_on_the_device_drops_other
     operations: list[Callable[[], Any]] = [
         lambda: dropout._dropped_sum(x_H, None, zero_H, seed, 0.5),
         lambda: norm._add_norm(x_H, None, zero_H, seed, 0.5, row, None, EPS)[0],
-        lambda: softmax._attention(*[x_H.view(1, 1, 8, 64)] * 3, 1.0, seed, 0.5)[0],
     ]
     before = [operation() for operation in operations]
     assert all(torch.equal(operation(), first) for operation, first in zip(operations, before, strict=True))
     seed.add_(1)
     assert not any(torch.equal(operation(), first) for operation, first in zip(operations, before, strict=True))
-
-
-def test_attention_of_a_tensor_parallel_rank_draws_its_seed_on_the_device() -> None:
-    """So the layer is one graph of torch.compile, ranks drop other probabilities, and recomputation the same."""
-    q_BNSD = torch.randn(1, 2, 6, 8)
-
-    def attend(rank: int, recompute: bool, compiled: bool) -> list[Tensor]:
-        attention: Callable[..., Tensor] = best_ops(CPU).attention_of_rank
-        if recompute:
-            attention = partial(checkpoint, attention, use_reentrant=False)
-        if compiled:
-            attention = torch.compile(attention, fullgraph=True, backend="aot_eager")
-        torch.manual_seed(3)
-        inputs = [q_BNSD.clone().requires_grad_() for _ in range(3)]
-        out_BNSD = attention(rank, *inputs, None, 0.4, 0.5)
-        torch.rand(5)  # recomputation must restore the generator
-        return [out_BNSD, *torch.autograd.grad(out_BNSD.square().sum(), inputs)]
-
-    first = attend(0, recompute=False, compiled=False)
-    assert all(map(torch.equal, first, attend(0, recompute=True, compiled=False)))
-    torch.testing.assert_close(attend(0, recompute=False, compiled=True), first)
-    assert not any(map(torch.equal, first, attend(1, recompute=False, compiled=False)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

@@ -29,7 +29,9 @@ class EarlyStart:
         self.zeros = 0
         self.started, self.add = tiles.launch, interpreter.interpreter_builder.create_atomic_rmw
         monkeypatch.setattr(norm, "launch", self.launch)
+        self.read = interpreter.interpreter_builder.create_load
         monkeypatch.setattr(interpreter.interpreter_builder, "create_atomic_rmw", self.count)
+        monkeypatch.setattr(interpreter.interpreter_builder, "create_load", self.poll)
 
     def launch(self, kernel: Any, grid: tuple[int], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401  (Triton's)
         if kernel is not norm._norm_backward:
@@ -61,18 +63,27 @@ class EarlyStart:
         run(*range(ACROSS - 1, grid[0]))
 
     def count(self, operation: Any, at: Any, value: Any, *rest: Any) -> Any:  # noqa: ANN401  (the interpreter's)
-        """Note which counter an atomic addition counts; one of 0 reads a counter, which raises if it is 0 again."""
-        counter = (int(at.data.item()) - self.counters.data_ptr()) // self.counters.itemsize
+        """Note which counter an atomic addition counts."""
+        counter = self.counter(at)
         if value.data.item():
             self.counted.append(counter)
             if GROUPS <= counter < 2 * GROUPS:  # says that a group's sums are there
                 group = slice((counter - GROUPS) * GROUP["ROWS"], (counter - GROUPS + 1) * GROUP["ROWS"])
                 assert not self.means[:, 1, group].isnan().any()
-        elif not self.counters[counter]:
+        return self.add(operation, at, value, *rest)
+
+    def poll(self, at: Any, *rest: Any) -> Any:  # noqa: ANN401  (as above)
+        """Read a counter, which raises if it is 0 again."""
+        counter = self.counter(at)
+        if 0 <= counter < self.counters.numel() and not self.counters[counter]:
             self.zeros += 1
             if self.zeros > 1:
                 raise TimeoutError(f"waits for counter {counter}")
-        return self.add(operation, at, value, *rest)
+        return self.read(at, *rest)
+
+    def counter(self, at: Any) -> int:  # noqa: ANN401  (as above)
+        """Number of the counter at a pointer."""
+        return (int(at.data.item()) - int(self.counters.data_ptr())) // int(self.counters.itemsize)
 
 
 def test_a_program_waits_until_all_of_the_group_before_have_stored_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
 
-from triton.runtime import interpreter
-
-from mtnlg_parallel.kernels import dropout, gelu, norm, rotary, softmax, swiglu, tiles
+from mtnlg_parallel.kernels import dropout, gelu, norm, rotary, swiglu, tiles
 
 EPS = 1e-5
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -74,15 +72,6 @@ def test_bias_dropout_add_is_its_eager_twin(shape: tuple[int, int, int], dtype: 
 @given(matrices, dtypes, st.integers(0, 99))
 def test_bias_dropout_add_norm_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
     assert_add_norm_agrees(shape, dtype, seed)
-
-
-@settings(max_examples=8)
-@given(st.integers(1, 20), st.integers(0, 20), st.sampled_from([1, 8, 12]), dtypes, st.integers(0, 99))
-def test_causal_softmax_attention_is_its_eager_twin(
-    queries: int, more: int, head: int, dtype: torch.dtype, seed: int
-) -> None:
-    shapes = [(2, 1, queries, head), *[(2, 1, queries + more, head)] * 2]
-    assert_agree(softmax.core_attention, eager_attention, shapes, dtype, seed, 0.4, 0.0)
 
 
 @settings(max_examples=8)
@@ -184,39 +173,6 @@ def test_sums_over_rows_add_up_more_parts_than_one_step_of_their_loop(monkeypatc
     assert_agree(norm.rms_norm, functional.rms_norm, [shape, row], torch.float32, 2, EPS)
 
 
-def test_softmax_of_a_long_row_and_torchs_own_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = [(1, 1, 3, 8), *[(1, 1, 4112, 8)] * 2]
-    assert_agree(softmax.core_attention, eager_attention, shapes, torch.float32, 3, 0.4, 0.0)
-    q_BNSD = torch.randn(1, 1, 4, 8, requires_grad=True)
-    assert "mtnlg" in str(softmax.attention(q_BNSD, q_BNSD, q_BNSD, None, 0.4, 0.0).grad_fn)
-    monkeypatch.setattr(softmax, "LONGEST", 3)
-    assert "mtnlg" not in str(softmax.attention(q_BNSD, q_BNSD, q_BNSD, None, 0.4, 0.0).grad_fn)
-
-
-def test_keys_that_a_query_may_not_see_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for those of a vector of 16; their scores may be anything, and count for nothing in forward and backward."""
-    inside, (s, t), read = vars(softmax), (37, 37), []
-    load = interpreter.interpreter_builder.create_masked_load
-
-    def count(at: Any, there: Any, *rest: Any) -> Any:  # noqa: ANN401  (the interpreter's)
-        read.append(int(there.data.sum()))
-        return load(at, there, *rest)
-
-    monkeypatch.setattr(interpreter.interpreter_builder, "create_masked_load", count)
-    score_ST, grad_ST = torch.randn(s, t), torch.randn(s, t)
-    seen_ST = functional.causal_mask(s, t)
-    results = []
-    for hidden in (0.0, torch.nan):
-        p_ST, p_grad_ST = (each.masked_fill(~seen_ST, hidden) for each in (score_ST, grad_ST))
-        inside["_launch"](inside["_softmax_forward"], p_ST, None, None, scale=0.5, rate=0.0)
-        assert not p_ST[~seen_ST].any()
-        inside["_launch"](inside["_softmax_backward"], p_grad_ST, p_ST, None, None, scale=0.5, rate=0.0)
-        results.append(torch.stack((p_ST, p_grad_ST)))
-    assert sum(read) == 6 * sum(min(-(-visible // 16) * 16, t) for visible in range(1, s + 1))
-    assert torch.equal(*results)
-    assert not results[0][:, ~seen_ST].any()
-
-
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # NumPy warns: it interprets
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_inf_propagate_as_in_eager_code(bad: float) -> None:
@@ -226,14 +182,6 @@ def test_nan_and_inf_propagate_as_in_eager_code(bad: float) -> None:
     assert_agree(norm.layer_norm, functional.layer_norm, [shape, row, row], torch.float32, 0, EPS, bad=bad)
     assert_agree(norm.rms_norm, functional.rms_norm, [shape, row], torch.float32, 0, EPS, bad=bad)
     assert_add_norm_agrees(shape, bad=bad)
-    q_BNSD, k_BNSD, v_BNSD = (torch.randn(1, 1, 5, 8, requires_grad=True) for _ in range(3))
-    with torch.no_grad():
-        q_BNSD[0, 0, 2, 3] = bad
-    out_BNSD = softmax.core_attention(q_BNSD, k_BNSD, v_BNSD, 0.4, 0.0)
-    scores_BNSS = (q_BNSD @ k_BNSD.mT * 0.4).masked_fill(~functional.causal_mask(5, 5), -torch.inf)
-    torch.testing.assert_close(out_BNSD, scores_BNSS.softmax(-1) @ v_BNSD, equal_nan=True)
-    torch.autograd.backward(out_BNSD.sum())
-    assert all(not tensor.grad.isfinite().all() for tensor in (q_BNSD, k_BNSD, v_BNSD) if tensor.grad is not None)
 
 
 def test_a_mean_far_from_zero_does_not_cancel_the_variance() -> None:
@@ -246,7 +194,6 @@ def test_a_mean_far_from_zero_does_not_cancel_the_variance() -> None:
 
 def test_a_second_derivative_is_refused_not_left_out() -> None:
     x, row, y = torch.randn(3, 16).requires_grad_(), torch.randn(16), torch.randn(3, 16)
-    q_BNSD = x.view(1, 1, 3, 16)
     outputs = [
         gelu.bias_gelu(x, row),
         swiglu.swiglu(x, y),
@@ -254,7 +201,6 @@ def test_a_second_derivative_is_refused_not_left_out() -> None:
         norm.rms_norm(x, row, EPS),
         dropout.bias_dropout_add(x, row, y, 0.3, True),
         *norm.bias_dropout_add_norm(x, row, y, 0.0, True, row, row, EPS),
-        softmax.core_attention(q_BNSD, q_BNSD, q_BNSD, 0.4, 0.0),
     ]
     for out in outputs:
         (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True, retain_graph=True)
@@ -283,11 +229,6 @@ def assert_add_norm_agrees(
     row = shape[-1:]
     fused, eager = add_norm(norm.bias_dropout_add_norm), add_norm(functional.bias_dropout_add_norm)
     assert_agree(fused, eager, [shape, row, shape, row, row], dtype, seed, bad=bad)
-
-
-def eager_attention(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, scale: float, rate: float) -> Tensor:
-    """`functional.attention` with the causal mask."""
-    return functional.attention(q_BNSD, k_BNTD, v_BNTD, None, scale, rate)
 
 
 def assert_agree(

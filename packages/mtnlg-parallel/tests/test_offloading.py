@@ -230,3 +230,12 @@ def test_deepspeeds_engine_is_refused_what_it_cannot_do() -> None:
     train = {"samples": 8, "batch": 8, "lr": 1e-3, "schedule": "1f1b", "offload_activations": True}
     with pytest.raises(ValueError, match='offload_activations: the engine of "1f1b" keeps them on the device; use'):
         Recipe.model_validate({"model": CONFIG, "train": train}, strict=False)
+
+
+def test_a_saved_tensor_of_another_device_stays_where_it_is() -> None:
+    host, x = HostActivations(CPU, []), torch.empty(4, device="meta", requires_grad=True)
+    with host.moved_out((0, 0)):
+        y = x.exp()
+    host.bring_back((0, 0))
+    (grad,) = torch.autograd.grad(y, x, torch.empty_like(y))
+    assert grad.is_meta

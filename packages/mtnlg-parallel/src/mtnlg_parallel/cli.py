@@ -190,9 +190,9 @@ def build_kernels(  # noqa: PLR0917  (typer names them)
     layout: LayoutText = None,
     overrides: Overrides = None,
     table: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write registers, memory and spills to DIR/TARGET.csv.")
+        Path | None, typer.Option(metavar="DIR", help="Write registers and memory to DIR/TARGET.csv.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print registers, memory and spills as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print registers and memory as JSON.")] = False,
 ) -> None:
     """Compile the fused kernels ahead of time into Triton's cache; needs no GPU.
 
@@ -203,14 +203,11 @@ def build_kernels(  # noqa: PLR0917  (typer names them)
 
     built = build.build_kernels(chosen, targets or [])
     for target, kernels in built.items():
-        say(f"{target}: {kernels}")
+        say(f"{target}: {build.summary(kernels)}")
     if table is not None:
-        from .kernels.aot import bounds  # noqa: PLC0415  (imports Triton)
-
         build.write_table(table, built)
-        bounds.write_bounds(table, built)
     if as_json:
-        print_json({target: [kernel._asdict() for kernel in kernels.kernels] for target, kernels in built.items()})
+        print_json({target: [kernel._asdict() for kernel in kernels] for target, kernels in built.items()})
 
 
 @app.command()

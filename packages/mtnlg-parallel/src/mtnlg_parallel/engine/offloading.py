@@ -95,8 +95,8 @@ class _Pass:
         """What autograd keeps in place of a saved tensor. Storages stay until the pass ends, so no address recurs."""
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if address in self._staying or not storage.nbytes():
-            return tensor
+        if tensor.device.type != self._device.type or address in self._staying or not storage.nbytes():
+            return tensor  # scalars of a generator may lie on the host
         if address not in self._numbers:
             self._numbers[address] = len(self._on_device)
             self._on_device.append(torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage))

@@ -6,7 +6,6 @@
     swiglu.py     swiglu                                     functional.swiglu
     rotary.py     rotate                                     functional.rotate
     dropout.py    bias_dropout_add, dropout_add              functional: the same names
-    softmax.py    attention, without flash attention         functional.attention
     loss.py       statistics, gradient                       head.statistics, head.gradient
     rounding.py   rounded, transpose                         eight_bit: the same names
 

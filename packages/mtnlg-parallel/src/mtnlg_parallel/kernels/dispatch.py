@@ -35,7 +35,7 @@ def best_ops(device: torch.device) -> ParallelOps:
     if reason := _unsupported_reason(device):
         _say_once(f"no fused kernels: {reason}")
         return EAGER
-    from . import dropout, gelu, loss, norm, rotary, rounding, softmax, swiglu  # noqa: PLC0415  (import Triton)
+    from . import dropout, gelu, loss, norm, rotary, rounding, swiglu  # noqa: PLC0415  (import Triton)
 
     return ParallelOps(
         layer_norm=_with_fallback(norm.layer_norm, EAGER.layer_norm, device, 1),
@@ -47,8 +47,7 @@ def best_ops(device: torch.device) -> ParallelOps:
         dropout_add_rms_norm=_with_fallback(norm.dropout_add_rms_norm, EAGER.dropout_add_rms_norm, device, 2),
         swiglu=_with_fallback(swiglu.swiglu, EAGER.swiglu, device),
         rotate=_with_fallback(rotary.rotate, EAGER.rotate, device),
-        attention=_with_fallback(softmax.attention, EAGER.attention, device),
-        attention_of_rank=_with_fallback(softmax.attention_of_rank, EAGER.attention_of_rank, device),
+        attention=EAGER.attention,  # PyTorch's own flash attention
         statistics=_with_fallback(loss.statistics, EAGER.statistics, device),
         gradient=_with_fallback(loss.gradient, EAGER.gradient, device, 1),  # logsumexp is always fp32
         eight_bit=Rounding(_with_fallback(rounding.rounded, EAGER.eight_bit.rounded, device), rounding.transpose)

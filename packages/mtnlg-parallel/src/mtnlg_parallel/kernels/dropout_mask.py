@@ -7,8 +7,7 @@ number does not depend on how a kernel is cut into blocks.
 
 The seed is one number a call from the default generator of the tensors' device, and stays on that device: a replayed
 CUDA graph draws it anew, and no call waits for the host. Recomputation restores that generator's state and so draws the
-same mask. `training.loop` decides whether tensor-parallel ranks share the state; attention's masks are a rank's own
-(`model.attention_masks`).
+same mask. `training.loop` decides whether tensor-parallel ranks share the state.
 """
 
 # ruff: noqa: ANN001, ANN201  (Triton's own language)
@@ -25,12 +24,9 @@ RESOLUTION = 1 << 16
 """Number of different rates."""
 
 
-def draw(rate: float, x: Tensor, rank: int = 0) -> Tensor | None:
-    """Seed of a new mask for dropout of ``x`` at ``rate`` in [0, 1), of a rank's own; at rate 0 no number is drawn."""
-    if not round(rate * RESOLUTION):
-        return None
-    seed = torch.randint(1 << 62, (), device=x.device)
-    return seed ^ rank if rank else seed
+def draw(rate: float, x: Tensor) -> Tensor | None:
+    """Seed of a new mask for dropout of ``x`` at ``rate`` in [0, 1); at rate 0 no number is drawn."""
+    return torch.randint(1 << 62, (), device=x.device) if round(rate * RESOLUTION) else None
 
 
 def threshold_and_scale(rate: float) -> tuple[int, float]:

@@ -155,8 +155,8 @@ def add_slabs(sums_at, out_at, slabs, columns, column, STRIDE: tl.constexpr):
     tl.store(out_at + flat, tl.sum(total, 0).to(out_at.dtype.element_ty), mask=flat < columns)
 
 
-on_compiled: list[Callable[[Any, dict[str, Any]], None]] = []
-"""Callbacks that receive every kernel compiled on meta tensors, as Triton returns it, and its arguments by name."""
+on_compiled: list[Callable[[Any], None]] = []
+"""Callbacks that receive every kernel compiled on meta tensors, as Triton returns it."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
@@ -168,7 +168,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     if first.is_meta:
         compiled = kernel.warmup(*arguments, grid=grid, **constants)
         for callback in on_compiled:
-            callback(compiled, dict(zip(kernel.arg_names, arguments, strict=False)) | constants)
+            callback(compiled)
         return
     with torch.cuda.device_of(first):
         kernel[grid](*arguments, **constants)

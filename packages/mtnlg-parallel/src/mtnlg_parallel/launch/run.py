@@ -242,11 +242,6 @@ def announce(recipe: Recipe, state: RunState, expected: Forecast | None) -> None
         say(str(expected))
     for note in recipe.warnings:
         say(note)
-    if recipe.train.kernels:
-        from mtnlg_parallel.kernels.aot import build  # noqa: PLC0415  (imports torch)
-
-        if (gpu := build.this_gpu()) and (line := build.not_built_warning(recipe, gpu)):
-            say(line)
 
 
 def _outcome(out: Path) -> str:

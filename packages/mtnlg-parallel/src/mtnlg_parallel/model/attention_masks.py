@@ -2,8 +2,7 @@
 
 All other dropout acts on values that the group's ranks share and must be the same on each, so they share the default
 generators' states. The seed of a rank's own mask is one number drawn from these and the rank. So recomputation, which
-restores the states, draws the same masks again. Fused attention draws and keeps that seed on the tensors' device;
-PyTorch's attention takes no seed, so here a generator is seeded with it, on the host.
+restores the states, draws the same masks again. PyTorch's attention takes no seed, so a generator is seeded with it.
 """
 
 from __future__ import annotations
@@ -11,11 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mtnlg_model import functional
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+EXACT_DROPOUT = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN, which PyTorch 2.10 and 2.11 prefer on Hopper: it rounds the rate to sixteenths (pytorch PR 174245)."""
 
 
 def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank)
@@ -28,6 +31,7 @@ def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank
     if not rate:
         return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)
     seed = int(torch.randint(1 << 62, (), device="cpu")) ^ rank
-    with torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else []):
+    fork = torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else [])
+    with fork, sdpa_kernel(EXACT_DROPOUT):
         torch.manual_seed(seed)
         return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate)

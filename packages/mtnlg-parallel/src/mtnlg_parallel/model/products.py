@@ -18,6 +18,7 @@ bits: transposed, or under sequence parallelism this rank's rows, which backward
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -36,8 +37,15 @@ if TYPE_CHECKING:
     from .slicing import Slicing
 
 
-ADDS_IN_FP32 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
-"""Whether addmm adds a product of bf16 factors to an fp32 sum on a GPU; `benchmarks/gpu.py` may meet an older one."""
+@cache
+def adds_in_fp32(device: torch.device) -> bool:
+    """Whether addmm adds a product of bf16 factors to an fp32 sum on this GPU: tried, as releases of torch differ."""
+    factor, total = (torch.ones(16, 16, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32))
+    try:
+        torch.addmm(total, factor, factor, out_dtype=total.dtype, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 class GradientSink(Protocol):
@@ -76,7 +84,7 @@ def add_product(total_OI: Tensor, dy_ON: Tensor | Factor, x_IN: Tensor | Factor,
     factors, beta = (dy_ON, x_IN.t()), int(not first)
     if x_IN.dtype == total_OI.dtype:
         torch.addmm(total_OI, *factors, beta=beta, out=total_OI)
-    elif total_OI.is_cuda and not ADDS_IN_FP32:
+    elif total_OI.is_cuda and not adds_in_fp32(total_OI.device):
         dw_OI = torch.mm(*factors, out_dtype=total_OI.dtype)
         total_OI.copy_(dw_OI) if first else total_OI.add_(dw_OI)
     elif total_OI.is_cuda:

@@ -8,9 +8,7 @@ fake driver and meta tensors compile exactly what a launch on that GPU will look
 from __future__ import annotations
 
 import re
-import struct
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 USAGE: Final = re.compile(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)")
-SPILL: Final = re.compile(r"\b(?:LDL|STL)\b")
-EXECUTABLE: Final = 4  # SHF_EXECINSTR of ELF
-INSTRUCTION_BYTES: Final = 16  # since compute capability 7.0
 
 
 class _FakeDriver:
@@ -56,33 +51,19 @@ def active_target() -> str:
     return f"sm_{driver.active.get_current_target().arch}"
 
 
-Launch = tuple[Any, dict[str, Any]]
-"""A kernel as Triton returns it, and the arguments of its launch by name."""
-
-
-def compile_launches(target: str, launches: Callable[[], object]) -> list[Kernel]:
+def compile_launches(target: str, launches: Callable[[], object]) -> list[Any]:
     """Compile every kernel that ``launches`` launches on meta tensors for ``target``, such as ``sm_80``.
 
-    The process keeps the fake driver and cannot launch on a GPU afterwards.
+    Returns them as Triton does. The process keeps the fake driver and cannot launch on a GPU afterwards.
     """
-    kernels = {compiled.hash: compiled for compiled, _ in collect_launches(target, launches)}
-    return sorted(map(describe, kernels.values()))
-
-
-def collect_launches(target: str, launches: Callable[[], object]) -> list[Launch]:
-    """Compile as `compile_launches` does; every launch, in order."""
     driver.set_active(_FakeDriver(target))
-    collected: list[Launch] = []
-
-    def collect(*launch: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
-        collected.append(launch)
-
-    on_compiled.append(collect)
+    compiled: dict[str, Any] = {}
+    on_compiled.append(lambda kernel: compiled.update({kernel.hash: kernel}))
     try:
         launches()
     finally:
-        on_compiled.remove(collect)
-    return collected
+        on_compiled.pop()
+    return [*compiled.values()]
 
 
 def run_backward(*outputs: Tensor) -> None:
@@ -90,32 +71,17 @@ def run_backward(*outputs: Tensor) -> None:
     torch.autograd.backward(outputs, tuple(map(torch.empty_like, outputs)))
 
 
-def disassemble(compiled: Any) -> str:  # noqa: ANN401  (as above)
-    """Instructions of a kernel, as cuobjdump prints them."""
-    return _cuobjdump("-sass", _cubin(compiled))
-
-
-def _cubin(compiled: Any) -> Path:  # noqa: ANN401  (as above)
-    return Path(get_cache_manager(compiled.hash).get_file(f"{compiled.src.name}.cubin"))
-
-
-def describe(compiled: Any) -> Kernel:  # noqa: ANN401  (as above)
+def describe(compiled: Any) -> Kernel:  # noqa: ANN401  (Triton has no annotations)
     """Resources that a kernel takes."""
-    cubin = _cubin(compiled)
-    usage = USAGE.search(_cuobjdump("--dump-resource-usage", cubin))
+    cubin = str(get_cache_manager(compiled.hash).get_file(f"{compiled.src.name}.cubin"))
+    command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin]
+    usage = USAGE.search(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     if usage is None:
         raise RuntimeError(f"{cubin}: cuobjdump reports no registers")
     registers, stack, local = map(int, usage.groups())
+    # Shared memory is allocated at launch; the cubin names only CUDA's own.
     return Kernel(
-        name=compiled.name.removeprefix("_"),
-        variant=_variant(compiled),
-        registers=registers,
-        shared=compiled.metadata.shared,  # allocated at launch; the cubin names only CUDA's own
-        local=stack + local,
-        # Only kernels with local memory can spill, and disassembly takes longer than compilation.
-        spills=len(SPILL.findall(_cuobjdump("-sass", cubin))) if stack + local else 0,
-        instructions=_code_bytes(cubin.read_bytes()) // INSTRUCTION_BYTES,
-        folder=cubin.parent.name,
+        compiled.name.removeprefix("_"), _variant(compiled), registers, compiled.metadata.shared, stack + local
     )
 
 
@@ -130,17 +96,3 @@ def _variant(compiled: Any) -> str:  # noqa: ANN401  (as above)
         elif re.fullmatch(r"i\d+", kind) and not source.fn.params[number].do_not_specialize:
             words += [f"{name}=16n" if source.attrs.get((number,)) else f"{name}=any"]
     return " ".join([*words, f"warps={compiled.metadata.num_warps}"])
-
-
-def _cuobjdump(option: str, cubin: Path) -> str:
-    return subprocess.run(
-        [knobs.nvidia.cuobjdump.path, option, str(cubin)], check=True, capture_output=True, text=True
-    ).stdout
-
-
-def _code_bytes(elf: bytes) -> int:
-    """Bytes of all executable sections of a 64-bit ELF file."""
-    (headers,) = struct.unpack_from("<Q", elf, 0x28)
-    width, count = struct.unpack_from("<2H", elf, 0x3A)
-    sections = [struct.unpack_from("<8xQ16xQ", elf, headers + n * width) for n in range(count)]  # flags, bytes
-    return sum(size for flags, size in sections if flags & EXECUTABLE)

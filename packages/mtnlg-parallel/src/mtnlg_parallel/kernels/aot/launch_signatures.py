@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from mtnlg_parallel.kernels import softmax
 from mtnlg_parallel.kernels.dispatch import best_ops
 from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD
 from mtnlg_parallel.model.head import mean_loss
@@ -27,14 +26,12 @@ if TYPE_CHECKING:
 META: Final = torch.device("meta")
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-WIDTHS: Final = (20480, 1000)
-"""MT-NLG's hidden size (its MLP's slices launch the same kernels), and one that 16 does not divide."""
+MATRICES: Final = ((256, 20480), (1 << 16, 20480), (256, 1000))
+"""Rows and columns: MT-NLG's hidden size (its MLP's slices launch the same kernels), and one that 16 does not divide. A
+norm's backward has other groups of few rows."""
 
 ROUNDED: Final = ((64, 20480), (63, 1000))
 """Rows and columns of a matrix in 8 bits: those of a product's factors, and what 16 does not divide."""
-
-ATTENTION_SHAPES: Final = ((2048, 2048), (5, 77), (2, softmax.LONGEST - 1))
-"""Numbers of queries and of keys: MT-NLG's, what 16 does not divide, and as many as a program takes."""
 
 ROTARY_HEADS: Final = ((4, 128, 128), (1, 64, 16), (3, 20, 10))
 """Heads of q for one of k, their size, and how much of it is turned: Llama's, Pythia's, and what 16 does not divide."""
@@ -52,8 +49,8 @@ def launch_all_variants(dtype: str) -> None:
     def leaf(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=DTYPES[dtype], device=META, requires_grad=True)
 
-    for width in WIDTHS:
-        x_SBH, bias_H = leaf(64, 2, width), leaf(width)
+    for rows, width in MATRICES:
+        x_SBH, bias_H = leaf(rows, 1, width), leaf(width)
         run_backward(ops.layer_norm(x_SBH, bias_H, bias_H, 1e-5))
         run_backward(ops.rms_norm(x_SBH, bias_H, 1e-5))
         run_backward(ops.bias_gelu(x_SBH, bias_H))
@@ -67,9 +64,6 @@ def launch_all_variants(dtype: str) -> None:
         for transposed in (False, True):
             factor, _ = ops.eight_bit.rounded(leaf(*shape).detach(), rounded, transposed)
         ops.eight_bit.transpose(factor.values)
-    for (queries, keys), rate in product(ATTENTION_SHAPES, DROPOUT_RATES):
-        k_BNTD = leaf(1, 2, keys, 160)
-        run_backward(softmax.core_attention(leaf(1, 2, queries, 160), k_BNTD, k_BNTD, 1.0, rate))
     for sharing, size, turned in ROTARY_HEADS:
         qkv_SBGND, angles_SB11R = leaf(64, 2, 1, sharing + 2, size), leaf(64, 1, 1, 1, turned).detach()
         run_backward(ops.rotate(qkv_SBGND[..., :sharing, :], angles_SB11R, angles_SB11R))
