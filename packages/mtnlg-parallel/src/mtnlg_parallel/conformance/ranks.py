@@ -7,7 +7,7 @@ import os
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 SECONDS = 120.0
 """After which ranks count as hung. A case takes one or two on an idle machine."""
+
+
+SERVER: Final = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+"""Environment of the server that forks ranks, for what it imports."""
 
 
 class Piece(NamedTuple):
@@ -77,8 +81,10 @@ class RankError(Failure):
 def run_ranks(case: Case, engine: str, start: State, device: Literal["auto", "cpu"] = "cpu") -> list[RankTrace]:
     """Train ``case`` from ``start`` on all its ranks. Raises ``RankError`` where one fails or all hang."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__, "mtnlg_parallel.model.pipeline"])
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    on_cpu = device == "cpu"  # DeepSpeed chooses its accelerator when it is imported
+    context.set_forkserver_preload(["__main__", __name__, *(["mtnlg_parallel.model.pipeline"] if on_cpu else [])])
+    for name, value in {**SERVER, **({"DS_ACCELERATOR": "cpu"} if on_cpu else {})}.items():
+        os.environ.setdefault(name, value)
     store, world = HostedStore(), case.recipe.layout.world
     job = (case.recipe.model_dump(mode="json"), case._replace(recipe=None), engine, start, device)  # type: ignore[arg-type]
     pipes, processes = [], []

@@ -51,14 +51,14 @@ def run_cases(
     seconds: float = float("inf"),
     device: Literal["auto", "cpu"] = "cpu",
 ) -> Iterator[Result]:
-    """Check cases in order, ``jobs`` at a time; none is begun after so many seconds."""
+    """Check cases in order, ``jobs`` at a time; after so many seconds only a first one is begun."""
     deadline, threads = time.monotonic() + seconds, torch.get_num_threads()
     torch.set_num_threads(1)  # of the plain loop; the ranks have one each
     running: deque[Future[Result]] = deque()
     try:
         with ThreadPoolExecutor(jobs, "case") as pool:
             for case in cases:
-                if time.monotonic() >= deadline:
+                if running and time.monotonic() >= deadline:
                     break
                 running.append(pool.submit(check, case, engine, device))
                 if len(running) > jobs:

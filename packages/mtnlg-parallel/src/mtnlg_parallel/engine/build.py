@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Final, cast
 
+from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.registry import load_object
 
@@ -30,9 +31,12 @@ ENGINES: Final = {
 
 
 def engine_class(name: str) -> EngineClass:
-    """The engine of this name or reference. Raises ``UsageFailure``, which lists the names."""
+    """The engine of this name or reference. Raises ``UsageFailure``, which lists the names, or says what is missing."""
     with suppress_output():
-        return cast("EngineClass", load_object(GROUP, ENGINES, name))
+        engine = load_object(GROUP, ENGINES, name)
+    if not callable(getattr(engine, "unsupported", None)):
+        raise UsageFailure(f"{name}: not an engine: it has no method unsupported (engine/contract.py: EngineClass)")
+    return cast("EngineClass", engine)
 
 
 def build_engine(
