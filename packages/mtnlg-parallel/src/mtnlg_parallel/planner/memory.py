@@ -1,8 +1,8 @@
 """Bytes on each GPU of every stage, by kind, and whether they fit.
 
 Model state a parameter in 16-bit training (paper.md section 3): weights 2, gradients 2, fp32 accumulated gradients 4,
-master weights 4, Adam's moments 8; ZeRO-1 divides the last two by dp. Where the matrix product accumulates in fp32
-itself, there is no 16-bit gradient. fp32 training has neither master weights nor a second gradient.
+master weights 4, Adam's moments 8; ZeRO-1 divides the last two by dp. Where a gradient is added to its fp32 sum as it
+arrives, or by the matrix product itself, no 16-bit gradients stay. fp32 training has neither master weights nor a second gradient.
 
 Activations: what a layer keeps of a micro-batch (`costs.activations`) times the layers, times the micro-batches in
 flight (from the schedule). A layer being recomputed keeps them all. A weight gradient that waits (zero-bubble) keeps
@@ -131,8 +131,9 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     messages = 0.0
     if software.name == ENGINES[0]:
         table = _table_bytes(run) if stage == layout.pp - 1 and run.micro_batches > 1 else 0.0
-        recomputed += _layer_gradient_bytes(run) + (table if layout.pp == 1 and run.model.tied else 0.0)
-        logits = max(logits + table - recomputed, 0.0)
+        waits = layout.pp == 1 and run.model.tied  # for the embedding's part of the same gradient
+        recomputed += _layer_gradient_bytes(run) + (table if waits else 0.0)
+        logits = max(logits + (table if waits else _added_bytes(run) / run.width * table) - recomputed, 0.0)
         messages = _message_bytes(run, stage)
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp * run.cp))
     # ZeRO's buckets; its fp16 optimizer copies its share of the gradients to fp32.
@@ -172,14 +173,13 @@ def _cast_bytes(run: Run, software: Software, stage: int) -> float:
 
 
 def _gradient_bytes(run: Run, software: Software) -> int:
-    """Bytes a parameter of gradients: those of a micro-batch, where not added in the product, and the sum."""
+    """Bytes per parameter of gradients: the sum, and those of a micro-batch where they wait until backward ends."""
     shape = run.shape
     if run.zero > 1:
         return 4
     kept = software.reduced_bytes(shape.gradient_bytes)
-    if shape.width != 2 or kept == shape.width or software.fused_accumulation:  # added where they are written
-        return kept
-    return kept + shape.width
+    at_once = software.fused_accumulation or software.adds_gradients_at_once
+    return kept if shape.width != 2 or kept == shape.width or at_once else kept + shape.width
 
 
 def _apart_bytes(shape: Shape, software: Software) -> float:
@@ -234,13 +234,18 @@ def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
 
 
 def _layer_gradient_bytes(run: Run) -> float:
-    """What DeepSpeed's engine adds to a layer: its largest weight gradient before the sum; recomputed, the MLP's inner.
+    """What DeepSpeed's engine adds to a layer: its largest weight gradient while added; recomputed, the MLP's inner.
 
-    The head's stands beside the sum of those before from the loss on, until the backward pass has added it: at once, or
-    with that of a tied embedding on the same stage.
+    The head's stands beside the sum of those before from the loss on, until it is added: at once, or with that of a
+    tied embedding on the same stage.
     """
     inner = run.shape.tokens * run.model.ffn / run.layout.tp if run.recompute == "full" else 0.0
-    return run.width * (inner + max(columns * depth for columns, depth in run.shape.linears))
+    return run.width * inner + _added_bytes(run) * max(columns * depth for columns, depth in run.shape.linears)
+
+
+def _added_bytes(run: Run) -> int:
+    """Bytes per element of a gradient that DeepSpeed adds to its sum: of 16 bits, with a copy in fp32."""
+    return run.width + 4 if run.width == 2 else run.width
 
 
 def _message_bytes(run: Run, stage: int) -> float:

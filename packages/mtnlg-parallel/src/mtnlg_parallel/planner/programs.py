@@ -33,6 +33,9 @@ class Software(Settings):
     )
     fused_accumulation: bool = Field(False, description="weight gradients are added to fp32 inside the product")
     fused_head: bool = Field(True, description="with fused_accumulation, that of the head's table too")
+    adds_gradients_at_once: bool = Field(
+        False, description="a 16-bit gradient is added to its fp32 sum as it arrives, and freed"
+    )
     overlap_tensor: bool = Field(False, description="backward all-reduces overlap with weight gradients")
     overlap_forward: bool = Field(False, description="forward collectives overlap with their products, piece by piece")
     overlap_gradients: bool = Field(
@@ -136,7 +139,7 @@ ENGINES: Final = ("mtnlg-parallel", "mtnlg-parallel-pipeline")
 SOFTWARE: Final[dict[str, Software]] = {
     name: software.model_copy(update={"name": name})
     for name, software in {
-        ENGINES[0]: _OURS.model_copy(update={"reduce_scatter": False}),
+        ENGINES[0]: _OURS.model_copy(update={"reduce_scatter": False, "adds_gradients_at_once": True}),
         ENGINES[1]: _OURS.model_copy(update=_PIPELINE_ENGINE),
         # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
         "megatron-deepspeed": Software(uneven_stages=True, reduce_scatter=False, bucket_bytes=4e9),
