@@ -13,7 +13,7 @@ when it has made a new step again. Every kind comes up before any comes twice.
     kill-launcher           SIGKILL to the launcher; its command is run again
     signal-launcher         SIGTERM to the launcher; its command is run again
     partition               with --nodes: a node is cut off until the ranks elsewhere have ended
-    lose-node               with --nodes: a node crashes, and what was in its memory is gone
+    lose-node               with --nodes: a node crashes
 
 On one machine the launcher is ``mtnlg-parallel train``. With --nodes (network namespaces, as root) it is torchrun on
 each node, started again whenever it ends, as a cluster's scheduler does.
@@ -90,12 +90,12 @@ class Recovery(NamedTuple):
     lost_steps: int
 
 
-def make_recipe(layout: Layout, over_nodes: bool) -> Recipe:
+def make_recipe(layout: Layout) -> Recipe:
     """The run: a step takes some tens of milliseconds."""
     shape = {"layers": 4, "hidden": 64, "heads": 2, "sequence": 64, "vocabulary": 512}
     train: dict[str, Any] = {"samples": ENDLESS, "batch": BATCH, "micro_batch": 2, "lr": 1e-3, "warmup": 80}
-    train |= {"decay": 1 << 16, "min_lr": 1e-4, "precision": "fp32", "recompute": "none", "keep": 2}
-    train |= {"checkpoint_every": 5, "memory_checkpoint_every": 1 if over_nodes else 0}
+    train |= {"decay": 1 << 16, "min_lr": 1e-4, "precision": "fp32", "recompute": "none"}
+    train |= {"checkpoint_every": 5, "keep": 2}
     sections = {
         "model": {**shape, "dropout": 0.1, "attention_dropout": 0.1},
         "layout": layout.model_dump(),
@@ -439,7 +439,7 @@ def main() -> int:
         return 1
     result = conditions("mtnlg-parallel", "torch")
     layout = Layout.model_validate(parse_layout(chosen.layout))
-    recipe = make_recipe(layout, chosen.nodes > 1)
+    recipe = make_recipe(layout)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         out = folder / "chaos"

@@ -1,9 +1,9 @@
 """How long a checkpoint holds up training, as a share of a step: the quickstart's decoder, a checkpoint every 10 steps.
 
 The run is the command's own, over the recipe's four ranks on random tokens. A stall is ``checkpoint_seconds`` of
-metrics.jsonl: beginning a checkpoint, and the wait of the next update for its copy. Half of the rounds also copy the
-state into memory between checkpoints. On a machine whose cores all train, copying and writing take their time as well;
-``steps_after_a_checkpoint`` compares the steps in which that happens with the others.
+metrics.jsonl: beginning a checkpoint, and the wait of the next update for its copy. On a machine whose cores all train,
+copying and writing take their time as well; ``steps_after_a_checkpoint`` compares the steps in which that happens with
+the others.
 """
 
 # /// script
@@ -31,15 +31,13 @@ SETTINGS = (
     "train.ramp={start=12, increment=12, samples=12}",
     f"train.samples={12 * STEPS}",
     "train.validation_every=0",
+    f"train.checkpoint_every={EVERY}",
 )
 
 
-def measure(folder: Path, memory_every: int) -> dict[str, float]:
+def measure(data: Path, out: Path) -> dict[str, float]:
     """Train once; the medians over checkpoints and steps."""
-    keys = (*SETTINGS, f"train.checkpoint_every={EVERY}", f"train.memory_checkpoint_every={memory_every}")
-    recipe = mtnlg_parallel.load_recipe(RECIPE, keys)
-    out = folder / f"out-{memory_every}-{len(list(folder.iterdir()))}"
-    mtnlg_parallel.train(recipe, folder / "data", out)
+    mtnlg_parallel.train(mtnlg_parallel.load_recipe(RECIPE, SETTINGS), data, out)
     steps = list(read_steps(out))[2 * EVERY :]
     seconds = statistics.median(map(training_seconds, steps))
     # An update's wait is that of the step after the one that began the checkpoint.
@@ -61,16 +59,12 @@ def main() -> None:
     """Measure; print the result and write it to ``--out``."""
     options = option_parser(__doc__, rounds=3).parse_args()
     about = conditions("mtnlg-parallel", "torch", "deepspeed")
-    figures: dict[str, list[dict[str, float]]] = {"disk": [], "disk and memory": []}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_data(folder / "data", vocabulary=4096, tokens=1 << 20)
-        for _ in range(options.rounds):
-            figures["disk"].append(measure(folder, 0))
-            figures["disk and memory"].append(measure(folder, EVERY // 2))
+        rounds = [measure(folder / "data", folder / f"out-{number}") for number in range(options.rounds)]
     result: dict[str, Any] = {**about, "recipe": "quickstart", "checkpoint_every": EVERY, "steps": STEPS}
-    for name, rounds in figures.items():
-        result[name] = {key: spread([figure[key] for figure in rounds], 4) for key in rounds[0]}
+    result["disk"] = {key: spread([figure[key] for figure in rounds], 4) for key in rounds[0]}
     write_result({**result, "rounds": options.rounds}, options.out)
 
 

@@ -3,7 +3,7 @@
     python benchmarks/failures.py [--out docs/goodput.md]
 
 A seeded simulation of `DAYS` days: failures arrive as a Poisson process and end the job; it is noticed, waited for,
-started, loaded, and goes on from the newest state that survived. Goodput is the share of wall time in steps that were
+started, loaded, and goes on from the newest checkpoint. Goodput is the share of wall time in steps that were
 kept. What this machine can measure comes from the newest result of benchmarks/chaos.py; what it cannot is an
 assumption, with its value, in the document that this writes.
 """
@@ -33,7 +33,7 @@ RECIPE = ROOT / "recipes" / "mt-nlg-530b"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 DAYS, SEED = 10_000, 1
 STEP_SECONDS = 60.1  # on 280 nodes (Smith et al. 2022, section 2.4)
-NODES, GPUS = 280, 2_240
+GPUS = 2_240
 INTERVALS = (100, 50, 20, 10, 5)
 """Steps between two checkpoints that are compared."""
 
@@ -83,31 +83,23 @@ OPT = Rate(105, 60.0, 992)
 
 
 class Site(NamedTuple):
-    """A cluster and this launcher on it: all in seconds but the last, a share."""
+    """A cluster and this launcher on it, in seconds."""
 
     notice: float
     hang: float
     processes: float
     groups: float
     load: float
-    load_memory: float
     stall: float
     write: float
-    send: float
     queue: float
-    both_copies_lost: float
 
 
 class Policy(NamedTuple):
-    """Who restarts a run (a person after so many seconds, or the launcher), and the steps between two copies (0: none).
+    """Steps between two checkpoints, and after how many seconds a person restarts the run (0: the launcher does)."""
 
-    ``spare``: the allocation has a node more than the job, which takes a lost node's place.
-    """
-
-    disk: int
-    memory: int = 0
+    every: int
     person: float = 0.0
-    spare: bool = False
 
 
 class Shares(NamedTuple):
@@ -124,24 +116,20 @@ class Shares(NamedTuple):
 def simulate(policy: Policy, site: Site, rate: float, seed: int = SEED) -> Shares:
     """Replay ``DAYS`` days; policies of one seed meet the same failures in the same order."""
     draw, weights = random.Random(seed), [cause.stops for cause in CAUSES]
-    cost = STEP_SECONDS + site.stall / policy.disk + (site.stall / policy.memory if policy.memory else 0.0)
-    every = max(policy.disk, math.ceil(site.write / cost))  # the next write begins when the last has ended
+    cost = STEP_SECONDS + site.stall / policy.every
+    every = max(policy.every, math.ceil(site.write / cost))  # the next write begins when the last has ended
     now = noticing = waiting = starting = training = 0.0
-    step = on_disk = in_memory = taken = 0
+    step = taken = 0
     while now < DAYS * DAY:
         alive = draw.expovariate(rate)
-        (cause,), both_copies_lost = draw.choices(CAUSES, weights), draw.random() < site.both_copies_lost
-        start = site.processes + site.groups + (site.load_memory if step == in_memory > on_disk else site.load)
+        (cause,) = draw.choices(CAUSES, weights)
+        start = site.processes + site.groups + site.load
         trained = max(0.0, alive - start)
         taken += int(trained / cost)
-        # A copy counts from when it is whole, which takes as long as writing or sending it.
-        on_disk = max(on_disk, _last_copy(step, trained - site.write, cost, every))
-        if policy.memory:
-            in_memory = max(in_memory, _last_copy(step, trained - site.send, cost, policy.memory))
-        wait, memory_kept = _restart(policy, site, cause)
-        if both_copies_lost or not memory_kept:
-            in_memory = 0
-        step = max(on_disk, in_memory)
+        # A checkpoint counts from when it is whole, which takes as long as writing it.
+        reached = step + int(max(0.0, trained - site.write) / cost)
+        step = max(step, reached // every * every)
+        wait = _wait(policy, site, cause)
         notice = site.hang if cause.hangs else site.notice
         training += trained
         starting += min(alive, start)
@@ -153,19 +141,11 @@ def simulate(policy: Policy, site: Site, rate: float, seed: int = SEED) -> Share
     return Shares(*(seconds / now for seconds in (useful, lost, noticing, waiting, starting, stalls)))
 
 
-def _last_copy(first: int, seconds: float, cost: float, every: int) -> int:
-    """The last multiple of ``every`` after step ``first`` that training reached within ``seconds``; 0 for none."""
-    reached = (first + int(max(0.0, seconds) / cost)) // every * every
-    return reached if reached > first else 0
-
-
-def _restart(policy: Policy, site: Site, cause: Cause) -> tuple[float, bool]:
-    """Seconds until the ranks start again, and whether there is then still a copy in memory."""
-    if policy.person:
-        return policy.person, False
-    if cause.node_lost and not policy.spare:  # it fails once more where it was, and is requeued without the node
-        return site.processes + site.groups + site.notice + site.queue, False
-    return 0.0, True
+def _wait(policy: Policy, site: Site, cause: Cause) -> float:
+    """Seconds until the ranks start again."""
+    if cause.node_lost and not policy.person:  # it fails once more where it was, and is requeued without the node
+        return site.processes + site.groups + site.notice + site.queue
+    return policy.person
 
 
 class Assumption(NamedTuple):
@@ -180,8 +160,7 @@ def assumptions(recipe: Recipe, chaos: dict[str, Any], result: str) -> dict[str,
     """The figures of the site; those measured here are from a result of benchmarks/chaos.py."""
     killed, stopped = (chaos["by_kind_medians"][kind] for kind in ("kill-rank", "stop-rank"))
     saved, read = 14 * recipe.model.parameters, (12 + 2 * recipe.layout.dp) * recipe.model.parameters
-    rank, node = saved / GPUS, saved / NODES
-    patience = recipe.guard.patience
+    rank, patience = saved / GPUS, recipe.guard.patience
     return {
         "notice": Assumption(killed["ended_seconds"], "a rank ends: until all have ended", f"measured, {result}"),
         "hang": Assumption(
@@ -204,9 +183,6 @@ def assumptions(recipe: Recipe, chaos: dict[str, Any], result: str) -> dict[str,
             f"reading {read / 1e12:.1f} TB from the shared disk",
             "assumed: 100 GB/s; Selene read at 1 TB/s (arXiv 2104.04473, 5.10)",
         ),
-        "load_memory": Assumption(
-            10.0, f"reading {node / 1e9:.0f} GB a node from memory, its own or a peer's", "assumed"
-        ),
         "stall": Assumption(
             rank / 20e9, f"copying {rank / 1e9:.1f} GB a rank to the host, none of it hidden", "assumed: 20 GB/s"
         ),
@@ -215,11 +191,7 @@ def assumptions(recipe: Recipe, chaos: dict[str, Any], result: str) -> dict[str,
             f"writing {saved / 1e12:.1f} TB while training goes on, until a checkpoint counts",
             "assumed: 50 GB/s; Selene wrote at 273 GB/s (as above)",
         ),
-        "send": Assumption(
-            node / 12.5e9, f"sending {node / 1e9:.0f} GB a node to its peer", "assumed: 12.5 GB/s, half a 200 Gb/s link"
-        ),
         "queue": Assumption(10 * MINUTE, "waiting for an allocation without the bad node", "assumed"),
-        "both_copies_lost": Assumption(0.02, "share of failures that take both copies in memory", "assumed"),
     }
 
 
@@ -233,21 +205,21 @@ At that rate per GPU, {gpus:,} GPUs stop {llama_a_day:.2f} times a day; at that 
 {opt_a_day:.2f} times (arXiv 2205.01068, 2.5). The script draws {days:,} days of such failures, with the published
 causes, and replays them against this launcher.
 
-| restarted by | steps between checkpoints on disk | steps between copies in memory | goodput | lost steps | waiting \
-| starting | noticing | stalls | goodput at OPT-175B's rate |
-|---|---|---|---|---|---|---|---|---|---|
+| restarted by | steps between checkpoints | goodput | lost steps | waiting | starting | noticing | stalls \
+| goodput at OPT-175B's rate |
+|---|---|---|---|---|---|---|---|---|
 {policies}
 
-*Requeue* is what `--launcher slurm` does where a node is lost: the job fails there once more, then waits for an
-allocation without it, and its copies in memory count as lost. *Spare* shows what one node more in the allocation would
-bring that takes the place of a lost one, which the launcher cannot do yet; its {spare:.1%} of the nodes is not charged.
+*The launcher* is `--launcher slurm`: where a node is lost, the job fails there once more, then waits for an allocation
+without it. Copies of the state in other nodes' memory would bring little more
+([0074](decisions/0074-no-copies-of-the-state-in-other-nodes-memory.md)).
 
 ## How often to write a checkpoint
 
 The interval of Young and Daly is the root of 2 x {stall:.2f} s of stall x {between:.1f} h between failures:
 {best:.0f} s, or {best_steps:.0f} steps, since a checkpoint that is written while training goes on costs so little.
 But it takes {write:.0f} s to write, so there are at least {least} steps between two, and the disk would never rest. By
-requeue, without copies in memory:
+the launcher:
 
 | `checkpoint_every` | goodput | at OPT-175B's rate | written on average |
 |---|---|---|---|
@@ -283,7 +255,6 @@ def render() -> str:
         opt_a_day=OPT.per_second * DAY,
         days=DAYS,
         policies="\n".join(_row(name, policy, site) for name, policy in policies()),
-        spare=1 / (NODES + 1),
         stall=site.stall,
         between=1 / LLAMA.per_second / HOUR,
         best=best,
@@ -293,7 +264,7 @@ def render() -> str:
         intervals="\n".join(_interval_row(every, recipe, site) for every in INTERVALS),
         every=recipe.train.checkpoint_every,
         advice=advice(recipe, site),
-        figures="\n".join(f"| {a.text} | {_amount(name, a.seconds)} | {a.source} |" for name, a in table.items()),
+        figures="\n".join(f"| {a.text} | {a.seconds:.3g} s | {a.source} |" for a in table.values()),
         causes="\n".join(_cause_row(cause) for cause in CAUSES),
     )
 
@@ -302,14 +273,9 @@ def policies() -> list[tuple[str, Policy]]:
     """The rows of the table."""
     people = (("30 minutes", 30 * MINUTE), ("2 hours", 2 * HOUR), ("8 hours", 8 * HOUR))
     return [
-        *((f"a person after {text}", Policy(disk=100, person=seconds)) for text, seconds in people),
-        ("the launcher, requeue", Policy(disk=100)),
-        ("the launcher, requeue", Policy(disk=10)),
-        *(("the launcher, requeue", Policy(disk=100, memory=every)) for every in (10, 5, 1)),
-        ("the launcher, spare", Policy(disk=100, spare=True)),
-        ("the launcher, spare", Policy(disk=10, spare=True)),
-        *(("the launcher, spare", Policy(disk=100, memory=every, spare=True)) for every in (10, 5, 1)),
-        ("the launcher, spare", Policy(disk=10, memory=1, spare=True)),
+        *((f"a person after {text}", Policy(100, seconds)) for text, seconds in people),
+        ("the launcher", Policy(100)),
+        ("the launcher", Policy(10)),
     ]
 
 
@@ -317,21 +283,20 @@ def _row(name: str, policy: Policy, site: Site) -> str:
     shares, at_opt = simulate(policy, site, LLAMA.per_second), simulate(policy, site, OPT.per_second)
     parts = (shares.lost, shares.waiting, shares.starting, shares.noticing, shares.stalls)
     percents = " | ".join(f"{share:.2%}" for share in parts)
-    copies = f"{policy.disk} | {policy.memory or '-'}"
-    return f"| {name} | {copies} | **{shares.goodput:.1%}** | {percents} | {at_opt.goodput:.1%} |"
+    return f"| {name} | {policy.every} | **{shares.goodput:.1%}** | {percents} | {at_opt.goodput:.1%} |"
 
 
 def _interval_row(every: int, recipe: Recipe, site: Site) -> str:
-    llama, opt = (simulate(Policy(disk=every), site, rate.per_second).goodput for rate in (LLAMA, OPT))
+    llama, opt = (simulate(Policy(every), site, rate.per_second).goodput for rate in (LLAMA, OPT))
     written = 14 * recipe.model.parameters / (every * STEP_SECONDS)
     return f"| {every} | {llama:.1%} | {opt:.1%} | {written / 1e9:.1f} GB/s |"
 
 
 def advice(recipe: Recipe, site: Site) -> str:
     """Which interval the recipe should have: the longest within 0.2 percentage points of the shortest."""
-    goodputs = {every: simulate(Policy(disk=every), site, LLAMA.per_second).goodput for every in INTERVALS}
+    goodputs = {every: simulate(Policy(every), site, LLAMA.per_second).goodput for every in INTERVALS}
     good = max(every for every in INTERVALS if goodputs[every] > goodputs[INTERVALS[-1]] - 0.002)
-    now = simulate(Policy(disk=recipe.train.checkpoint_every), site, LLAMA.per_second).goodput
+    now = simulate(Policy(recipe.train.checkpoint_every), site, LLAMA.per_second).goodput
     if recipe.train.checkpoint_every <= good:
         return f"Up to {good}, an interval costs less than 0.2 points against one of {INTERVALS[-1]}."
     return f"With {good} it would gain {100 * (goodputs[good] - now):.1f} points."
@@ -340,10 +305,6 @@ def advice(recipe: Recipe, site: Site) -> str:
 def _cause_row(cause: Cause) -> str:
     job, node = "hangs" if cause.hangs else "ends", "is replaced" if cause.node_lost else "stays"
     return f"| {cause.name} | {cause.stops} | {job} | {node} |"
-
-
-def _amount(name: str, value: float) -> str:
-    return f"{value:.0%}" if name == "both_copies_lost" else f"{value:.3g} s"
 
 
 def main() -> None:

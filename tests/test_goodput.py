@@ -19,12 +19,9 @@ NOTHING = Site(
     processes=0.0,
     groups=0.0,
     load=0.0,
-    load_memory=0.0,
     stall=0.0,
     write=0.0,
-    send=0.0,
     queue=0.0,
-    both_copies_lost=0.0,
 )
 BETWEEN = 1 / LLAMA.per_second
 
@@ -37,18 +34,10 @@ def test_the_document_is_what_the_script_writes(tmp_path: Path) -> None:
 
 def test_a_failure_costs_half_an_interval_or_what_the_restart_takes() -> None:
     """To 3 %: the simulation has some ten thousand failures, whose losses deviate by 60 % of their mean."""
-    shares = simulate(Policy(disk=100), NOTHING, LLAMA.per_second)
+    shares = simulate(Policy(100), NOTHING, LLAMA.per_second)
     assert shares.lost == pytest.approx(50 * STEP_SECONDS / BETWEEN, rel=0.03)
     assert sum(shares) == pytest.approx(1.0)
-    shares = simulate(Policy(disk=1, person=1800.0), NOTHING, LLAMA.per_second)
+    shares = simulate(Policy(1, person=1800.0), NOTHING, LLAMA.per_second)
     assert shares.waiting == pytest.approx(1800 / (BETWEEN + 1800), rel=0.03)
-    shares = simulate(Policy(disk=1), NOTHING._replace(load=600.0), LLAMA.per_second)
+    shares = simulate(Policy(1), NOTHING._replace(load=600.0), LLAMA.per_second)
     assert shares.starting == pytest.approx(600 / BETWEEN, rel=0.03)
-
-
-def test_copies_in_memory_save_what_the_disk_would_lose_where_they_survive() -> None:
-    rate = LLAMA.per_second
-    disk, memory = Policy(disk=100, spare=True), Policy(disk=100, memory=1, spare=True)
-    assert simulate(memory, NOTHING, rate).lost == pytest.approx(STEP_SECONDS / 2 / BETWEEN, rel=0.1)
-    never_survives = NOTHING._replace(both_copies_lost=1.0)
-    assert simulate(memory, never_survives, rate).lost == simulate(disk, never_survives, rate).lost

@@ -268,7 +268,7 @@ def checked_health(request: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def restored_bytes(request: dict[str, Any], _rank: int) -> dict[str, Any]:
-    """Restore the newest checkpoint; return the bytes read of tensors, the elements held, and both lists of files."""
+    """Restore the newest checkpoint; return the bytes read of tensors and the elements held."""
     recipe = validate(request["recipes"][0], Recipe, "request")
     engine = build_engine(recipe, process.init_distributed(recipe.layout))
     state = zero.CheckpointState(Checkpoint.open(Path(request["out"]) / "checkpoints"))
@@ -284,8 +284,6 @@ def restored_bytes(request: dict[str, Any], _rank: int) -> dict[str, Any]:
         "bytes": sum(read),
         "weights": sum(local.parameter.numel() for local in engine.local_parameters()),
         "fragments": sum(fragment.stop - fragment.start for fragment in engine.fragments()),
-        "opened": sorted(state.checkpoint._files),
-        "needed": sorted(state.files(engine)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Several nodes on this machine, as root: a network namespace each, with its own address, host name and /dev/shm.
+"""Several nodes on this machine, as root: a network namespace each, with its own address and host name.
 
     switch         one more namespace, with a bridge; a node is cut off by taking its link there down
     shared folder  any folder of the machine; a node may list it as it was a while ago (`Node.freeze`)
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 SITE = Path(__file__).with_name("node_site")
 NETNS = Path("/etc/netns")
-TOOLS = ("ip", "mount", "umount", "unshare")
-ENTER = 'hostname "$1" && mount --bind "$2" /dev/shm && shift 2 && exec "$@"'
-"""What a process does before it becomes the node's: both hold in its own namespaces alone."""
+TOOLS = ("ip", "unshare")
+ENTER = 'hostname "$0" && exec "$@"'
+"""What a process does before it becomes the node's: it holds in its own namespace alone."""
 
 
 class Node:
@@ -36,9 +36,7 @@ class Node:
     def __init__(self, number: int, group: str, folder: Path) -> None:
         self.name, self.address = f"node-{number}", f"198.18.0.{number}"
         self.namespace, self._switch, self._link = f"{group}-{number}", f"{group}-switch", f"to-{number}"
-        self.memory = folder / self.name / "memory"
-        """Its /dev/shm, which outlives its processes."""
-        self._view = folder / self.name / "view.json"
+        self._view = folder / f"{self.name}.view.json"
         self.clock = 0
         """Seconds by which the clock of processes started from now on is ahead."""
         self.started: list[subprocess.Popen[bytes]] = []
@@ -50,7 +48,7 @@ class Node:
         paths = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
         here = {"PYTHONPATH": paths, "NODE_CLOCK": str(self.clock), "NODE_VIEW": str(self._view)}
         enter = ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", ENTER]
-        line = [*enter, "sh", self.name, str(self.memory), *command]
+        line = [*enter, self.name, *command]
         output = os.open(stdout or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             process = subprocess.Popen(
@@ -89,15 +87,13 @@ class Node:
         return [int(word) for word in run("ip", "netns", "pids", self.namespace).split()]
 
     def fail(self) -> None:
-        """Kill all processes of the node, and lose its memory: what a crash of the machine leaves."""
+        """Kill all processes of the node, as a crash of the machine does."""
         kill(self.processes)
-        for path in self.memory.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
 def nodes(count: int, folder: Path) -> Iterator[list[Node]]:
-    """``count`` nodes that keep what is theirs in ``folder``; ended with all their processes when the block ends."""
+    """``count`` nodes, with their files in ``folder``; ended with all their processes when the block ends."""
     group = f"nodes{os.getpid()}"
     made = [Node(number, group, folder) for number in range(1, count + 1)]
     switch = f"{group}-switch"
@@ -115,7 +111,6 @@ def nodes(count: int, folder: Path) -> Iterator[list[Node]]:
                 kill(node.processes)
             for process in node.started:
                 process.wait()
-            subprocess.run(["umount", "--lazy", str(node.memory)], capture_output=True, check=False)  # noqa: S607
             subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)  # noqa: S607
             shutil.rmtree(NETNS / node.namespace, ignore_errors=True)
         subprocess.run(["ip", "netns", "delete", switch], capture_output=True, check=False)  # noqa: S607
@@ -136,7 +131,7 @@ def run(*command: str) -> str:
 
 
 def _add(node: Node, switch: str, link: str, hosts: str) -> None:
-    """Make the namespace, its link to the switch, its /etc/hosts and the memory behind its /dev/shm."""
+    """Make the namespace, its link to the switch and its /etc/hosts."""
     space = node.namespace
     run("ip", "netns", "add", space)
     run(*f"ip -netns {switch} link add {link} type veth peer name eth0 netns {space}".split())
@@ -147,8 +142,6 @@ def _add(node: Node, switch: str, link: str, hosts: str) -> None:
     etc = NETNS / space
     etc.mkdir(parents=True, exist_ok=True)
     (etc / "hosts").write_text(hosts)  # `ip netns exec` binds it over /etc/hosts
-    node.memory.mkdir(parents=True)
-    run("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(node.memory))
 
 
 def missing() -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
@@ -16,7 +15,7 @@ from mtnlg_model.checkpoint.writer import publish
 from mtnlg_model.settings import validate
 from mtnlg_parallel.engine import process
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training import checkpointing, memory, resume
+from mtnlg_parallel.training import checkpointing, resume
 from mtnlg_parallel.training.checkpointing import write_files
 from mtnlg_parallel.training.loop import Training
 from mtnlg_parallel.training.samples import open_data
@@ -32,26 +31,19 @@ if TYPE_CHECKING:
 
 
 def run_until_death(request: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Resume and train; all ranks die before step ``die``. ``per_node`` ranks share a node and its folder in memory.
+    """Resume and train; all ranks die before step ``die``.
 
     What a thread writes in a step ends with it, so that a copy begun in step N is complete in step N + 1.
     """
     recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["outs"][0])
-    per_node = request.get("per_node", recipe.layout.world)
-    node, local_rank = divmod(rank, per_node)
-    os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(per_node))
-    os.environ["MTNLG_MEMORY_DIR"] = f"{request.get('memory')}/{node}"
     device = process.init_distributed(recipe.layout, recipe.guard, "cpu")
-    lines: list[str] = []
-    replace(memory, say=lines.append)
     if fault := request.get("fault"):
         out = FAULTS[fault](request, rank) or out
     training = Training(recipe, open_data(Path(request["data"]), recipe), out, rank, device)
     resumed, steps, step = training.progress.step, list[Any](), training.step
 
     def settle() -> None:
-        disk, copies = training.checkpoint, training.memory
-        jobs: list[Future[Any] | None] = [disk._written, disk._published, copies._job if copies else None]
+        jobs: list[Future[None] | None] = [training.checkpoint._written, training.checkpoint._published]
         for job in jobs if fault not in UNSETTLED else []:
             wait([job] if job else [])
 
@@ -70,7 +62,7 @@ def run_until_death(request: dict[str, Any], rank: int) -> dict[str, Any]:
     training.run(steps.append)
     distributed.barrier()
     distributed.destroy_process_group()
-    return {"resumed": resumed, "steps": steps, "lines": lines}
+    return {"resumed": resumed, "steps": steps}
 
 
 def replace(owner: object, **attributes: Any) -> None:  # noqa: ANN401  (of any type)
@@ -113,9 +105,9 @@ def slow_rank(request: dict[str, Any], rank: int) -> None:
                 further.set()
             return taken
 
-        def write_late(directory: Path, rank: int, copy: HostCopy) -> bytes:
+        def write_late(directory: Path, rank: int, copy: HostCopy) -> None:
             further.wait()
-            return write_files(directory, rank, copy)
+            write_files(directory, rank, copy)
 
         replace(Training, step=count)
         replace(checkpointing, write_files=write_late)
@@ -140,18 +132,6 @@ def slow_publishing(_request: dict[str, Any], rank: int) -> None:
 
         replace(Watchdog, _write_heartbeat=count)
         replace(checkpointing, publish=publish_late)
-
-
-def full_memory(_request: dict[str, Any], rank: int) -> None:
-    """Fill the memory of rank 1 before its own files, and that of rank 2 before those that it keeps for another."""
-
-    def full(*_: object, **__: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    if rank == 1:
-        replace(memory, write_files=full)
-    if rank == 2:
-        replace(memory, write_chunk=full)
 
 
 def copy_as_late_as_allowed(training: Training) -> None:
@@ -192,7 +172,6 @@ FAULTS: dict[str, Callable[[dict[str, Any], int], Path | None]] = {
     "late files": late_files,
     "slow rank": slow_rank,
     "slow publishing": slow_publishing,
-    "full memory": full_memory,
     "never": lambda *_: replace(resume, FILE_SECONDS=0.1),
     "late copy": lambda *_: None,
 }

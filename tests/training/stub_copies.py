@@ -64,7 +64,6 @@ def run(recipe: Recipe) -> None:
     device = torch.device("cuda", 0)
     engine = PipelineEngine(recipe, device, best_ops(device))
     copier = checkpointing.StateCopier(engine, device)
-    buffers: list[Tensor] = []
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
@@ -76,7 +75,7 @@ def run(recipe: Recipe) -> None:
 
     step()
     for _ in range(2):
-        copy = copier.start(None, buffers)  # type: ignore[arg-type]  # nothing reads it
+        copy = copier.start(None)  # type: ignore[arg-type]  # nothing reads it
         step()
         for piece in copy.pieces.result():
             piece.tensor.sum()  # as the thread that writes files

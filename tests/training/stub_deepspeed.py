@@ -82,7 +82,6 @@ def run(case: stub_gpu.Case) -> Answer:
         fake.cache_enabled = False
         engine = DeepSpeedEngine(recipe, device, best_ops(device))
         copier = checkpointing.StateCopier(engine, device)
-        buffers: list[Tensor] = []
 
         def step() -> None:
             engine.train_batch(pinned(recipe), case.micro_batches, 1e-4, lambda _loss, _norm: None)
@@ -92,7 +91,7 @@ def run(case: stub_gpu.Case) -> Answer:
         events, before = timing_events(), gpu.bytes
         gpu.peak = gpu.bytes
         streams.waits.clear()
-        copy = copier.start(None, buffers)  # type: ignore[arg-type]  # nothing reads it
+        copy = copier.start(None)  # type: ignore[arg-type]  # nothing reads it
         step()
         for piece in copy.pieces.result():
             piece.tensor.sum()  # as the thread that writes files

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from mtnlg_model.checkpoint import boxes, reader
 from mtnlg_model.checkpoint.manifest import (
     SLOTS,
-    TOKENIZER,
     CheckpointError,
     Layout,
     MissingFileError,
@@ -24,10 +23,9 @@ from mtnlg_model.checkpoint.manifest import (
     file_checksum,
     parse_manifest,
     read_manifest_bytes,
-    to_json,
 )
 from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.checkpoint.writer import CheckpointWriter, merge_parts, publish
+from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import ModelConfig
 
 CONFIG = ModelConfig(layers=1, hidden=6, heads=2, sequence=5, vocabulary=7)
@@ -42,23 +40,24 @@ def value(name: str) -> torch.Tensor:
     return torch.arange(boxes.volume(tuple((0, size) for size in shape)), dtype=torch.float32).reshape(shape)
 
 
-def write(folders: dict[str, Path], *, leave_part: bool) -> list[bytes]:
-    """Write as data-parallel ranks do, a third of every tensor each, each in its own folder; return their parts."""
-    writers = {name: CheckpointWriter(folder, 1, name) for name, folder in folders.items()}
+def write(folder: Path, names: list[str] = WRITERS) -> None:
+    """Write as data-parallel ranks do, a third of every tensor each."""
+    writers = [CheckpointWriter(folder, 1, name) for name in names]
     for name, shape in CONFIG.parameter_shapes().items():
         tensor = value(name)
         cuts = [round(tensor.numel() * part / len(writers)) for part in range(len(writers) + 1)]
-        for number, writer in enumerate(writers.values()):
+        for number, writer in enumerate(writers):
             flat = (cuts[number], cuts[number + 1])
             for slot in SLOTS:
                 writer.add(name, shape, slot, None, tensor.flatten()[slice(*flat)], flat)
-    return [writer.close(leave_part=leave_part) for writer in writers.values()]
+    for writer in writers:
+        writer.close()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    write(dict.fromkeys(WRITERS, folder), leave_part=True)
+    write(folder)
     return publish(folder, 1, WRITERS, CONFIG, PROGRESS, tokenizer_path)
 
 
@@ -90,9 +89,6 @@ def test_any_elements_of_any_box_are_read_and_no_byte_more(
     read = checkpoint.tensor(NAME, index, "master", flat=(flat[0], flat[1]))
     assert torch.equal(read, box.flatten()[slice(*flat)])
     assert sum(bytes_read) == 4 * (flat[1] - flat[0])
-    assert {file.path.name for file in checkpoint._files.values()} == checkpoint.files(
-        NAME, index, "master", (flat[0], flat[1])
-    )
 
 
 def test_elements_outside_a_box_are_refused(whole: Path) -> None:
@@ -117,7 +113,7 @@ def test_no_file_of_tensors_is_looked_at_before_it_is_read(
 ) -> None:
     """Neither when publishing, where the writers know what they wrote, nor when opening."""
     looked_at: list[str] = []
-    write(dict.fromkeys(WRITERS, tmp_path), leave_part=True)
+    write(tmp_path)
 
     def noting(function: Callable[..., object]) -> Callable[..., object]:
         def note(path: object, *arguments: object, **options: object) -> object:
@@ -132,7 +128,8 @@ def test_no_file_of_tensors_is_looked_at_before_it_is_read(
     assert any(path.endswith("manifest.json") for path in looked_at)
     assert not [path for path in looked_at if path.endswith(".safetensors")]
     checkpoint.tensor(NAME)
-    assert {Path(path).name for path in looked_at if path.endswith(".safetensors")} == checkpoint.files(NAME)
+    read = {Path(path).name for path in looked_at if path.endswith(".safetensors")}
+    assert read == {f"{name}.weights-0.safetensors" for name in WRITERS}
 
 
 def test_a_file_that_shows_late_is_waited_for_and_named_once(
@@ -162,7 +159,7 @@ def test_ranks_together_compare_every_file_once_and_each_its_own_where_as_many_h
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
     ranks = [f"rank-{rank}" for rank in range(3)]
-    write(dict.fromkeys(ranks, tmp_path), leave_part=True)
+    write(tmp_path, ranks)
     checkpoint = Checkpoint.open(publish(tmp_path, 1, ranks, CONFIG, PROGRESS, tokenizer_path))
     compared = list[str]()
 
@@ -206,25 +203,11 @@ def test_memory_is_not_taken_for_what_no_file_holds(whole: Path, tmp_path: Path)
         Checkpoint.from_manifest(tmp_path / "step-1", raw).tensor("embedding.token.weight")
 
 
-def test_parts_of_files_on_several_nodes_make_a_checkpoint_of_those_that_a_rank_fetches(
-    tmp_path: Path, tokenizer_path: Path
-) -> None:
-    folders = {name: tmp_path / name for name in WRITERS}
-    parts = write(folders, leave_part=False)
-    assert not list(tmp_path.rglob("*.part.json"))
-    manifest = merge_parts(parts, CONFIG, PROGRESS, {TOKENIZER: tokenizer_path.read_bytes()}, 7, tmp_path)
-    fetched = tmp_path / "fetched"
-    fetched.mkdir()
-    checkpoint = Checkpoint.from_manifest(fetched, to_json(manifest).encode())
-    assert checkpoint.optimizer_steps == 7
-    for name in (needed := checkpoint.files(NAME, None, "exp_avg", (60, 90))):
-        shutil.copy(folders[name[0]] / "step-1.tmp" / name, fetched)
-    assert {name[0] for name in needed} == {"b"}
-    assert torch.equal(checkpoint.tensor(NAME, None, "exp_avg", flat=(60, 90)), value(NAME).flatten()[60:90])
-    with pytest.raises(CheckpointError, match=f"{tmp_path}: part 1: tensors = .*: Field required"):
-        merge_parts([parts[0], b'{"files": {}}'], CONFIG, PROGRESS, {TOKENIZER: b""}, None, tmp_path)
-    with pytest.raises(CheckpointError, match=r"elements .* of box .* are missing"):
-        merge_parts(parts[:2], CONFIG, PROGRESS, {TOKENIZER: b""}, None, tmp_path)
+def test_a_damaged_part_is_not_published(tmp_path: Path, tokenizer_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "step-1.tmp" / "b.part.json").write_text('{"files": {}}')
+    with pytest.raises(CheckpointError, match=r"part 1: tensors = .*: Field required"):
+        publish(tmp_path, 1, WRITERS, CONFIG, PROGRESS, tokenizer_path)
 
 
 def test_the_manifests_text_is_canonical_and_any_other_white_space_is_read(whole: Path) -> None:

@@ -151,6 +151,18 @@ def test_the_recipe_of_a_llama_is_tinyllama_and_fits_40_gb() -> None:
     assert predict(run, cluster, train_software(run)).seconds == pytest.approx(published, rel=0.16)
 
 
+@pytest.mark.parametrize(("every", "lines"), [(0, 0), (2, 1)])
+def test_a_recipe_of_an_earlier_version_loads(
+    small: Path, capsys: pytest.CaptureFixture[str], every: int, lines: int
+) -> None:
+    """A run's own recipe.toml has every key of the version that wrote it; what was in use is named."""
+    recipe = load_recipe(small)
+    small.write_text(dump(recipe).replace("[train]", f"[train]\nmemory_checkpoint_every = {every}"))
+    assert load_recipe(small) == recipe
+    said = capsys.readouterr().err.splitlines()
+    assert ["train.memory_checkpoint_every = 2" in line for line in said] == [True] * lines
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -35,7 +35,6 @@ RESUMED_MAY_DIFFER: Final = {
     "train.kernels": "the same functions, fused or not",
     "train.deterministic": "the same functions, in an order of their own",
     "train.checkpoint_every": "what is kept, not what is trained",
-    "train.memory_checkpoint_every": "as checkpoint_every",
     "train.keep": "as checkpoint_every",
     "train.new_tokenizer": "what a run may start from; one that resumes has its tokenizer",
     "train.validation_every": "what is measured, not what is trained",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Se
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from mtnlg_model.config import ModelConfig, preset
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import UsageFailure, say
 from mtnlg_model.settings import Settings, load
 from mtnlg_parallel.training.schedule import (
     IN_SAMPLES,
@@ -46,13 +46,15 @@ Patience = Annotated[float, Field(gt=0.0, lt=1e9)]
 Every = Annotated[int, Field(ge=0)]
 LENGTHS: Final = ("samples", "warmup", "decay", "start_sample")
 """Keys of [train] in samples, which a recipe may word otherwise; ``ramp.samples`` is another."""
+RETIRED: Final = {"memory_checkpoint_every": "state is no longer copied into other nodes' memory; use checkpoint_every"}
+"""Former keys of [train] and why they are ignored. Each run's own recipe.toml holds every key of its version."""
 
 
 class Train(Settings):
     """How the decoder is trained (paper.md section 2).
 
     ``checkpoint_every``: a failure costs half of it on average. 500 steps of a second are 8 minutes, and a 6.7B's 94 GB
-    are then 190 MB/s; 500 steps of the 530B are 8 hours, so its recipe says 100 and adds ``memory_checkpoint_every``.
+    are then 190 MB/s; 500 steps of the 530B are 8 hours, so its recipe says 10.
     """
 
     samples: Annotated[Samples, IN_SAMPLES] = Field(description="length of the run")
@@ -81,12 +83,22 @@ class Train(Settings):
     deterministic: bool = Field(False, description="ask for kernels that give the same bits each time")
     checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
     keep: Samples = Field(5, description="number of checkpoints kept, the newest")
-    memory_checkpoint_every: Every = Field(0, description="steps between copies in host memory on two nodes; 0: never")
     initial: str = Field("", description="checkpoint whose weights the run starts from; empty: initial weights")
     new_tokenizer: bool = Field(False, description="start from `initial` though its tokenizer is not the data's")
     start_sample: Annotated[Every, IN_SAMPLES] = Field(0, lt=LIMIT, description="of the token stream, the run's first")
     validation_every: Every = Field(0, description="steps; 0: never")
     validation_samples: Samples = Field(64, description="held-out samples of a validation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_retired(cls, content: Any) -> Any:  # noqa: ANN401  (what the file holds)
+        """Drop keys of earlier versions, with a line where one was in use."""
+        if not isinstance(content, dict):
+            return content
+        for key in content.keys() & RETIRED:
+            if content[key]:
+                say(f"train.{key} = {content[key]!r} is ignored: {RETIRED[key]}")
+        return {key: value for key, value in content.items() if key not in RETIRED}
 
     @field_validator("initial")
     @classmethod

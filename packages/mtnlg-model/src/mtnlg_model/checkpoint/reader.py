@@ -166,13 +166,6 @@ class Checkpoint:
             self._copy(read, wanted.view(boxes.lengths(read.wanted)))
         return out
 
-    def files(
-        self, name: str, index: Index | None = None, slot: SlotName = "weight", flat: tuple[int, int] | None = None
-    ) -> set[str]:
-        """Names of the files that `tensor` with these arguments reads."""
-        stored, box = self._slot(name, slot), self._box(name, index)
-        return {read.piece.file for read in self._reads(name, stored, box, flat)}
-
     def optimizer(self, name: str, slot: SlotName, index: Index | None = None) -> Tensor:
         """`tensor` of an optimizer slot: fp32 master, exp_avg or exp_avg_sq."""
         return self.tensor(name, index, slot)

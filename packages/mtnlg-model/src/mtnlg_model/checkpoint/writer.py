@@ -135,19 +135,16 @@ class CheckpointWriter:
         """Whether `close` would return without waiting: every file after `finish` is on disk or has failed."""
         return not any(self._groups.values()) and all(file.done() for file in self._files.values())
 
-    def close(self, *, leave_part: bool = True) -> bytes:
-        """Wait until every file is on disk and synced; return this writer's part of the manifest, for `merge_parts`.
+    def close(self) -> None:
+        """Wait until every file is on disk and synced; write this writer's part of the manifest, for `publish`.
 
-        ``leave_part`` also writes it to the folder, where `publish` finds it. Raises the first error of a write, such
-        as ``OSError`` for a full disk.
+        Raises the first error of a write, such as ``OSError`` for a full disk.
         """
         self.finish()
         files = {name: file.result() for name, file in self._files.items()}
         self._threads.shutdown()
-        part = PartialManifest(files=files, tensors=self._pieces.entries()).model_dump_json()
-        if leave_part:
-            write_text(_part_path(self._folder, self._writer), part)
-        return part.encode()
+        part = PartialManifest(files=files, tensors=self._pieces.entries())
+        write_text(_part_path(self._folder, self._writer), part.model_dump_json())
 
     def _file_name(self, kind: str) -> str:
         return f"{self._writer}.{kind}-{self._numbers[kind]}.safetensors"
@@ -185,8 +182,8 @@ def publish(  # noqa: PLR0917  (public interface)
     chat_files = read_chat_files(tokenizer.parent) if chat_files is None else chat_files
     small = {TOKENIZER: tokenizer.read_bytes(), **chat_files}
     with collection_paused():
-        parts = _in_threads(partial(read_part, folder), writers)
-        manifest = merge_parts(parts, config, progress, small, optimizer_steps, folder)
+        parts = _in_threads(partial(_read_part, folder), writers)
+        manifest = _merge_parts(parts, config, progress, small, optimizer_steps, folder)
         text, listed = to_json(manifest), {MANIFEST, *manifest.files}
         del manifest  # while nothing collects
     for name, content in small.items():
@@ -233,7 +230,7 @@ def removing(folder: Path) -> Iterator[None]:
         say(f"{error.filename or folder}: {error.strerror or error}; the old {folder} is not removed yet")
 
 
-def read_part(folder: Path, writer: str) -> bytes:
+def _read_part(folder: Path, writer: str) -> bytes:
     """The part of the manifest that a closed writer left in ``folder``. Raises ``CheckpointError``."""
     path = _part_path(folder, writer)
     try:
@@ -242,7 +239,7 @@ def read_part(folder: Path, writer: str) -> bytes:
         raise CheckpointError(f"{path}: missing: writer {writer} has not closed") from None
 
 
-def merge_parts(  # noqa: PLR0917  (as `publish`)
+def _merge_parts(  # noqa: PLR0917  (as `publish`)
     parts: Iterable[bytes],
     config: ModelConfig,
     progress: Progress,
@@ -250,7 +247,7 @@ def merge_parts(  # noqa: PLR0917  (as `publish`)
     optimizer_steps: int | None,
     folder: Path,
 ) -> Manifest:
-    """The checked manifest of all writers' files, wherever these are; ``folder`` is only named in errors.
+    """The checked manifest of all writers' files in ``folder``.
 
     ``small`` are files beside theirs: tokenizer.json and `CHAT_FILES`. Raises ``CheckpointError`` as `publish`.
     """

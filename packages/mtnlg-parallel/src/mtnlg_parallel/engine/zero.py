@@ -79,26 +79,12 @@ class CheckpointState:
 
     def weight(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
         """The weight as stored if that is in ``dtype``, else from the master weight if there is one."""
-        return self.checkpoint.tensor(name, box, self._weight_slot(name, dtype))
+        slot: SlotName = "weight" if self.checkpoint.dtype(name) == dtype else self._stored_slot(name, "master")
+        return self.checkpoint.tensor(name, box, slot)
 
     def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int) -> Tensor:
         """Elements of the master weight, which is the weight itself where that is in fp32, or of a moment."""
         return self.checkpoint.tensor(name, box, self._stored_slot(name, slot), flat=(start, stop))
-
-    def files(self, engine: Engine) -> set[str]:
-        """Names of the checkpoint's files that `restore` reads on this rank."""
-        names: set[str] = set()
-        for local in engine.local_parameters():
-            slot = self._weight_slot(local.name, local.parameter.dtype)
-            names |= self.checkpoint.files(local.name, local.box, slot)
-        for fragment in engine.fragments():
-            name, box, elements = fragment.local.name, fragment.local.box, (fragment.start, fragment.stop)
-            for wanted in fragment.slots(self.optimizer_steps > 0):
-                names |= self.checkpoint.files(name, box, self._stored_slot(name, wanted), elements)
-        return names
-
-    def _weight_slot(self, name: str, dtype: torch.dtype) -> SlotName:
-        return "weight" if self.checkpoint.dtype(name) == dtype else self._stored_slot(name, "master")
 
     def _stored_slot(self, name: str, slot: SlotName) -> SlotName:
         return "weight" if slot == "master" and slot not in self.checkpoint.slots(name) else slot

@@ -1,7 +1,7 @@
 """history.jsonl, one object per event of a run in wall time, and goodput, the share of that time in steps that counted.
 
     start     rank 0 has started: layout, host, job
-    resumed   the ranks hold the state of a step: from the disk, from memory or initial; steps and seconds lost
+    resumed   the ranks hold the state of a step: from the disk or initial; steps and seconds lost
     stopped   the run ended cleanly, complete or on a signal
     failed    the launcher saw the run end otherwise: reason, exit status, node
 

@@ -66,15 +66,16 @@ class StateCopier:
         on_its_gpu = partial(torch.cuda.set_device, device) if self._stream else None
         self._thread = ThreadPoolExecutor(1, "copy", on_its_gpu)
         self._copy: Future[list[zero.PieceToWrite]] | None = None
+        self._buffers: list[Tensor] = []
         self._waited = 0.0
         engine.before_update = self._wait_before_update
 
-    def start(self, progress: Progress, buffers: list[Tensor]) -> HostCopy:
-        """Start to copy the state as it is now into ``buffers``, which the first call makes."""
+    def start(self, progress: Progress) -> HostCopy:
+        """Start to copy the state as it is now into buffers, which the first call makes and each other overwrites."""
         self._wait()
         updated = torch.cuda.current_stream(self.device).record_event() if self._stream else None
         # Listed here: DeepSpeed hides parameter groups from the optimizer while it updates one.
-        self._copy = self._thread.submit(self._run, list(zero.fragment_pieces(self._engine)), buffers, updated)
+        self._copy = self._thread.submit(self._run, list(zero.fragment_pieces(self._engine)), updated)
         return HostCopy(progress, self._engine.optimizer_steps, self._copy)
 
     def waited_seconds(self) -> float:
@@ -93,9 +94,8 @@ class StateCopier:
         if copy:
             copy.result()
 
-    def _run(
-        self, pieces: list[zero.PieceToWrite], buffers: list[Tensor], updated: torch.cuda.Event | None
-    ) -> list[zero.PieceToWrite]:
+    def _run(self, pieces: list[zero.PieceToWrite], updated: torch.cuda.Event | None) -> list[zero.PieceToWrite]:
+        buffers = self._buffers
         with torch.cuda.stream(self._stream):  # no change where that is None
             if not buffers:
                 pinned = self._stream is not None
@@ -109,12 +109,12 @@ class StateCopier:
         return [piece._replace(tensor=buffer) for piece, buffer in zip(pieces, buffers, strict=True)]
 
 
-def write_files(directory: Path, rank: int, copy: HostCopy, *, leave_part: bool = True) -> bytes:
-    """Write a rank's copy, once it is complete, to a checkpoint in ``directory``; returns its part of the manifest."""
+def write_files(directory: Path, rank: int, copy: HostCopy) -> None:
+    """Write a rank's copy, once it is complete, to a checkpoint in ``directory``."""
     files = CheckpointWriter(directory, copy.progress.step, f"rank-{rank}", copy=False)
     for piece in copy.pieces.result():
         files.add(*piece)
-    return files.close(leave_part=leave_part)
+    files.close()
 
 
 class BackgroundCheckpoint:
@@ -137,10 +137,9 @@ class BackgroundCheckpoint:
             self._chat_files = read_chat_files(tokenizer.parent) | carried
         self._during = during
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._buffers: list[Tensor] = []
         self._copy: HostCopy | None = None
         self._skipped = False
-        self._written: Future[bytes] | None = None
+        self._written: Future[None] | None = None
         self._published: Future[None] | None = None
 
     def begin(self, progress: Progress, skipped: bool = False) -> None:
@@ -151,7 +150,7 @@ class BackgroundCheckpoint:
         if self.in_progress:
             with self._during("saving a checkpoint", self._recipe.guard.disk_patience):
                 self._publish_once_written()
-        self._copy, self._skipped = self._copier.start(progress, self._buffers), skipped
+        self._copy, self._skipped = self._copier.start(progress), skipped
         self._written = self._thread.submit(write_files, self._directory, self._rank, self._copy)
 
     def amend(self, progress: Progress) -> None:
@@ -196,7 +195,8 @@ class BackgroundCheckpoint:
     def _publish(self, copy: HostCopy, retains: bool) -> None:
         recipe, progress = self._recipe, copy.progress
         writers = [f"rank-{rank}" for rank in range(recipe.layout.world)]
-        sync(self._out / metrics.FILE)  # a checkpoint's steps are on disk before it can be resumed
+        with (self._out / metrics.FILE).open("rb") as file:  # a checkpoint's steps are on disk before it can be resumed
+            os.fsync(file.fileno())
         steps, chat_files = copy.optimizer_steps, self._chat_files
         publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, steps, chat_files)
         if retains:
@@ -222,9 +222,3 @@ class BackgroundCheckpoint:
             raise IoFailure(
                 f"{path}: {reason}, while writing a checkpoint; {checkpoint}; make room, and the same command resumes"
             ) from error
-
-
-def sync(path: Path) -> None:
-    """Have the file system write what a file holds."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

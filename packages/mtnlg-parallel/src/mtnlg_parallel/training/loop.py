@@ -37,7 +37,6 @@ from mtnlg_parallel.record.trackers import open_trackers
 from .checkpointing import BackgroundCheckpoint, StateCopier
 from .collectives import all_gather_json
 from .guard import Guard
-from .memory import MemoryCheckpoint
 from .resume import resume
 from .samples import Data, Prefetch, micro_batches, validation_samples
 from .watchdog import Watchdog
@@ -76,15 +75,10 @@ class Training:
         self.engine = build_engine(recipe, device, ops)
         self.copier = StateCopier(self.engine, device)
         self.checkpoint = BackgroundCheckpoint(recipe, out, data.tokenizer, self.copier, rank, self.watchdog.during)
-        self.memory = MemoryCheckpoint(recipe, out, self.copier, rank) if recipe.train.memory_checkpoint_every else None
         self.profiler = StepProfiler(options.profile, out, rank, self.coordinates)
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during, self.memory)
+        resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during)
         self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history)
-
-    @property
-    def _checkpoints(self) -> list[BackgroundCheckpoint | MemoryCheckpoint]:
-        return [self.checkpoint, *([self.memory] if self.memory else [])]
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -122,8 +116,7 @@ class Training:
                     observe(step)
                 self._end_if_exhausted(step)
                 self.watchdog.beat(self.progress.step)
-            for checkpoint in self._checkpoints:
-                checkpoint.finish()
+            self.checkpoint.finish()
         finally:
             self.watchdog.close()
             if batches:
@@ -214,13 +207,11 @@ class Training:
 
     def _agree(self) -> int:
         """The stop signal that any rank got, or 0. Publishes a checkpoint that all ranks have written."""
-        writing = [int(checkpoint.writing) for checkpoint in self._checkpoints]
-        state = torch.tensor([max(self.signals, default=0), *writing], device=self.device)
+        state = torch.tensor([max(self.signals, default=0), int(self.checkpoint.writing)], device=self.device)
         distributed.all_reduce(state, op=distributed.ReduceOp.MAX)
-        stop_signal, *any_writing = state.tolist()
-        for checkpoint, some_rank_writes in zip(self._checkpoints, any_writing, strict=True):
-            if checkpoint.in_progress and not some_rank_writes:
-                checkpoint.publish()
+        stop_signal, some_rank_writes = state.tolist()
+        if self.checkpoint.in_progress and not some_rank_writes:
+            self.checkpoint.publish()
         return int(stop_signal)
 
     def _checkpoint_and_validate(self, step: Step, stop_signal: int) -> None:
@@ -231,17 +222,13 @@ class Training:
         train, number = self.recipe.train, self.progress.step
         if waited := self.copier.waited_seconds():
             step["checkpoint_seconds"] = waited
-        begins = self.finished or stop_signal or (train.checkpoint_every and number % train.checkpoint_every == 0)
-        if begins:
+        if self.finished or stop_signal or (train.checkpoint_every and number % train.checkpoint_every == 0):
             with _timed(step, "checkpoint_seconds"):
                 self.checkpoint.begin(self.progress, "skipped" in step)
         if train.validation_every and (self.finished or number % train.validation_every == 0):
             with _timed(step, "validation_seconds"):
                 self.validate(step)
         self.profiler.after_step(number)
-        if self.memory and not begins and number % train.memory_checkpoint_every == 0:
-            with _timed(step, "checkpoint_seconds"):
-                self.memory.begin(self.progress)
 
     def _end_if_exhausted(self, step: Step) -> None:
         """Record the step with the guard, which ends the run on all ranks after too many skips in a row."""
