@@ -120,13 +120,12 @@ def test_attention_that_is_recomputed_keeps_nothing_of_its_own_in_8_bits_either(
     assert whole - selective == 2 * run.shape.elements
 
 
-def test_deepspeeds_engine_has_a_second_gradient_of_the_heads_table_and_copies_of_messages() -> None:
+def test_deepspeeds_engine_adds_one_gradient_at_a_time_and_copies_messages() -> None:
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 16, recompute="none", sequence_parallel=True)
-    table, message = 2 * 51200 * 2048 / 2, 2 * run.shape.repeated
+    message, added = 2 * run.shape.repeated, 2 + 4  # bytes of a gradient in bf16 and of its copy in fp32
     stages, published = memory(run, load_software(ENGINES[0])), memory(run, load_software("megatron-deepspeed"))
-    first = memory(run._replace(batch=1), load_software(ENGINES[0]))  # and last micro-batch
-    assert stages[3].logits - first[3].logits == table
-    assert {each.recomputed for each in stages} == {2 * 4 * 2048**2 / 2}  # the largest gradient of a layer
+    assert {each.recomputed for each in stages} == {added * 4 * 2048**2 / 2}  # the largest gradient of a layer
+    assert stages[3].logits > added * (51200 - 4 * 2048) * 2048 / 2  # the head's is larger
     # Sent and received of each pass in flight, of which stage s has 4 - s, and a buffer each way.
     assert [each.messages / message for each in stages] == [4 + 1, 2 * (3 + 1), 2 * (2 + 1), 1 + 1]
     assert {each.messages for each in published} == {0.0}
@@ -136,10 +135,11 @@ def test_deepspeeds_engine_has_a_second_gradient_of_the_heads_table_and_copies_o
     assert [each.messages / whole for each in sliced] == [5 / 2 + 1, 5 / 2 + 1, 4 / 2 + 1, 1 / 2]
 
 
-def test_the_pipeline_engine_has_no_gradients_in_bf16() -> None:
+def test_our_engines_keep_no_gradients_in_bf16() -> None:
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=2, dp=4), 16)
-    theirs, ours = (memory(run, load_software(name))[0] for name in ENGINES)
-    assert (theirs.gradients, ours.gradients) == (3 * theirs.weights, 2 * ours.weights)
+    for name, times in (*((name, 2) for name in ENGINES), ("megatron-deepspeed", 3)):
+        stage = memory(run, load_software(name))[0]
+        assert stage.gradients == times * stage.weights
 
 
 def test_zero_shares_the_optimizer_and_nothing_else() -> None:

@@ -192,7 +192,7 @@ def _draw_model(chance: random.Random, layout: Layout, train: Mapping[str, Any])
     padding = -vocabulary % tp + tp * chance.choice((0, 0, 8, 80))
     return {
         "layers": layout.pp * train["chunks"] + chance.choice((0, 0, 1, 2)),
-        "hidden": unit * tp * chance.choice((1, 2) if unit > 1 else (8, 12, 16)),  # norms of fewer are ill-conditioned
+        "hidden": unit * tp * chance.choice((1, 2) if unit > 1 else (8, 12, 16)),
         "heads": heads,
         "head_size": head_size,
         "kv_heads": kv_heads,
@@ -212,7 +212,7 @@ def _draw_model(chance: random.Random, layout: Layout, train: Mapping[str, Any])
         "mlp": chance.choice(("gelu-tanh", "gelu", "swiglu")),
         "bias": chance.random() < 0.5,
         "qkv_bias": chance.random() < 0.5,
-        "qk_norm": chance.random() < 0.3,
+        "qk_norm": chance.random() < 0.3 and head_size > 4,  # norms of fewer are ill-conditioned
         "parallel_residual": chance.random() < 0.25,
         "tied": chance.random() < 0.5,
     }

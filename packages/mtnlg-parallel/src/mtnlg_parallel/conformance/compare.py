@@ -11,9 +11,10 @@ The error of what the engine computed, a, from what the plain loop did in the sa
     typical                        the median over the parameters of the error of exp_avg
 
 The same distance between the plain loop and itself in the next wider precision is what ``rounding`` alone does. An
-error may be `FLOORS` or ten times the rounding, but not `CAPS`: of a gradient that is lost, halved or doubled the first
-moment's error is 0.5 or 1, the second's 0.75 or more. ``typical`` may be 2.5 times the rounding: two computations that
-round as often, elsewhere, differ by some 1.4 times; gradients of 256 micro-batches that are summed in bf16 by 4 times.
+error may be `FLOORS` or ten times the rounding, but not `CAPS`, unless it is twice the rounding: of a gradient that is
+lost, halved or doubled the first moment's error is 0.5 or 1, the second's 0.75 or more. ``typical`` may be three times
+the rounding: two computations that round as often, elsewhere, differ by some 1.4 times; gradients of 256 micro-batches
+that are summed in bf16 by 4 times.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ CAPS: Final[Mapping[str, Mapping[str, float]]] = {
     "bf16": {"exp_avg": 0.4, "exp_avg_sq": 0.6},
     "fp8": {"exp_avg": 0.9, "exp_avg_sq": 0.95},
 }
-"""Errors that are never allowed. In 8 bits, where each rank's slice has a scale of its own, small gradients of norms
-are up to 0.7 off."""
+"""Errors that only rounding explains. In 8 bits, where each rank's slice has a scale of its own, small gradients of
+norms are up to 0.7 off."""
 
 
 COPIES: Final[Mapping[str, float]] = {"float32": 1e-6, "bfloat16": 1e-3}
@@ -71,8 +72,10 @@ class Figure(NamedTuple):
 
     def allowed(self, precision: str) -> float:
         """The largest error that is no difference."""
-        times = 2.5 if self.what == "typical" else 10
-        return max(FLOORS[precision][self.what], min(times * self.rounding, CAPS[precision].get(self.what, np.inf)))
+        if self.what == "typical":
+            return max(FLOORS[precision][self.what], 3 * self.rounding)
+        cap = max(CAPS[precision].get(self.what, np.inf), 2 * self.rounding)
+        return max(FLOORS[precision][self.what], min(10 * self.rounding, cap))
 
     def __str__(self) -> str:
         """Text such as ``step 1: exp_avg of head.weight``."""

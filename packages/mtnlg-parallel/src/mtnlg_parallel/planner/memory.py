@@ -2,7 +2,8 @@
 
 Model state a parameter in 16-bit training (paper.md section 3): weights 2, gradients 2, fp32 accumulated gradients 4,
 master weights 4, Adam's moments 8; ZeRO-1 divides the last two by dp. Where a gradient is added to its fp32 sum as it
-arrives, or by the matrix product itself, no 16-bit gradients stay. fp32 training has neither master weights nor a second gradient.
+arrives, or by the matrix product itself, no 16-bit gradients stay. fp32 training has neither master weights nor a
+second gradient.
 
 Activations: what a layer keeps of a micro-batch (`costs.activations`) times the layers, times the micro-batches in
 flight (from the schedule). A layer being recomputed keeps them all. A weight gradient that waits (zero-bubble) keeps
@@ -130,7 +131,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     logits = _logit_bytes(shape, software, recomputed) if stage == layout.pp - 1 else 0.0
     messages = 0.0
     if software.name == ENGINES[0]:
-        table = _table_bytes(run) if stage == layout.pp - 1 and run.micro_batches > 1 else 0.0
+        table = _table_bytes(run) if stage == layout.pp - 1 else 0.0
         waits = layout.pp == 1 and run.model.tied  # for the embedding's part of the same gradient
         recomputed += _layer_gradient_bytes(run) + (table if waits else 0.0)
         logits = max(logits + (table if waits else _added_bytes(run) / run.width * table) - recomputed, 0.0)
@@ -236,8 +237,7 @@ def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
 def _layer_gradient_bytes(run: Run) -> float:
     """What DeepSpeed's engine adds to a layer: its largest weight gradient while added; recomputed, the MLP's inner.
 
-    The head's stands beside the sum of those before from the loss on, until it is added: at once, or with that of a
-    tied embedding on the same stage.
+    The head's stays from the loss on until it is added: at once, or with that of a tied embedding on the same stage.
     """
     inner = run.shape.tokens * run.model.ffn / run.layout.tp if run.recompute == "full" else 0.0
     return run.width * inner + _added_bytes(run) * max(columns * depth for columns, depth in run.shape.linears)
