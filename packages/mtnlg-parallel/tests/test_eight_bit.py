@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,38 +57,6 @@ def test_a_product_is_that_of_the_rounded_factors_as_torch_has_it() -> None:
     turned = eight_bit.transpose(a.values)
     assert turned.is_contiguous()
     assert torch.equal(turned.float(), a.values.float().t())
-
-
-@pytest.mark.parametrize("product", [products.column, products.row])
-@pytest.mark.parametrize("sinks", [False, True])
-def test_a_layers_product_and_its_gradients_are_those_of_fp32_within_the_rounding(product: Any, sinks: bool) -> None:  # noqa: ANN401  (a function)
-    """Errors of elements are independent and evenly spread up to half a step: norms differ by its root mean square."""
-    x, dy = noise(4, 8, 64).requires_grad_(), noise(4, 8, 48)
-    weight = noise(48, 64, scale=0.02).requires_grad_()
-    total = torch.full((48, 64), float("nan"))
-
-    def add(dy_ON: Any, x_IN: Any) -> None:  # noqa: ANN401  (factors)
-        assert (dy_ON.values.dtype, x_IN.values.dtype) == (BACKWARD, FORWARD)
-        products.add_product(total, dy_ON, x_IN, first=True)
-        products.add_product(total, dy_ON, x_IN, first=False)
-
-    if sinks:
-        vars(weight)["gradient_sink"] = SimpleNamespace(product=add)
-    y = product(x, weight, ONE_RANK)
-    y.backward(dy)
-    exact = (
-        x.detach() @ weight.detach().t(),
-        dy @ weight.detach(),
-        dy.reshape(-1, 48).t() @ x.detach().reshape(-1, 64),
-    )
-    dw = total / 2 if sinks else weight.grad
-    assert x.grad is not None
-    assert dw is not None
-    for ours, theirs, kinds in zip(
-        (y.detach(), x.grad, dw), exact, (2 * [FORWARD], *2 * [[FORWARD, BACKWARD]]), strict=True
-    ):
-        bound = math.hypot(*(ROUNDING[kind] for kind in kinds)) / math.sqrt(3)
-        assert bound / 2 < float((ours - theirs).norm() / theirs.norm()) < bound
 
 
 @pytest.mark.parametrize("product", [products.column, products.row])

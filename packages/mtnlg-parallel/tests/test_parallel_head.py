@@ -84,21 +84,6 @@ def test_one_buffer_holds_all_logits() -> None:
     assert buffers[0][0] == buffers[1][0]
 
 
-def test_the_last_rows_of_a_padded_vocabulary_take_no_part() -> None:
-    x_SBH, weight_VH, _ = case(300)
-    targets_BS = torch.arange(300)[None] % (WIDTH - 5)
-    expected = differentiate(eager, x_SBH, weight_VH[: WIDTH - 5].detach().requires_grad_(), targets_BS)
-
-    def padded(x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor) -> Tensor:
-        return head.mean_loss(x_SBH, weight_VH, targets_BS, ALONE, head.EAGER, padding=5)
-
-    loss, dx_SBH, dw_VH = differentiate(padded, x_SBH, weight_VH, targets_BS)
-    torch.testing.assert_close([loss, dx_SBH, dw_VH[: WIDTH - 5]], expected)
-    assert not dw_VH[WIDTH - 5 :].any()
-    with torch.no_grad():
-        torch.testing.assert_close(padded(x_SBH, weight_VH, targets_BS) / 3, expected[0])
-
-
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_nan_and_inf_propagate_as_in_eager_code(value: float) -> None:
     x_SBH, weight_VH, targets_BS = case(300)
