@@ -114,6 +114,7 @@ WITHOUT = {
     "failures": "a simulation",
     "conformance": "engines: as a plain loop or not",
     "gpu": "needs a GPU",
+    "paper_in_small": "losses of one run, for minutes",
     "plan": "the peer is the plan",
     "planner_never_fitted": "as planner_published, on rows that nothing is fitted to",
     "precision": "losses by precision, for minutes",
