@@ -13,8 +13,8 @@ The error of what the engine computed, a, from what the plain loop did in the sa
 The same distance between the plain loop and itself in the next wider precision is what ``rounding`` alone does. An
 error may be `FLOORS` or ten times the rounding, but not `CAPS`, unless it is twice the rounding: of a gradient that is
 lost, halved or doubled the first moment's error is 0.5 or 1, the second's 0.75 or more. ``typical`` may be three times
-the rounding: two computations that round as often, elsewhere, differ by some 1.4 times; gradients of 256 micro-batches
-that are summed in bf16 by 4 times.
+the rounding in bf16 and fp8: two computations that round as often, elsewhere, differ by some 1.4 times; gradients of
+256 micro-batches that are summed in bf16 by 4 times.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ class Figure(NamedTuple):
 
     def allowed(self, precision: str) -> float:
         """The largest error that is no difference."""
-        if self.what == "typical":
-            return max(FLOORS[precision][self.what], 3 * self.rounding)
+        times = 3 if self.what == "typical" and precision != "fp32" else 10
         cap = max(CAPS[precision].get(self.what, np.inf), 2 * self.rounding)
-        return max(FLOORS[precision][self.what], min(10 * self.rounding, cap))
+        return max(FLOORS[precision][self.what], min(times * self.rounding, cap))
 
     def __str__(self) -> str:
         """Text such as ``step 1: exp_avg of head.weight``."""
