@@ -192,9 +192,10 @@ def _figures(found: Trace, plain: Trace, exact: Trace) -> Iterator[Figure]:
                 a, b, e = (trace.states[n].arrays[name][slot] for trace in (found, plain, exact))
                 base = b - start[name][slot] if slot == "master" else b
                 keep = 0.5 if slot == "master" else 1.0
-                yield Figure(step, slot, name, _distance(a, b, base, keep), _distance(b, e, base, keep))
+                figure = Figure(step, slot, name, _distance(a, b, base, keep), _distance(b, e, base, keep))
+                yield figure
                 if slot == "exp_avg":
-                    moments.append((_distance(a, b, base, 1.0), _distance(b, e, base, 1.0)))
+                    moments.append((figure.error, figure.rounding))
         yield Figure(step, "typical", "", *map(float, np.median(moments, axis=0)))
     a, b, e = (trace.validation for trace in (found, plain, exact))
     yield Figure(len(plain.losses), "validation", "", _relative(a, b), _relative(b, e))
