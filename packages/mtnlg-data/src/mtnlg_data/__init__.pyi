@@ -17,7 +17,7 @@ from .pipeline import curate
 from .quality.stage import QualitySettings, filter_documents
 from .recipe import Recipe, load_recipe
 from .schema import Document
-from .sources import SourceFile
+from .sources import Dropped, Part, Reader, Record, SourceFile, reader
 from .stream import TokenStream, open_stream
 from .tokens.stage import tokenize_documents
 from .tokens.store import TokenStore
@@ -29,11 +29,15 @@ __all__ = [
     "DecontaminateSettings",
     "DeduplicateSettings",
     "Document",
+    "Dropped",
     "ExtractSettings",
     "FilterSettings",
     "Local",
+    "Part",
     "QualitySettings",
+    "Reader",
     "Recipe",
+    "Record",
     "SourceFile",
     "TokenStore",
     "TokenStream",
@@ -55,6 +59,7 @@ __all__ = [
     "open_stream",
     "read_documents",
     "read_page",
+    "reader",
     "tokenize_documents",
     "write_documents",
 ]

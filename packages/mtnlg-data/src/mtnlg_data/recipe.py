@@ -21,11 +21,10 @@ A recipe that cannot work is refused here, before any stage starts.
 
 from __future__ import annotations
 
-import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule
 from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
@@ -40,16 +39,20 @@ from mtnlg_data.sources.corpus import DATASETS
 from mtnlg_data.tokens.blend import check_weights
 from mtnlg_data.tokens.gpt2 import GPT2
 from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
-from mtnlg_data.transfer.snapshot import downloaded_files
-from mtnlg_data.transfer.url_files import RemoteFile, list_files, local_path
-from mtnlg_data.transfer.urls import check_local, url_of
+from mtnlg_data.transfer.url_files import local_path
+from mtnlg_data.transfer.urls import url_of
 
-from .console import Failure
+from .console import Failure, UsageFailure
+from .registry import did_you_mean, recipe_folder, references_from
 from .settings import Settings, load, setting
-from .sources import Kind, SourceFile, check_regular, is_hidden, name_below
+from .sources import Reader, SourceFile
+from .sources.matching import matching_files
+from .sources.reader import load_reader, open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mtnlg_data.transfer.url_files import RemoteFile
 
 RECIPE_FILE = "data.toml"
 TEXT_RULES: tuple[Rule, ...] = ("unicode", "language", "javascript", "short")
@@ -59,13 +62,17 @@ SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 
 
 class Source(Settings):
-    """Files, weight and treatment of one source of documents."""
+    """Files, weight and treatment of one source of documents; further keys are those of its reader."""
 
-    kind: Kind = Field(description="Format of the files; warc where a snapshot is given.")
+    model_config = ConfigDict(extra="allow")
+
+    kind: str = Field(
+        description="Format of the files: the name of a reader, or package.module:name or path/file.py:name of your "
+        "own; warc where a snapshot is given."
+    )
     paths: list[str] | None = setting(
         None, "Files and patterns such as own/**/*.jsonl.gz or s3://bucket/*.parquet.", min_length=1
     )
-    snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
     weight: float = Field(
         gt=0, le=1, description="Share of the training samples; that of the paper's dataset of the same name."
     )
@@ -75,13 +82,12 @@ class Source(Settings):
         "Its documents are the quality classifier's positive examples.",
         paper="OpenWebText2, Wikipedia, Books3",
     )
-    field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
-    subset: str | None = setting(None, "Of the Pile: the pile_set_name of the documents to read.")
     filters: list[str] = setting(
         [],
         "Families of rules of filter (url, gopher_repetition, gopher_quality, c4, fineweb, pii), or rules of theirs.",
     )
     rules: list[Rule] = Field(description="Rules of clean; those of the paper for its kind and name if not given.")
+    _folder: Path | None = PrivateAttr(default_factory=recipe_folder)
 
     @field_validator("filters")
     @classmethod
@@ -89,19 +95,39 @@ class Source(Settings):
         expand_rules(filters)
         return filters
 
+    @property
+    def reader(self) -> Reader:
+        """What reads its files."""
+        return open_reader(self.kind, self.model_extra or {}, self._folder)
+
     @model_validator(mode="after")
-    def _check_keys_fit_kind(self) -> Self:
-        if (self.paths is None) == (self.snapshot is None):
+    def _check_keys_of_reader(self) -> Self:
+        try:
+            known = load_reader(self.kind, self._folder).model_fields
+            if unknown := [key for key in self.model_extra or {} if key not in known]:
+                valid = sorted({*type(self).model_fields, *known})
+                value = (self.model_extra or {})[unknown[0]]
+                raise ValueError(
+                    f"{unknown[0]} = {value!r}: unknown key; {did_you_mean(unknown[0], valid)}valid keys of kind "
+                    f"{self.kind}: {', '.join(valid)}"
+                )
+            names_files = self.reader.finds_files
+        except UsageFailure as error:
+            raise ValueError(str(error)) from None
+        if (self.paths is None) != names_files:
             raise ValueError("a source takes either paths or a snapshot, a folder filled by mtnlg-data fetch")
-        if self.snapshot is not None and self.kind != "warc":
-            raise ValueError(f"snapshot = {self.snapshot!r} needs kind = 'warc', not {self.kind!r}")
-        if self.subset is not None and self.kind != "pile":
-            raise ValueError(f"subset = {self.subset!r} needs kind = 'pile', not {self.kind!r}")
-        if self.field != "text" and self.kind not in {"jsonl", "parquet", "arrow"}:
-            raise ValueError(f"field = {self.field!r} needs kind = 'jsonl', 'parquet' or 'arrow', not {self.kind!r}")
         if self.filtered and self.curated:
             raise ValueError("a source cannot be both curated and filtered: the filter is trained on curated sources")
         return self
+
+    def files(self, name: str, folder: Path) -> list[SourceFile]:
+        """Its files, below the folder, as those of a source of this name. Raises ``Failure`` where there are none."""
+        if self.paths is None:
+            found: list[tuple[str, Path | RemoteFile]] = [*self.reader.find(folder)]
+        else:
+            found = sorted(matching_files(name, self.paths, folder).items())
+        options = self.model_extra or {}
+        return [SourceFile(name, path, own, self.kind, options, folder=self._folder) for own, path in found]
 
 
 class Recipe(Settings):
@@ -214,72 +240,7 @@ class Recipe(Settings):
 
     def source_files(self, name: str) -> list[SourceFile]:
         """Every file of a source. Raises ``Failure`` for a pattern that matches no file."""
-        source = self.sources[name]
-        paths: Sequence[tuple[str, Path | RemoteFile]]
-        if source.snapshot is None:
-            paths = sorted(self._matching_files(name, source.paths or ()).items())
-        else:
-            paths = self._fetched_files(name, source.snapshot)
-        return [SourceFile(name, path, inner, source.kind, source.field, source.subset) for inner, path in paths]
-
-    def _fetched_files(self, name: str, snapshot: str) -> Sequence[tuple[str, Path]]:
-        """The files of a snapshot fetched so far, in the order of its listing, so that later ones come last."""
-        folder = check_local(self._below_input(snapshot))
-        files = downloaded_files(folder)
-        if not files:
-            known = DATASETS.get(name)
-            which = (known and known.snapshot) or "SNAPSHOT"
-            raise Failure(
-                f"{folder}: no file of source {name} is here yet; fetch some by mtnlg-data fetch {which} --out {folder}"
-            )
-        return files
-
-    def _matching_files(self, name: str, patterns: Sequence[str]) -> dict[str, Path | RemoteFile]:
-        """The files that match, by their path below the pattern's fixed folder; hidden ones where it names such."""
-        files: dict[str, Path | RemoteFile] = {}
-        read: dict[str, tuple[str, str]] = {}  # name and pattern of each file, by where it really is
-        for pattern in patterns:
-            full_pattern = self._below_input(pattern)
-            url = url_of(full_pattern)
-            matches = self._matches_here(name, pattern) if url is None else _matches_at(url, name)
-            for own, path in matches.items():
-                place = path.url if isinstance(path, RemoteFile) else str(path.resolve())
-                first, by = read.setdefault(place, (own, pattern))
-                if first != own:
-                    raise Failure(
-                        f"{path}: source {name} reads it twice, as {first} by {by} and as {own} by {pattern}; let one "
-                        "of them match it"
-                    )
-                if str(files.setdefault(own, path)) != str(path):
-                    raise Failure(f"{path}: {files[own]} of source {name} has the same name; rename one of the two")
-        return files
-
-    def _matches_here(self, name: str, pattern: str) -> dict[str, Path]:
-        """The files of this machine that match a pattern, by name."""
-        base, full_pattern = self.input / _fixed_folder(Path(pattern)), self.input / pattern
-        if full_pattern.is_dir():
-            raise Failure(f"{full_pattern}: a folder (source {name}); give a pattern of its files, such as *.jsonl")
-        inner = str(full_pattern.relative_to(base))
-        try:
-            matches, links = list(base.glob(inner)), _passed_links(base, inner)
-        except ValueError as error:
-            raise Failure(f"{full_pattern}: no pattern of files (source {name}): {error}") from None
-        if not full_pattern.suffix:  # such as own/**, which matches folders on the way
-            matches = [path for path in matches if not path.is_dir()]
-        if not is_hidden(inner):
-            matches, links = ([p for p in paths if not is_hidden(name_below(p, base))] for paths in (matches, links))
-        if links:
-            raise Failure(
-                f"{links[0]}: a link to a folder, which ** does not follow (source {name}); name it and the folders "
-                "beside it in patterns of their own"
-            )
-        if not matches:
-            raise Failure(
-                f"{full_pattern}: no such file (source {name}); paths start at {self.input}, --input takes another"
-            )
-        for path in matches:
-            check_regular(path)
-        return {name_below(path, base): path for path in matches}
+        return self.sources[name].files(name, self.input)
 
     def texts_file(self) -> Path | None:
         """The file of task texts, if the recipe names one. Raises ``Failure`` if it does not exist."""
@@ -295,7 +256,9 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
     Its paths start at ``folder``, or else at its ``input``, which starts at the recipe's own folder. Raises ``Failure``
     if there is no such file, and ``UsageFailure`` with a line for every mistake in it.
     """
-    read = load(local_path(recipe), RECIPE_FILE, Recipe, overrides)
+    copy = local_path(recipe)
+    with references_from((copy if copy.is_dir() else copy.parent).absolute()):
+        read = load(copy, RECIPE_FILE, Recipe, overrides)
     own = recipe if recipe.is_dir() else recipe.parent
     start = folder or (read.input if url_of(read.input) else own / read.input)
     return read.model_copy(update={"input": start if url_of(start) else start.absolute()})
@@ -304,35 +267,14 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
 def _with_defaults(name: str, table: dict[str, Any]) -> dict[str, Any]:
     known = DATASETS.get(name)
     table = {"kind": "warc", **table} if "snapshot" in table else table
-    rules = PAGE_RULES if table.get("kind") == "warc" or (known and known.whitespace) else TEXT_RULES
+    try:
+        reader = load_reader(str(table.get("kind")), recipe_folder())
+    except UsageFailure:  # which the source reports
+        reader = Reader
+    rules = PAGE_RULES if reader.pages or (known and known.whitespace) else TEXT_RULES
     filled = {"rules": [*rules, *VARIANTS.get(name, ())], **table}
     if known is not None:
         filled = {"weight": known.weight, **filled}
-        if table.get("kind") == "pile":
+        if "subset" in reader.model_fields:
             filled = {"subset": known.subset, **filled}
     return filled
-
-
-def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
-    """The files at a URL, by name."""
-    listed = list_files(url)
-    seen = {own: file for own, file in listed.items() if not is_hidden(own) or url.endswith(f"/{own}")}
-    if not seen:
-        raise Failure(f"{url}: no file there but hidden ones (source {source})")
-    return seen
-
-
-def _passed_links(base: Path, pattern: str) -> list[Path]:
-    """The links to folders that a ``**`` of the pattern meets and does not follow."""
-    parts = Path(pattern).parts
-    if "**" not in parts:
-        return []
-    met = "/".join((*parts[: parts.index("**")], "**", "*", ""))
-    return [folder for folder in base.glob(met) if folder.is_symlink()]
-
-
-def _fixed_folder(pattern: Path) -> Path:
-    """The deepest folder of a pattern that holds no wildcard."""
-    parts = pattern.parent.parts
-    fixed = next((count for count, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    return Path(*parts[:fixed])

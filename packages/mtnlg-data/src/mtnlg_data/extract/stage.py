@@ -18,11 +18,8 @@ from typing import TYPE_CHECKING
 from mtnlg_data.document import shard_name, writing_documents
 from mtnlg_data.engine import StageFolder, Unit, library_version
 from mtnlg_data.schema import SCHEMA, Document, documents_schema, has_equal_columns, has_strings, left_out
-from mtnlg_data.sources import Dropped, Record, read_records
-from mtnlg_data.sources.arrow import arrow_schema
-from mtnlg_data.sources.jsonl import read_pile
-from mtnlg_data.sources.parquet import parquet_schema
-from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS
+from mtnlg_data.sources import Dropped, Record
+from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS, Metadata, json_metadata
 from mtnlg_data.tally import read_failure, recorded_tallies, stage_summary
 
 from .grouping import group_files
@@ -113,9 +110,7 @@ class ExtractUnit(Unit):
 
     def _key_parts(self) -> tuple[object, ...]:
         files = [
-            (file.source, file.name, file.kind, file.field, file.subset, file.part)
-            for piece in self.pieces
-            for file in piece
+            (file.source, file.name, file.kind, file.options, file.part) for piece in self.pieces for file in piece
         ]
         settings = self.settings.model_dump(exclude={"max_failed", "alarm_share", *LanguageSettings.model_fields})
         versions = (library_version(self.settings.method), self.settings.key())
@@ -136,7 +131,7 @@ def extract_group(unit: ExtractUnit) -> Summary:
             with piece[0].local(unit.output.parent / COPIES / unit.output.stem) as local:
                 for writer, file in zip(writers, piece, strict=True):
                     writer.begin(replace(file, path=local.path))
-                if not _extract_piece(writers, languages, unit.settings) and local.kind != "pile":
+                if not _extract_piece(writers, languages, unit.settings) and not local.reader.shared:
                     empty.append(f"{local.source}/{local.name}")
     names = [path.name for writer in writers for path in writer.paths]
     by_language = {name: dict(sorted(counts.items())) for name, counts in languages.items()}
@@ -168,18 +163,23 @@ def _extract_piece(
 
 
 def _read_items(piece: Sequence[SourceFile], max_bytes: int) -> Iterator[Record | Dropped]:
-    """Yield the records of a piece. Raises ``OSError`` with the file's name where the system cannot read it."""
-    file, subsets = piece[0], {file.subset for file in piece}
-    wanted = None if None in subsets else {subset for subset in subsets if subset is not None}
+    """Yield the records of a piece. Raises ``OSError`` with the file's name where the system cannot read it.
+
+    Anything else that a reader of a user raises costs the rest of the file.
+    """
+    file, *others = piece
+    reader, number = file.reader.together([other.reader for other in others]), -1
     try:
-        if file.kind == "pile":
-            yield from read_pile(file.here, wanted, max_bytes, file.part)
-        else:
-            yield from read_records(file, max_bytes)
+        for item in reader.read(file.here, file.part, max_bytes):
+            yield item
+            number = item.number if isinstance(item, Record) else number
     except OSError as error:
         if error.filename is None and error.errno:
             raise OSError(error.errno, os.strerror(error.errno), str(file.path)) from error
         raise
+    except Exception as error:  # noqa: BLE001  (a reader of a user may raise anything)
+        where = f"{file.here.name}: behind record {number}{file.part.place}"
+        yield Dropped("unreadable", where, f"{type(error).__name__}: {error}", ends_file=True)
 
 
 def _extract_record(
@@ -197,6 +197,8 @@ def _extract_record(
     if code is not None:
         languages["languages"][code] += 1
         languages["languages_kept"][code] += reason is None
+    given = record.metadata
+    metadata = given if isinstance(given, Metadata) else json_metadata(given)
     for writer in writers:
         key = writer.file.key(record.number)
         document_id = record.id or key
@@ -206,9 +208,9 @@ def _extract_record(
             writer.tally.show(reason, document_id, record.url or text, key=key)
             continue
         writer.tally.keep(length, len(text))
-        if record.metadata.lost is not None:
-            writer.tally.lose_metadata(record.metadata.lost)
-        columns = (document_id, writer.file.source, text, record.url, code, score, None, key, record.metadata.value)
+        if metadata.lost is not None:
+            writer.tally.lose_metadata(metadata.lost)
+        columns = (document_id, writer.file.source, text, record.url, code, score, None, key, metadata.value)
         writer.add(Document(*columns))
 
 
@@ -231,11 +233,10 @@ class _ShardWriter:
     def begin(self, file: SourceFile) -> None:
         """Turn to a file, or its part; its documents go to the shard at hand, unless they have other columns."""
         self.file = file
-        schemas = {"parquet": parquet_schema, "arrow": arrow_schema}
-        of_file = schemas[file.kind](file.here) if file.kind in schemas else None
+        of_file, field = file.reader.columns(file.here), getattr(file.reader, "field", "text")
         schema = SCHEMA
-        if of_file is not None and has_strings(of_file, file.field):
-            schema = documents_schema(of_file, file.field)
+        if of_file is not None and has_strings(of_file, field):
+            schema = documents_schema(of_file, field)
             columns = islice(left_out(of_file).items(), SHOWN_FIELDS)
             self.left_out += [(file.source, name[:SHOWN_CHARACTERS], why, file.name) for name, why in columns]
         if self._schema is None or not has_equal_columns(schema, self._schema):
@@ -244,7 +245,7 @@ class _ShardWriter:
 
     def accepts(self, item: Record | Dropped) -> bool:
         """Whether a record of the file belongs to this source."""
-        return self.file.subset is None or item.subset == self.file.subset
+        return self.file.reader.wants(item)
 
     def add(self, document: Document) -> None:
         """Append a document, in a new shard where the current one is full."""
