@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,13 +37,13 @@ from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP
 from mtnlg_data.report.file_inspection import inspect_table
 from mtnlg_data.sources import Record, read_records
-from mtnlg_data.sources.parquet import row_bytes
+from mtnlg_data.sources.record import Metadata
+from mtnlg_data.sources.tables import row_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_data.clean.stage import Rule
-    from mtnlg_data.sources import Kind
 
 OWN = "mtnlg"
 
@@ -58,10 +58,10 @@ TEXTS = [sentences(n) for n in range(6)]
 
 
 def extract(
-    folder: Path, path: Path, kind: Kind = "jsonl", field: str = "text"
+    folder: Path, path: Path, kind: str = "jsonl", field: str = "text"
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The counts of the one source, and the documents."""
-    file = SourceFile("own", path, path.name, kind, field)
+    file = SourceFile("own", path, path.name, kind, {"field": field})
     summary = extract_documents([file], folder / "documents", ExtractSettings(), Local(1))
     return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
 
@@ -191,7 +191,7 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
         else:
             with pa.ipc.new_stream(path, table.schema) as stream:
                 stream.write_table(table)
-        files.append(SourceFile("own", path, path.name, cast("Kind", kind)))
+        files.append(SourceFile("own", path, path.name, kind))
     summary = extract_documents(files, tmp_path / "out", ExtractSettings(shard_characters=len(TEXTS[0])), Local(1))
     assert summary["alarms"] == [
         {
@@ -281,11 +281,13 @@ def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "a.warc").write_bytes(header.encode() + http + b"\r\n\r\n")
     (record,) = read(tmp_path / "a.warc", "warc")
     kept = {name: warc[name] for name in ("WARC-Record-ID", "WARC-Date", "WARC-IP-Address", "WARC-Payload-Digest")}
+    assert isinstance(record.metadata, Metadata)
     assert json.loads(str(record.metadata.value)) == {**kept, "Content-Type": "text/html; charset=utf-8"}
-    arc = b"filedesc://a 0.0.0.0 20080430204825 text/plain 4\nabc\n\n"
+    arc = b"filedesc://a 0.0.0.0 20080430204825 text/plain 8\n1 0\nURL\n\n"
     arc += b"http://a/ 192.0.2.1 20080430204826 text/html %d\n" % len(http) + http + b"\n"
     (tmp_path / "a.arc").write_bytes(arc)
     (record,) = read(tmp_path / "a.arc", "warc")
+    assert isinstance(record.metadata, Metadata)
     assert json.loads(str(record.metadata.value)) == {
         "WARC-IP-Address": "192.0.2.1",
         "WARC-Date": "2008-04-30T20:48:26Z",
@@ -293,7 +295,7 @@ def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
     }
 
 
-def read(path: Path, kind: Kind) -> list[Record]:
+def read(path: Path, kind: str) -> list[Record]:
     return [record for record in read_records(SourceFile("own", path, path.name, kind)) if isinstance(record, Record)]
 
 

@@ -28,7 +28,7 @@ from mtnlg_data.planning.plan import BATCHES_HELD, plan
 from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, START_SECONDS, Step, schedule, steps_of
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
-from mtnlg_data.sources import arrow, parquet
+from mtnlg_data.sources import tables
 from mtnlg_data.tokens import encoding
 from mtnlg_data.tokens.stage import tokenize_documents
 from mtnlg_data.tokens.tokenizer import TokenizeSettings
@@ -252,13 +252,13 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table, max_chunksize=20)
     read: list[int] = []
-    read_batch = parquet.read_batch
+    read_batch = tables.read_batch
 
     def counted(batch: pa.RecordBatch, *arguments: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
         read.append(batch.num_rows)
         return read_batch(batch, *arguments, **options)
 
-    monkeypatch.setattr(arrow, "read_batch", counted)
+    monkeypatch.setattr(tables, "read_batch", counted)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_BYTES", 30_000)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_ROWS", 50)
     for name, kind in (("a.jsonl", "jsonl"), ("b.jsonl.gz", "jsonl"), ("c.parquet", "parquet"), ("d.arrow", "arrow")):

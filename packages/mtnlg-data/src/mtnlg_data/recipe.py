@@ -100,21 +100,27 @@ class Source(Settings):
         """What reads its files."""
         return open_reader(self.kind, self.model_extra or {}, self._folder)
 
-    @model_validator(mode="after")
-    def _check_keys_of_reader(self) -> Self:
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys_of_reader(cls, table: Any) -> Any:  # noqa: ANN401  (whatever the TOML holds)
+        if not isinstance(table, dict) or "kind" not in table:
+            return table
         try:
-            known = load_reader(self.kind, self._folder).model_fields
-            if unknown := [key for key in self.model_extra or {} if key not in known]:
-                valid = sorted({*type(self).model_fields, *known})
-                value = (self.model_extra or {})[unknown[0]]
-                raise ValueError(
-                    f"{unknown[0]} = {value!r}: unknown key; {did_you_mean(unknown[0], valid)}valid keys of kind "
-                    f"{self.kind}: {', '.join(valid)}"
-                )
-            names_files = self.reader.finds_files
+            known = {*cls.model_fields, *load_reader(str(table["kind"]), recipe_folder()).model_fields}
+        except UsageFailure as error:
+            raise ValueError(f"kind = {table['kind']!r}: {error}") from None
+        if unknown := [key for key in table if key not in known]:
+            hint = f"{did_you_mean(unknown[0], known)}keys of kind {table['kind']}: {', '.join(sorted(known))}"
+            raise ValueError(f"{unknown[0]} = {table[unknown[0]]!r}: unknown key; {hint}")
+        return table
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        try:
+            finds_files = self.reader.finds_files
         except UsageFailure as error:
             raise ValueError(str(error)) from None
-        if (self.paths is None) != names_files:
+        if (self.paths is None) != finds_files:
             raise ValueError("a source takes either paths or a snapshot, a folder filled by mtnlg-data fetch")
         if self.filtered and self.curated:
             raise ValueError("a source cannot be both curated and filtered: the filter is trained on curated sources")

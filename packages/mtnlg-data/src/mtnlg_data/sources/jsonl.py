@@ -214,7 +214,7 @@ def open_lines(path: Path) -> IO[bytes]:
     """Open a file for reading, decompressed by its suffix: .gz, .zst, .xz, .bz2, else plain."""
     match path.suffix:
         case ".gz":
-            return io.BufferedReader(gzip.GzipFile(path), BUFFER_BYTES)
+            return gzip.open(path)  # another buffer around it would lose what it holds when the stream breaks
         case ".zst":
             return io.BufferedReader(ZstdFrames(path.open("rb")), BUFFER_BYTES)
         case ".xz":

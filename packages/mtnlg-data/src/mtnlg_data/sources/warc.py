@@ -39,7 +39,7 @@ GZIP_MEMBER = re.compile(re.escape(GZIP_MAGIC))
 RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/1\.")
 HEADER_END = b"\r\n\r\n"
 CONTENT_LENGTH = re.compile(rb"\r\nContent-Length: *(\d{1,15})\r\n", re.IGNORECASE)
-ARC_START = b"filedesc:"  # of the record that describes an ARC file, which is its first
+ARC_START, ARC_START_BYTES = re.compile(rb"filedesc:[ -~]{23}"), 32  # of the first record, which describes the file
 ARC_DATE = re.compile(r"\d{12,14}")
 LONGEST_START = len(WARC_START)
 MAX_HEADER_BYTES = 1 << 14
@@ -111,10 +111,10 @@ def is_arc(head: bytes) -> bool:
     """Whether a file that begins with ``head`` is ARC, plain or gzipped."""
     if head.startswith(GZIP_MAGIC):
         try:
-            head = zlib.decompressobj(GZIP_WBITS).decompress(head, len(ARC_START))
+            head = zlib.decompressobj(GZIP_WBITS).decompress(head, ARC_START_BYTES)
         except zlib.error:
             return False
-    return head.startswith(ARC_START)
+    return ARC_START.match(head) is not None
 
 
 def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dropped]:
