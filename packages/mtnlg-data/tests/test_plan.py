@@ -267,7 +267,7 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
         documents, characters, *_ = estimate_corpus(load_recipe(tmp_path / "own.toml"))
         assert documents == pytest.approx(400, rel=0.15), name
         assert characters == pytest.approx(sum(len(row["text"]) for row in rows) / 400, rel=0.05), name
-    assert read == [20, 20, 20]  # of 400 rows the 50, and no more to count them
+    assert read == [400, 20, 20, 20]  # of Parquet a row group; of 400 rows of Arrow the 50, and no more to count them
     with pytest.raises(Failure, match="no such file"):
         estimate_corpus(load_recipe(WHOLE, folder=tmp_path))
 

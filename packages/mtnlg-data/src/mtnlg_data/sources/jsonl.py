@@ -15,7 +15,7 @@ import lzma
 import mmap
 import zlib
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
 import zstandard
@@ -210,7 +210,7 @@ def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, An
     return number, row
 
 
-def open_lines(path: Path) -> IO[bytes]:
+def open_lines(path: Path) -> io.BufferedIOBase:
     """Open a file for reading, decompressed by its suffix: .gz, .zst, .xz, .bz2, else plain."""
     match path.suffix:
         case ".gz":
@@ -224,7 +224,7 @@ def open_lines(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _seek_part(file: IO[bytes], part: Part) -> int:
+def _seek_part(file: io.BufferedIOBase, part: Part) -> int:
     """Go to the first line that begins in a part of a plain file; returns where the part ends."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         begin, end = part.of(len(content))
