@@ -61,7 +61,7 @@ def _tables(schema: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[st
             inner += _tables(get_args(leaf.type)[1], (*leaf.path, "NAME"))
         else:
             own.append(leaf)
-    if schema is Source:
+    if issubclass(schema, Source):
         fields = {name: field for reader in all_readers().values() for name, field in reader.model_fields.items()}
         own += [Leaf((*path, name), field) for name, field in fields.items()]
     return iter([*([(".".join(path), own)] if own else []), *inner])

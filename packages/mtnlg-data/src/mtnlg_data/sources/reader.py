@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.registry import Registry
+from mtnlg_data.registry import Registry, recipe_folder
 from mtnlg_data.settings import Settings, validate
 
 if TYPE_CHECKING:
@@ -157,6 +157,14 @@ def open_reader(kind: str, options: Mapping[str, object], folder: Path | None = 
 @lru_cache(maxsize=64)
 def _open_reader(kind: str, options: str, folder: Path | None) -> Reader:
     return validate(json.loads(options), load_reader(kind, folder), f"a source of kind {kind}")
+
+
+def yields_pages(kind: object) -> bool:
+    """Whether the reader of this kind yields HTML pages; of a recipe that is being read, which reports a wrong one."""
+    try:
+        return kind is not None and load_reader(str(kind), recipe_folder()).pages
+    except UsageFailure:
+        return False
 
 
 def all_readers() -> dict[str, type[Reader]]:

@@ -59,6 +59,10 @@ class SourceFile:
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
 
+    def fingerprint(self) -> object:
+        """What stands for its content, and for how it is read."""
+        return [self.source, str(self.path), self.name, self.kind, self.reader, self.part, self.stats]
+
     @property
     def here(self) -> Path:
         """Its path on this machine; of one at a URL only within `local`."""
