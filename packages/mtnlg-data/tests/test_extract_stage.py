@@ -9,11 +9,12 @@ import pytest
 
 from mtnlg_data.document import CHARACTERS_PER_GROUP, batch_documents, read_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.jsonl import read_objects
+from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ def feeds(path: Path, *sources: str) -> list[SourceFile]:
 
 
 def run(files: list[SourceFile], out: Path, settings: ExtractSettings | None = None) -> Summary:
-    return extract_documents(files, out, settings or ExtractSettings(), Local(1))
+    return run_step(Extract(settings or ExtractSettings()), files, out, Local(1))
 
 
 def texts(path: Path) -> list[dict[str, Any]]:

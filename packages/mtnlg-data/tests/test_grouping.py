@@ -15,9 +15,10 @@ import pytest
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.extract.grouping import Group, group_files
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.job import run_step
 from mtnlg_data.sources import SourceFile
+from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -88,7 +89,7 @@ def test_small_files_share_a_shard_and_large_ones_fill_several(tmp_path: Path, c
         corpus.write_jsonl(tmp_path / "in" / f"{name}.jsonl", [{"text": corpus.text(n)} for n in range(count)])
     files = [SourceFile("own", tmp_path / "in" / f"{name}.jsonl", f"{name}.jsonl", "jsonl") for name in "abc"]
     size = files[2].stats[0]
-    summary = extract_documents(files, tmp_path / "out", ExtractSettings(shard_characters=size // 4), Local(1))
+    summary = run_step(Extract(ExtractSettings(shard_characters=size // 4)), files, tmp_path / "out", Local(1))
     assert len(summary["shards"]) == 6
     rows = [row for name in summary["shards"] for b in read_documents(tmp_path / "out" / name) for row in b.to_pylist()]
     assert [row["text"] for row in rows] == [corpus.text(n) for n in [*range(5), *range(5), *range(300)]]
@@ -107,7 +108,7 @@ def test_files_of_other_columns_get_shards_of_their_own(tmp_path: Path) -> None:
     for name, table in tables.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")
         files.append(SourceFile("own", tmp_path / f"{name}.parquet", f"{name}.parquet", "parquet"))
-    summary = extract_documents(files, tmp_path / "out", ExtractSettings(), Local(1))
+    summary = run_step(Extract(ExtractSettings()), files, tmp_path / "out", Local(1))
     shards = [pq.read_table(tmp_path / "out" / name).drop_columns("mtnlg").to_pydict() for name in summary["shards"]]
     assert shards == [{"text": ["one", "two", "three"], "n": [1, 2, 3]}, {"text": ["four"], "other": ["x"]}]
 
@@ -118,5 +119,5 @@ def test_a_file_of_which_no_part_holds_a_document_is_reported_once(tmp_path: Pat
     files = [SourceFile("web", tmp_path / name, name, "jsonl") for name in ("a.jsonl", "b.jsonl")]
     settings = ExtractSettings(shard_characters=500)
     assert len(group_files(files, settings.shard_characters)) > 4
-    summary = extract_documents(files, tmp_path / "out", settings, Local(1))
+    summary = run_step(Extract(settings), files, tmp_path / "out", Local(1))
     assert [file["where"] for file in summary["lost"]] == ["a.jsonl"]

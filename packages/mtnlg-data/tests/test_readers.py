@@ -21,10 +21,11 @@ from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import open_engine
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.job import run_step
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
+from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,7 +247,7 @@ def recipe(folder: Path, kind: str = "code/mine.py:Paragraphs", keys: str = "sho
 def test_a_reader_in_a_file_beside_the_recipe_reads_a_source(folder: Path) -> None:
     files = load_recipe(recipe(folder)).files()
     with open_engine("local", 2) as engine:
-        summary = extract_documents(files, folder / "out", ExtractSettings(), engine)
+        summary = run_step(Extract(ExtractSettings()), files, folder / "out", engine)
     rows = [row for batch in read_documents(folder / "out" / "own-00000.parquet") for row in batch.to_pylist()]
     assert [(row["key"], row["text"], row["metadata"]) for row in rows] == [
         (f"own/a.txt/{n}", TEXT, json.dumps({"letters": len(TEXT)}, separators=(",", ":"))) for n in (0, 2)
@@ -257,7 +258,7 @@ def test_a_reader_in_a_file_beside_the_recipe_reads_a_source(folder: Path) -> No
 def test_what_a_readers_error_costs_is_named(folder: Path) -> None:
     (folder / "a.txt").write_text(f"{TEXT}\n\nraise\n\n{TEXT}")
     with open_engine("local", 1) as engine:
-        summary = extract_documents(load_recipe(recipe(folder)).files(), folder / "out", ExtractSettings(), engine)
+        summary = run_step(Extract(ExtractSettings()), load_recipe(recipe(folder)).files(), folder / "out", engine)
     assert summary["sources"]["own"]["documents_out"] == 1
     assert summary["lost"] == [{"source": "own", "where": "a.txt: behind record 0", "what": "RuntimeError: no more"}]
 

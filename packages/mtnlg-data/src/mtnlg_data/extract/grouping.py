@@ -33,6 +33,10 @@ class Group(NamedTuple):
     pieces: tuple[Piece, ...]
     numbers: tuple[int, ...]
 
+    def fingerprint(self) -> object:
+        """Stands for the content of its files."""
+        return [self.numbers, self.pieces]
+
 
 def group_files(files: Sequence[SourceFile], shard_characters: int) -> list[Group]:
     """The groups of all files, each in the order of its files."""

@@ -60,6 +60,8 @@ CHUNK_BYTES = 1 << 12
 class Lines(Reader):
     """Files of JSON lines."""
 
+    version = 1
+
     def parts(self, path: Path, most: int) -> int:
         """As many as wanted of a plain file."""
         return 1 if path.suffix in COMPRESSED else most

@@ -70,6 +70,8 @@ class Reader(Settings):
     name: ClassVar[str] = ""
     #: Patterns of the names of files that the commands of stages read so.
     patterns: ClassVar[Sequence[str]] = ()
+    #: Moves when its records do. None: a digest of the reader's code does instead.
+    version: ClassVar[int | None] = None
     #: Whether it yields HTML pages, of which ``clean`` collapses white space by default.
     pages: ClassVar[bool] = False
     #: Whether a file has rows and a schema, and its beginning alone cannot be read, by which a plan samples others.
@@ -78,6 +80,14 @@ class Reader(Settings):
     numbers_by_file: ClassVar[bool] = False
     #: Whether a file that feeds several sources is read once, by ``together``.
     shared: ClassVar[bool] = False
+
+    def code(self) -> object:
+        """What stands for its code in the key of what it has read."""
+        if self.version is not None:
+            return self.version
+        from mtnlg_data.user_code import code_digest  # noqa: PLC0415  (only for readers without a version)
+
+        return code_digest(type(self))
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
         """Yield the records of a file, or of its part; one longer than ``max_bytes`` is dropped unread."""

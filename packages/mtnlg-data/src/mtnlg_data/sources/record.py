@@ -61,7 +61,16 @@ class SourceFile:
 
     def fingerprint(self) -> object:
         """What stands for its content, and for how it is read."""
-        return [self.source, str(self.path), self.name, self.kind, self.reader, self.part, self.stats]
+        return [
+            self.source,
+            str(self.path),
+            self.name,
+            self.kind,
+            self.reader,
+            self.reader.code(),
+            self.part,
+            self.stats,
+        ]
 
     @property
     def here(self) -> Path:

@@ -43,6 +43,7 @@ NOT_DATA = {STATE, "dataset_info.json", "dataset_dict.json"}
 class Table(Reader):
     """Files of rows with columns."""
 
+    version = 1
     is_table = numbers_by_file = True
     field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
 

@@ -65,7 +65,7 @@ class Warc(Reader):
     An ARC file is recognised by its content, whatever its name.
     """
 
-    pages = True
+    version, pages = 1, True
     snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
 
     @property

@@ -1,29 +1,25 @@
-"""Extract: source files → shards of documents.
+"""Extract on a worker: a group of files to the shards of their sources.
 
-A unit reads a group of small files, or a part of a large one (``grouping``), once, from its first byte to its last. It
-feeds one source or, for files of the Pile, several (one per subset), each with shards of its own. A shard that has
-reached ``shard_characters`` of text is followed by another. Memory holds one row group per source.
+A group of small files, or a part of a large one (``grouping``), is read once, from its first byte to its last. It feeds
+one source or, for files of the Pile, several (one per subset), each with shards of its own. A shard that has reached
+``shard_characters`` of text is followed by another. Memory holds one row group per source.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from mtnlg_data.document import shard_name, writing_documents
-from mtnlg_data.engine import StageFolder, Unit, library_version
 from mtnlg_data.schema import SCHEMA, Document, documents_schema, has_equal_columns, has_strings, left_out
 from mtnlg_data.sources import Dropped, Record
 from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS, Metadata, json_metadata
-from mtnlg_data.tally import read_failure, recorded_tallies, stage_summary
+from mtnlg_data.tally import recorded_tallies
 
-from .grouping import group_files
-from .language import LanguageSettings
 from .text import PARSE_ERRORS, ExtractSettings, extract_record
 
 if TYPE_CHECKING:
@@ -33,105 +29,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mtnlg_data.document import DocumentWriter
-    from mtnlg_data.engine import Engine, Summary
     from mtnlg_data.sources import SourceFile
-    from mtnlg_data.tally import Tally
+    from mtnlg_data.tally import Summary, Tally
 
-    from .grouping import Piece
+    from .grouping import Group
 
 COPIES = ".copies"  # folder of the copies of files at URLs that are being read
 
 
-def extract_documents(files: Sequence[SourceFile], out: Path, settings: ExtractSettings, engine: Engine) -> Summary:
-    """Write ``out/<source>-<number>.parquet`` for every group of files, and every part of a large one.
+def extract_group(group: Group, output: Path, *, settings: ExtractSettings, versions: object) -> Summary:
+    """Extract a group of files; ``output`` is the first shard of the first source, ``versions`` count for the key.
 
-    Returns the stage's summary with ``languages`` and ``languages_kept``, records and documents by language, the names
-    of the ``shards`` in the order of the files, and under ``failure`` what of the files could not be read, if that is
-    more than the settings allow.
+    Of a file at a URL, a copy is read that goes afterwards. The summary has ``shards``, ``languages`` and
+    ``languages_kept``, the ``empty`` files, and columns that were ``left_out``.
     """
-    settings.check_model()
-    units = []
-    for pieces, numbers in group_files(files, settings.shard_characters):
-        first = out / shard_name(pieces[0][0].source, numbers[0])
-        units.append(ExtractUnit(pieces, numbers, tuple(piece[0].stats for piece in pieces), settings, first))
-    folder = StageFolder(out, "extract", engine)
-    summaries = folder.run(extract_group, units, "extract")
-    shutil.rmtree(out / COPIES, ignore_errors=True)  # of inputs that are gone, by runs that were killed
-    languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
-    for summary in summaries:
-        for name, counts in languages.items():
-            counts.update(summary[name])
-    sources = list(dict.fromkeys(file.source for file in files))
-    shards = [name for summary in summaries for name in summary["shards"]]
-    folder.finish(out / name for name in shards)
-    lost = {"sources": {}, "lost": _empty_files(units, summaries)}
-    stage = stage_summary("extract", [*summaries, lost], sources, settings.alarm_share)
-    failure = read_failure(stage, settings.max_failed)
-    return {
-        **stage,
-        "alarms": [*stage["alarms"], *_column_alarms(summaries)],
-        **({"failure": failure} if failure else {}),
-        **{name: dict(counts.most_common()) for name, counts in languages.items()},
-        "shards": shards,
-    }
-
-
-def _empty_files(units: Sequence[ExtractUnit], summaries: Sequence[Summary]) -> list[dict[str, str]]:
-    """The files of which no part holds anything."""
-    empty = Counter(place for summary in summaries for place in summary["empty"])
-    pieces = {f"{piece[0].source}/{piece[0].name}": piece[0] for unit in units for piece in unit.pieces if empty}
-    return [
-        {"source": file.source, "where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
-        for place, file in pieces.items()
-        if empty[place] == file.part.parts
-    ]
-
-
-def _column_alarms(summaries: Sequence[Summary]) -> Iterator[dict[str, str]]:
-    """An alarm for each column that documents of a source lack, though their files have it."""
-    files: dict[tuple[str, str, str], dict[str, None]] = {}
-    for summary in summaries:
-        for *column, file in summary["left_out"]:
-            files.setdefault(tuple(column), {})[file] = None
-    for (source, name, why), (first, *others) in files.items():
-        more = f" (and of {len(others)} more files of {source})" if others else ""
-        yield {"source": source, "message": f"extract leaves out column {name} of {first}{more}: {why}"}
-
-
-@dataclass(frozen=True)
-class ExtractUnit(Unit):
-    """Unit: a group of files → the shards of every source that they feed; ``output`` is the first of the first."""
-
-    pieces: tuple[Piece, ...]
-    numbers: tuple[int, ...]  # of the first shard of each source
-    stats: tuple[object, ...]  # of each file, in place of a checksum, which would read every crawl file twice
-    settings: ExtractSettings
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        files = [
-            (file.source, file.name, file.kind, file.options, file.part) for piece in self.pieces for file in piece
-        ]
-        settings = self.settings.model_dump(exclude={"max_failed", "alarm_share", *LanguageSettings.model_fields})
-        versions = (library_version(self.settings.method), self.settings.key())
-        return ("extract", files, self.numbers, self.stats, settings, versions)
-
-
-def extract_group(unit: ExtractUnit) -> Summary:
-    """Extract a group of files into the shards of their sources; of one at a URL, a copy that goes afterwards."""
+    del versions
     languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
     empty = []
-    with recorded_tallies(unit.output) as tallies, ExitStack() as stack:
-        sources = [file.source for file in unit.pieces[0]]
-        writers = [
-            _ShardWriter(source, number, unit, tallies[source], stack.enter_context(ExitStack()))
-            for source, number in zip(sources, unit.numbers, strict=True)
-        ]
-        for piece in unit.pieces:
-            with piece[0].local(unit.output.parent / COPIES / unit.output.stem) as local:
+    with recorded_tallies(output) as tallies, ExitStack() as stack:
+        writers = []
+        for file, number in zip(group.pieces[0], group.numbers, strict=True):
+            closing = stack.enter_context(ExitStack())
+            writers.append(_ShardWriter(output, number, settings.shard_characters, tallies[file.source], closing))
+        for piece in group.pieces:
+            with piece[0].local(output.parent / COPIES / output.stem) as local:
                 for writer, file in zip(writers, piece, strict=True):
                     writer.begin(replace(file, path=local.path))
-                if not _extract_piece(writers, languages, unit.settings) and not local.reader.shared:
+                if not _extract_piece(writers, languages, settings) and not local.reader.shared:
                     empty.append(f"{local.source}/{local.name}")
     names = [path.name for writer in writers for path in writer.paths]
     by_language = {name: dict(sorted(counts.items())) for name, counts in languages.items()}
@@ -219,13 +143,13 @@ class _ShardWriter:
 
     file: SourceFile  # that is being read
 
-    def __init__(self, source: str, number: int, unit: ExtractUnit, tally: Tally, stack: ExitStack) -> None:
+    def __init__(self, output: Path, number: int, most: int, tally: Tally, stack: ExitStack) -> None:
         self.tally = tally
         self.paths: list[Path] = []
         self.left_out: list[tuple[str, str, str, str]] = []  # source, column, why, file
-        self._source = source
+        self._output = output
         self._number = number
-        self._unit = unit
+        self._most = most
         self._stack = stack
         self._schema: pa.Schema | None = None
         self._writer: DocumentWriter
@@ -249,7 +173,7 @@ class _ShardWriter:
 
     def add(self, document: Document) -> None:
         """Append a document, in a new shard where the current one is full."""
-        if self._writer.characters >= self._unit.settings.shard_characters:
+        if self._writer.characters >= self._most:
             self._open_next()
         self._writer.add(document)
 
@@ -264,6 +188,6 @@ class _ShardWriter:
 
     def _open_next(self) -> None:
         self._stack.close()
-        name = shard_name(self._source, self._number, len(self.paths))
-        self.paths.append(self._unit.output.with_name(name))
+        name = shard_name(self.tally.source, self._number, len(self.paths))
+        self.paths.append(self._output.with_name(name))
         self._writer = self._stack.enter_context(writing_documents(self.paths[-1], self._schema))
