@@ -18,7 +18,6 @@ from mtnlg_data.settings import dump
 from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.corpus import CORPUS, DATASETS, Step
 from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES
-from mtnlg_data.transfer.remotes import FolderRemote
 from mtnlg_data.transfer.snapshot import fetch_snapshot
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def test_a_snapshot_gives_the_files_fetched_so_far(tmp_path: Path) -> None:
     (tmp_path / "books" / "x.jsonl").touch()
     with pytest.raises(Failure, match=r"raw: no file is here yet; fetch some by mtnlg-data fetch SNAPSHOT --out .*raw"):
         recipe.files()
-    fetch_snapshot("CC-MAIN-2020-50", tmp_path / "raw", FolderRemote(tmp_path / "mirror"), files=2)
+    fetch_snapshot("CC-MAIN-2020-50", tmp_path / "raw", str(tmp_path / "mirror"), files=2)
     assert [file.name for file in recipe.files()[1:]] == places[:2], "in the order of the listing"
     assert recipe.sources["crawl"].rules == list(PAGE_RULES)
 

@@ -21,7 +21,6 @@ from mtnlg_data.console import Failure, UsageFailure, error_line, error_status
 from mtnlg_data.document import read_documents
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.tables import Arrow
-from mtnlg_data.transfer import download
 from mtnlg_data.transfer.url_files import _digests, fetch_files, list_files
 
 if TYPE_CHECKING:
@@ -198,9 +197,9 @@ def test_an_export_refuses_what_it_would_spoil(tmp_path: Path, finished: Run) ->
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch, no_waits: None) -> Iterator[Hub]:
     """A Hub on loopback, which hf:// leads to."""
-    monkeypatch.setattr(download, "backoff", lambda _: 0.0)
+    assert no_waits is None
     with importlib.import_module("hub").running_hub() as running:
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": running.url, "token": False})
         yield running

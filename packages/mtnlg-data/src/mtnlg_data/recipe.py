@@ -248,8 +248,9 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
         use = str(tables.get(name, {}).get("use", name))
         if use != name or name not in factories:
             factories[name] = (open_step(use, own.absolute()), use, own.absolute() if ".py:" in use else None)
-    start = folder or Path(str(content.get("input", ".")))
-    start = start if url_of(start) else (start if folder else own / start).absolute()
+    given = Path(str(content.get("input", ".")))
+    start = folder or (given if url_of(given) else own / given)
+    start = start if url_of(start) else start.absolute()
     with references_from(own.absolute()):
         return _resolve(content, factories, str(path), start)
 

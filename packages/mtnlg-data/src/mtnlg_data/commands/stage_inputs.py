@@ -163,8 +163,8 @@ def _known_files(
             taken = {key: value for key, value in options.items() if key in fields}
             known.append(SourceFile(source, files[name], name, given or kind, taken))
     if not known:
-        patterns = (pattern for reader in all_readers().values() for pattern in reader.patterns)
-        raise Failure(f"{place}: no file that a reader knows: {', '.join(patterns)}")
+        patterns = [reader.patterns[0] for reader in all_readers().values() if reader.patterns]
+        raise Failure(f"{place}: no file that a reader knows, such as {', '.join(patterns)}")
     if others := [name for name, kind in kinds.items() if kind is None]:
         say(f"{place}: {len(others)} files of no known format are left out, {others[0]} the first")
     return known
