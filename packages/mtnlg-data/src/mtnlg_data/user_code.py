@@ -100,6 +100,11 @@ class FunctionStep(Step[Settings, Settings]):
         """The name of the function."""
         return cls.__name__
 
+    @classmethod
+    def own_reference(cls) -> str:
+        """Module and name of the function."""
+        return f"{cls.function.__module__}:{cls.function.__qualname__}"
+
     def implementation(self) -> object:
         """The function."""
         return self.function
