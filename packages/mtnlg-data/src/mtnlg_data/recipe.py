@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, StringConstraints, create_model, model_validator
 
-from .console import UsageFailure
+from .console import UsageFailure, say
 from .registry import did_you_mean, recipe_folder, references_from
 from .settings import Settings, dump, partial_settings, read_toml, setting, validate
 from .sources import Reader, SourceFile
@@ -47,7 +47,7 @@ from .step import Step, Where
 from .steps import OWN_STEPS
 from .transfer.url_files import local_path
 from .transfer.urls import url_of
-from .user_code import open_step
+from .user_code import function_step, open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -178,7 +178,8 @@ class Recipe:
         Paths of sources start at ``folder``. Raises ``UsageFailure`` with a line for every mistake.
         """
         made = [
-            step if isinstance(step, Step) else open_step(f"{step.__module__}:{step.__qualname__}")() for step in steps
+            step if isinstance(step, Step) else function_step(step, f"{step.__module__}:{step.__qualname__}")()
+            for step in steps
         ]
         content: dict[str, Any] = {"steps": [step.name for step in made], "sources": sources}
         factories = {}
@@ -208,8 +209,10 @@ class Recipe:
         return next(step for step in self.steps if step.name == name)
 
     def dump(self) -> str:
-        """The recipe as TOML, every default written out; ``load_recipe`` reads it back."""
-        return dump(self.tables)
+        """The recipe as TOML, every default written out, from which ``load_recipe`` reads it back in any folder."""
+        files = {step.name: str(step.reference[1] / step.reference[0]) for step in self.steps if step.reference[1]}
+        used = {name: getattr(self.tables, name).model_copy(update={"use": file}) for name, file in files.items()}
+        return dump(self.tables.model_copy(update=used))
 
     def _below_input(self, path: str | Path) -> Path:
         """A path of the recipe: below ``input``, or a URL."""
@@ -242,8 +245,10 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
     steps = content.setdefault("steps", [*factories])
     if not isinstance(steps, list) or not all(isinstance(name, str) for name in steps) or len({*steps}) < len(steps):
         raise UsageFailure(f"{path}: steps = {steps!r}: give the name of every step once")
-    if unused := [name for name, table in tables.items() if "use" in table and name not in steps]:
-        raise UsageFailure(f"{path}: {unused[0]}: its table says use, and steps does not name it; add it to steps")
+    for name, table in tables.items():
+        if "use" in table and name not in steps:
+            say(f"{path}: {name} is not in steps, so it does not run")
+            del content[name]
     for name in steps:
         use = str(tables.get(name, {}).get("use", name))
         if use != name or name not in factories:
@@ -257,7 +262,12 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
 
 def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: str, start: Path) -> Recipe:
     """The recipe of this content. Raises ``UsageFailure`` with a line for every mistake."""
-    content = {**content, "input": str(start)}
+    content, kind = {**content, "input": str(start)}, "files"
+    for name in content["steps"]:
+        cls = factories[name][0]
+        if cls.takes != kind:
+            raise UsageFailure(f"{place}: steps: {name} takes {cls.takes}, and stands where there are {kind}")
+        kind = cls.gives
     for name, (cls, _, _) in factories.items():
         given = {key: content.pop(key) for key in cls.top_level if key in content}
         for other, keys in cls.follows.items():
@@ -268,12 +278,9 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
     if isinstance(sources := content.get("sources"), dict):
         content["sources"] = {name: _with_defaults(name, table, factories) for name, table in sources.items()}
     tables = validate(content, recipe_schema(factories, content["steps"]), place)
-    steps, kind = [], "files"
+    steps = []
     for name in tables.steps:
         cls, reference, folder = factories[name]
-        if cls.takes != kind:
-            raise UsageFailure(f"{place}: steps: {name} takes {cls.takes}, and stands where there are {kind}")
-        kind = cls.gives
         table = getattr(tables, name)
         options = {key: getattr(table, key) for key in ("only", "except_", "where") if hasattr(table, key)}
         _check_sources(place, name, options, tables.sources)

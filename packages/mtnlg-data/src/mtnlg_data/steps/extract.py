@@ -29,7 +29,7 @@ class Extract(Step[ExtractSettings, Settings]):
 
     number, version = 1, 1
     takes: ClassVar[Kind] = "files"
-    kept = ("jusText", "lxml", "pycld2", "fasttext-predict")
+    kept = ("jusText", "lxml", "pycld2", "webencodings", "fasttext-predict")
 
     def check(self) -> None:
         """Open the language model."""
