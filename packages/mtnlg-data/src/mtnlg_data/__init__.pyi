@@ -8,7 +8,7 @@ from .mojibake import fix_text
 from .pipeline import curate
 from .recipe import Recipe, load_recipe
 from .schema import Document
-from .sources import SourceFile
+from .sources import Dropped, Part, Reader, Record, SourceFile, reader
 from .step import Drop, Outcome, Step
 from .steps.clean import Clean
 from .steps.decontaminate import Decontaminate
@@ -28,13 +28,17 @@ __all__ = [
     "Deduplicate",
     "Document",
     "Drop",
+    "Dropped",
     "Exact",
     "Extract",
     "Filter",
     "Local",
     "Outcome",
+    "Part",
     "Quality",
+    "Reader",
     "Recipe",
+    "Record",
     "SourceFile",
     "Step",
     "TokenStore",
@@ -50,6 +54,7 @@ __all__ = [
     "open_stream",
     "read_documents",
     "read_page",
+    "reader",
     "run_step",
     "write_documents",
 ]

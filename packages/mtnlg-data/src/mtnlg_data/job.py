@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -27,7 +28,6 @@ from .user_code import open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
@@ -236,13 +236,20 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
 
 
 def run_step(
-    step: Step[Any, Any], shards: Sequence[Path], out: Path, engine: Engine, *, sources: Sequence[str] = ()
+    step: Step[Any, Any],
+    inputs: Sequence[Path | SourceFile],
+    out: Path,
+    engine: Engine,
+    *,
+    sources: Sequence[str] = (),
 ) -> Summary:
-    """Run one step on shards, into ``out``; returns its summary. Sources that it does not know are added."""
-    missing = dict.fromkeys([*sources, *map(shard_source, shards)])
+    """Run one step on shards, or files, into ``out``; returns its summary. Sources that it does not know are added."""
+    files = [one for one in inputs if not isinstance(one, Path)]
+    shards = [one for one in inputs if isinstance(one, Path)]
+    missing = dict.fromkeys([*sources, *(file.source for file in files), *map(shard_source, shards)])
     if unknown := [name for name in missing if name not in step.sources]:
         known = {name: keys.model_dump(exclude_unset=True) for name, keys in step.sources.items()}
         step.bind(known | dict.fromkeys(unknown, step.alone))
     step.validate()
     step.check()
-    return step.apply(Job(step, shards, out, engine))
+    return step.apply(Job(step, shards, out, engine, files=files))
