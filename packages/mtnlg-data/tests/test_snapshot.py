@@ -91,7 +91,7 @@ def test_a_changed_copy_is_fetched_again(
     tmp_path: Path,
     change: Any,
     verify: bool,
-    kept: int,  # noqa: ANN401
+    kept: int,
 ) -> None:
     get(server, tmp_path)
     change(tmp_path / PLACES[0])
