@@ -89,9 +89,9 @@ def other_bytes(path: Path) -> None:
 def test_a_changed_copy_is_fetched_again(
     server: Server,
     tmp_path: Path,
-    change: Any,
+    change: Any,  # noqa: ANN401
     verify: bool,
-    kept: int,  # noqa: ANN401
+    kept: int,
 ) -> None:
     get(server, tmp_path)
     change(tmp_path / PLACES[0])

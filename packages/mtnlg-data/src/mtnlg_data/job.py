@@ -9,6 +9,7 @@ what was given it and nothing else. Tasks carry "module:name" and plain values t
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,7 @@ from .engine import StageFolder
 from .files import sha256
 from .fingerprint import fingerprint
 from .tally import COUNTS, Fates, passthrough_summary, recorded_tallies, stage_summary
+from .user_code import open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,6 +66,7 @@ class Task:
     shared: Mapping[str, object]
     output: Path
     key: str
+    origin: tuple[str, Path | None]  # reference of the step, which loads the module where that is a file
     memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
 
     def file_digest(self, path: Path) -> str:
@@ -74,6 +77,9 @@ class Task:
 def run_task(task: Task) -> Summary:
     """Call the function."""
     module, _, name = task.work.partition(":")
+    if module not in sys.modules:
+        open_step(*task.origin)
+    task.output.parent.mkdir(parents=True, exist_ok=True)
     result: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
     return result
 
@@ -154,8 +160,12 @@ class Job:
         """
         reference = f"{work.__module__}:{work.__qualname__}"
         code = [self.step.code(), reference]
+
+        def key(given: list[object]) -> str:
+            return fingerprint([code, *given])
+
         tasks = [
-            Task(reference, item, shared, output, fingerprint([code, item, shared, output.name]), memory)
+            Task(reference, item, shared, output, key([item, shared, output.name]), self.step.reference, memory)
             for item, output in items
         ]
         label = f"{self.step.name}: {name}" if name else self.step.name

@@ -126,6 +126,11 @@ class StepKeys(Settings):
     use: str | None = setting(None, "The step: a name, package.module:name, or file.py:name beside the recipe.")
     only: list[str] | None = setting(None, "Sources whose documents it sees; all if not given.")
     except_: list[str] = setting([], "Sources that pass it unread.", alias="except")
+
+
+class VaryingKeys(StepKeys):
+    """The same of a step that decides document by document."""
+
     where: Where = setting(Where(), "Settings by source and by language: where.source.NAME, where.language.CODE.")
 
 
@@ -142,15 +147,16 @@ def own_factories() -> dict[str, Factory]:
 def recipe_schema(factories: Mapping[str, Factory], run: Iterable[str] = ()) -> type[Tables]:
     """The class that reads a recipe with these steps; source keys of steps outside of ``run`` may lack."""
     required = {*run}
-    keys: list[Any] = []
+    source_keys: list[Any] = []
     for name, (cls, _, _) in factories.items():
         if cls.SourceKeys is not Settings:
-            keys.append(cls.SourceKeys if name in required else partial_settings(cls.SourceKeys))
-    source: Any = create_model("Source", __base__=(*keys, Source)) if keys else Source
+            source_keys.append(cls.SourceKeys if name in required else partial_settings(cls.SourceKeys))
+    source: Any = create_model("Source", __base__=(*source_keys, Source)) if source_keys else Source
     tables: dict[str, Any] = {}
     for name, (cls, _, _) in factories.items():
-        bases = (cls.Settings, StepKeys) if cls.takes == cls.gives else (cls.Settings,)
-        if clash := set(StepKeys.model_fields) & set(cls.Settings.model_fields):
+        keys = VaryingKeys if cls.varies else StepKeys
+        bases = (cls.Settings, keys) if cls.takes == cls.gives else (cls.Settings,)
+        if clash := set(VaryingKeys.model_fields) & set(cls.Settings.model_fields):
             raise UsageFailure(f"{name}: a setting cannot be called {clash.pop()}, which a recipe says of every step")
         table = create_model(f"{name}_table", __base__=tuple(base for base in bases if base is not Settings))
         missing = Field(default_factory=table) if name in required else None
