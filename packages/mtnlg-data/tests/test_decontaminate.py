@@ -19,7 +19,8 @@ from mtnlg_data.decontaminate.ngrams import (
 )
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.words import character_kinds, fold_case, ngram_hashes
+from mtnlg_data.text.characters import character_kinds, fold_case
+from mtnlg_data.text.hashing import ngram_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -23,7 +23,7 @@ from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
 from mtnlg_data.document import batch_documents, read_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
-from mtnlg_data.words import fold_case
+from mtnlg_data.text.characters import fold_case
 
 if TYPE_CHECKING:
     from pathlib import Path

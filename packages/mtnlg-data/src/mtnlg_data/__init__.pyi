@@ -11,14 +11,17 @@ from .extract.charset import decode_html
 from .extract.paragraphs import read_page
 from .extract.stage import extract_documents
 from .extract.text import ExtractSettings
+from .filters.rules import Effect, Rule, edit, measure
 from .filters.settings import FilterSettings
 from .filters.stage import apply_filters
 from .pipeline import curate
 from .quality.stage import QualitySettings, filter_documents
 from .recipe import Recipe, load_recipe
 from .schema import Document
+from .settings import setting
 from .sources import SourceFile
 from .stream import TokenStream, open_stream
+from .text.batch import TextBatch
 from .tokens.stage import tokenize_documents
 from .tokens.store import TokenStore
 from .tokens.tokenizer import TokenizeSettings
@@ -29,12 +32,15 @@ __all__ = [
     "DecontaminateSettings",
     "DeduplicateSettings",
     "Document",
+    "Effect",
     "ExtractSettings",
     "FilterSettings",
     "Local",
     "QualitySettings",
     "Recipe",
+    "Rule",
     "SourceFile",
+    "TextBatch",
     "TokenStore",
     "TokenStream",
     "TokenizeSettings",
@@ -46,15 +52,18 @@ __all__ = [
     "decontaminate_documents",
     "deduplicate_documents",
     "deduplication_state_bytes",
+    "edit",
     "extract_documents",
     "filter_documents",
     "fix_text",
     "load_recipe",
     "main_text",
+    "measure",
     "open_engine",
     "open_stream",
     "read_documents",
     "read_page",
+    "setting",
     "tokenize_documents",
     "write_documents",
 ]

@@ -16,7 +16,7 @@ from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.extract.stage import extract_documents
-from mtnlg_data.filters.lists import ListFiles
+from mtnlg_data.filters.settings import ListFiles
 from mtnlg_data.filters.stage import apply_filters
 from mtnlg_data.planning.preflight import check_inputs
 from mtnlg_data.quality.stage import filter_documents

@@ -27,8 +27,9 @@ from mtnlg_data.extract.language import LanguageSettings
 from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.files import write_json
-from mtnlg_data.filters.lists import check_list, check_url_lists, list_paths
+from mtnlg_data.filters.lists import check_list
 from mtnlg_data.filters.rules import expand_rules
+from mtnlg_data.filters.settings import check_rules, list_paths
 from mtnlg_data.filters.stage import apply_filters
 from mtnlg_data.pipeline import FOLDERS, RECIPE, TOKENS
 from mtnlg_data.quality.stage import filter_documents
@@ -216,7 +217,7 @@ def filter_by_rules(
     rules_by_source = dict.fromkeys(inputs.sources, tuple(rules))
     for path in list_paths(settings):
         check_list(path)
-    check_url_lists(settings, [rules])
+    check_rules(settings, [rules])
     with standalone_runner("filter", out, engine, inputs) as runner:
         shards = runner.shards(inputs)
         before: dict[str, Summary] = {source: {} for source in inputs.sources}  # of none that passes unread

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.document import group_memory
 from mtnlg_data.exchange import Exchange
-from mtnlg_data.words import BATCH_CHARACTERS
+from mtnlg_data.text.arrays import BATCH_CHARACTERS
 
 from .clusters import FOREST_ROWS, LINK_MEMORY_BYTES, LINKS_REDUCED
 from .minhash import signature_bytes

@@ -12,12 +12,11 @@ import pyarrow as pa
 from mtnlg_data.document import read_documents, replace_columns, shard_source, write_documents
 from mtnlg_data.engine import StageFolder, Unit, checksum
 from mtnlg_data.tally import Fates, Tally, passthrough_summary, recorded_tallies, stage_summary
+from mtnlg_data.text.arrays import small_batches, text_lengths
 
-from .decisions import KEPT, REASONS, DocumentFilter
-from .lists import ListFiles, check_url_lists
-from .rules import RULES, Effect
-from .settings import LIST_FIELDS
-from .texts import small_batches, text_lengths
+from .decisions import KEPT, DocumentFilter
+from .rules import Effect, choose
+from .settings import LIST_FIELDS, ListFiles, check_rules
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ def apply_filters(
     summary with ``filters``, the effect of each rule. Raises ``Failure`` where a list is missing.
     """
     lists = ListFiles.of(settings)
-    check_url_lists(settings, rules.values())
+    check_rules(settings, rules.values())
     units = [
         Filtering(shard, checksum(shard), settings, lists, tuple(rules[source]), out / shard.name)
         for shard in shards
@@ -71,13 +70,14 @@ def _effects(
     return [
         {
             "rule": rule.name,
-            "published": rule.source,
+            "published": rule.source or family.source,
             "threshold": limit if isinstance(limit := getattr(settings, rule.name, None), (int, float)) else None,
             "effect": rule.effect.value,
             "count": dropped[rule.name] if rule.effect is Effect.DROP else edits[rule.name],
         }
-        for rule in RULES
-        if rule.name in asked
+        for family, names in choose(sorted(asked))
+        for rule in family.rules
+        if rule.name in names
     ]
 
 
@@ -99,7 +99,7 @@ class Filtering(Unit):
 
 def filter_shard(unit: Filtering) -> Summary:
     """Filter one shard; the summary has its tally and the edits by rule."""
-    document_filter = DocumentFilter(unit.rules, unit.settings, unit.lists)
+    document_filter = DocumentFilter(unit.rules, unit.settings)
     edits: Counter[str] = Counter()
 
     def survivors(tally: Tally) -> Iterator[pa.RecordBatch]:
@@ -108,7 +108,7 @@ def filter_shard(unit: Filtering) -> Summary:
                 decided = document_filter.decide(part["text"], part["url"].to_pylist())
                 edits.update(decided.edits)
                 lengths = [text_lengths(texts) for texts in (part["text"], decided.texts)]
-                tally.count(part, Fates(decided.reasons, REASONS, decided.scores, *lengths))
+                tally.count(part, Fates(decided.reasons, document_filter.reasons, decided.scores, *lengths))
                 kept = part.filter(pa.array(decided.reasons == KEPT))
                 yield replace_columns(kept, {"text": decided.texts})
 

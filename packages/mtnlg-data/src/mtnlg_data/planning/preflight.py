@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.console import MISTAKES, Failure, Failures, IoFailure, error_line
 from mtnlg_data.decontaminate.ngrams import check_task_texts
-from mtnlg_data.filters.lists import check_list, check_url_lists, list_paths
+from mtnlg_data.filters.lists import check_list
+from mtnlg_data.filters.settings import check_rules, list_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +53,7 @@ def check_inputs(recipe: Recipe) -> Inputs:
         with _collected(mistakes):
             check_list(recipe.local_file(path))
     with _collected(mistakes):
-        check_url_lists(recipe.filter, recipe.filters.values())
+        check_rules(recipe.filter, recipe.filters.values())
     with _collected(mistakes):
         recipe.resolved_tokenize.check()
     if mistakes:
