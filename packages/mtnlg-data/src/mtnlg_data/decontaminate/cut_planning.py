@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from mtnlg_data.engine import key_of
-from mtnlg_data.settings import Settings, setting
 
 from .matches import read_matches_to_cut
 
@@ -17,33 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mtnlg_data.document import UnitOutput
+    from mtnlg_data.steps.decontaminate import DecontaminateSettings
 
     from .matches import Match, ScanUnit
-
-
-class DecontaminateSettings(Settings):
-    """What counts as contamination, and how much around it is cut; the defaults are the paper's (4.4)."""
-
-    n: PositiveInt = setting(13, "Length of an n-gram.", unit="words", paper="13 in Megatron's tool")
-    minimum: PositiveInt = setting(
-        8, "Shortest task text that counts as one n-gram.", unit="words", paper="8 in Megatron's tool"
-    )
-    common: PositiveInt = setting(
-        10,
-        "n-grams in as many documents or more are not cut.",
-        unit="documents",
-        paper="10 in Megatron's tool",
-    )
-    window: NonNegativeInt = setting(200, "Text cut on each side of a match.", unit="characters", paper="200")
-    shortest: NonNegativeInt = setting(200, "Shortest piece that is kept.", unit="characters", paper="200")
-    most_splits: PositiveInt = setting(10, "Most pieces of a document that is kept.", paper="10")
-    alarm_share: float = setting(0.1, "Warn of a source that loses more as a whole.", unit="share", ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
-        if self.minimum > self.n:
-            raise ValueError(f"minimum = {self.minimum} is more than n = {self.n}")
-        return self
 
 
 class Cut(NamedTuple):

@@ -26,7 +26,7 @@ from mtnlg_data.engine import CUTS, StageFolder, Unit
 from mtnlg_data.files import atomic_path, sha256
 from mtnlg_data.tally import EXCERPT_CHARACTERS, KEPT, order_sources, recorded_tallies, stage_summary
 
-from .cut_planning import DecontaminateSettings, ShardCutPlans
+from .cut_planning import ShardCutPlans
 from .matches import NGRAM_SCHEMA, NgramUnit, RareUnit, ScanUnit, choose_rare, run_counts, scan_shard, write_ngrams
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_data.engine import Engine, Summary
+    from mtnlg_data.steps.decontaminate import DecontaminateSettings
     from mtnlg_data.tally import Tallies, Tally
 
     from .cut_planning import CutPlan

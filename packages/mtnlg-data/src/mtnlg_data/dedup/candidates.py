@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
-
-    from .minhash import ShingleKind
+    from mtnlg_data.steps.deduplicate import ShingleKind
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,14 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 from shutil import rmtree
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import PositiveInt, model_validator
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import number_shards
 from mtnlg_data.engine import DROPPED, StageFolder, code_digest, key_of
 from mtnlg_data.engine.units import verified_summary
-from mtnlg_data.settings import Settings, setting
 from mtnlg_data.tally import SMALL_SOURCE, loss_alarm, order_sources, stage_summary
 
 from .bands import BandRunUnit, BandUnit, link_bands, write_band_runs
@@ -49,7 +47,7 @@ from .ledger import (
     write_names,
     write_survivors,
 )
-from .minhash import ShingleKind, SignatureUnit, write_signatures
+from .minhash import SignatureUnit, write_signatures
 from .representatives import GroupUnit, deduplicate_group
 from .runs import Corpus, Exchanged, count_ranges, merge_files
 from .verify import GROUP_BYTES
@@ -60,34 +58,10 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Engine, Summary
+    from mtnlg_data.steps.deduplicate import DeduplicateSettings
 
 
-LONGEST_SIGNATURE = 1 << 16  # values of 8 bytes, of every document of a batch
 VERIFICATION_FOLDER = "verification"  # what a run with another threshold cannot reuse
-
-
-class DeduplicateSettings(Settings):
-    """What counts as a duplicate and how duplicates are searched; the defaults are the paper's (4.3)."""
-
-    bands: PositiveInt = setting(20, "Bands of the search: documents that agree in one are compared.", paper="20")
-    rows: PositiveInt = setting(13, "MinHash values of a band.", paper="13")
-    threshold: float = setting(0.8, "Lowest Jaccard similarity of a duplicate pair.", paper="0.8", gt=0, le=1)
-    shingle: ShingleKind = setting("word", "What shingles are made of.")
-    shingle_length: PositiveInt = setting(5, "Words or characters of a shingle.")
-    rounds: PositiveInt = setting(11, "Pivots of a bucket, each compared with all that are left in it.", paper="11")
-    seed: int = setting(1, "Of the hash functions and of the pivots.", ge=0, lt=1 << 32)
-    alarm_share: float = setting(
-        0.5, "Stop if a source of 100 documents or more would lose more than this.", unit="share", ge=0, le=1
-    )
-
-    @model_validator(mode="after")
-    def _check_signature(self) -> Self:
-        if self.bands * self.rows > LONGEST_SIGNATURE:
-            raise ValueError(
-                f"bands = {self.bands} times rows = {self.rows} is the length of a document's signature, and more than "
-                f"{LONGEST_SIGNATURE}; RefinedWeb's, 450 x 20, is the longest that is known"
-            )
-        return self
 
 
 def deduplicate_documents(

@@ -33,5 +33,5 @@ class ExactSettings(Settings):
         200, "Documents that have lost lines or substrings, and are shorter now, are dropped.", unit="characters", ge=1
     )
     alarm_share: float = setting(
-        0.5, "Say so where a source loses a larger share of its documents.", unit="share", ge=0, le=1
+        0.5, "Say so where a source loses a larger share of its documents.", unit="share", keyed=False, ge=0, le=1
     )

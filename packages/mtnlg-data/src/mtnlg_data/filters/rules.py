@@ -31,7 +31,7 @@ from mtnlg_data.registry import Registry
 from mtnlg_data.settings import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -111,6 +111,12 @@ class Family:
     edits: bool = False
     words: bool = False
 
+    def code(self) -> str | None:
+        """What stands for the code of rules that are not ours."""
+        from mtnlg_data.user_code import code_digest  # noqa: PLC0415  (which the step filter imports)
+
+        return None if self in own_families() else code_digest(self.target)
+
     def open(self, settings: object, asked: frozenset[str]) -> Callable[..., Any]:
         """The function of a batch."""
         if not isinstance(self.target, type):
@@ -176,11 +182,3 @@ def choose(names: Iterable[str]) -> list[Chosen]:
                 raise ValueError(str(error)) from None
             chosen.append(Chosen(family, frozenset(rule.name for rule in family.rules)))
     return [one for one in chosen if one.asked]
-
-
-def expand_rules(names: Sequence[str]) -> tuple[str, ...]:
-    """These names, with those of our families replaced by their rules', in their order. Raises as `choose`."""
-    ours = [rule.name for one in choose(names) for rule in one.family.rules if rule.name in one.asked]
-    families = {family.name for family in own_families()}
-    known = {rule.name for family in own_families() for rule in family.rules}
-    return (*(name for name in ours if name in known), *(n for n in dict.fromkeys(names) if n not in known | families))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import create_model
 
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.settings import Settings, setting, validate
 
-from .lists import ListFile
 from .rules import choose, own_families
 
 if TYPE_CHECKING:
@@ -43,7 +42,12 @@ class FilterSettings(_RuleSettings):
         {}, "Thresholds of rules that other packages or files declare.", unit="threshold"
     )
     alarm_share: float = setting(
-        0.8, "Say so where the rules drop a larger share of a source's documents.", unit="share", ge=0, le=1
+        0.8,
+        "Say so where the rules drop a larger share of a source's documents.",
+        unit="share",
+        keyed=False,
+        ge=0,
+        le=1,
     )
 
     if TYPE_CHECKING:
@@ -88,18 +92,3 @@ LIST_FIELDS = tuple(name for name, field in FilterSettings.model_fields.items() 
 def list_paths(settings: FilterSettings) -> Iterator[Path]:
     """The files of all lists."""
     return (path for name in LIST_FIELDS for path in getattr(settings, name))
-
-
-class ListFiles(NamedTuple):
-    """The files of all lists, by field."""
-
-    files: tuple[tuple[ListFile, ...], ...]
-
-    @classmethod
-    def of(cls, settings: FilterSettings) -> ListFiles:
-        """The files that the settings name. Raises ``Failure`` as `check_list`."""
-        return cls(tuple(tuple(map(ListFile.of, getattr(settings, name))) for name in LIST_FIELDS))
-
-    def digests(self) -> list[list[str]]:
-        """What the lists hold, for keys."""
-        return [[file.digest for file in files] for files in self.files]
