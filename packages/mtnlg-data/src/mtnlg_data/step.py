@@ -160,7 +160,7 @@ class Step(Generic[S, K]):
         self.name = name or self.default_name()
         self.settings = settings if settings is not None else validate(values, self.Settings, self.name)  # type: ignore[assignment]
         self.only, self.except_, self.where = only, except_, where or Where()
-        self.reference = reference or (f"{type(self).__module__}:{type(self).__qualname__}", None)
+        self.reference = reference or (self.own_reference(), None)
         self._code: list[object] | None = None
         self.bind(sources or {})
 
@@ -185,6 +185,11 @@ class Step(Generic[S, K]):
         said |= {"except": list(self.except_)} if self.except_ else {}
         said |= {"where": self.where.model_dump(exclude_defaults=True)} if self.where != Where() else {}
         return self.settings.model_dump(mode="json", exclude_none=True) | said
+
+    @classmethod
+    def own_reference(cls) -> str:
+        """Module and name, by which a worker finds the class."""
+        return f"{cls.__module__}:{cls.__qualname__}"
 
     @classmethod
     def default_name(cls) -> str:
