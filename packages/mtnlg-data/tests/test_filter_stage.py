@@ -75,7 +75,7 @@ def test_a_rule_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) 
     done = CliRunner().invoke(
         app, ["filter", str(tmp_path / "in.jsonl"), "--rules", "gofer", "--out", str(tmp_path / "o")]
     )
-    assert re.search(r"--rules gofer: gofer: no such rule; .*url, gopher_repetition", str(done.exception))
+    assert re.search(r"gofer: no such rule; .*url, gopher_repetition", str(done.exception))
 
 
 def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) -> None:
