@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 from command_line import invoke
 from filter_reference import PROSE
+from test_filters import OWN_RULES
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
+from mtnlg_data.engine import Local
+from mtnlg_data.pipeline import curate
+from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,3 +96,25 @@ def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) 
         with pytest.raises(Failure, match=r"url rules without a list; give one: .*url_word reads filter\.word_files"):
             invoke(*command, option, tmp_path / "list.txt")
     invoke(*command, "--word-files", tmp_path / "list.txt")
+
+
+def test_a_recipe_names_rules_in_a_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_RULES)
+    write_jsonl(tmp_path / "in.jsonl", ["Stop!", "Stop! Now!", "Go!"])
+    (tmp_path / "data.toml").write_text("""
+steps = ["extract", "filter"]
+[sources.web]
+kind = "jsonl"
+paths = ["in.jsonl"]
+filters = ["own.py:shouting"]
+[filter.own]
+exclamations = 1
+""")
+    recipe = load_recipe(tmp_path)
+    with closing(Local(2)) as engine:
+        summary = curate(recipe, tmp_path / "out", engine)
+    (effect,) = summary["filters"]
+    assert (effect["rule"], effect["threshold"], effect["count"]) == ("exclamations", 1, 1)
+    (shard,) = (tmp_path / "out" / recipe.folders["filter"]).glob("*.parquet")
+    assert pq.read_table(shard)["text"].to_pylist() == ["Stop!", "Go!"]
+    assert load_recipe(tmp_path / "out" / "recipe.toml").step("filter").key("web") == recipe.step("filter").key("web")
