@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -66,14 +65,14 @@ class Local:
         pool = self._pool or self._start_workers()
         futures = {}
         try:
-            futures = {pool.submit(_call, pickle.dumps((function, unit))): unit for unit in first}
+            futures = {pool.submit(function, unit): unit for unit in first}
             self._processes = self._processes or multiprocessing.active_children()
             while futures:
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
                     summary = future.result()
                     unit = futures.pop(future)
                     for following in islice(waiting, 1):
-                        futures[pool.submit(_call, pickle.dumps((function, following)))] = following
+                        futures[pool.submit(function, following)] = following
                     yield unit, summary
         except BrokenProcessPool:
             self._stop_workers(wait=False)
@@ -109,13 +108,6 @@ class Local:
             end.close()
         if pool is not None:
             pool.shutdown(cancel_futures=True)
-
-
-def _call(call: bytes) -> Summary:
-    """Call a function on a unit; what loading either of them raises is raised like what the function raises."""
-    function, unit = pickle.loads(call)  # noqa: S301  (of the parent)
-    result: Summary = function(unit)
-    return result
 
 
 def _set_up_worker(lifeline: Connection) -> None:
