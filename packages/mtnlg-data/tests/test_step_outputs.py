@@ -55,19 +55,12 @@ def _digest(recipe: Recipe, out: Path, name: str) -> str:
     tables = [path for path in sorted(folder.rglob("*.parquet")) if "state" not in path.relative_to(folder).parts]
     contents: list[Any] = [[path.name, repr(pq.read_table(path).to_pylist())] for path in tables]
     if name == "tokenize":
-<<<<<<< HEAD
-        files = [
-            path for pattern in ("*.bin", "*.idx", "blend.json") for path in sorted((out / "tokens").glob(pattern))
-        ]
-        contents = [[path.name, sha256(path.read_bytes()).hexdigest()] for path in files]
-=======
         files = [path for path in sorted((out / "tokens").glob("*")) if path.suffix in {".bin", ".idx", ".json"}]
         contents = [
             [path.name, sha256(path.read_bytes()).hexdigest()]
             for path in files
             if not path.with_suffix("").exists() and path.name != "stage.json"
         ]
->>>>>>> main
     return fingerprint(contents)  # measured.json, which is of floats, is left out
 
 
