@@ -10,7 +10,7 @@ from .pipeline import curate
 from .recipe import Recipe, load_recipe
 from .schema import Document
 from .settings import setting
-from .sources import SourceFile
+from .sources import Dropped, Part, Reader, Record, SourceFile, reader
 from .step import Drop, Outcome, Step
 from .steps.clean import Clean
 from .steps.decontaminate import Decontaminate
@@ -31,14 +31,18 @@ __all__ = [
     "Deduplicate",
     "Document",
     "Drop",
+    "Dropped",
     "Effect",
     "Exact",
     "Extract",
     "Filter",
     "Local",
     "Outcome",
+    "Part",
     "Quality",
+    "Reader",
     "Recipe",
+    "Record",
     "Rule",
     "SourceFile",
     "Step",
@@ -58,6 +62,7 @@ __all__ = [
     "open_stream",
     "read_documents",
     "read_page",
+    "reader",
     "run_step",
     "setting",
     "write_documents",

@@ -9,10 +9,12 @@ what was given it and nothing else. Tasks carry "module:name" and plain values t
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -23,10 +25,10 @@ from .engine.units import verified_summary
 from .files import sha256
 from .fingerprint import fingerprint
 from .tally import COUNTS, Fates, passthrough_summary, recorded_tallies, stage_summary
+from .user_code import open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
@@ -65,6 +67,7 @@ class Task:
     shared: Mapping[str, object]
     output: Path
     key: str
+    origin: tuple[str, Path | None]  # reference of the step, which loads the module where that is a file
     memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
 
     def file_digest(self, path: Path) -> str:
@@ -75,6 +78,9 @@ class Task:
 def run_task(task: Task) -> Summary:
     """Call the function."""
     module, _, name = task.work.partition(":")
+    if module not in sys.modules:
+        open_step(*task.origin)
+    task.output.parent.mkdir(parents=True, exist_ok=True)
     result: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
     return result
 
@@ -165,7 +171,7 @@ class Job:
     def _task(self, work: Work, item: object, output: Path, shared: Mapping[str, object], memory: int = 0) -> Task:
         reference = f"{work.__module__}:{work.__qualname__}"
         key = fingerprint([[self.step.code(), reference], item, shared, output.name])
-        return Task(reference, item, shared, output, key, memory)
+        return Task(reference, item, shared, output, key, self.step.reference, memory)
 
     def write(
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
@@ -231,13 +237,20 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
 
 
 def run_step(
-    step: Step[Any, Any], shards: Sequence[Path], out: Path, engine: Engine, *, sources: Sequence[str] = ()
+    step: Step[Any, Any],
+    inputs: Sequence[Path | SourceFile],
+    out: Path,
+    engine: Engine,
+    *,
+    sources: Sequence[str] = (),
 ) -> Summary:
-    """Run one step on shards, into ``out``; returns its summary. Sources that it does not know are added."""
-    missing = dict.fromkeys([*sources, *map(shard_source, shards)])
+    """Run one step on shards, or files, into ``out``; returns its summary. Sources that it does not know are added."""
+    files = [one for one in inputs if not isinstance(one, Path)]
+    shards = [one for one in inputs if isinstance(one, Path)]
+    missing = dict.fromkeys([*sources, *(file.source for file in files), *map(shard_source, shards)])
     if unknown := [name for name in missing if name not in step.sources]:
         known = {name: keys.model_dump(exclude_unset=True) for name, keys in step.sources.items()}
         step.bind(known | dict.fromkeys(unknown, step.alone))
     step.validate()
     step.check()
-    return step.apply(Job(step, shards, out, engine))
+    return step.apply(Job(step, shards, out, engine, files=files))

@@ -45,7 +45,7 @@ class FilterKeys(Settings):
 class Filter(Step[FilterSettings, FilterKeys]):
     """The rules that each source names; sources without rules pass unread."""
 
-    number, version = 3, 1
+    number, version, varies = 3, 1, True
     nothing = "give --rules"
     batch_bytes = 1 << 20
 

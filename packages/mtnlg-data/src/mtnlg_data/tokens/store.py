@@ -128,8 +128,7 @@ def writing_store(prefix: Path, vocabulary: int) -> Iterator[StoreWriter]:
 
 def _write_index(index: BinaryIO, sizes: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:
     index.write(pack_header(documents, dtype))
-    for batch in _size_batches(sizes):
-        index.write(batch.tobytes())
+    index.writelines(batch.tobytes() for batch in _size_batches(sizes))
     offset = 0
     for batch in _size_batches(sizes):
         ends = offset + np.cumsum(batch, dtype=np.int64) * dtype.itemsize
