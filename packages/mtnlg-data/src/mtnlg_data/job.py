@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from .document import number_shards, read_documents, shard_source, write_documents
 from .engine import StageFolder
+from .engine.units import verified_summary
 from .files import sha256
 from .fingerprint import fingerprint
 from .tally import COUNTS, Fates, passthrough_summary, recorded_tallies, stage_summary
@@ -158,19 +159,19 @@ class Job:
         ``work`` is a function of a module; its result is JSON-able, and what it writes beside ``output`` it lists under
         ``files``. Work that is done already is not done again.
         """
-        reference = f"{work.__module__}:{work.__qualname__}"
-        code = [self.step.code(), reference]
-
-        def key(given: list[object]) -> str:
-            return fingerprint([code, *given])
-
-        tasks = [
-            Task(reference, item, shared, output, key([item, shared, output.name]), self.step.reference, memory)
-            for item, output in items
-        ]
+        tasks = [self._task(work, item, output, shared, memory) for item, output in items]
         label = f"{self.step.name}: {name}" if name else self.step.name
         summaries = self.folder.run(run_task, tasks, label, scratch=scratch)
         return [Done(task.output, task.key, summary) for task, summary in zip(tasks, summaries, strict=True)]
+
+    def is_done(self, work: Work, item: object, output: Path, **shared: object) -> bool:
+        """Whether ``map`` would find this done."""
+        return verified_summary(self._task(work, item, output, shared)) is not None
+
+    def _task(self, work: Work, item: object, output: Path, shared: Mapping[str, object], memory: int = 0) -> Task:
+        reference = f"{work.__module__}:{work.__qualname__}"
+        key = fingerprint([[self.step.code(), reference], item, shared, output.name])
+        return Task(reference, item, shared, output, key, self.step.reference, memory)
 
     def write(
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object

@@ -259,6 +259,10 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
         use = str(tables.get(name, {}).get("use", name))
         if use != name or name not in factories:
             factories[name] = (open_step(use, own.absolute()), use, own.absolute() if ".py:" in use else None)
+    sources = content.get("sources")
+    for table in sources.values() if isinstance(sources, dict) else ():
+        if isinstance(table, dict):
+            table |= {key: _rooted(value, own.absolute()) for key, value in table.items() if isinstance(value, list)}
     given = Path(str(content.get("input", ".")))
     start = folder or (given if url_of(given) else own / given)
     start = start if url_of(start) else start.absolute()
@@ -311,6 +315,11 @@ def _check_sources(place: str, name: str, options: Mapping[str, Any], sources: M
     if unknown := [source for source in named if source not in sources]:
         hint = f"{did_you_mean(unknown[0], sources)}those are {', '.join(sources)}"
         raise UsageFailure(f"{place}: {name}: no source {unknown[0]!r}; {hint}")
+
+
+def _rooted(values: list[Any], folder: Path) -> list[Any]:
+    """References to files beside the recipe with their whole path."""
+    return [str(folder / one) if isinstance(one, str) and ".py:" in one else one for one in values]
 
 
 def _local(path: Path, start: Path) -> Path:
