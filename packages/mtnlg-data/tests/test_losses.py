@@ -240,7 +240,7 @@ def test_files_of_one_source_that_would_give_equal_ids_are_refused(tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("name", ["documents", "positives", "inputs"])
+@pytest.mark.parametrize("name", ["documents", "inputs"])
 def test_an_output_folder_whose_own_copies_would_replace_the_input_is_refused(tmp_path: Path, name: str) -> None:
     own = tmp_path / name
     own.mkdir()
