@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_data.document import group_memory
-from mtnlg_data.exchange import Exchange
+from mtnlg_data.exchange import MERGE_COPIES, ROWS_PER_RANGE, RUN_BYTES, Exchange
 from mtnlg_data.words import BATCH_CHARACTERS
 
-from .clusters import FOREST_ROWS, LINK_MEMORY_BYTES, LINKS_REDUCED
-from .minhash import signature_bytes
-from .runs import LIBRARY_BYTES, MERGE_COPIES, ROWS_PER_RANGE, RUN_BYTES
+from .clusters import FOREST_BYTES
+from .stage import LIBRARY_BYTES
 from .verify import GROUP_BYTES
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ CHARACTERS_PER_WORD = 6  # of English, separator included
 BATCH_COPIES = 16  # memory for a character of a batch of texts whose shingles are hashed
 # A row on disk: of a content hash, a key of a band, an end of a link, a cluster's root, a candidate beside its keys and
 # set, a removed document, the same with its names, and compressed in the ledger.
-CONTENT_BYTES, KEY_BYTES, LINK_BYTES, ROOT_BYTES, CANDIDATE_BYTES = 36, 16, 16, 16, 36
+CONTENT_BYTES, KEY_BYTES, LINK_BYTES, ROOT_BYTES, CANDIDATE_BYTES = 40, 16, 16, 16, 36
 REMOVAL_BYTES, NAMED_BYTES, LEDGER_BYTES = 20, 160, 64
 FILE_BYTES = 4096  # of a file beside its rows
 
@@ -64,8 +63,7 @@ def deduplication_state_bytes(
     copies = 1 + sum(1 for _ in Exchange(shards, 1).merges())  # of what shards hand on
     in_range = min(ROWS_PER_RANGE, documents)
     keys_in_range = min(ROWS_PER_RANGE, bands * documents)
-    forest = LINK_MEMORY_BYTES * min(FOREST_ROWS // 2, candidates)
-    links = LINK_MEMORY_BYTES * min(LINKS_REDUCED, bands * candidates)
+    forest = FOREST_BYTES * documents
     keys = (copies * KEY_BYTES * documents + LINK_BYTES * candidates) * bands
     steps = (
         StepState("signatures", signature_bytes(documents, bands) + files, text + signature_bytes(shard, bands)),
@@ -74,7 +72,7 @@ def deduplication_state_bytes(
             copies * CONTENT_BYTES * documents + files,
             _merge(CONTENT_BYTES * documents) + 3 * CONTENT_BYTES * in_range,
         ),
-        StepState("bands", keys, _merge(KEY_BYTES * bands * documents) + links + KEY_BYTES * keys_in_range),
+        StepState("bands", keys, _merge(KEY_BYTES * bands * documents) + KEY_BYTES * keys_in_range),
         StepState(
             "clusters",
             ROOT_BYTES * candidates,
@@ -96,6 +94,11 @@ def deduplication_state_bytes(
         StepState("write", 0, text + shard),
     )
     return tuple(step._replace(memory=LIBRARY_BYTES + step.memory) for step in steps)
+
+
+def signature_bytes(documents: int, bands: int) -> int:
+    """Bytes on disk of the signatures of this many documents."""
+    return documents * (8 * bands + 20)
 
 
 def _merge(size: int) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .runs import ANCHOR_BYTES, HEAD_BYTES, KEYS_PER_RANGE, RANGE_BYTES_PER_KEY
-from .scan import ITEM_MEMORY_BYTES
+from mtnlg_data.exchange import ROWS_PER_RANGE as KEYS_PER_RANGE
 
 if TYPE_CHECKING:
     from .settings import ExactSettings
 
 CHARACTERS_PER_TOKEN = {"word": 5.0, "character": 1.2}  # of English, white space included
 CHARACTERS_PER_LINE = 200
+RANGE_BYTES_PER_KEY = 120  # memory of a task while it sorts
+HEAD_BYTES, ANCHOR_BYTES = 36, 24  # on disk
+ITEM_MEMORY_BYTES = 72  # of a thing while its run is sorted
 
 
 class ExactState(NamedTuple):

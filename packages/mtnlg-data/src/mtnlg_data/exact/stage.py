@@ -1,8 +1,7 @@
 """Exact deduplication across all sources: documents, lines and passages that occur twice stay once.
 
     tokens.py   texts → hashes of documents, lines and windows of tokens
-    scan.py     documents, one shard per unit → what it holds of a kind, by hash (a run per shard)
-    runs.py     runs → what recurs
+    repeats.py  hashes of all shards → what recurs in each
     cuts.py     what recurs → texts without it
 
 All kinds are searched in the same texts, and what any of them finds is removed. That loses nothing: of two equal things
@@ -15,18 +14,16 @@ Hashes of 64 bits stand for what is compared. Of a billion different documents, 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.console import Failure
-from mtnlg_data.dedup.runs import Exchanged
-from mtnlg_data.document import number_shards, read_documents, replace_columns, write_documents
-from mtnlg_data.engine import StageFolder, Unit
-from mtnlg_data.filters.lists import is_in
+from mtnlg_data.document import read_documents, replace_columns, write_documents
+from mtnlg_data.exchange import Numbering, Range, Rows, count_ranges
 from mtnlg_data.filters.texts import column_of, text_lengths, texts_of
+from mtnlg_data.job import Job
 from mtnlg_data.tally import (
     EXCERPT_CHARACTERS,
     Fates,
@@ -38,12 +35,11 @@ from mtnlg_data.tally import (
 )
 
 from .cuts import cut_texts, merge_spans
-from .runs import Repeats, Run, find_repeats
-from .scan import RunUnit, scan_shard
+from .repeats import places, write_anchors, write_recurring, write_repeats, write_things
 from .settings import ExactSettings, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -73,56 +69,40 @@ def remove_repeats(
     """
     if not shards or not settings.kinds:
         raise Failure(f"exact: nothing to do; give shards and kinds, of {', '.join(get_args(Kind))}")
-    numbered = number_shards(shards)
-    stage = StageFolder(out, "exact", engine)
-    search = _Search(numbered, stage, settings, tuple(priority))
-    found: dict[Kind, list[_Found]] = {}
-    for kind in (kind for kind in get_args(Kind) if kind in settings.kinds):
-        if kind == "substrings":
-            found[kind] = search.run("windows", [repeats for _, repeats in search.run("anchors")])
-        else:
-            found[kind] = search.run(kind)
-    units = [
-        CutUnit(
-            shard,
-            {kind: by_shard[number] for kind, by_shard in found.items()},
-            settings.shortest,
-            out / shard.path.name,
-        )
-        for number, shard in enumerate(numbered)
+    job = Job("exact", shards, out, engine)
+    found = {
+        kind: _find_repeats(job, kind, settings, tuple(priority)) for kind in get_args(Kind) if kind in settings.kinds
+    }
+    items = [
+        ((shard, {kind: own[number] for kind, own in found.items()}), out / shard.path.name)
+        for number, shard in enumerate(job.shards)
     ]
-    summaries = stage.run(cut_shard, units, "exact: cut")
-    stage.finish(unit.output for unit in units)
+    done = job.map("cut", cut_shard, items, shortest=settings.shortest)
+    job.folder.finish(one.output for one in done)
+    summaries = [one.summary for one in done]
     summary = stage_summary("exact", summaries, order_sources(summaries, priority), settings.alarm_share)
     return {**summary, "exact": _effects(summary, summaries, settings)}
 
 
-class _Found(NamedTuple):
-    """A shard's run of a kind, and which of its hashes are repeats."""
+def _find_repeats(job: Job, kind: Kind, settings: ExactSettings, priority: tuple[str, ...]) -> list[Range]:
+    """The repeats of one kind in each shard; windows by their recurring anchors."""
+    shards, numbered = Numbering(len(job.shards)), [(shard, number) for number, shard in enumerate(job.shards)]
+    measure: tuple[object, ...] = (settings.shortest_line,) if kind == "lines" else ()
+    anchors: Sequence[Range | None] = [None] * shards.count
+    if kind == "substrings":
+        measure = (settings.substring_unit, settings.substring_length)
+        found = job.rows("anchors", write_anchors, numbered, measure=measure)
+        anchors = _returned(job, found, write_recurring, shards)
+    items = [(*item, own) for item, own in zip(numbered, anchors, strict=False)]
+    return _returned(
+        job, job.rows(kind, write_things, items, kind=kind, measure=measure, priority=priority), write_repeats, shards
+    )
 
-    run: Run
-    repeats: Repeats
 
-
-class _Search(NamedTuple):
-    """Where repeats are searched, and by which settings."""
-
-    shards: list[Shard]
-    stage: StageFolder
-    settings: ExactSettings
-    priority: tuple[str, ...]
-
-    def run(self, kind: str, anchors: Sequence[Repeats] = ()) -> list[_Found]:
-        """Find the repeats of one kind; windows by their recurring anchors."""
-        by_shard: Sequence[Repeats | None] = anchors or [None] * len(self.shards)
-        units = [
-            RunUnit(kind, shard, number, self.settings, self.priority, by_shard[number],
-                    Exchanged(self.stage.state / kind, len(self.shards), 1, "").path(number))
-            for number, shard in enumerate(self.shards)
-        ]  # fmt: skip
-        summaries = self.stage.run(scan_shard, units, f"exact: {kind}")
-        repeats = find_repeats(kind, list(zip(units, summaries, strict=True)), self.stage)
-        return [_Found(Run(unit.output), own) for unit, own in zip(units, repeats, strict=True)]
+def _returned(job: Job, rows: Rows, compare: Callable[..., Summary], shards: Numbering) -> list[Range]:
+    """What ``compare`` finds in these rows, range by range, and writes by shard."""
+    ranges = rows.ranges(count_ranges(sum(done.summary["rows"] for done in rows.written)))
+    return job.rows(f"{rows.folder.name}-repeats", compare, ranges, shards=shards).ranges(shards.count)[: shards.count]
 
 
 def _effects(summary: Summary, summaries: Sequence[Summary], settings: ExactSettings) -> dict[str, Any]:
@@ -150,32 +130,11 @@ def _effects(summary: Summary, summaries: Sequence[Summary], settings: ExactSett
     }
 
 
-@dataclass(frozen=True)
-class CutUnit(Unit):
-    """Unit: one shard and what recurs of it → its documents without the repeats."""
-
-    shard: Shard
-    found: Mapping[Kind, _Found]
-    shortest: int
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        repeats = {kind: (found.run.path.name, found.repeats.rows.digest) for kind, found in self.found.items()}
-        return ("cut", self.shard.checksum, self.shard.path.name, repeats, self.shortest)
-
-    def spans(self, kind: Kind) -> NDArray[np.int64]:
-        """What repeats of this kind cover, merged."""
-        run, repeats = self.found[kind]
-        spans, keys = run.spans, run.keys
-        repeated = np.ones(len(spans), np.bool_)
-        repeated[: len(keys)] = is_in(keys, repeats.read())
-        return merge_spans(spans[repeated])
-
-
-def cut_shard(unit: CutUnit) -> Summary:
+def cut_shard(item: tuple[Shard, Mapping[Kind, Range]], output: Path, *, shortest: int) -> Summary:
     """Write one shard; the summary has its tallies, the number of cuts by rule, and sample cuts."""
-    spans = {kind: unit.spans(kind) for kind in unit.found}
-    equal = np.zeros(unit.shard.rows, np.bool_)
+    shard, found = item
+    spans = {kind: _merged_spans(repeats) for kind, repeats in found.items()}
+    equal = np.zeros(shard.rows, np.bool_)
     equal[spans.pop("documents", np.empty((0, 3), np.int64))[:, 0]] = True
     spans = {kind: some[~equal[some[:, 0]]] for kind, some in spans.items()}
     cuts = next(iter(spans.values()), np.empty((0, 3), np.int64))
@@ -185,22 +144,28 @@ def cut_shard(unit: CutUnit) -> Summary:
 
     def remaining(tallies: Tallies) -> Iterator[pa.RecordBatch]:
         first = 0
-        for batch in read_documents(unit.shard.path):
+        for batch in read_documents(shard.path):
             own = slice(first, first + batch.num_rows)
             for kind, some in spans.items():
                 samples.extend(_samples(RULES[kind][0], batch, _between(some, own)))
             left = batch
             if len(in_batch := _between(cuts, own)):
                 left = replace_columns(batch, {"text": column_of(cut_texts(texts_of(batch["text"]), in_batch))})
-            kept = _count(tallies, batch, left, equal[own], unit.shortest)
+            kept = _count(tallies, batch, left, equal[own], shortest)
             yield left if kept.all() else left.filter(pa.array(kept))
             first += batch.num_rows
 
-    with recorded_tallies(unit.output) as tallies:
-        write_documents(unit.output, remaining(tallies))
+    with recorded_tallies(output) as tallies:
+        write_documents(output, remaining(tallies))
     counts = {RULES[kind][0]: len(some) for kind, some in spans.items()}
     shown = [sample for rule in counts for sample in sorted(s for s in samples if s[0] == rule)[:CUTS_SHOWN]]
     return {**tallies.summary(), "cuts": counts, "samples": shown}
+
+
+def _merged_spans(repeats: Range) -> NDArray[np.int64]:
+    """What repeats cover."""
+    parts = [merge_spans(places(table)[:, 1:]) for table in repeats.tables()]
+    return merge_spans(np.concatenate([np.empty((0, 3), np.int64), *parts]))
 
 
 def _between(spans: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:

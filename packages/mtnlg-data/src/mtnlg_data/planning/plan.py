@@ -21,7 +21,7 @@ from rich.table import Table
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.dedup.plan import deduplication_state_bytes
-from mtnlg_data.dedup.runs import LIBRARY_BYTES
+from mtnlg_data.dedup.stage import LIBRARY_BYTES
 from mtnlg_data.document import group_memory
 from mtnlg_data.exact.plan import exact_state_bytes
 from mtnlg_data.quality.classifier import BUCKETS

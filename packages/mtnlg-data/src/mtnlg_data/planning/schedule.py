@@ -17,8 +17,8 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mtnlg_data.exact.runs import KEYS_PER_RANGE
 from mtnlg_data.exchange import FAN_OUT, Exchange
+from mtnlg_data.exchange import ROWS_PER_RANGE as KEYS_PER_RANGE
 from mtnlg_data.tokens.stage import TEXT_BYTES_PER_UNIT, TOKENS_PER_UNIT
 from mtnlg_data.tokens.store import SPAN_BYTES
 
