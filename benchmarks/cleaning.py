@@ -21,9 +21,9 @@ from pathlib import Path
 
 import ftfy
 
-from mtnlg_data.clean.mojibake import fix_text
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, main_text
 from mtnlg_data.extract.paragraphs import read_page
+from mtnlg_data.mojibake import fix_text
 from record import claimed_ratio, conditions, option_parser, ratios, write_result
 
 CLAIMED = ("crawl", "extracted")

@@ -39,8 +39,8 @@ import zstandard
 from curation import SOURCES
 from found_duplicates import judge
 from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_crawl
-from mtnlg_data.dedup.stage import DeduplicateSettings
 from mtnlg_data.files import sha256, write_json
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
 from record import conditions, default_out, option_parser, today
 from run_watch import RunWatch, folder_bytes
 

@@ -26,9 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings, plan_cuts
+from mtnlg_data.decontaminate.cut_planning import plan_cuts
 from mtnlg_data.decontaminate.matches import Match, sentence_ends
 from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, task_ngrams
+from mtnlg_data.steps.decontaminate import DecontaminateSettings
 from mtnlg_data.words import fold_case, text_batches
 from record import claimed_ratio, conditions, option_parser, rates, ratios, time_rounds, write_result
 

@@ -35,10 +35,11 @@ from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils.word_tokenizers import WordTokenizer
 
-from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
+from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
 
 if TYPE_CHECKING:

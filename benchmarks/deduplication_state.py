@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from mtnlg_data.dedup.plan import deduplication_state_bytes
-from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
+
+from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine.units import manifest_path
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
 from record import conditions, write_result
 
 if TYPE_CHECKING:

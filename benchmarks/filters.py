@@ -50,6 +50,7 @@ from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils import word_tokenizers
 from datatrove.utils.typeshelper import Languages
 from fastwarc.warc import ArchiveIterator, WarcRecordType
+from mtnlg_data.filters.stage import apply_filters
 
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
@@ -58,7 +59,6 @@ from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
 from mtnlg_data.filters.lists import ListFiles
 from mtnlg_data.filters.rules import RULES, Effect, expand_rules
 from mtnlg_data.filters.settings import FilterSettings
-from mtnlg_data.filters.stage import apply_filters
 from mtnlg_data.filters.texts import Texts, Words, character_table, small_batches, sum_words
 from mtnlg_data.schema import Document
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result

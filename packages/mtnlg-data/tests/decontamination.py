@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings, plan_cuts
+from mtnlg_data.decontaminate.cut_planning import plan_cuts
 from mtnlg_data.decontaminate.matches import Match, sentence_ends
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.decontaminate import DecontaminateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

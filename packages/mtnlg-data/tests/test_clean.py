@@ -10,15 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mtnlg_data.clean.stage import VARIANTS, clean_documents
 
-from mtnlg_data.clean.mojibake import unbounded_cost_reason
-from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule, clean_documents, clean_text
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.extract.language import Language
 from mtnlg_data.files import sha256, write_json
+from mtnlg_data.mojibake import unbounded_cost_reason
 from mtnlg_data.schema import Document
 from mtnlg_data.sources.corpus import DATASETS
+from mtnlg_data.steps.clean import CleanSettings, Rule, clean_text
 
 if TYPE_CHECKING:
     from pathlib import Path

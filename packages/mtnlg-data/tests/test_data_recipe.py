@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.commands.setting_options import Leaf, leaves
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES, Recipe, load_recipe
+from mtnlg_data.recipe import Recipe, load_recipe
 from mtnlg_data.settings import dump
 from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.corpus import CORPUS, DATASETS, Step
+from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES
 from mtnlg_data.transfer.remotes import FolderRemote
 from mtnlg_data.transfer.snapshot import fetch_snapshot
 

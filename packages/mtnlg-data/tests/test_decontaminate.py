@@ -12,13 +12,13 @@ import pytest
 
 from decontamination import cut_at, run
 from mtnlg_data.console import Failure
-from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
 from mtnlg_data.decontaminate.ngrams import (
     NgramSet,
     read_task_texts,
 )
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.steps.decontaminate import DecontaminateSettings
 from mtnlg_data.words import character_kinds, fold_case, ngram_hashes
 
 if TYPE_CHECKING:

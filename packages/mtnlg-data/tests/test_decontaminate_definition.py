@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
+    from mtnlg_data.steps.decontaminate import DecontaminateSettings
 
 
 def plain_words(text: str) -> list[tuple[int, int, str]]:

@@ -16,10 +16,11 @@ import pytest
 
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup import stage
-from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
+from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

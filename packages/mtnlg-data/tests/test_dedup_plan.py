@@ -6,12 +6,13 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-
 from mtnlg_data.dedup.plan import FILE_BYTES, deduplication_state_bytes
-from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
+
+from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

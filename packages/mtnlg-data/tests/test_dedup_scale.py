@@ -11,10 +11,11 @@ import pytest
 from numpy_loops import mix_words_numpy
 
 from mtnlg_data.dedup import runs
-from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
+from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

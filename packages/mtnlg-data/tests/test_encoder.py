@@ -19,10 +19,11 @@ from tokenizers.pre_tokenizers import Metaspace, Whitespace
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import Shard, UnitOutput
+from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import encoder as encoder_module
 from mtnlg_data.tokens.encoder import batch_slices, open_encoder
 from mtnlg_data.tokens.encoding import EncodeUnit
-from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings, read_tokenizer, train_tokenizer
+from mtnlg_data.tokens.tokenizer import EOD, read_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

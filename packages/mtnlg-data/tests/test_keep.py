@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mtnlg_data.engine.stage_runner import _release
 
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import Local
 from mtnlg_data.engine.stage_folder import listed_shards
-from mtnlg_data.engine.stage_runner import _release
 from mtnlg_data.files import write_json
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe

@@ -8,8 +8,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mtnlg_data.clean.stage import clean_documents
 
-from mtnlg_data.clean.stage import CleanSettings, clean_documents
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, read_documents, shard_name, write_documents
 from mtnlg_data.engine import Local
@@ -22,6 +22,7 @@ from mtnlg_data.report.counts import languages as languages_section
 from mtnlg_data.report.summary_schema import Summary as ReadSummary
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import Record, SourceFile
+from mtnlg_data.steps.clean import CleanSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

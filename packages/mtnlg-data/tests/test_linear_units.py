@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+from mtnlg_data.clean.stage import clean_documents
+from mtnlg_data.filters.stage import apply_filters
+from mtnlg_data.quality.stage import filter_documents
 
 from mtnlg_data import document
-from mtnlg_data.clean.stage import CleanSettings, clean_documents
-from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup import runs as sorted_runs
 from mtnlg_data.document import batch_documents, write_documents
@@ -23,12 +24,13 @@ from mtnlg_data.exact.settings import ExactSettings
 from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.filters.rules import expand_rules
 from mtnlg_data.filters.settings import FilterSettings
-from mtnlg_data.filters.stage import apply_filters
-from mtnlg_data.quality.stage import QualitySettings, filter_documents
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.clean import CleanSettings
+from mtnlg_data.steps.decontaminate import DecontaminateSettings
+from mtnlg_data.steps.quality import QualitySettings
+from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import encoding, stage
 from mtnlg_data.tokens.stage import tokenize_documents
-from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

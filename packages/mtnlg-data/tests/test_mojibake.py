@@ -13,7 +13,7 @@ from ftfy.badness import BADNESS_RE, MOJIBAKE_CATEGORIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtnlg_data.clean.mojibake import MAX_PIECE_CHARACTERS, TRIGGERS, fix_text
+from mtnlg_data.mojibake import MAX_PIECE_CHARACTERS, TRIGGERS, fix_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,36 +14,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data import (
-    CleanSettings,
-    DecontaminateSettings,
-    DeduplicateSettings,
-    ExtractSettings,
-    Local,
-    QualitySettings,
-    SourceFile,
-    TokenizeSettings,
-    clean_documents,
-    decontaminate_documents,
-    deduplicate_documents,
-    extract_documents,
-    filter_documents,
-    read_documents,
-    tokenize_documents,
-)
+from mtnlg_data import Local, SourceFile, clean_documents, filter_documents, read_documents
 from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
+from mtnlg_data.decontaminate.stage import decontaminate_documents
+from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import CHARACTERS_PER_GROUP
+from mtnlg_data.extract.stage import extract_documents
+from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.report.file_inspection import inspect_table
 from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.parquet import row_bytes
+from mtnlg_data.steps.clean import CleanSettings
+from mtnlg_data.steps.decontaminate import DecontaminateSettings
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
+from mtnlg_data.steps.quality import QualitySettings
+from mtnlg_data.steps.tokenize import TokenizeSettings
+from mtnlg_data.tokens.stage import tokenize_documents
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mtnlg_data.clean.stage import Rule
     from mtnlg_data.sources import Kind
+    from mtnlg_data.steps.clean import Rule
 
 OWN = "mtnlg"
 

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mtnlg_data.dedup.plan import deduplication_state_bytes
+from mtnlg_data.exact.plan import exact_state_bytes
+from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, START_SECONDS, Step, schedule, steps_of
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.exact.plan import exact_state_bytes
 from mtnlg_data.exact.settings import ExactSettings
 from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.exchange import KeyRange, SortedFile
 from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
 from mtnlg_data.planning.plan import BATCHES_HELD, plan
-from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, START_SECONDS, Step, schedule, steps_of
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import arrow, parquet
+from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import encoding
 from mtnlg_data.tokens.stage import tokenize_documents
-from mtnlg_data.tokens.tokenizer import TokenizeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

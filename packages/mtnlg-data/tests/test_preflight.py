@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, Failures, IoFailure, error_status
 from mtnlg_data.filters.lists import check_list
-from mtnlg_data.planning.preflight import check_inputs
+from mtnlg_data.pipeline import check_inputs
 from mtnlg_data.quality.classifier import FILE_SHAPE
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.tokens.tokenizer import train_tokenizer

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mtnlg_data.quality.stage import filter_documents
 from numpy_loops import distinct_buckets_numpy
 
 from mtnlg_data.console import Failure, UsageFailure
@@ -22,10 +23,11 @@ from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.files import sha256, write_json
 from mtnlg_data.quality import classifier
 from mtnlg_data.quality.classifier import Classifier, fit_classifier, hash_features, open_scorer, roc_auc
-from mtnlg_data.quality.stage import QualitySettings, filter_documents, keep_probability
-from mtnlg_data.quality.training import Samples, TrainingExamples, uniform_draws
+from mtnlg_data.quality.draws import keep_probability, uniform_draws
+from mtnlg_data.quality.training import Samples, TrainingExamples
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.quality import QualitySettings
 from mtnlg_data.words import find_words, ngram_hashes
 
 if TYPE_CHECKING:

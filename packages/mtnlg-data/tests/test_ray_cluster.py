@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mtnlg_data.dedup.plan import deduplication_state_bytes
 
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.dedup.clusters import FOREST_ROWS, ForestUnit
-from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.dedup.representatives import GroupUnit
 from mtnlg_data.dedup.runs import Corpus
-from mtnlg_data.dedup.stage import DeduplicateSettings
 from mtnlg_data.engine import open_engine, ray_cluster
 from mtnlg_data.quality.training import Samples, TrainingUnit
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

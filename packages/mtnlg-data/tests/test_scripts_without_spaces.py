@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
 from mtnlg_data.decontaminate.matches import sentence_ends
 from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, task_ngrams
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.minhash import hash_shingles
-from mtnlg_data.dedup.stage import DeduplicateSettings, deduplicate_documents
+from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import batch_documents, read_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.decontaminate import DecontaminateSettings
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
 from mtnlg_data.words import fold_case
 
 if TYPE_CHECKING:

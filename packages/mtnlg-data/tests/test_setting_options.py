@@ -9,11 +9,11 @@ from typing import Literal
 
 import pytest
 import typer
+from mtnlg_data.commands.stage_command import StageRun, stage_command
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.commands.setting_options import leaves, parse_settings
-from mtnlg_data.commands.stage_command import StageRun, stage_command
 from mtnlg_data.console import UsageFailure, run
 from mtnlg_data.settings import Settings, setting
 

@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.dedup.stage import DeduplicateSettings
 from mtnlg_data.engine import Local
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.inspection import inspect_path
-from mtnlg_data.tokens.tokenizer import TokenizeSettings
+from mtnlg_data.steps.clean import CleanSettings
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
+from mtnlg_data.steps.tokenize import TokenizeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

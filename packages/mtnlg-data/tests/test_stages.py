@@ -13,17 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import invoke
 
-from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
-from mtnlg_data.dedup.stage import DeduplicateSettings
 from mtnlg_data.engine import Local, manifest_path
 from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.quality.stage import QualitySettings
-from mtnlg_data.recipe import PAGE_RULES, TEXT_RULES
-from mtnlg_data.tokens.tokenizer import TokenizeSettings
+from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES, CleanSettings
+from mtnlg_data.steps.decontaminate import DecontaminateSettings
+from mtnlg_data.steps.deduplicate import DeduplicateSettings
+from mtnlg_data.steps.quality import QualitySettings
+from mtnlg_data.steps.tokenize import TokenizeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,6 +20,7 @@ from mtnlg_data import document, exchange
 from mtnlg_data.console import Failure
 from mtnlg_data.document import write_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.stream import open_stream
 from mtnlg_data.tokens import encoding, placed_store, stage
 from mtnlg_data.tokens import store as store_module
@@ -27,11 +28,7 @@ from mtnlg_data.tokens.blend import held_out, read_blend
 from mtnlg_data.tokens.placed_store import PlacedStore, allocate_store
 from mtnlg_data.tokens.stage import tokenize_documents, unigram_entropy
 from mtnlg_data.tokens.store import TokenStore, writing_store
-from mtnlg_data.tokens.tokenizer import (
-    EOD,
-    TokenizeSettings,
-    document_key,
-)
+from mtnlg_data.tokens.tokenizer import EOD, document_key
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,18 +26,11 @@ from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import gpt2
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore
-from mtnlg_data.tokens.tokenizer import (
-    EOD,
-    TokenizeSettings,
-    draw_sample,
-    read_samples,
-    sample_units,
-    tokenizer_files,
-    train_tokenizer,
-)
+from mtnlg_data.tokens.tokenizer import EOD, draw_sample, read_samples, sample_units, tokenizer_files, train_tokenizer
 from mtnlg_data.transfer.remotes import FolderRemote
 
 if TYPE_CHECKING:

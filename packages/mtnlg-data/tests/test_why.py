@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from mtnlg_data.commands.standalone import clean
 from typer.testing import CliRunner
 
 from mtnlg_data import tally
-from mtnlg_data.clean.stage import CleanSettings
 from mtnlg_data.cli import app
 from mtnlg_data.commands.stage_inputs import find_inputs
-from mtnlg_data.commands.standalone import clean
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DocumentFile
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.why import explain
+from mtnlg_data.steps.clean import CleanSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

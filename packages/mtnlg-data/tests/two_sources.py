@@ -9,8 +9,9 @@ from tokenizers import Tokenizer
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens.stage import tokenize_documents
-from mtnlg_data.tokens.tokenizer import EOD, TokenizeSettings
+from mtnlg_data.tokens.tokenizer import EOD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,53 +1,48 @@
-from .clean.mojibake import fix_text
-from .clean.stage import CleanSettings, clean_documents
-from .decontaminate.cut_planning import DecontaminateSettings
-from .decontaminate.stage import decontaminate_documents
-from .dedup.plan import deduplication_state_bytes
-from .dedup.stage import DeduplicateSettings, deduplicate_documents
 from .document import batch_documents, read_documents, write_documents
 from .engine import Local, open_engine
 from .extract.boilerplate import BoilerplateSettings, main_text
 from .extract.charset import decode_html
 from .extract.paragraphs import read_page
-from .extract.stage import extract_documents
-from .extract.text import ExtractSettings
-from .filters.settings import FilterSettings
-from .filters.stage import apply_filters
+from .job import run_step
+from .mojibake import fix_text
 from .pipeline import curate
-from .quality.stage import QualitySettings, filter_documents
 from .recipe import Recipe, load_recipe
 from .schema import Document
 from .sources import SourceFile
+from .step import Drop, Outcome, Step
+from .steps.clean import Clean
+from .steps.decontaminate import Decontaminate
+from .steps.deduplicate import Deduplicate
+from .steps.exact import Exact
+from .steps.extract import Extract
+from .steps.filter import Filter
+from .steps.quality import Quality
+from .steps.tokenize import Tokenize
 from .stream import TokenStream, open_stream
-from .tokens.stage import tokenize_documents
 from .tokens.store import TokenStore
-from .tokens.tokenizer import TokenizeSettings
 
 __all__ = [
     "BoilerplateSettings",
-    "CleanSettings",
-    "DecontaminateSettings",
-    "DeduplicateSettings",
+    "Clean",
+    "Decontaminate",
+    "Deduplicate",
     "Document",
-    "ExtractSettings",
-    "FilterSettings",
+    "Drop",
+    "Exact",
+    "Extract",
+    "Filter",
     "Local",
-    "QualitySettings",
+    "Outcome",
+    "Quality",
     "Recipe",
     "SourceFile",
+    "Step",
     "TokenStore",
     "TokenStream",
-    "TokenizeSettings",
-    "apply_filters",
+    "Tokenize",
     "batch_documents",
-    "clean_documents",
     "curate",
     "decode_html",
-    "decontaminate_documents",
-    "deduplicate_documents",
-    "deduplication_state_bytes",
-    "extract_documents",
-    "filter_documents",
     "fix_text",
     "load_recipe",
     "main_text",
@@ -55,6 +50,6 @@ __all__ = [
     "open_stream",
     "read_documents",
     "read_page",
-    "tokenize_documents",
+    "run_step",
     "write_documents",
 ]

@@ -6,35 +6,24 @@ Libraries are imported inside the commands, so that ``--help`` does not wait for
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from .commands.result_commands import add_result_commands
-from .commands.stage_command import (
+from .commands.step_command import (
     AllowFailures,
     AsJson,
     OnEngine,
     OnRay,
-    StageRun,
     Workers,
     WorkFolder,
+    add_step_commands,
     check_failures,
-    stage_command,
 )
 from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import Keep, lock_folder
 from .transfer.urls import url_of
-
-if TYPE_CHECKING:
-    from .clean.stage import CleanSettings, Rule
-    from .decontaminate.cut_planning import DecontaminateSettings
-    from .dedup.stage import DeduplicateSettings
-    from .exact.settings import ExactSettings
-    from .extract.text import ExtractSettings
-    from .filters.settings import FilterSettings
-    from .quality.stage import QualitySettings
-    from .tokens.tokenizer import TokenizeSettings
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
 
@@ -47,19 +36,9 @@ RecipeOverrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as quality.alpha=9."),
 ]
-InputPaths = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="INPUT...",
-        help="Files, folders and URLs: WARC, JSON lines (.gz, .zst, .xz, .bz2), Parquet, Arrow, a stage's output; "
-        "NAME=PATH.",
-    ),
-]
 WhatStays = Annotated[
     Keep, typer.Option(help="last: remove each stage's shards and state once the next one has read them.")
 ]
-StageFolder = Annotated[Path, typer.Option("--out", help="Folder, or URL, for shards, manifests, summary and report.")]
-TextField = Annotated[str, typer.Option(help="Key or column of the text, in JSON lines and Parquet.")]
 
 
 @app.command("run")
@@ -94,8 +73,7 @@ def run_recipe(
     The same command resumes an interrupted run, with any number of workers, and ends with the same bytes.
     """
     from .engine import open_engine  # noqa: PLC0415
-    from .pipeline import curate  # noqa: PLC0415
-    from .planning.preflight import check_inputs  # noqa: PLC0415
+    from .pipeline import check_inputs, curate  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
     from .report import write_report  # noqa: PLC0415
     from .transfer.publish import Place  # noqa: PLC0415
@@ -192,7 +170,7 @@ def show_plan(
     characters: Annotated[
         int | None,
         typer.Option(
-            "--characters-a-document",
+            "--characters-per-document",
             min=1,
             max=10**9,
             metavar="N",
@@ -212,16 +190,16 @@ def show_plan(
     Without [bold]--documents[/bold] all that the recipe names must be here, and is checked as before a run.
     """
     from .engine.local import available_cores  # noqa: PLC0415
-    from .planning.corpus_size import MEAN_CHARACTERS, CorpusSize, estimate_corpus  # noqa: PLC0415
+    from .pipeline import check_inputs  # noqa: PLC0415
+    from .planning.corpus_size import MEAN_CHARACTERS, assumed_corpus, estimate_corpus  # noqa: PLC0415
     from .planning.plan import plan, print_plan  # noqa: PLC0415
-    from .planning.preflight import check_inputs  # noqa: PLC0415
     from .recipe import load_recipe  # noqa: PLC0415
 
     resolved = load_recipe(recipe, overrides or [], folder)
     if documents is not None:
-        size = CorpusSize(int(documents), characters or MEAN_CHARACTERS)
+        size = assumed_corpus(resolved, int(documents), characters or MEAN_CHARACTERS)
     elif characters is not None:
-        raise UsageFailure("--characters-a-document goes with --documents; without both they are read from the files")
+        raise UsageFailure("--characters-per-document goes with --documents; without both they are read from the files")
     else:
         check_inputs(resolved)
         size = estimate_corpus(resolved)
@@ -232,151 +210,7 @@ def show_plan(
         print_plan(planned)
 
 
-@stage_command(app, "mtnlg_data.extract.text:ExtractSettings")
-def extract(
-    settings: ExtractSettings,
-    inputs: InputPaths,
-    *,
-    out: StageFolder,
-    field: TextField = "text",
-    subset: Annotated[
-        str | None, typer.Option(help="Read the Pile's format, and keep documents of this pile_set_name.")
-    ] = None,
-) -> StageRun:
-    """Extract documents from records: charset, language, and the text of a web page without its boilerplate."""
-    from .commands import stage_inputs, standalone  # noqa: PLC0415
-
-    if subset is not None and field != "text":
-        raise UsageFailure(f"--field {field}: texts of the Pile, which --subset reads, are under text")
-    file_options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
-    files = stage_inputs.find_inputs(inputs, raw=True, **file_options)
-    return lambda engine: standalone.extract(files, out, settings, engine)
-
-
-@stage_command(app, "mtnlg_data.quality.stage:QualitySettings")
-def score(
-    settings: QualitySettings,
-    inputs: InputPaths,
-    *,
-    out: StageFolder,
-    field: TextField = "text",
-    positive: Annotated[
-        list[str] | None, typer.Option(metavar="INPUT", help="Good documents to train the classifier on.")
-    ] = None,
-) -> StageRun:
-    """Train a quality classifier, score every document, and keep those that the Pareto draw keeps.
-
-    [bold]--model FILE[/bold] takes a trained classifier instead, such as the classifier.npy of another run.
-    """
-    from .commands import stage_inputs, standalone  # noqa: PLC0415
-
-    files, good = (
-        stage_inputs.find_inputs(inputs, field=field),
-        stage_inputs.find_inputs(positive or [], unnamed="positives", field=field),
-    )
-    return lambda engine: standalone.score(files, out, settings, engine, positives=good)
-
-
-@stage_command(app, "mtnlg_data.clean.stage:CleanSettings")
-def clean(
-    settings: CleanSettings,
-    inputs: InputPaths,
-    *,
-    out: StageFolder,
-    field: TextField = "text",
-    rules: Annotated[
-        str, typer.Option(metavar="RULE,...", help=f"Rules to apply, of {', '.join(get_args(Rule))}.")
-    ] = "unicode,language,javascript,short",
-) -> StageRun:
-    """Repair Unicode and white space; drop other languages, JavaScript stubs and short documents."""
-    from .commands import stage_inputs, standalone  # noqa: PLC0415
-
-    files, chosen = stage_inputs.find_inputs(inputs, field=field), standalone.parse_rules(rules)
-    return lambda engine: standalone.clean(files, out, settings, engine, rules=chosen)
-
-
-@stage_command(app, "mtnlg_data.filters.settings:FilterSettings")
-def filter(  # noqa: A001  (the command's name)
-    settings: FilterSettings,
-    inputs: InputPaths,
-    *,
-    out: StageFolder,
-    field: TextField = "text",
-    rules: Annotated[
-        str,
-        typer.Option(
-            metavar="RULE,...",
-            help="Families of rules: url, gopher_repetition, gopher_quality, c4, fineweb, pii; or rules of theirs.",
-        ),
-    ],
-) -> StageRun:
-    """Drop and edit documents by the rules of Gopher, C4 and FineWeb, by URL lists, and replace personal data."""
-    from .commands import stage_inputs, standalone  # noqa: PLC0415
-
-    files, chosen = stage_inputs.find_inputs(inputs, field=field), standalone.parse_filters(rules)
-    return lambda engine: standalone.filter_by_rules(files, out, settings, engine, rules=chosen)
-
-
-@stage_command(app, "mtnlg_data.dedup.stage:DeduplicateSettings")
-def dedup(
-    settings: DeduplicateSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text"
-) -> StageRun:
-    """Keep one of near duplicates, of the source named first; OUT/dropped/duplicates-*.parquet list the others."""
-    from .commands import stage_inputs, standalone  # noqa: PLC0415
-
-    files = stage_inputs.find_inputs(inputs, field=field)
-    return lambda engine: standalone.dedup(files, out, settings, engine)
-
-
-@stage_command(app, "mtnlg_data.exact.settings:ExactSettings")
-def exact(settings: ExactSettings, inputs: InputPaths, *, out: StageFolder, field: TextField = "text") -> StageRun:
-    """Keep one copy of what [bold]--kinds[/bold] names: equal documents, equal lines, passages that occur twice."""
-    from .commands import stage_inputs, standalone  # noqa: PLC0415
-
-    files = stage_inputs.find_inputs(inputs, field=field)
-    if not settings.kinds:
-        raise UsageFailure("exact needs --kinds, some of documents,lines,substrings")
-    return lambda engine: standalone.exact(files, out, settings, engine)
-
-
-@stage_command(app, "mtnlg_data.decontaminate.cut_planning:DecontaminateSettings")
-def decontaminate(
-    settings: DecontaminateSettings,
-    inputs: InputPaths,
-    *,
-    out: StageFolder,
-    field: TextField = "text",
-    texts: Annotated[Path, typer.Option(help="Texts of the evaluation tasks, written by mtnlg-eval texts.")],
-) -> StageRun:
-    """Cut the n-grams of the evaluation tasks, and the text around them, out of the documents."""
-    from .commands import stage_inputs, standalone  # noqa: PLC0415
-
-    files = stage_inputs.find_inputs(inputs, field=field)
-    return lambda engine: standalone.decontaminate(files, out, settings, engine, texts=texts)
-
-
-@stage_command(app, "mtnlg_data.tokens.tokenizer:TokenizeSettings")
-def tokenize(
-    settings: TokenizeSettings,
-    inputs: InputPaths,
-    *,
-    out: StageFolder,
-    field: TextField = "text",
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=SHARE", help="A source's share of the training samples; all sum to 1."),
-    ] = None,
-) -> StageRun:
-    """Tokenize documents into Megatron token stores and their blend.
-
-    [bold]--vocabulary 50257[/bold] trains a tokenizer, [bold]--tokenizer[/bold] reads one.
-    """
-    from .commands import stage_inputs, standalone  # noqa: PLC0415
-
-    files, weights = stage_inputs.find_inputs(inputs, field=field), standalone.parse_weights(weight or [])
-    return lambda engine: standalone.tokenize(files, out, settings, engine, weights=weights)
-
-
+add_step_commands(app)
 add_result_commands(app)
 
 

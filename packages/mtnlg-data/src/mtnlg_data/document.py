@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .console import Failure
@@ -234,12 +235,27 @@ class DocumentFile:
             yield int(cuts[group]), self.read(int(group), columns).take(pa.array(rows_in_group))
 
 
-def read_documents(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The documents of a shard in order, one batch per row group. Raises ``DamagedShard`` as ``DocumentFile`` does."""
+def read_documents(
+    path: Path, columns: Sequence[str] | None = None, *, batch_bytes: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The documents of a shard in order: a batch per row group, or several of about ``batch_bytes`` of text each.
+
+    Raises ``DamagedShard`` as ``DocumentFile`` does.
+    """
     with DocumentFile(path) as file:
         for group, rows in enumerate(file.rows):
             if rows:
-                yield file.read(group, columns)
+                batch = file.read(group, columns)
+                yield from [batch] if batch_bytes is None else _slices(batch, batch_bytes)
+
+
+def _slices(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
+    first = 0
+    while first < batch.num_rows:
+        last = max(first + 1, int(np.searchsorted(ends, (ends[first - 1] if first else 0) + size, side="right")))
+        yield batch.slice(first, last - first)
+        first = last
 
 
 def text_bytes(path: Path) -> list[int]:
@@ -272,6 +288,10 @@ class Shard(NamedTuple):
     first: int
     rows: int
     checksum: str
+
+    def fingerprint(self) -> object:
+        """Stands for its content by name and checksum; its place among others is given where it matters."""
+        return [self.path.name, self.checksum]
 
 
 def number_shards(paths: Iterable[Path]) -> list[Shard]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 FAN_OUT = 128  # a power of two
 KEY_BITS = 64
 KEYS = 1 << KEY_BITS
+ROWS_SUFFIX = ".arrow"
 RUN_BYTES = 1 << 25  # of a run, and of the rows that a reader yields at a time
 MERGE_COPIES = 5  # in memory, of a run in a merge: as read, together, sorted, and waiting to be written
 ROWS_PER_RANGE = 1 << 22  # of narrow rows: what a task reads, about
@@ -70,12 +71,12 @@ def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
 class Numbering(NamedTuple):
     """Things that are numbered from 0, with keys that ascend by number and span all keys."""
 
-    count: int
+    total: int
 
     @property
     def shift(self) -> int:
         """Left shift that makes a key of a number."""
-        return KEY_BITS - max(1, (self.count - 1).bit_length())
+        return KEY_BITS - max(1, (self.total - 1).bit_length())
 
     def keys(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
         """The keys of these numbers."""
@@ -176,7 +177,7 @@ class Range(NamedTuple):
 
         All rows of a key come in one table, unless they alone are more than one holds.
         """
-        return read_rows([self.folder / f"{file.stem}.arrow" for file in self.keys.files], *self.keys[:2])
+        return read_rows([self.folder / f"{file.stem}{ROWS_SUFFIX}" for file in self.keys.files], *self.keys[:2])
 
     def column(self, name: str, dtype: Any) -> NDArray[Any]:  # noqa: ANN401
         """A column of all rows, which must fit into memory."""
@@ -194,13 +195,13 @@ class Rows(NamedTuple):
     @staticmethod
     def path(folder: Path, number: int) -> Path:
         """The file that task ``number`` writes."""
-        return folder / f"{SortedFile(0, number, 0).stem}.arrow"
+        return folder / f"{SortedFile(0, number, 0).stem}{ROWS_SUFFIX}"
 
     def ranges(self, count: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Range]:
         """At least so many ranges, the next power of two, for as many tasks: all keys, or these first and last keys."""
         exchange = Exchange(len(self.written), count)
         for level in exchange.merges():
-            self.merge([(self._range(keys), self.folder / f"{file.stem}.arrow") for file, keys in level])
+            self.merge([(self._range(keys), self.folder / f"{file.stem}{ROWS_SUFFIX}") for file, keys in level])
         parts = map(exchange.range, range(exchange.ranges)) if spans is None else (exchange.between(*s) for s in spans)
         return [self._range(keys) for keys in parts]
 

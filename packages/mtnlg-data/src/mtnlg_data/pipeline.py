@@ -1,201 +1,164 @@
-"""The whole curation: extract, quality, clean, filter, deduplicate, exact, decontaminate, tokenize, each in its folder.
+"""The whole curation: the steps of a recipe, each in its folder.
 
-Stages that nobody asks for (quality, filter, exact) do not run, and leave no folder.
+A step that no source goes through does not run, and leaves no folder. A finished step leaves ``account.json``: the key
+of its inputs, settings and code, its summary, and size and modification time of its files. While these agree it is not
+run again; an interrupted one resumes from its last finished task.
 
-A stage that has finished on the same inputs is not run again (``engine.stage_runner``); an interrupted one resumes from
-its last finished unit.
+With ``keep = "last"`` the shards that a step has read go when it has finished, and so does the ``state`` of the steps
+before it. Their manifests stay, so a finished run still does nothing; the account names what was removed before it is,
+so a kill in between costs nothing.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
 
-from mtnlg_data.clean.stage import clean_documents
-from mtnlg_data.decontaminate.stage import decontaminate_documents
-from mtnlg_data.dedup.stage import deduplicate_documents
-from mtnlg_data.exact.stage import remove_repeats
-from mtnlg_data.extract.stage import extract_documents
-from mtnlg_data.filters.lists import ListFiles
-from mtnlg_data.filters.stage import apply_filters
-from mtnlg_data.planning.preflight import check_inputs
-from mtnlg_data.quality.stage import filter_documents
-from mtnlg_data.tokens.stage import tokenize_documents
-from mtnlg_data.tokens.tokenizer import tokenizer_files
-
-from .console import Failure, Failures, say
-from .document import DamagedShard, shard_source
-from .engine import StageFolder, library_version, lock_folder, manifest_path, read_list
+from .console import MISTAKES, Failure, Failures, IoFailure, error_line
+from .document import shard_source
+from .engine import StageFolder, checksum, lock_folder, read_list
 from .engine.folder_lock import LOCK
-from .engine.stage_runner import RemovedInputs, StageRunner
-from .files import sha256, write_json, write_text
-from .settings import dump
-from .tally import merge_summaries
+from .engine.stage_folder import ACCOUNT, STATE
+from .files import read_small, write_json, write_text
+from .fingerprint import fingerprint
+from .job import Job
+from .tally import merge_summaries, say_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from .engine import Engine, Keep, Summary
+    from .engine import Engine, Keep
     from .recipe import Recipe
     from .sources import SourceFile
+    from .step import Step
+    from .tally import Summary
 
-STAGES: dict[str, Callable[..., Summary]] = {
-    "extract": extract_documents,
-    "quality": filter_documents,
-    "clean": clean_documents,
-    "filter": apply_filters,
-    "deduplicate": deduplicate_documents,
-    "exact": remove_repeats,
-    "decontaminate": decontaminate_documents,
-    "tokenize": tokenize_documents,
-}
 RECIPE, TOKENS = "recipe.toml", "tokens"  # in the folder of the run: what it runs, and what training reads
 WRITTEN = (RECIPE, "summary.json", "report.html")
-#: Their folders in that of the run. ``filter`` and ``exact`` share a number, so that the others do not depend on them.
-FOLDERS = {
-    "extract": "01-extract",
-    "quality": "02-quality",
-    "clean": "03-clean",
-    "filter": "03-filter",
-    "deduplicate": "04-deduplicate",
-    "exact": "04-exact",
-    "decontaminate": "05-decontaminate",
-    "tokenize": "06-tokenize",
-}
+LARGEST_ACCOUNT = 1 << 28
 
 
 def curate(recipe: Recipe, out: Path, engine: Engine, keep: Keep = "all") -> Summary:
-    """Run every stage of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
+    """Run every step of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
 
     With ``keep`` "last" only the last shards and the tokens stay of the text. Raises ``Failure`` before any work where
     what the recipe names cannot be used, or another run is at work in ``out``.
     """
-    files, texts = check_inputs(recipe)
+    files = check_inputs(recipe)
     if (stage := read_list(out)) is not None:
         raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
     if not (out / LOCK).exists() and (others := [name for name in WRITTEN if (out / name).exists()]):
         raise Failure(f"{out / others[0]}: is there before the first run, which writes one; give another --out")
     with lock_folder(out):
-        write_text(out / RECIPE, dump(recipe))
-        remade: set[Path] = set()
-        while True:
-            try:
-                summary = _run_stages(recipe, files, texts, StageRunner(out, STAGES, FOLDERS, keep), engine)
-            except DamagedShard as damaged:  # a disk lost bytes of a finished stage, which only its reader notices
-                if damaged.path in remade or out not in damaged.path.parents:
-                    raise
-                say(f"{damaged}; it is made again")
-                manifest_path(damaged.path).unlink(missing_ok=True)
-                remade.add(damaged.path)
-            except RemovedInputs:  # a stage must run, and --keep last removed its inputs: those before it go first
-                continue
-            else:
-                write_json(out / "summary.json", summary)
-                return summary
+        write_text(out / RECIPE, recipe.dump())
+        run = _Run(recipe, out, engine, keep, files)
+        for step in recipe.steps:
+            run.step(step)
+        summary = merge_summaries(run.summaries)
+        write_json(out / "summary.json", summary)
+        return summary
 
 
-def _run_stages(
-    recipe: Recipe, files: Sequence[SourceFile], texts: Path | None, runner: StageRunner, engine: Engine
-) -> Summary:
-    """Run every stage that is not finished; returns the summary of all."""
-    priority = list(recipe.sources)
-    inputs = [(asdict(file), file.stats) for file in files]
-    extracted = runner.run(
-        "extract",
-        (),
-        [inputs, recipe.extract, recipe.resolved_extract.key(), library_version(recipe.extract.method)],
-        lambda folder: extract_documents(files, folder, recipe.resolved_extract, engine),
-    )
-    shards = [extracted / name for name in runner.summaries[-1]["shards"]]
-    if failure := runner.summaries[-1].get("failure"):
-        say(f"WARNING: {failure}")
-    _check_sources(runner.summaries[-1])
+def check_inputs(recipe: Recipe) -> list[SourceFile]:
+    """Open all that the recipe names beside documents, by what reads it; returns the files of the sources, in order.
 
-    if recipe.filtered:
-        before = runner.summaries[-1]["sources"]
-        roles, quality = (recipe.filtered, recipe.curated), recipe.resolved_quality
-        good = runner.run(
-            "quality",
-            shards,
-            [roles, quality, quality.model_key()],
-            lambda folder: filter_documents(shards, folder, quality, *roles, before=before, engine=engine),
-            passing=[shard for shard in shards if shard_source(shard) not in recipe.filtered],
-        )
-        shards = [good / shard.name if shard_source(shard) in recipe.filtered else shard for shard in shards]
-    else:
-        StageFolder(runner.folder("quality"), "quality", engine).clear()
+    A step may begin hours after its run. Raises ``Failures`` with a line for each mistake, and at once an
+    ``IoFailure``, which another attempt may not meet.
+    """
+    mistakes: list[str] = []
+    files: list[SourceFile] = []
 
-    rules = {name: source.rules for name, source in recipe.sources.items()}
-    clean = runner.run(
-        "clean",
-        shards,
-        [rules, recipe.clean, recipe.resolved_clean.key()],
-        lambda folder: clean_documents(shards, folder, recipe.resolved_clean, rules, engine),
-    )
+    def attempt(check: Callable[[], Any]) -> Any:  # noqa: ANN401
+        try:
+            return check()
+        except IoFailure:
+            raise
+        except (Failure, *MISTAKES) as error:
+            mistakes.append(error_line(error))
 
-    clean_shards = [clean / shard.name for shard in shards]
-    if filters := recipe.filters:
-        before, settings = runner.summaries[-1]["sources"], recipe.resolved_filter
-        chosen = runner.run(
-            "filter",
-            clean_shards,
-            [filters, recipe.filter, ListFiles.of(settings).digests()],
-            lambda folder: apply_filters(clean_shards, folder, settings, filters, before=before, engine=engine),
-            passing=[shard for shard in clean_shards if shard_source(shard) not in filters],
-        )
-        clean_shards = [chosen / s.name if shard_source(s) in filters else s for s in clean_shards]
-    else:
-        StageFolder(runner.folder("filter"), "filter", engine).clear()
-
-    unique = runner.run(
-        "deduplicate",
-        clean_shards,
-        [priority, recipe.deduplicate],
-        lambda folder: deduplicate_documents(clean_shards, folder, recipe.deduplicate, priority, engine),
-    )
-
-    unique_shards = [unique / shard.name for shard in shards]
-    if recipe.exact.kinds:
-        repeated = unique_shards
-        once = runner.run(
-            "exact",
-            repeated,
-            [priority, recipe.exact],
-            lambda folder: remove_repeats(repeated, folder, recipe.exact, priority, engine),
-        )
-        unique_shards = [once / shard.name for shard in shards]
-    else:
-        StageFolder(runner.folder("exact"), "exact", engine).clear()
-
-    decontaminated = runner.run(
-        "decontaminate",
-        unique_shards,
-        [texts and sha256(texts), recipe.decontaminate],
-        lambda folder: decontaminate_documents(unique_shards, folder, recipe.decontaminate, texts, engine),
-    )
-
-    tokenize = recipe.resolved_tokenize
-    tokenizer = [sha256(file) for file in tokenizer_files(tokenize)]
-    pure_shards = [decontaminated / shard.name for shard in shards]
-    by_source = {name: [shard for shard in pure_shards if shard_source(shard) == name] for name in priority}
-    tokens = runner.out / TOKENS
-    runner.run(
-        "tokenize",
-        pure_shards,
-        [priority, recipe.weights, tokenize, tokenizer],
-        lambda _: tokenize_documents(by_source, tokens, tokenize, recipe.weights, engine),
-        passing=pure_shards,
-        results=tokens,
-    )
-    return merge_summaries(runner.summaries)
+    for name in recipe.sources:
+        files += attempt(partial(recipe.source_files, name)) or []
+    for step in recipe.steps:
+        attempt(step.check)
+    if mistakes:
+        raise Failures("\n".join(dict.fromkeys(mistakes)))
+    return files
 
 
-def _check_sources(extracted: Summary) -> None:
-    """Raise ``Failures`` where a source has no documents, of which tokenize could make no store, hours later."""
+class _Run:
+    """The steps of a run so far: their summaries, and the shards that the next one is given."""
+
+    def __init__(self, recipe: Recipe, out: Path, engine: Engine, keep: Keep, files: Sequence[SourceFile]) -> None:
+        self.summaries: list[Summary] = []
+        self._recipe = recipe
+        self._out = out
+        self._engine = engine
+        self._keep = keep
+        self._files = files
+        self._shards: list[Path] = []
+        self._results: list[tuple[Path, Path]] = []  # account and folder of the results of each step so far
+        self._releases: list[tuple[Path, Path, set[Path]]] = []  # arguments of ``_release``
+
+    def step(self, step: Step[Any, Any]) -> None:
+        """Run a step unless it has finished on these shards, or none goes through it."""
+        folder = self._out / self._recipe.folders[step.name]
+        roles = {name: step.role_of(name) for name in step.sources}
+        if "through" not in roles.values():
+            StageFolder(folder, step.name, self._engine).clear()
+            return
+        results = self._out / TOKENS if step.gives == "tokens" else folder
+        given, files = self._shards, self._files if step.takes == "files" else []
+        before = self.summaries[-1]["sources"] if self.summaries else None
+        account, read = folder / ACCOUNT, [path for path in given if roles.get(shard_source(path)) != "past"]
+        described = [[asdict(file) | {"path": str(file.path)}, file.stats] for file in files]
+        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in read], described])
+        summary = _finished_summary(account, key, results)
+        if has_run := summary is None:
+            if missing := [path for path in read if not path.exists()]:
+                raise Failure(
+                    f"{step.name}: {missing[0]} and {len(missing) - 1} more of its inputs were removed by --keep last; "
+                    f"rm {self._out}/*/{ACCOUNT} and run the same command: it makes them again"
+                )
+            started = time.monotonic()
+            job = Job(step, given, folder, self._engine, files=files, before=before, results=results)
+            summary = step.apply(job)
+            summary["seconds"] = round(time.monotonic() - started, 3)
+            write_json(account, {"key": key, "account": summary, "files": _stats_of_files(results), "removed": []})
+        say_summary(summary, f"{summary['seconds']:.1f} s" if has_run else "done before")
+        self.summaries.append(summary)
+        if step.takes == "files":
+            _check_sources(summary, self._recipe)
+        if step.gives == "documents":
+            made = summary.get("shards") or [path.name for path in given]
+            rewritten = [folder / name for name in made]
+            self._shards = [
+                path if roles.get(shard_source(path)) == "through" else kept
+                for path, kept in zip(rewritten, given or rewritten, strict=True)
+            ]
+        self._release_inputs(account, results, {*given} - {*self._shards}, has_run, step is self._recipe.steps[-1])
+
+    def _release_inputs(self, account: Path, results: Path, read: set[Path], has_run: bool, is_last: bool) -> None:
+        """With ``keep`` "last", remove what this step has read, or where it need not run, what the next one has."""
+        if self._keep == "last":
+            self._releases += [(*earlier, read) for earlier in self._results]
+            self._releases += [(account, results, set())] if is_last else []
+            if has_run or is_last:
+                for release in self._releases:
+                    _release(*release)
+                self._releases.clear()
+        self._results.append((account, results))
+
+
+def _check_sources(extracted: Summary, recipe: Recipe) -> None:
+    """Raise ``Failures`` where a source has no documents, of which no store could be made, hours later."""
     empty = []
     for source, counts in extracted["sources"].items():
-        if not counts["documents_out"]:
+        if not counts["documents_out"] and recipe.steps[-1].gives == "tokens":
             dropped = ", ".join(f"{reason} {number:,}" for reason, number in counts["dropped"].items())
             unread = [one for one in (*extracted["lost"], *extracted["errors"]) if one["source"] == source]
             first = f": {unread[0]['where']}: {unread[0]['what']}" if unread else ""
@@ -206,3 +169,42 @@ def _check_sources(extracted: Summary) -> None:
             )
     if empty:
         raise Failures("\n".join(empty))
+
+
+def _finished_summary(path: Path, key: str, results: Path) -> Summary | None:
+    """The summary in a step's account, if the step ran on these inputs and its results are untouched since."""
+    try:
+        account = json.loads(read_small(path, LARGEST_ACCOUNT))
+        removed = set(account["removed"])
+        files = {name: stats for name, stats in _stats_of_files(results).items() if name not in removed}
+        unchanged = account["key"] == key and account["files"] == files
+    except (OSError, ValueError, KeyError):
+        return None
+    return dict(account["account"]) if unchanged else None
+
+
+def _stats_of_files(results: Path) -> dict[str, list[int]]:
+    """Size and modification time of every file but the account: enough to see a change since the step finished."""
+    paths = (path for path in results.rglob("*") if path.name != ACCOUNT and not path.name.startswith("."))
+    return {
+        path.relative_to(results).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns]
+        for path in sorted(paths)
+        if path.is_file()
+    }
+
+
+def _release(path: Path, results: Path, shards: Collection[Path]) -> None:
+    """Remove these shards and all state from a step's results, named in its account at ``path`` before.
+
+    Raises ``Failure`` for a name in the account that leads out of the results: no run has written it.
+    """
+    account = json.loads(read_small(path, LARGEST_ACCOUNT))
+    going = {name for name in account["files"] if name.startswith(f"{STATE}/") or results / name in shards}
+    if going:
+        account["files"] = {name: stats for name, stats in account["files"].items() if name not in going}
+        account["removed"] = sorted({*account["removed"], *going})
+        write_json(path, account)
+    for name in account["removed"]:
+        if PurePosixPath(name).root or ".." in PurePosixPath(name).parts:
+            raise Failure(f"{path}: names {name!r}, which is not below {results}; remove that file of the run")
+        (results / name).unlink(missing_ok=True)

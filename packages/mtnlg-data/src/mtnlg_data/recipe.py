@@ -1,6 +1,8 @@
-"""The recipe of a curation, ``data.toml``: the sources of documents and the settings of every stage.
+"""The recipe of a curation, ``data.toml``: the sources of documents, the steps, and the settings of every step.
 
 The order of the sources is their priority: of duplicates, the copy from the earliest source is kept::
+
+    steps = ["extract", "clean", "long", "deduplicate", "tokenize"]   # ours in their order, if not given
 
     [sources.Wikipedia]                  # a dataset of the paper: its weight, subset and cleaning rules are built in
     kind = "pile"
@@ -16,78 +18,55 @@ The order of the sources is their priority: of duplicates, the copy from the ear
     weight = 0.3
     filtered = true                      # by the classifier trained on sources with ``curated = true``
 
-A recipe that cannot work is refused here, before any stage starts.
+    [long]                               # a step of one's own
+    use = "filters.py:keep_long"         # a file beside the recipe, package.module:name, or an entry point's name
+    least = 200                          # a parameter of the function
+    only = ["own"]                       # sources; also except = […]
+    where.language.zh = { least = 80 }   # also where.source.NAME
+
+What a step reads of the table of a source is said by the step. A recipe that cannot work is refused here, before any
+step starts.
 """
 
 from __future__ import annotations
 
 import glob
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StringConstraints, create_model, model_validator
 
-from mtnlg_data.clean.stage import VARIANTS, CleanSettings, Rule
-from mtnlg_data.decontaminate.cut_planning import DecontaminateSettings
-from mtnlg_data.dedup.stage import DeduplicateSettings
-from mtnlg_data.exact.settings import ExactSettings
-from mtnlg_data.extract.language import LanguageSettings
-from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.filters.rules import expand_rules
-from mtnlg_data.filters.settings import LIST_FIELDS, FilterSettings
-from mtnlg_data.quality.stage import QualitySettings
-from mtnlg_data.sources.corpus import DATASETS
-from mtnlg_data.tokens.blend import check_weights
-from mtnlg_data.tokens.gpt2 import GPT2
-from mtnlg_data.tokens.tokenizer import TokenizeSettings  # noqa: TC001  (pydantic reads the annotations)
-from mtnlg_data.transfer.snapshot import downloaded_files
-from mtnlg_data.transfer.url_files import RemoteFile, list_files, local_path
-from mtnlg_data.transfer.urls import check_local, url_of
-
-from .console import Failure
-from .settings import Settings, load, setting
+from .console import Failure, UsageFailure, say
+from .registry import did_you_mean
+from .settings import Settings, dump, partial_settings, read_toml, setting, validate
 from .sources import Kind, SourceFile, check_regular, is_hidden, name_below
+from .sources.corpus import DATASETS
+from .step import Step, Where
+from .steps import OWN_STEPS
+from .transfer.snapshot import downloaded_files
+from .transfer.url_files import RemoteFile, list_files, local_path
+from .transfer.urls import check_local, url_of
+from .user_code import open_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 RECIPE_FILE = "data.toml"
-TEXT_RULES: tuple[Rule, ...] = ("unicode", "language", "javascript", "short")
-PAGE_RULES: tuple[Rule, ...] = ("unicode", "whitespace", "language", "javascript", "short")
 
 SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
 
 
 class Source(Settings):
-    """Files, weight and treatment of one source of documents."""
+    """Where the documents of a source come from; each step adds the keys that it reads."""
 
     kind: Kind = Field(description="Format of the files; warc where a snapshot is given.")
     paths: list[str] | None = setting(
         None, "Files and patterns such as own/**/*.jsonl.gz or s3://bucket/*.parquet.", min_length=1
     )
     snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
-    weight: float = Field(
-        gt=0, le=1, description="Share of the training samples; that of the paper's dataset of the same name."
-    )
-    filtered: bool = setting(False, "Keep or drop its documents by their quality score.", paper="the two crawls")
-    curated: bool = setting(
-        False,
-        "Its documents are the quality classifier's positive examples.",
-        paper="OpenWebText2, Wikipedia, Books3",
-    )
     field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
     subset: str | None = setting(None, "Of the Pile: the pile_set_name of the documents to read.")
-    filters: list[str] = setting(
-        [],
-        "Families of rules of filter (url, gopher_repetition, gopher_quality, c4, fineweb, pii), or rules of theirs.",
-    )
-    rules: list[Rule] = Field(description="Rules of clean; those of the paper for its kind and name if not given.")
-
-    @field_validator("filters")
-    @classmethod
-    def _check_filters(cls, filters: list[str]) -> list[str]:
-        expand_rules(filters)
-        return filters
 
     @model_validator(mode="after")
     def _check_keys_fit_kind(self) -> Self:
@@ -99,106 +78,107 @@ class Source(Settings):
             raise ValueError(f"subset = {self.subset!r} needs kind = 'pile', not {self.kind!r}")
         if self.field != "text" and self.kind not in {"jsonl", "parquet", "arrow"}:
             raise ValueError(f"field = {self.field!r} needs kind = 'jsonl', 'parquet' or 'arrow', not {self.kind!r}")
-        if self.filtered and self.curated:
-            raise ValueError("a source cannot be both curated and filtered: the filter is trained on curated sources")
         return self
 
 
-class Recipe(Settings):
-    """Sources and settings of a whole curation."""
+class Tables(Settings):
+    """What every recipe has; the tables of its steps are added by ``recipe_schema``."""
 
     input: Path = setting(Path(), "Folder of all paths below, from the recipe's own; --input gives another.")
-    texts: str | None = setting(None, "Texts of the evaluation tasks, to be cut from the documents (mtnlg-eval texts).")
+    steps: list[str] = setting([], "Steps in their order; ours if not given. May leave some out, and end at documents.")
     sources: dict[SourceName, Source] = Field(min_length=1)
-    extract: ExtractSettings = ExtractSettings()
-    quality: QualitySettings = QualitySettings()
-    clean: CleanSettings = Field(CleanSettings(), validate_default=True)
-    filter: FilterSettings = FilterSettings()
-    deduplicate: DeduplicateSettings = DeduplicateSettings()
-    exact: ExactSettings = ExactSettings()
-    decontaminate: DecontaminateSettings = DecontaminateSettings()
-    tokenize: TokenizeSettings
 
-    @field_validator("sources", mode="before")
+
+class StepKeys(Settings):
+    """What the table of a step may say beside its settings."""
+
+    use: str | None = setting(None, "The step: a name, package.module:name, or file.py:name beside the recipe.")
+    only: list[str] | None = setting(None, "Sources whose documents it sees; all if not given.")
+    except_: list[str] = setting([], "Sources that pass it unread.", alias="except")
+    where: Where = setting(Where(), "Settings by source and by language: where.source.NAME, where.language.CODE.")
+
+
+Factory = tuple[type[Step[Any, Any]], str, Path | None]  # class, reference and folder of a step
+
+
+def own_factories() -> dict[str, Factory]:
+    """Our own steps by name, in their order."""
+    classes = {name: open_step(name) for name in OWN_STEPS}
+    ordered = sorted(classes, key=lambda name: (classes[name].number or 0, name))
+    return {name: (classes[name], OWN_STEPS[name], None) for name in ordered}
+
+
+def recipe_schema(factories: Mapping[str, Factory], run: Iterable[str] = ()) -> type[Tables]:
+    """The class that reads a recipe with these steps; source keys of steps outside of ``run`` may lack."""
+    required = {*run}
+    keys: list[Any] = []
+    for name, (cls, _, _) in factories.items():
+        if cls.SourceKeys is not Settings:
+            keys.append(cls.SourceKeys if name in required else partial_settings(cls.SourceKeys))
+    source: Any = create_model("Source", __base__=(*keys, Source)) if keys else Source
+    tables: dict[str, Any] = {}
+    for name, (cls, _, _) in factories.items():
+        bases = (cls.Settings, StepKeys) if cls.takes == cls.gives else (cls.Settings,)
+        if clash := set(StepKeys.model_fields) & set(cls.Settings.model_fields):
+            raise UsageFailure(f"{name}: a setting cannot be called {clash.pop()}, which a recipe says of every step")
+        table = create_model(f"{name}_table", __base__=tuple(base for base in bases if base is not Settings))
+        missing = Field(default_factory=table) if name in required else None
+        tables[name] = (table if name in required else table | None, missing)
+    return create_model("Tables", __base__=Tables, sources=(dict[SourceName, source], Field(min_length=1)), **tables)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A curation: where documents come from, and the steps that they go through, bound to their sources."""
+
+    input: Path  # or a URL
+    tables: Tables
+    steps: tuple[Step[Any, Any], ...]
+
     @classmethod
-    def _fill_defaults(cls, sources: Any) -> Any:  # noqa: ANN401  (whatever the TOML holds)
-        """Fill in the default rules, and weight and subset of a source named like a dataset of the paper."""
-        if not isinstance(sources, dict):
-            return sources
-        return {
-            name: _with_defaults(name, table) if isinstance(table, dict) else table for name, table in sources.items()
-        }
+    def of(
+        cls,
+        sources: Mapping[str, Mapping[str, Any]],
+        steps: Sequence[Step[Any, Any] | Callable[..., object]],
+        folder: Path | None = None,
+    ) -> Recipe:
+        """The recipe of these sources, best first, and steps: instances, or functions with their defaults.
 
-    @field_validator("clean")
-    @classmethod
-    def _fill_in_languages(cls, clean: CleanSettings, info: ValidationInfo) -> CleanSettings:
-        """``clean`` wants the languages that ``extract`` wants, where it names none."""
-        extract = info.data.get("extract", clean)
-        unset = set(LanguageSettings.model_fields) - clean.model_fields_set
-        return clean.model_copy(update={name: getattr(extract, name) for name in unset})
-
-    @model_validator(mode="after")
-    def _check_weights_and_classifier(self) -> Self:
-        check_weights(self.weights)
-        if self.filtered and not self.curated and self.quality.model is None:
-            raise ValueError(
-                f"{self.filtered[0]} has filtered = true, but no source has curated = true to train a classifier on, "
-                "and quality.model names none"
-            )
-        return self
+        Paths of sources start at ``folder``. Raises ``UsageFailure`` with a line for every mistake.
+        """
+        made = [
+            step if isinstance(step, Step) else open_step(f"{step.__module__}:{step.__qualname__}")() for step in steps
+        ]
+        content: dict[str, Any] = {"steps": [step.name for step in made], "sources": sources}
+        factories = {}
+        for step in made:
+            content[step.name] = step.table()
+            factories[step.name] = (type(step), *step.reference)
+        return _resolve(content, factories, "recipe", (folder or Path()).absolute())
 
     @property
-    def weights(self) -> dict[str, float]:
-        """Share of the training samples, by source."""
-        return {name: source.weight for name, source in self.sources.items()}
+    def sources(self) -> Mapping[str, Any]:
+        """The tables of the sources, in the order of their priority."""
+        return self.tables.sources
 
     @property
-    def filtered(self) -> tuple[str, ...]:
-        """Names of the sources with ``filtered = true``."""
-        return tuple(name for name, source in self.sources.items() if source.filtered)
+    def folders(self) -> dict[str, str]:
+        """The folder of every step in that of the run: ours are numbered, others have the number of the step before."""
+        folders, number = {}, 0
+        for step in self.steps:
+            number = number if step.number is None else step.number
+            folders[step.name] = f"{number:02d}-{step.name}"
+        return folders
 
-    @property
-    def curated(self) -> tuple[str, ...]:
-        """Names of the sources with ``curated = true``."""
-        return tuple(name for name, source in self.sources.items() if source.curated)
+    def step(self, name: str) -> Any:  # noqa: ANN401  (any class of steps)
+        """The step of this name."""
+        return next(step for step in self.steps if step.name == name)
 
-    @property
-    def resolved_extract(self) -> ExtractSettings:
-        """``extract`` with the path of its language model below ``input``."""
-        return self.extract.model_copy(update=self._language_model(self.extract))
-
-    @property
-    def resolved_clean(self) -> CleanSettings:
-        """``clean`` with the path of its language model below ``input``."""
-        return self.clean.model_copy(update=self._language_model(self.clean))
-
-    def _language_model(self, settings: LanguageSettings) -> dict[str, Path | None]:
-        return {"language_model": settings.language_model and self.local_file(settings.language_model)}
-
-    @property
-    def resolved_quality(self) -> QualitySettings:
-        """``quality`` with the path of its model below ``input``."""
-        model = self.quality.model
-        return self.quality if model is None else self.quality.model_copy(update={"model": self.local_file(model)})
-
-    @property
-    def filters(self) -> dict[str, tuple[str, ...]]:
-        """The rules of ``filter`` of every source that has some."""
-        return {name: expand_rules(source.filters) for name, source in self.sources.items() if source.filters}
-
-    @property
-    def resolved_filter(self) -> FilterSettings:
-        """``filter`` with the files of its lists below ``input``."""
-        lists = {name: tuple(map(self.local_file, getattr(self.filter, name))) for name in LIST_FIELDS}
-        return self.filter.model_copy(update=lists)
-
-    @property
-    def resolved_tokenize(self) -> TokenizeSettings:
-        """``tokenize`` with the path of its tokenizer below ``input``."""
-        given = self.tokenize.tokenizer
-        if given in {None, GPT2}:
-            return self.tokenize
-        return self.tokenize.model_copy(update={"tokenizer": str(self.local_file(str(given)))})
+    def dump(self) -> str:
+        """The recipe as TOML, every default written out, from which ``load_recipe`` reads it back in any folder."""
+        files = {step.name: str(step.reference[1] / step.reference[0]) for step in self.steps if step.reference[1]}
+        used = {name: getattr(self.tables, name).model_copy(update={"use": file}) for name, file in files.items()}
+        return dump(self.tables.model_copy(update=used))
 
     def _below_input(self, path: str | Path) -> Path:
         """A path of the recipe: below ``input``, or a URL."""
@@ -281,13 +261,6 @@ class Recipe(Settings):
             check_regular(path)
         return {name_below(path, base): path for path in matches}
 
-    def texts_file(self) -> Path | None:
-        """The file of task texts, if the recipe names one. Raises ``Failure`` if it does not exist."""
-        path = None if self.texts is None else self.local_file(self.texts)
-        if path is not None and not path.is_file():
-            raise Failure(f"{path}: no such file of task texts; mtnlg-eval texts --out {path} writes it")
-        return path
-
 
 def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None = None) -> Recipe:
     """Read a recipe, a TOML file or a folder with data.toml, and apply ``key=value`` overrides.
@@ -295,22 +268,89 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
     Its paths start at ``folder``, or else at its ``input``, which starts at the recipe's own folder. Raises ``Failure``
     if there is no such file, and ``UsageFailure`` with a line for every mistake in it.
     """
-    read = load(local_path(recipe), RECIPE_FILE, Recipe, overrides)
+    path, content = read_toml(local_path(recipe), RECIPE_FILE, overrides)
+    factories = own_factories()
     own = recipe if recipe.is_dir() else recipe.parent
-    start = folder or (read.input if url_of(read.input) else own / read.input)
-    return read.model_copy(update={"input": start if url_of(start) else start.absolute()})
+    tables = {name: table for name, table in content.items() if isinstance(table, dict)}
+    steps = content.setdefault("steps", [*factories])
+    if not isinstance(steps, list) or not all(isinstance(name, str) for name in steps) or len({*steps}) < len(steps):
+        raise UsageFailure(f"{path}: steps = {steps!r}: give the name of every step once")
+    for name, table in tables.items():
+        if "use" in table and name not in steps:
+            say(f"{path}: {name} is not in steps, so it does not run")
+            del content[name]
+    for name in steps:
+        use = str(tables.get(name, {}).get("use", name))
+        if use != name or name not in factories:
+            factories[name] = (open_step(use, own.absolute()), use, own.absolute() if ".py:" in use else None)
+    start = folder or Path(str(content.get("input", ".")))
+    start = start if url_of(start) else (start if folder else own / start).absolute()
+    return _resolve(content, factories, str(path), start)
 
 
-def _with_defaults(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    known = DATASETS.get(name)
+def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: str, start: Path) -> Recipe:
+    """The recipe of this content. Raises ``UsageFailure`` with a line for every mistake."""
+    content, kind = {**content, "input": str(start)}, "files"
+    for name in content["steps"]:
+        cls = factories[name][0]
+        if cls.takes != kind:
+            raise UsageFailure(f"{place}: steps: {name} takes {cls.takes}, and stands where there are {kind}")
+        kind = cls.gives
+    for name, (cls, _, _) in factories.items():
+        given = {key: content.pop(key) for key in cls.top_level if key in content}
+        for other, keys in cls.follows.items():
+            followed = content.get(other, {})
+            given |= {key: followed[key] for key in keys if isinstance(followed, dict) and key in followed}
+        if given and isinstance(table := content.get(name, {}), dict):
+            content[name] = given | table
+    if isinstance(sources := content.get("sources"), dict):
+        content["sources"] = {name: _with_defaults(name, table, factories) for name, table in sources.items()}
+    tables = validate(content, recipe_schema(factories, content["steps"]), place)
+    steps = []
+    for name in tables.steps:
+        cls, reference, folder = factories[name]
+        table = getattr(tables, name)
+        options = {key: getattr(table, key) for key in ("only", "except_", "where") if hasattr(table, key)}
+        _check_sources(place, name, options, tables.sources)
+        values = {key: getattr(table, key) for key in cls.Settings.model_fields}
+        own = {
+            source: {key: getattr(said, key) for key in cls.SourceKeys.model_fields}
+            for source, said in tables.sources.items()
+        }
+        settings = cls.Settings.model_construct(**cls.localize(values, lambda path: _local(path, start)))
+        step = cls(settings, own, name=name, reference=(reference, folder), **options)
+        try:
+            step.validate()
+        except ValueError as error:
+            raise UsageFailure(f"{place}: {error}") from None
+        steps.append(step)
+    return Recipe(start, tables, tuple(steps))
+
+
+def _check_sources(place: str, name: str, options: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
+    where = options.get("where")
+    named = [*(options.get("only") or ()), *options.get("except_", ()), *(where.source if where else ())]
+    if unknown := [source for source in named if source not in sources]:
+        hint = f"{did_you_mean(unknown[0], sources)}those are {', '.join(sources)}"
+        raise UsageFailure(f"{place}: {name}: no source {unknown[0]!r}; {hint}")
+
+
+def _local(path: Path, start: Path) -> Path:
+    """A file of a recipe, on this machine; of a URL, a copy."""
+    return local_path(path if url_of(path) else start / path)
+
+
+def _with_defaults(name: str, table: Any, factories: Mapping[str, Factory]) -> Any:  # noqa: ANN401  (whatever TOML holds)
+    """Fill in what steps know of a source of this name, and the subset of a dataset of the Pile."""
+    if not isinstance(table, dict):
+        return table
     table = {"kind": "warc", **table} if "snapshot" in table else table
-    rules = PAGE_RULES if table.get("kind") == "warc" or (known and known.whitespace) else TEXT_RULES
-    filled = {"rules": [*rules, *VARIANTS.get(name, ())], **table}
-    if known is not None:
-        filled = {"weight": known.weight, **filled}
-        if table.get("kind") == "pile":
-            filled = {"subset": known.subset, **filled}
-    return filled
+    filled: dict[str, Any] = {}
+    for cls, _, _ in factories.values():
+        filled |= cls.source_defaults(name, table)
+    if name in DATASETS and table.get("kind") == "pile":
+        filled["subset"] = DATASETS[name].subset
+    return filled | table
 
 
 def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from .console import say
 from .engine import DROPPED
 from .files import atomic_path
+from .step import Outcome, text_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,14 +30,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .engine import Summary
-
 COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
 ERRORS_SHOWN = 20
 SHOWN_PER_FATE = 2  # example documents of each fate, by source
 EXCERPT_CHARACTERS = 400  # of each example
 KEPT = "kept"
 SMALL_SOURCE = 100  # documents; where fewer are mostly dropped, that is no sign of a mistake
+Summary = dict[str, Any]
 #: One row per dropped document; ``score`` is the number that decided, where there is one.
 DROPPED_SCHEMA = pa.schema(
     [pa.field(name, pa.string(), nullable=False) for name in ("id", "key", "source", "reason")]
@@ -60,6 +60,14 @@ class Fates(NamedTuple):
     scores: NDArray[np.float64]  # of each document: the number that decided, NaN where there is none
     lengths: NDArray[np.integer[Any]]  # of each document: characters
     lengths_out: NDArray[np.integer[Any]]  # of those that are kept: characters after the stage
+    origin: NDArray[np.int64] | None = None  # row of each of those, where one document becomes several
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, outcome: Outcome) -> Fates:
+        """What a step decided on a batch."""
+        scores = np.full(batch.num_rows, np.nan) if outcome.scores is None else outcome.scores
+        before, after = text_lengths(batch["text"]), text_lengths(outcome.documents["text"])
+        return cls(outcome.decisions, outcome.reasons, scores, before, after, outcome.origin)
 
 
 def key_ranks(batch: pa.RecordBatch) -> NDArray[np.int64]:
@@ -248,7 +256,7 @@ class Tallies:
         for number, source in enumerate(sources.dictionary.to_pylist()):
             own = numbers == number
             part = Fates(fates.numbers[own], fates.reasons, fates.scores[own], fates.lengths[own],
-                         fates.lengths_out[own[kept]])  # fmt: skip
+                         fates.lengths_out[own[kept] if fates.origin is None else own[fates.origin]])  # fmt: skip
             self[source].count(batch if own.all() else batch.filter(pa.array(own)), part)
 
     @property

@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic.fields import FieldInfo
 
 from .console import Failure, UsageFailure
 
@@ -42,18 +43,49 @@ class Settings(BaseModel):
 S = TypeVar("S", bound=Settings)
 
 
-def setting(default: Any, description: str, *, unit: str = "", paper: str = "", **constraints: Any) -> Any:  # noqa: ANN401
+def setting(
+    default: Any,  # noqa: ANN401
+    description: str,
+    *,
+    unit: str = "",
+    paper: str = "",
+    option: str = "",
+    keyed: bool = True,
+    **constraints: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
     """A field and its documentation, from which its command-line option and its row in docs/recipe-keys.md are made.
 
-    ``unit`` is what a number counts, ``paper`` the value that the paper used, where it states one.
+    ``unit`` is what a number counts, ``paper`` the value that the paper used, where it states one; ``option`` the name
+    of its option, where that is not the field's. A field that is not ``keyed`` changes no byte of any output.
     """
-    return Field(default, description=description, json_schema_extra={"unit": unit, "paper": paper}, **constraints)
+    notes: Any = {"unit": unit, "paper": paper, "option": option, "keyed": keyed}
+    return Field(default, description=description, json_schema_extra=notes, **constraints)
+
+
+def note(field: FieldInfo, name: str) -> str:
+    """The ``unit``, ``paper`` or ``option`` of a `setting`; empty where it has none."""
+    extra = field.json_schema_extra
+    return str(extra.get(name, "")) if isinstance(extra, dict) else ""
+
+
+def is_keyed(field: FieldInfo) -> bool:
+    """Whether an output's bytes may depend on the field."""
+    return note(field, "keyed") != "False"
 
 
 def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()) -> S:
     """Read ``recipe`` (a TOML file, or a folder that holds ``name``) with ``key=value`` overrides into ``schema``.
 
     Raises ``Failure`` if the file does not exist, ``UsageFailure`` with one line per mistake if its content is wrong.
+    """
+    path, content = read_toml(recipe, name, overrides)
+    return validate(content, schema, str(path))
+
+
+def read_toml(recipe: Path, name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
+    """Path and content of ``recipe``, a TOML file or a folder that holds ``name``, with ``key=value`` overrides.
+
+    Raises ``Failure`` if the file does not exist, ``UsageFailure`` if it is not TOML or an override is none.
     """
     path = recipe / name if recipe.is_dir() else recipe
     try:
@@ -64,7 +96,7 @@ def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()
         raise UsageFailure(f"{path}: not TOML: {error}") from None
     for override in overrides:
         _override(content, override)
-    return validate(content, schema, str(path))
+    return path, content
 
 
 def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
@@ -79,9 +111,18 @@ def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
         raise UsageFailure(f"{place}: {error}") from None
 
 
+def partial_settings(schema: type[Settings]) -> type[Settings]:
+    """The same settings, of which none is required."""
+    fields: dict[str, Any] = {
+        name: (field.annotation, FieldInfo.merge_field_infos(field, default=None))
+        for name, field in schema.model_fields.items()
+    }
+    return create_model(f"Partial{schema.__name__}", __base__=Settings, **fields)
+
+
 def dump(settings: Settings) -> str:
     """The settings as TOML with every default written out; `load` reads back an equal object."""
-    return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True))
+    return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True, by_alias=True))
 
 
 def _override(content: dict[str, Any], override: str) -> None:
@@ -123,7 +164,7 @@ def _valid_keys(schema: type[BaseModel], path: Sequence[int | str]) -> set[str]:
             continue
         inner = [m.model_fields[part].annotation for m in models if part in getattr(m, "model_fields", {})]
         models = [leaf for annotation in inner for leaf in _models_within(annotation)] or models
-    return {name for m in models for name in m.model_fields}
+    return {field.alias or name for m in models for name, field in m.model_fields.items()}
 
 
 def _models_within(annotation: Any) -> list[type[BaseModel]]:  # noqa: ANN401  (any annotation)

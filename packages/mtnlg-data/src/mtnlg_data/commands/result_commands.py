@@ -10,7 +10,7 @@ import typer
 from mtnlg_data.console import print_json, say
 from mtnlg_data.transfer.urls import check_local
 
-from .stage_command import AsJson, WorkFolder  # noqa: TC001
+from .step_command import AsJson, WorkFolder  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 from mtnlg_data.console import UsageFailure
+from mtnlg_data.settings import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ class Leaf(NamedTuple):
     @property
     def option(self) -> str:
         """The name of its option; a flag's is that of the value which is not the default."""
+        if own := self.note("option"):
+            return own
         prefix = "--no-" if self.field.default is True else "--"
         return prefix + "-".join(self.path).replace("_", "-")
 
@@ -67,9 +70,13 @@ class Leaf(NamedTuple):
         return " ".join(filter(None, (self.field.description, f"({shown})" if shown else "")))
 
     def note(self, name: str) -> str:
-        """The ``unit`` or ``paper`` of a `setting`."""
-        extra = self.field.json_schema_extra
-        return str(extra.get(name, "")) if isinstance(extra, dict) else ""
+        """The ``unit``, ``paper`` or ``option`` of a `setting`."""
+        return note(self.field, name)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it takes several values."""
+        return get_origin(self.type) in {list, tuple}
 
     def parse(self, text: str | bool) -> Any:  # noqa: ANN401  (pydantic validates it)
         """The value of the option, for pydantic to convert: elements of lists and tables are separated by commas."""
@@ -78,7 +85,7 @@ class Leaf(NamedTuple):
         elements = [element for element in text.split(",") if element]
         if get_origin(self.type) is dict:
             return dict(element.partition("=")[::2] for element in elements)
-        return elements if get_origin(self.type) in {list, tuple} else text
+        return elements if self.is_list else text
 
 
 def _text(value: Any) -> str:  # noqa: ANN401  (the default of a setting)

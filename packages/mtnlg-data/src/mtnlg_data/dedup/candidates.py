@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
     from mtnlg_data.job import Done
-
-    from .minhash import ShingleKind
+    from mtnlg_data.steps.deduplicate import ShingleKind
 
 
 def collect_candidates(

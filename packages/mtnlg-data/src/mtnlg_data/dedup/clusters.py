@@ -87,8 +87,8 @@ def _chains(tables: Iterable[pa.Table]) -> Iterator[NDArray[np.int64]]:
 
 def write_clusters(links: Sequence[Done], output: Path, *, numbering: Numbering) -> Summary:
     """Write each linked document's root, by document. Raises ``Failure`` where memory is too small for it."""
-    check_memory(numbering.count)
-    parent = new_forest(numbering.count)
+    check_memory(numbering.total)
+    parent = new_forest(numbering.total)
     for done in links:
         with pa.memory_map(str(done.output)) as source, pa.ipc.open_file(source) as file:
             for number in range(file.num_record_batches):

@@ -22,7 +22,7 @@ import sys
 from collections import Counter
 from functools import cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
+    from mtnlg_data.steps.deduplicate import ShingleKind
 
-ShingleKind = Literal["word", "character"]
 
 MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # told apart by these bits, flipped before
 ASCII = 128  # first code point, and first byte, that is none of it

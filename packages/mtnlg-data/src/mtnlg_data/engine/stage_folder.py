@@ -21,7 +21,7 @@ from .units import manifest_path, read_manifest, run_units
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from .units import Engine, Summary, U, Unit
+    from .units import Engine, Runnable, Summary, U
 
 LIST, LIST_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
 ACCOUNT = "account.json"  # by which a run knows a finished stage (``stage_runner``)
@@ -63,7 +63,7 @@ class StageFolder:
             self._outputs.update(unit.output.parent / name for name in summary.get("files", ()))
         return summaries
 
-    def keep(self, units: Iterable[Unit]) -> None:
+    def keep(self, units: Iterable[Runnable]) -> None:
         """Count units as part of the stage that need not run, such as those of which only the result is read."""
         self._outputs.update(unit.output for unit in units)
 

@@ -62,7 +62,26 @@ class Unit(ABC):
         return key_of(code_digest(type(self).__module__), *self._key_parts())
 
 
-U = TypeVar("U", bound=Unit)
+class Runnable(Protocol):
+    """What an engine runs: a Unit, or a Task of a job."""
+
+    @property
+    def output(self) -> Path:
+        """Its output file, which stands for all of them."""
+
+    @property
+    def key(self) -> str:
+        """Digest of all that the output depends on."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a worker needs for it; 0 where that is no more than a core's share."""
+
+    def file_digest(self, path: Path) -> str:
+        """Digest of one of its files."""
+
+
+U = TypeVar("U", bound=Runnable)
 
 
 class Engine(Protocol):
@@ -130,7 +149,7 @@ def checksum(output: Path) -> str:
     return sha256(output) if manifest is None else str(manifest["sha256"])
 
 
-def verified_summary(unit: Unit) -> Summary | None:
+def verified_summary(unit: Runnable) -> Summary | None:
     """The summary of a unit whose files are all there and match their checksums; None where it must run (again).
 
     Prints which file is damaged or missing, and removes the unit's manifest then.

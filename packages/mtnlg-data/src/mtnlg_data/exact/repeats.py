@@ -59,7 +59,8 @@ def write_things(
                 texts = texts_of(batch["text"])
                 found = windows_with(find_windows(texts, *measure), texts, measure[1], repeated)
             places = np.empty((len(found.keys), 4), np.uint32)
-            for column, values in enumerate((number, first + found.texts, found.begins, found.ends)):
+            places[:, 0] = number
+            for column, values in enumerate((first + found.texts, found.begins, found.ends), 1):
                 places[:, column] = values
             place = pa.Array.from_buffers(PLACE, len(places), [None, pa.py_buffer(places)])
             things.add(found.keys, {"order": document_orders(batch, priority)[found.texts], "place": place})

@@ -57,9 +57,9 @@ class ExtractSettings(LanguageSettings):
         gt=0,
     )
     max_failed: float = setting(
-        0.01, "Unreadable records of a source above which the command fails.", unit="share", ge=0, le=1
+        0.01, "Unreadable records of a source above which the command fails.", unit="share", keyed=False, ge=0, le=1
     )
-    alarm_share: float = setting(0.95, "Warn of a source that loses more.", unit="share", ge=0, le=1)
+    alarm_share: float = setting(0.95, "Warn of a source that loses more.", unit="share", keyed=False, ge=0, le=1)
 
     @field_validator("method")
     @classmethod

@@ -124,5 +124,10 @@ class FilterSettings(Settings):
         ("|||PHONE_NUMBER|||",), "What takes the place of phone numbers, in turn (Dolma's).", min_length=1
     )
     alarm_share: float = setting(
-        0.8, "Say so where the rules drop a larger share of a source's documents.", unit="share", ge=0, le=1
+        0.8,
+        "Say so where the rules drop a larger share of a source's documents.",
+        unit="share",
+        keyed=False,
+        ge=0,
+        le=1,
     )

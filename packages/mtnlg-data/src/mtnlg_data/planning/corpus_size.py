@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from mtnlg_data.document import group_memory
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
-from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
 from mtnlg_data.sources import Record, SourceFile, read_records
 from mtnlg_data.sources.arrow import arrow_rows
 from mtnlg_data.transfer.url_files import read_beginning
@@ -36,7 +36,7 @@ SAMPLED_FILES = 8
 SAMPLED_BYTES = 2_000_000
 SAMPLED_ROWS = 500
 MEAN_CHARACTERS = 4600  # of a document of the paper's corpus (paper.md 4.4)
-REMOVED_SHARE = 0.75  # of documents with a near duplicate: all but one of each cluster go, of four on average
+ROW_BYTES = 64  # on disk, of a document beside its text: id, source, language, score
 
 
 class CorpusSize(NamedTuple):
@@ -49,27 +49,41 @@ class CorpusSize(NamedTuple):
     near_duplicates: float = 0.3  # share of documents that have one
     shares: Mapping[str, float] | None = None  # of each source, of the text; by default their weights in the blend
     page_bytes: float = 17.0  # of web pages, for a character of their text
+    web: float = 1.0  # share of web pages in the text
+    shard_characters: int = 1_000_000_000  # of a shard, at most
 
     @property
     def text(self) -> int:
         """Characters of all documents."""
         return self.documents * self.characters
 
-    @property
-    def rest(self) -> CorpusSize:
-        """What deduplication leaves."""
-        return self._replace(documents=round(self.documents * (1 - REMOVED_SHARE * self.near_duplicates)))
-
     def share(self, recipe: Recipe, sources: Iterable[str]) -> float:
         """Share of these sources in the text."""
-        shares = self.shares or {name: source.weight for name, source in recipe.sources.items()}
+        shares = self.shares or dict.fromkeys(recipe.sources, 1.0)
         return sum(shares[name] for name in sources) / sum(shares.values())
 
-    def training_sample(self, recipe: Recipe) -> tuple[int, int]:
-        """Documents that the classifier trains on, and the characters that it reads of them."""
-        rarer = min(self.share(recipe, recipe.filtered), self.share(recipe, recipe.curated))
-        sampled = 2 * min(recipe.quality.sample, round(rarer * self.documents))
-        return sampled, sampled * min(CLASSIFIED_CHARACTERS, self.characters)
+    @property
+    def disk(self) -> int:
+        """Bytes of the documents as shards."""
+        return int(self.packed * self.text) + ROW_BYTES * self.documents
+
+    @property
+    def group(self) -> int:
+        """Memory of a worker that streams the shards by row groups."""
+        return group_memory(self.characters, min(self.text, self.shard_characters))
+
+
+def assumed_corpus(recipe: Recipe, documents: int, characters: int = MEAN_CHARACTERS) -> CorpusSize:
+    """A corpus of so many documents, with the sources' shares of its text as in the blend."""
+    weights = {name: getattr(source, "weight", None) or 1.0 for name, source in recipe.sources.items()}
+    shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    return _with_recipe(CorpusSize(documents, characters, shares=shares), recipe)
+
+
+def _with_recipe(size: CorpusSize, recipe: Recipe) -> CorpusSize:
+    shard_characters = next((s.settings.shard_characters for s in recipe.steps if s.takes == "files"), 10**9)
+    web = size.share(recipe, (name for name, source in recipe.sources.items() if source.kind == "warc"))
+    return size._replace(web=web, shard_characters=shard_characters)
 
 
 class _Sample(NamedTuple):
@@ -87,6 +101,7 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
 
     Raises ``Failure`` where a source has no file yet.
     """
+    settings = next(step.settings for step in recipe.steps if step.takes == "files")
     by_source: dict[str, list[SourceFile]] = {}
     for file in recipe.files():
         by_source.setdefault(file.source, []).append(file)
@@ -94,7 +109,7 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
     characters = dict.fromkeys(by_source, 0.0)
     longest = 0
     for source, files in by_source.items():
-        samples = [_sample(file, recipe.extract) for file in files[:: -(-len(files) // SAMPLED_FILES)]]
+        samples = [_sample(file, settings) for file in files[:: -(-len(files) // SAMPLED_FILES)]]
         scale = sum(map(_size, files)) / max(1.0, sum(sample.read for sample in samples))
         documents += scale * sum(len(sample.lengths) for sample in samples)
         characters[source] += scale * sum(sum(sample.lengths) for sample in samples)
@@ -107,8 +122,8 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
         return CorpusSize(0, 0)
     shares = {source: own / text for source, own in characters.items()}
     size = CorpusSize(round(documents), round(text / documents), packed / text, longest, shares=shares)
-    web = text * size.share(recipe, (name for name, source in recipe.sources.items() if source.kind == "warc"))
-    return size._replace(page_bytes=pages / web) if web else size
+    size = _with_recipe(size, recipe)
+    return size._replace(page_bytes=pages / (text * size.web)) if size.web else size
 
 
 def _size(file: SourceFile) -> int:

@@ -22,7 +22,7 @@ import unicodedata
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Library = Literal["auto", "tokenizers", "gigatoken"]
+    from mtnlg_data.steps.tokenize import Library
+
 MAX_BATCH_TEXTS = 4096
 MAX_BATCH_CHARACTERS = 500_000
 BYTES_PER_CHARACTER_ENCODED = 600  # memory, at most, of a batch

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import KeyRange, SortedFile
-
-    from .encoder import Library
+    from mtnlg_data.steps.tokenize import Library
 
 TOKENS_PER_BATCH = 1 << 24  # in memory while files are merged
 COUNT = struct.Struct("<Q")

@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_data.engine import Engine, Summary
-
-    from .tokenizer import TokenizeSettings
+    from mtnlg_data.steps.tokenize import TokenizeSettings
 
 TEXT_BYTES_PER_UNIT = 64_000_000
 TOKENS_PER_UNIT = 1 << 26
@@ -98,7 +97,6 @@ def tokenize_documents(
     ``unigram_entropy_nats``: the entropy of single tokens in the blend's training split, which is the loss of a model
     that knows token frequencies only. Raises ``Failure`` where a source has no weight or no documents.
     """
-    settings.check()
     if unweighted := [source for source in shards_by_source if weights.get(source, 0) <= 0]:
         source = unweighted[0]
         raise Failure(f"source {source}: weight {weights.get(source)} in the blend; it must be above zero")

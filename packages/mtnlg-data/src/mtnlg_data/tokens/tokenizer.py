@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import PositiveInt, model_validator
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -29,11 +28,10 @@ from mtnlg_data.console import Failure, say
 from mtnlg_data.document import read_documents, read_rows
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path, read_small, sha256, write_json, write_text
-from mtnlg_data.settings import Settings, setting
 from mtnlg_data.transfer.url_files import local_path
 
 from . import tokenizer_file
-from .encoder import Library, open_encoder, require_library
+from .encoder import open_encoder, require_library
 from .gpt2 import GPT2, fetch_gpt2
 
 if TYPE_CHECKING:
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
+    from mtnlg_data.steps.tokenize import TokenizeSettings
 
 EOD = "<|endoftext|>"
 #: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.
@@ -48,59 +47,25 @@ EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
 GENERATION = "generation_config.json"
 #: The files that make a tokenizer, of which a folder needs one set.
 TOKENIZER_FILES = (("tokenizer.json",), ("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
-MIN_VOCABULARY = 257  # 256 bytes and EOD
 
 
-class TokenizeSettings(Settings):
-    """Which tokenizer to use, and what share of each source is held out for validation."""
+def check_tokenizer(settings: TokenizeSettings) -> None:
+    """Read the tokenizer, if one is given. Raises ``Failure`` where it, or the encoding library, cannot be used.
 
-    vocabulary: int | None = setting(
-        None,
-        "Train a tokenizer of as many tokens, the end token included.",
-        unit="tokens",
-        paper="50257, GPT-2's",
-        ge=MIN_VOCABULARY,
-        lt=1 << 31,
-    )
-    tokenizer: str | None = setting(
-        None,
-        "Read one instead: a tokenizer.json, a folder with one or with GPT-2's two files; gpt2 downloads them.",
-        paper="gpt2",
-        min_length=1,
-    )
-    eod: str | None = setting(
-        None, "Token that ends documents, added if missing; the tokenizer's own if not given.", min_length=1
-    )
-    validation: float = setting(
-        0.02, "Documents of each source held out for validation.", unit="share", paper="0.02", ge=0, le=0.5
-    )
-    seed: int = setting(1234, "Of the training sample and of the order of documents.", paper="1234")
-    library: Library = setting("auto", "Encoder; auto is gigatoken (an extra; faster, same ids) where it can be used.")
-    sample_bytes: PositiveInt = setting(100_000_000, "Most text to train on, about.", unit="bytes")
-
-    @model_validator(mode="after")
-    def _takes_one_tokenizer(self) -> Self:
-        if (self.vocabulary is None) == (self.tokenizer is None):
-            raise ValueError("tokenize takes either a vocabulary to train, such as 50257, or a tokenizer to read")
-        return self
-
-    def check(self) -> None:
-        """Read the tokenizer, if one is given. Raises ``Failure`` where it, or the encoding library, cannot be used.
-
-        An end token that is added is announced, or refused where the tokenizer's own configuration names another.
-        """
-        require_library(self.library)
-        if self.tokenizer is None:
-            return
-        files = tokenizer_files(self)
-        tokenizer = _open_tokenizer(files)
-        if tokenizer.token_to_id(_end_token(tokenizer, self.eod)) is None:
-            _announce_end(files[0], tokenizer, self.eod)
-        tokenizer = _add_eod(tokenizer, self.eod)
-        if self.library == "gigatoken":
-            with TemporaryDirectory() as folder:
-                write_text(path := Path(folder, "tokenizer.json"), tokenizer.to_str())
-                open_encoder(path, self.library)
+    An end token that is added is announced, or refused where the tokenizer's own configuration names another.
+    """
+    require_library(settings.library)
+    if settings.tokenizer is None:
+        return
+    files = tokenizer_files(settings)
+    tokenizer = _open_tokenizer(files)
+    if tokenizer.token_to_id(_end_token(tokenizer, settings.eod)) is None:
+        _announce_end(files[0], tokenizer, settings.eod)
+    tokenizer = _add_eod(tokenizer, settings.eod)
+    if settings.library == "gigatoken":
+        with TemporaryDirectory() as folder:
+            write_text(path := Path(folder, "tokenizer.json"), tokenizer.to_str())
+            open_encoder(path, settings.library)
 
 
 @dataclass(frozen=True)

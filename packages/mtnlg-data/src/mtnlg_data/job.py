@@ -1,0 +1,255 @@
+"""What a step is given to work with: its input, its folder, the engine; and what it does with every shard.
+
+    job.write(items)                    the documents of each shard, as ``Step.open`` decides
+    job.map(name, work, items, …)       any other work: ``work(item, output, **shared)`` of a module, per item
+    job.rows(name, work, items, …)      the same for work that writes sorted rows, which others read by range of keys
+
+A task's key is the fingerprint of the step's version and of all that its function is given, so a changed setting redoes
+what was given it and nothing else. Tasks carry "module:name" and plain values to the workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+
+from .document import number_shards, read_documents, shard_source, write_documents
+from .engine import StageFolder
+from .exchange import ROWS_SUFFIX, Rows, merge, run_digest
+from .files import sha256
+from .fingerprint import fingerprint
+from .tally import COUNTS, Fates, passthrough_summary, recorded_tallies, stage_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from .document import Shard
+    from .engine import Engine
+    from .sources import SourceFile
+    from .step import Step
+    from .tally import Summary
+
+    Work = Callable[..., Summary]
+
+
+@dataclass(frozen=True)
+class Done:
+    """Finished work: its output, the key of it, and what its function returned."""
+
+    output: Path
+    key: str
+    summary: Summary = field(default_factory=dict, compare=False)
+
+    def fingerprint(self) -> object:
+        """Stands for its content by its key."""
+        return [self.output.name, self.key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the summary here: workers that read the output need none."""
+        return {"output": self.output, "key": self.key, "summary": {}}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A call of a function of a module, on any worker."""
+
+    work: str  # "module:name"
+    item: object
+    shared: Mapping[str, object]
+    output: Path
+    key: str
+    memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
+
+    def file_digest(self, path: Path) -> str:
+        """Digest of a file that the task has written; of rows a quick one, since no one forges them."""
+        return run_digest(path) if path.suffix == ROWS_SUFFIX else sha256(path)
+
+
+def run_task(task: Task) -> Summary:
+    """Call the function."""
+    module, _, name = task.work.partition(":")
+    result: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
+    return result
+
+
+class Job:
+    """The work of one step."""
+
+    def __init__(
+        self,
+        step: Step[Any, Any],
+        shards: Sequence[Path],
+        out: Path,
+        engine: Engine,
+        *,
+        files: Sequence[SourceFile] = (),
+        before: Mapping[str, Summary] | None = None,
+        results: Path | None = None,
+    ) -> None:
+        """Work in ``out``; ``before`` has the counts of every source after the step before, if they are known."""
+        self.step = step
+        self.out = out
+        self.engine = engine
+        self.files = files
+        self.results = results or out  # folder of what the next step reads, if that is another
+        self.folder = StageFolder(out, step.name, engine)
+        self.details: dict[str, Any] = {}
+        self._given = shards
+        self._before = before
+
+    @property
+    def state(self) -> Path:
+        """Folder of what reruns need, and the next step does not."""
+        return self.folder.state
+
+    @property
+    def paths(self) -> list[Path]:
+        """The shards that the step reads."""
+        return [path for path in self._given if self.step.role_of(shard_source(path)) != "past"]
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The shards that the step reads, in the order given, numbered in the order of their names."""
+        numbered = {shard.path: shard for shard in number_shards(self.paths)}
+        return [numbered[path] for path in self.paths]
+
+    @cached_property
+    def through(self) -> list[Shard]:
+        """The shards that the step rewrites."""
+        return [shard for shard in self.shards if self.step.role_of(shard_source(shard.path)) == "through"]
+
+    @cached_property
+    def before(self) -> Mapping[str, Summary]:
+        """Counts of every source before the step; counted here where nobody did."""
+        if self._before is not None:
+            return self._before
+        counts: dict[str, Summary] = {source: dict.fromkeys(COUNTS, 0) for source in self.step.sources}
+        for path in self._given:
+            own = counts.setdefault(shard_source(path), dict.fromkeys(COUNTS, 0))
+            for batch in read_documents(path, ["text"]):
+                own["documents_out"] += batch.num_rows
+                own["characters_out"] += pc.sum(pc.utf8_length(batch["text"])).as_py()
+        return counts
+
+    def map(
+        self,
+        name: str,
+        work: Work,
+        items: Iterable[tuple[object, Path]],
+        *,
+        scratch: bool = False,
+        memory: int = 0,
+        **shared: object,
+    ) -> list[Done]:
+        """Call ``work(item, output, **shared)`` for each (item, output); outputs of ``scratch`` go at the end.
+
+        ``work`` is a function of a module; its result is JSON-able, and what it writes beside ``output`` it lists under
+        ``files``. Work that is done already is not done again.
+        """
+        reference = f"{work.__module__}:{work.__qualname__}"
+        code = [self.step.code(), reference]
+        tasks = [
+            Task(reference, item, shared, output, fingerprint([code, item, shared, output.name]), memory)
+            for item, output in items
+        ]
+        label = f"{self.step.name}: {name}" if name else self.step.name
+        summaries = self.folder.run(run_task, tasks, label, scratch=scratch)
+        return [Done(task.output, task.key, summary) for task, summary in zip(tasks, summaries, strict=True)]
+
+    def rows(
+        self,
+        name: str,
+        work: Work,
+        items: Sequence[object],
+        *,
+        label: str = "",
+        scratch: bool = False,
+        memory: int = 0,
+        **shared: object,
+    ) -> Rows:
+        """Call ``work(item, output, **shared)``, which writes rows (``exchange.write_rows``), for each item.
+
+        The rows go to the folder ``name`` of the state.
+        """
+        folder, label = self.state / name, label or name
+        outputs = [(item, Rows.path(folder, number)) for number, item in enumerate(items)]
+        done = self.map(label, work, outputs, scratch=scratch, memory=memory, **shared)
+        return Rows(folder, done, fingerprint(done), lambda merges: self.map(label, merge, merges, scratch=scratch))
+
+    def write(
+        self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
+    ) -> list[Done]:
+        """Write what ``Step.open`` leaves of every shard that goes through, given that shard's item."""
+        given = items if items is not None else [None] * len(self.through)
+        writes = [
+            (ShardWrite(self.step, shard, item), self.out / shard.path.name)
+            for shard, item in zip(self.through, given, strict=True)
+        ]
+        return self.map(name, write_shard, writes, scratch=False, memory=memory, **shared)
+
+    def summarize(self, done: Sequence[Done]) -> Summary:
+        """List these shards as the step's result, and add up their summaries and those of sources that passed."""
+        self.folder.finish(one.output for one in done)
+        passing = [source for source in self.step.sources if self.step.role_of(source) != "through"]
+        counts = [passthrough_summary(source, self.before[source]) for source in passing if source in self.before]
+        alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
+        order = list(self.step.sources)
+        summaries = [*(one.summary for one in done), *counts]
+        return {**stage_summary(self.step.name, summaries, order, alarm_share), **self.details}
+
+
+@dataclass(frozen=True)
+class ShardWrite:
+    """A shard, the step that writes it, and what the step was given for it."""
+
+    step: Step[Any, Any]
+    shard: Shard
+    item: object
+
+    def fingerprint(self) -> object:
+        """The step as far as it concerns the shard's source."""
+        return [self.step.key(shard_source(self.shard.path)), self.shard, self.item]
+
+
+def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
+    """Write one shard, as its step decides; the summary has its tallies, counts and samples."""
+    step, shard = write.step, write.shard
+    source = shard_source(shard.path)
+    decide = step.decide_by_language(shard, source, write.item, shared)
+    counts: Counter[str] = Counter()
+    samples: list[object] = []
+
+    with recorded_tallies(output) as tallies:
+        tallies[source]  # a shard of no documents counts too
+
+        def remaining() -> Iterator[pa.RecordBatch]:
+            for batch in read_documents(shard.path, batch_bytes=step.batch_bytes):
+                outcome = decide(batch)
+                counts.update(outcome.counts)
+                samples.extend(outcome.samples)
+                tallies.count(batch, Fates.of(batch, outcome))
+                yield outcome.documents
+
+        write_documents(output, remaining())
+    return {**tallies.summary(), "counts": dict(counts), "samples": samples}
+
+
+def run_step(
+    step: Step[Any, Any], shards: Sequence[Path], out: Path, engine: Engine, *, sources: Sequence[str] = ()
+) -> Summary:
+    """Run one step on shards, into ``out``; returns its summary. Sources that it does not know are added."""
+    missing = dict.fromkeys([*sources, *map(shard_source, shards)])
+    if unknown := [name for name in missing if name not in step.sources]:
+        known = {name: keys.model_dump(exclude_unset=True) for name, keys in step.sources.items()}
+        step.bind(known | dict.fromkeys(unknown, step.alone))
+    step.validate()
+    step.check()
+    return step.apply(Job(step, shards, out, engine))

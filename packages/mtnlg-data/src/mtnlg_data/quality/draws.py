@@ -1,0 +1,33 @@
+"""What decides on a score: the Pareto draw (paper.md 4.2), from a hash of the document's key; histograms of scores."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+HISTOGRAM_EDGES = np.linspace(0.0, 1.0, 21)
+
+
+def uniform_draws(seed: int, purpose: str, keys: Sequence[str]) -> NDArray[np.float64]:
+    """One uniform draw in [0, 1) per document: a hash of the seed, the purpose and the document's key alone."""
+    salt = f"{seed} {purpose}".encode()
+    digests = b"".join(blake2b(key.encode(), digest_size=8, key=salt).digest() for key in keys)
+    bits: NDArray[np.uint64] = np.frombuffer(digests, "<u8") >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
+
+
+def histogram(scores: NDArray[np.float64]) -> list[int]:
+    """Number of scores in each bin of ``HISTOGRAM_EDGES``."""
+    return [int(count) for count in np.histogram(scores, HISTOGRAM_EDGES)[0]]
+
+
+def keep_probability(scores: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
+    """Chance that a document of this score survives the draw: P(pareto(alpha) > 1 - score) = (2 - score) ** -alpha."""
+    return (2.0 - scores) ** -alpha

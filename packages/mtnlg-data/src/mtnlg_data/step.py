@@ -1,0 +1,352 @@
+"""A step of a curation: what takes documents and gives documents, ours and a user's alike.
+
+A step that decides document by document defines ``open``, which returns a function of a batch:
+
+    class FewWords(Step[FewWordsSettings, Settings]):
+        version = 1
+
+        def open(self, shard, item=None):
+            def decide(batch):
+                counts = pc.count_substring(batch["text"], " ").to_numpy() + 1
+                return Outcome.keep(batch, counts >= self.settings.least, "few_words", counts)
+
+            return decide
+
+The frame reads, counts, records what is dropped, writes, resumes and sums up (``job``). A step of several phases
+defines ``run``. Its settings are the table [NAME] of a recipe and the options of its command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from typing_extensions import TypeVar, get_original_bases
+
+from .console import UsageFailure
+from .fingerprint import fingerprint, library_version
+from .settings import Settings as Table
+from .settings import is_keyed, partial_settings, setting, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from .document import Shard
+    from .job import Done, Job
+    from .planning.corpus_size import CorpusSize
+    from .tally import Summary
+
+    Decide = Callable[[pa.RecordBatch], "Outcome"]
+
+S = TypeVar("S", bound=Table, default=Table)
+K = TypeVar("K", bound=Table, default=Table)
+Kind = Literal["files", "documents", "tokens"]
+#: What a step does with a source: "through" rewrites its shards, "read" reads them and passes them on, "past" neither.
+Role = Literal["through", "read", "past"]
+KEPT = -1
+
+
+class Drop(NamedTuple):
+    """What a function of a document returns to drop it: the reason, and the number that decided."""
+
+    reason: str
+    score: float | None = None
+
+
+class Cost(NamedTuple):
+    """What ``plan`` expects of a step over a corpus."""
+
+    core_seconds: float
+    memory: int  # bytes of a worker
+    disk: int  # bytes that it leaves
+    scratch: int = 0  # bytes that go when it is done
+    seconds_alone: float = 0.0  # of one process, while the workers wait
+    memory_alone: int = 0  # bytes of that process
+    kept: float = 1.0  # share of the documents that goes on
+
+
+class Outcome(NamedTuple):
+    """What a step makes of a batch of documents."""
+
+    documents: pa.RecordBatch  # as they go on
+    decisions: NDArray[np.int64]  # per input row: ``KEPT``, or the index of a reason
+    reasons: Sequence[str] = ()
+    scores: NDArray[np.float64] | None = None  # per input row: the number that decided, NaN where there is none
+    counts: Mapping[str, int] = {}  # of anything else, such as edits, by name; added up per shard
+    samples: Sequence[Any] = ()  # JSON-able, for the report; listed per shard
+    origin: NDArray[np.int64] | None = None  # input row of each output row, where one becomes several
+
+    @classmethod
+    def keep(
+        cls,
+        batch: pa.RecordBatch,
+        kept: NDArray[np.bool_],
+        reason: str,
+        scores: NDArray[np.generic] | None = None,
+    ) -> Outcome:
+        """The documents for which ``kept`` is true; all others are dropped for this reason."""
+        measured = None if scores is None else scores.astype(np.float64)
+        return cls(batch.filter(pa.array(kept)), np.where(kept, KEPT, 0), (reason,), measured)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Input row of each output row."""
+        return np.flatnonzero(self.decisions == KEPT) if self.origin is None else self.origin
+
+
+class Where(Table):
+    """Settings that differ by source or by language; the table of the step, then the source's, then the language's."""
+
+    source: dict[str, dict[str, Any]] = setting({}, "Settings for the documents of a source.")
+    language: dict[str, dict[str, Any]] = setting({}, "Settings for the documents of a language.")
+
+
+class Step(Generic[S, K]):
+    """A step with its settings and, per source of the run (best first), that source's keys."""
+
+    Settings: ClassVar[type[Table]] = Table
+    SourceKeys: ClassVar[type[Table]] = Table
+    takes: ClassVar[Kind] = "documents"
+    gives: ClassVar[Kind] = "documents"
+    #: Number of its folder in a run, by which those of ours are also ordered; others follow the step before them.
+    number: ClassVar[int | None] = None
+    #: Moves when its output does. None: a digest of the step's code does instead (``user_code``).
+    version: ClassVar[int | None] = None
+    #: Distributions whose versions may change the output.
+    kept: ClassVar[tuple[str, ...]] = ()
+    #: Bytes of text that ``open``'s function is given at a time, about; None for a row group.
+    batch_bytes: ClassVar[int | None] = None
+    #: Settings that, where they are not given, are those of another step: its name → their names.
+    follows: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    #: Top-level keys of a recipe that are settings of this step.
+    top_level: ClassVar[tuple[str, ...]] = ()
+    #: What to give where no source goes through it.
+    nothing: ClassVar[str] = ""
+    #: By itself: keys of every INPUT, and options that take inputs with other keys (option → keys).
+    alone: ClassVar[Mapping[str, Any]] = {}
+    inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    settings: S
+
+    def __init_subclass__(cls) -> None:
+        """Take the classes of settings from ``Step[settings, source keys]``."""
+        super().__init_subclass__()
+        for base in get_original_bases(cls):
+            given = [type_ for type_ in get_args(base) if isinstance(type_, type)]
+            if given and "Settings" not in vars(cls):
+                cls.Settings = given[0]
+                cls.SourceKeys = given[1] if len(given) > 1 else Table
+
+    def __init__(
+        self,
+        settings: S | None = None,
+        sources: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        name: str | None = None,
+        only: Sequence[str] | None = None,
+        except_: Sequence[str] = (),
+        where: Where | None = None,
+        reference: tuple[str, Path | None] | None = None,
+        **values: Any,  # noqa: ANN401  (fields of the settings)
+    ) -> None:
+        """Take settings, or values of them. Raises ``UsageFailure`` for one that is wrong."""
+        self.name = name or self.default_name()
+        self.settings = settings if settings is not None else validate(values, self.Settings, self.name)  # type: ignore[assignment]
+        self.only, self.except_, self.where = only, except_, where or Where()
+        self.reference = reference or (f"{type(self).__module__}:{type(self).__qualname__}", None)
+        self._code: list[object] | None = None
+        self.bind(sources or {})
+
+    def bind(self, sources: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give the step the sources of the run, in the order of their priority, each with its keys."""
+        keys = {name: self.source_defaults(name, given) | dict(given) for name, given in sources.items()}
+        read: dict[str, Any] = {
+            name: validate(given, self.SourceKeys, f"sources.{name}") for name, given in keys.items()
+        }
+        self.sources: Mapping[str, K] = read
+        self.variants = {}
+        for kind in ("source", "language"):
+            for name, changed in getattr(self.where, kind).items():
+                place = f"{self.name}.where.{kind}.{name}"
+                self.variants[kind, name] = validate(changed, partial_settings(self.Settings), place).model_dump(
+                    exclude_unset=True
+                )
+
+    def table(self) -> dict[str, Any]:
+        """The step as a table of a recipe."""
+        said: dict[str, Any] = {} if self.only is None else {"only": list(self.only)}
+        said |= {"except": list(self.except_)} if self.except_ else {}
+        said |= {"where": self.where.model_dump(exclude_defaults=True)} if self.where != Where() else {}
+        return self.settings.model_dump(mode="json", exclude_none=True) | said
+
+    @classmethod
+    def default_name(cls) -> str:
+        """Its name where a recipe gives none, and the reason under which it drops documents."""
+        return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
+
+    @classmethod
+    def source_defaults(cls, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys that a source of this name has, where its table does not give them."""
+        del name, table
+        return {}
+
+    @classmethod
+    def localize(cls, values: Mapping[str, Any], local: Callable[[Path], Path]) -> dict[str, Any]:
+        """Values of the settings, with files of this machine for paths of a recipe or command, which may be URLs."""
+
+        def of(value: object) -> object:
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(of, value))
+            return local(value) if isinstance(value, Path) else value
+
+        return {name: of(value) for name, value in values.items()}
+
+    def validate(self) -> None:
+        """Compare settings and source keys. Raises ``ValueError`` for what cannot work."""
+
+    def check(self) -> None:
+        """Open what the step will read beside documents, before any work. Raises ``Failure`` where it cannot."""
+
+    def cost(self, corpus: CorpusSize) -> Cost | None:
+        """What it costs on a corpus of the sources that go through it; None where that is unknown."""
+        del corpus
+        return None
+
+    def role(self, source: str) -> Role:
+        """What the step does with a source."""
+        del source
+        return "through"
+
+    def role_of(self, source: str) -> Role:
+        """``role``, or "past" where the recipe says ``only`` or ``except``."""
+        chosen = (self.only is None or source in self.only) and source not in self.except_
+        return self.role(source) if chosen else "past"
+
+    def settings_for(self, source: str, language: str | None = None) -> S:
+        """The settings for documents of this source and language."""
+        changed = self.variants.get(("source", source), {}) | self.variants.get(("language", language or ""), {})
+        if not changed:
+            return self.settings
+        values = self.settings.model_dump() | changed
+        return self.Settings.model_validate(values, strict=False)  # type: ignore[return-value]
+
+    def fingerprint(self, source: str) -> object:
+        """What the documents of a source depend on beside their texts: settings, and the source's keys."""
+        return [self.settings_for(source), self.sources.get(source)]
+
+    def code(self) -> list[object]:
+        """What stands for the code of the step."""
+        if self._code is None:
+            from .user_code import code_digest  # noqa: PLC0415  (only for steps without a version)
+
+            version = self.version if self.version is not None else code_digest(self.implementation())
+            self._code = [version, {name: library_version(name) for name in self.kept}]
+        return self._code
+
+    def implementation(self) -> object:
+        """The class, or the function, that is the step's code."""
+        return type(self)
+
+    def key(self, source: str) -> list[object]:
+        """What the output for a source depends on beside the input."""
+        languages = {name: changed for (kind, name), changed in self.variants.items() if kind == "language"}
+        return [self.code(), self.fingerprint(source), languages]
+
+    def run_key(self) -> str:
+        """Digest of what the results of the whole step depend on beside its input, alarms and roles included."""
+        unkeyed = {n: repr(getattr(self.settings, n)) for n, f in self.Settings.model_fields.items() if not is_keyed(f)}
+        return fingerprint([[[name, self.role_of(name), self.key(name)] for name in self.sources], unkeyed])
+
+    def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
+        """On a worker: what decides on the batches of a shard; ``item`` and ``shared`` are those of ``Job.write``."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither open nor run")
+
+    def run(self, job: Job) -> list[Done]:
+        """Do the work; returns the finished shards. What the report says of it goes to ``job.details``."""
+        return job.write()
+
+    def apply(self, job: Job) -> Summary:
+        """Run the step and sum up."""
+        return job.summarize(self.run(job))
+
+    def decide_by_language(self, shard: Shard, source: str, item: object, shared: Mapping[str, object]) -> Decide:
+        """``open``, with the settings of each language for its documents."""
+        languages = [name for kind, name in self.variants if kind == "language"]
+        opened: dict[str | None, Decide] = {}
+        for language in (None, *languages):
+            step = (
+                self if language is None and ("source", source) not in self.variants else self._copy(source, language)
+            )
+            opened[language] = step.open(shard, item, **shared)
+
+        def decide(batch: pa.RecordBatch) -> Outcome:
+            codes = batch["language"].to_pylist() if languages else []
+            present = [language for language in languages if language in codes]
+            if not present:
+                return opened[None](batch)
+            groups = np.array([present.index(code) if code in present else -1 for code in codes])
+            parts = []
+            for number in np.unique(groups).tolist():
+                rows = np.flatnonzero(groups == number)
+                part = batch.take(pa.array(rows))
+                parts.append((rows, opened[present[number] if number >= 0 else None](part)))
+            return merge_outcomes(batch.num_rows, parts)
+
+        return decide
+
+    def _copy(self, source: str, language: str | None) -> Step[S, K]:
+        copy: Step[S, K] = object.__new__(type(self))
+        vars(copy).update(vars(self), settings=self.settings_for(source, language))
+        return copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as reference and plain values: a worker loads the code again, and refuses another."""
+        options = {"name": self.name, "only": self.only, "except_": self.except_}
+        keys = {name: keys.model_dump(mode="json") for name, keys in self.sources.items()}
+        plain = [self.settings.model_dump_json(), keys, options, self.where.model_dump(), self.code()]
+        return _rebuild, (*self.reference, json.dumps(plain))
+
+
+@lru_cache(maxsize=64)
+def _rebuild(reference: str, folder: Path | None, plain: str) -> Step[Any, Any]:
+    from .user_code import open_step  # noqa: PLC0415
+
+    settings, keys, options, where, code = json.loads(plain)
+    cls = open_step(reference, folder)
+    step = cls(cls.Settings.model_validate_json(settings), keys, where=Where.model_validate(where), **options)
+    if step.code() != code:
+        machine = os.uname().nodename
+        raise UsageFailure(f"{step.name}: {reference} is another version on {machine}; all machines need the same")
+    return step
+
+
+def merge_outcomes(rows: int, parts: Sequence[tuple[NDArray[np.int64], Outcome]]) -> Outcome:
+    """One outcome of those of parts of a batch, given by their rows, in the order of the batch."""
+    reasons = list(dict.fromkeys(reason for _, outcome in parts for reason in outcome.reasons))
+    decisions, scores = np.full(rows, KEPT), np.full(rows, np.nan)
+    counts: dict[str, int] = {}
+    for own, outcome in parts:
+        numbers = np.array([*map(reasons.index, outcome.reasons), KEPT])
+        decisions[own] = numbers[outcome.decisions]
+        if outcome.scores is not None:
+            scores[own] = outcome.scores
+        for name, count in outcome.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    origin = np.concatenate([own[outcome.rows] for own, outcome in parts])
+    order = np.argsort(origin, kind="stable")
+    documents = pa.Table.from_batches([outcome.documents for _, outcome in parts]).take(pa.array(order))
+    (batch,) = documents.combine_chunks().to_batches() or [parts[0][1].documents.slice(0, 0)]
+    samples = [sample for _, outcome in parts for sample in outcome.samples]
+    return Outcome(batch, decisions, reasons, scores, counts, samples, origin[order])
+
+
+def text_lengths(texts: pa.Array) -> NDArray[np.int64]:
+    """Characters of each text."""
+    return np.asarray(pc.utf8_length(texts).to_numpy(zero_copy_only=False), np.int64)

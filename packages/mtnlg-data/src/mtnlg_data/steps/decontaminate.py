@@ -1,0 +1,97 @@
+"""Cut the n-grams of the evaluation tasks, and the text around them, out of the documents."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import NonNegativeInt, PositiveInt, model_validator
+
+from mtnlg_data.console import Failure
+from mtnlg_data.engine import CUTS
+from mtnlg_data.settings import Settings, setting
+from mtnlg_data.step import Cost, Step
+
+if TYPE_CHECKING:
+    from mtnlg_data.document import Shard
+    from mtnlg_data.job import Done, Job
+    from mtnlg_data.planning.corpus_size import CorpusSize
+    from mtnlg_data.step import Decide
+
+
+class DecontaminateSettings(Settings):
+    """What counts as contamination, and how much around it is cut; the defaults are the paper's (4.4)."""
+
+    texts: Path | None = setting(
+        None, "Texts of the evaluation tasks, to be cut from the documents (mtnlg-eval texts)."
+    )
+    n: PositiveInt = setting(13, "Length of an n-gram.", unit="words", paper="13 in Megatron's tool")
+    minimum: PositiveInt = setting(
+        8, "Shortest task text that counts as one n-gram.", unit="words", paper="8 in Megatron's tool"
+    )
+    common: PositiveInt = setting(
+        10,
+        "n-grams in as many documents or more are not cut.",
+        unit="documents",
+        paper="10 in Megatron's tool",
+    )
+    window: NonNegativeInt = setting(200, "Text cut on each side of a match.", unit="characters", paper="200")
+    shortest: NonNegativeInt = setting(200, "Shortest piece that is kept.", unit="characters", paper="200")
+    most_splits: PositiveInt = setting(10, "Most pieces of a document that is kept.", paper="10")
+    alarm_share: float = setting(
+        0.1, "Warn of a source that loses more as a whole.", unit="share", keyed=False, ge=0, le=1
+    )
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if self.minimum > self.n:
+            raise ValueError(f"minimum = {self.minimum} is more than n = {self.n}")
+        return self
+
+
+class Decontaminate(Step[DecontaminateSettings, Settings]):
+    """Paper.md 4.4; without texts every document passes."""
+
+    number, version = 5, 1
+    top_level = ("texts",)
+
+    def check(self) -> None:
+        """Read the texts."""
+        from mtnlg_data.decontaminate.ngrams import check_task_texts  # noqa: PLC0415  (numba)
+
+        if (texts := self.settings.texts) is not None:
+            if not texts.is_file():
+                raise Failure(f"{texts}: no such file of task texts; mtnlg-eval texts --out {texts} writes it")
+            check_task_texts(texts)
+
+    def cost(self, corpus: CorpusSize) -> Cost:
+        """The n-grams of all task texts are in the memory of each worker; one process makes them."""
+        texts = 70_000  # of the paper's tasks
+        if self.settings.texts is not None and self.settings.texts.is_file():
+            with self.settings.texts.open("rb") as file:
+                texts = sum(1 for _ in file)
+        memory = 400_000_000 + corpus.group + 2200 * texts
+        return Cost(0.024 * corpus.text / 1e6, memory, corpus.disk, seconds_alone=0.0004 * texts)
+
+    def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
+        """Cut the matches of the shard, which ``item`` has."""
+        from mtnlg_data.decontaminate.stage import cut_matches  # noqa: PLC0415  (numba)
+
+        del shard
+        return cut_matches(item, shared["found"], self.settings)
+
+    def run(self, job: Job) -> list[Done]:
+        """Match, plan, cut."""
+        from mtnlg_data.decontaminate.stage import effects, find_matches, write_ledger  # noqa: PLC0415  (numba)
+
+        matches, found = find_matches(job, self.settings)
+        items = [
+            ((shard, own), job.out / CUTS / shard.path.name) for shard, own in zip(job.shards, matches, strict=True)
+        ]
+        lengths = {"shortest": self.settings.shortest, "most_splits": self.settings.most_splits}
+        ledger = job.map("ledger", write_ledger, items, found=found, **lengths)
+        done = job.write(matches, name="cut", found=found)
+        by_name = [sorted(parts, key=lambda one: one.output.name) for parts in (ledger, done)]
+        counted, written = ([one.summary for one in parts] for parts in by_name)
+        job.details["decontamination"] = effects(counted, written, found.rare.summary["common"])
+        return done

@@ -1,0 +1,134 @@
+"""Tokenize documents into Megatron token stores and their blend.
+
+[bold]--vocabulary 50257[/bold] trains a tokenizer, [bold]--tokenizer[/bold] reads one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from mtnlg_data.document import shard_source
+from mtnlg_data.fingerprint import file_digest
+from mtnlg_data.settings import Settings, setting
+from mtnlg_data.sources.corpus import DATASETS
+from mtnlg_data.step import Cost, Kind, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from mtnlg_data.job import Job
+    from mtnlg_data.planning.corpus_size import CorpusSize
+    from mtnlg_data.tally import Summary
+
+
+Library = Literal["auto", "tokenizers", "gigatoken"]
+MIN_VOCABULARY = 257  # 256 bytes and the end token
+
+
+class TokenizeSettings(Settings):
+    """Which tokenizer to use, and what share of each source is held out for validation."""
+
+    vocabulary: int | None = setting(
+        None,
+        "Train a tokenizer of as many tokens, the end token included.",
+        unit="tokens",
+        paper="50257, GPT-2's",
+        ge=MIN_VOCABULARY,
+        lt=1 << 31,
+    )
+    tokenizer: str | None = setting(
+        None,
+        "Read one instead: a tokenizer.json, a folder with one or with GPT-2's two files; gpt2 downloads them.",
+        paper="gpt2",
+        min_length=1,
+    )
+    eod: str | None = setting(
+        None, "Token that ends documents, added if missing; the tokenizer's own if not given.", min_length=1
+    )
+    validation: float = setting(
+        0.02, "Documents of each source held out for validation.", unit="share", paper="0.02", ge=0, le=0.5
+    )
+    seed: int = setting(1234, "Of the training sample and of the order of documents.", paper="1234")
+    library: Library = setting("auto", "Encoder; auto is gigatoken (an extra; faster, same ids) where it can be used.")
+    sample_bytes: PositiveInt = setting(100_000_000, "Most text to train on, about.", unit="bytes")
+
+    @model_validator(mode="after")
+    def _takes_one_tokenizer(self) -> Self:
+        if (self.vocabulary is None) == (self.tokenizer is None):
+            raise ValueError("tokenize takes either a vocabulary to train, such as 50257, or a tokenizer to read")
+        return self
+
+
+class TokenizeKeys(Settings):
+    """What tokenize reads of a source."""
+
+    weight: float = setting(
+        ...,
+        "Share of the training samples; that of the paper's dataset of the same name.",
+        unit="share",
+        gt=0,
+        le=1,
+    )
+
+
+class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
+    """A store per source."""
+
+    number, version = 6, 1
+    gives: ClassVar[Kind] = "tokens"
+    kept = ("tokenizers",)
+
+    @classmethod
+    def source_defaults(cls, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+        """The paper's weight of a source of this name."""
+        del table
+        return {"weight": DATASETS[name].weight} if name in DATASETS else {}
+
+    @classmethod
+    def localize(cls, values: Mapping[str, Any], local: Callable[[Path], Path]) -> dict[str, Any]:
+        """A tokenizer is a path, or the name of GPT-2's."""
+        given = values["tokenizer"]
+        return {**values, "tokenizer": given if given in {None, "gpt2"} else str(local(Path(given)))}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Share of the training samples, by source."""
+        return {name: keys.weight for name, keys in self.sources.items()}
+
+    def validate(self) -> None:
+        """Add up the weights."""
+        from mtnlg_data.tokens.blend import check_weights  # noqa: PLC0415
+
+        check_weights(self.weights)
+
+    def check(self) -> None:
+        """Read the tokenizer."""
+        from mtnlg_data.tokens.tokenizer import check_tokenizer  # noqa: PLC0415
+
+        check_tokenizer(self.settings)
+
+    def cost(self, corpus: CorpusSize) -> Cost:
+        """Tokens are on disk as encoded, merged and in the stores, at 4.3 characters of English each."""
+        vocabulary = self.settings.vocabulary or 50_257
+        width = 2 if vocabulary <= 1 << 16 else 4
+        tokens = int(corpus.text / 4.3) + corpus.documents
+        disk = 3 * width * tokens + 52 * corpus.documents + 70 * vocabulary
+        seconds = 0.26 * min(self.settings.sample_bytes, corpus.text) / 1e6 if self.settings.vocabulary else 0.0
+        return Cost(0.0263 * corpus.text / 1e6, 415_000_000 + corpus.group, disk, seconds_alone=seconds)
+
+    def fingerprint(self, source: str) -> object:
+        """The files of the tokenizer count by their content."""
+        from mtnlg_data.tokens.tokenizer import tokenizer_files  # noqa: PLC0415
+
+        files = [file_digest(file) for file in tokenizer_files(self.settings)]
+        return [self.settings.model_copy(update={"tokenizer": None}), self.sources[source], files]
+
+    def apply(self, job: Job) -> Summary:
+        """Encode, shuffle, write the stores."""
+        from mtnlg_data.tokens.stage import tokenize_documents  # noqa: PLC0415
+
+        by_source = {name: [path for path in job.paths if shard_source(path) == name] for name in self.sources}
+        return tokenize_documents(by_source, job.results, self.settings, self.weights, job.engine)
