@@ -23,7 +23,7 @@ from .engine import StageFolder
 from .exchange import ROWS_SUFFIX, Rows, merge, run_digest
 from .files import sha256
 from .fingerprint import fingerprint
-from .tally import COUNTS, Fates, passthrough_summary, recorded_tallies, stage_summary
+from .tally import COUNTS, Fates, order_sources, passthrough_summary, recorded_tallies, stage_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -205,8 +205,8 @@ class Job:
         passing = [source for source in self.step.sources if self.step.role_of(source) != "through"]
         counts = [passthrough_summary(source, self.before[source]) for source in passing if source in self.before]
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
-        order = list(self.step.sources)
         summaries = [*(one.summary for one in done), *counts]
+        order = order_sources(summaries, list(self.step.sources))  # of documents in other sources' files, too
         return {**stage_summary(self.step.name, summaries, order, alarm_share), **self.details}
 
 

@@ -85,11 +85,14 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
         from mtnlg_data.decontaminate.stage import effects, find_matches, write_ledger  # noqa: PLC0415  (numba)
 
         matches, found = find_matches(job, self.settings)
-        items = [
-            ((shard, own), job.out / CUTS / shard.path.name) for shard, own in zip(job.shards, matches, strict=True)
-        ]
-        lengths = {"shortest": self.settings.shortest, "most_splits": self.settings.most_splits}
-        ledger = job.map("ledger", write_ledger, items, found=found, **lengths)
+        ledger = job.map(
+            "ledger",
+            write_ledger,
+            [(item, job.out / CUTS / item[0].path.name) for item in zip(job.shards, matches, strict=True)],
+            found=found,
+            shortest=self.settings.shortest,
+            most_splits=self.settings.most_splits,
+        )
         done = job.write(matches, name="cut", found=found)
         by_name = [sorted(parts, key=lambda one: one.output.name) for parts in (ledger, done)]
         counted, written = ([one.summary for one in parts] for parts in by_name)
