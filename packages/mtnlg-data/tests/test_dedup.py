@@ -240,9 +240,7 @@ HAN = "".join(chr(0x4E00 + 37 * number % 8000) for number in range(300))
         ([], 0, {}),
     ],
 )
-def test_near_duplicates_are_removed(
-    tmp_path: Path, texts: list[str], removed: int, settings: dict[str, Any]
-) -> None:
+def test_near_duplicates_are_removed(tmp_path: Path, texts: list[str], removed: int, settings: dict[str, Any]) -> None:
     path = tmp_path / "web-00000.parquet"
     write_documents(path, batch_documents(Document(str(n), "web", text) for n, text in enumerate(texts)))
     summary, ledger = run([path], tmp_path / "out", DeduplicateSettings(alarm_share=1, **settings))
@@ -291,7 +289,7 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
     settings = WORDS.model_copy(update={"bands": 6, "rows": 5})
     once, _ = run(shards, tmp_path / "one", settings)
     make_everything_small(monkeypatch)
-    monkeypatch.setattr("mtnlg_data.words.BATCH_CHARACTERS", 500)
+    monkeypatch.setattr("mtnlg_data.text.arrays.BATCH_CHARACTERS", 500)
     engine = Counting()
     again, _ = run(shards, tmp_path / "many", settings, engine=engine)
     assert again["duplicates"] == once["duplicates"]

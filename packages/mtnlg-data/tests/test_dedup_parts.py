@@ -49,9 +49,11 @@ from mtnlg_data.dedup.verify import (
     verify_pairs,
 )
 from mtnlg_data.exchange import Numbering, Rows, write_rows
-from mtnlg_data.filters.texts import hash_strings, texts_of
 from mtnlg_data.job import Done
-from mtnlg_data.words import character_kinds, find_words, fold_case
+from mtnlg_data.text.arrays import texts_of
+from mtnlg_data.text.characters import character_kinds, fold_case
+from mtnlg_data.text.hashing import hash_strings
+from mtnlg_data.text.words import hashed_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +116,7 @@ def test_shingles_are_runs_of_lower_cased_words_or_characters_and_a_short_text_i
 @example(["aÉ" * 33, "x" * 64 + " " + "Σ" * 65 + ".b"])
 def test_words_of_utf8_hash_as_those_of_folded_strings_with_and_without_numba(texts: list[str]) -> None:
     tables, column = (folded_codes(), character_kinds()), texts_of(pa.array(texts, pa.large_string()))
-    words = find_words([fold_case(text) for text in texts])
+    words = hashed_words([fold_case(text) for text in texts])
     for hashes, bounds, characters in (hash_words(*column, *tables), hash_words_numpy(*column, *tables)):
         assert hashes.tolist() == words.hashes.tolist()
         assert bounds.tolist() == words.bounds.tolist()
@@ -141,7 +143,10 @@ def test_two_texts_share_the_key_of_a_band_exactly_where_all_its_rows_agree(one:
 
 
 @settings(max_examples=40)  # through files
-@given(keys=st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=3), size=st.sampled_from([16, 64, 9999]))
+@given(
+    keys=st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=3),
+    size=st.sampled_from([16, 64, 9999]),
+)
 def test_clusters_are_scipys_components_of_shared_keys(
     keys: list[list[int]], size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -156,8 +161,12 @@ def test_clusters_are_scipys_components_of_shared_keys(
         link_bands(bands, folder / "links")
         write_clusters([Done(folder / "links", "")], Rows.path(folder / "roots", 0), numbering=numbering)
         (roots,) = Rows(folder / "roots", [None], "", print).ranges(1)
-        found = dict(zip(numbering.numbers(roots.column("sort", np.uint64)).tolist(), roots.column("root", int), strict=True))
-    pairs = [pair for own in keys for pair in itertools.combinations(range(len(own)), 2) if own[pair[0]] == own[pair[1]]]
+        found = dict(
+            zip(numbering.numbers(roots.column("sort", np.uint64)).tolist(), roots.column("root", int), strict=True)
+        )
+    pairs = [
+        pair for own in keys for pair in itertools.combinations(range(len(own)), 2) if own[pair[0]] == own[pair[1]]
+    ]
     array = np.array(pairs, np.int64).reshape(-1, 2)
     graph = coo_array((np.ones(len(pairs)), (array[:, 0], array[:, 1])), shape=(12, 12))
     _, component = connected_components(graph, directed=False)

@@ -23,7 +23,6 @@ from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.exact.repeats import document_orders
 from mtnlg_data.exact.tokens import find_documents, find_lines, find_windows
-from mtnlg_data.filters.texts import texts_of
 from mtnlg_data.job import run_step
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
@@ -34,6 +33,7 @@ from mtnlg_data.steps.decontaminate import Decontaminate
 from mtnlg_data.steps.deduplicate import Deduplicate
 from mtnlg_data.steps.exact import Exact, ExactSettings, Kind, TokenUnit
 from mtnlg_data.tally import EXCERPT_CHARACTERS
+from mtnlg_data.text.arrays import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

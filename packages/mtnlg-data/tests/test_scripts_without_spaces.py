@@ -23,7 +23,7 @@ from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.decontaminate import Decontaminate
 from mtnlg_data.steps.deduplicate import Deduplicate
-from mtnlg_data.words import fold_case
+from mtnlg_data.text.characters import fold_case
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,12 @@ what was given it and nothing else. Tasks carry "module:name" and plain values t
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -24,10 +26,10 @@ from .exchange import ROWS_SUFFIX, Rows, merge, run_digest
 from .files import sha256
 from .fingerprint import fingerprint
 from .tally import COUNTS, Fates, order_sources, passthrough_summary, recorded_tallies, stage_summary
+from .user_code import open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
@@ -66,6 +68,7 @@ class Task:
     shared: Mapping[str, object]
     output: Path
     key: str
+    origin: tuple[str, Path | None]  # reference of the step, which loads the module where that is a file
     memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
 
     def file_digest(self, path: Path) -> str:
@@ -76,6 +79,9 @@ class Task:
 def run_task(task: Task) -> Summary:
     """Call the function."""
     module, _, name = task.work.partition(":")
+    if module not in sys.modules:
+        open_step(*task.origin)
+    task.output.parent.mkdir(parents=True, exist_ok=True)
     result: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
     return result
 
@@ -156,8 +162,12 @@ class Job:
         """
         reference = f"{work.__module__}:{work.__qualname__}"
         code = [self.step.code(), reference]
+
+        def key(given: list[object]) -> str:
+            return fingerprint([code, *given])
+
         tasks = [
-            Task(reference, item, shared, output, fingerprint([code, item, shared, output.name]), memory)
+            Task(reference, item, shared, output, key([item, shared, output.name]), self.step.reference, memory)
             for item, output in items
         ]
         label = f"{self.step.name}: {name}" if name else self.step.name
@@ -248,13 +258,20 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
 
 
 def run_step(
-    step: Step[Any, Any], shards: Sequence[Path], out: Path, engine: Engine, *, sources: Sequence[str] = ()
+    step: Step[Any, Any],
+    inputs: Sequence[Path | SourceFile],
+    out: Path,
+    engine: Engine,
+    *,
+    sources: Sequence[str] = (),
 ) -> Summary:
-    """Run one step on shards, into ``out``; returns its summary. Sources that it does not know are added."""
-    missing = dict.fromkeys([*sources, *map(shard_source, shards)])
+    """Run one step on shards, or files, into ``out``; returns its summary. Sources that it does not know are added."""
+    files = [one for one in inputs if not isinstance(one, Path)]
+    shards = [one for one in inputs if isinstance(one, Path)]
+    missing = dict.fromkeys([*sources, *(file.source for file in files), *map(shard_source, shards)])
     if unknown := [name for name in missing if name not in step.sources]:
         known = {name: keys.model_dump(exclude_unset=True) for name, keys in step.sources.items()}
         step.bind(known | dict.fromkeys(unknown, step.alone))
     step.validate()
     step.check()
-    return step.apply(Job(step, shards, out, engine))
+    return step.apply(Job(step, shards, out, engine, files=files))

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.exchange import write_rows
-from mtnlg_data.filters.texts import hash_strings
+from mtnlg_data.text.hashing import hash_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

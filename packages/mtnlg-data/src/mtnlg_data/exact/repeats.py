@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from mtnlg_data.document import read_documents
 from mtnlg_data.exchange import stable_order, write_rows
-from mtnlg_data.filters.texts import hash_strings, small_batches, texts_of
+from mtnlg_data.text.arrays import small_batches, texts_of
+from mtnlg_data.text.hashing import hash_strings
 
 from .tokens import anchor_keys, find_documents, find_lines, find_windows, windows_with
 

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from mtnlg_data.document import replace_columns
 from mtnlg_data.exchange import Numbering, count_ranges
-from mtnlg_data.filters.texts import column_of, text_lengths, texts_of
 from mtnlg_data.step import KEPT, Outcome
 from mtnlg_data.steps.exact import Kind
 from mtnlg_data.tally import EXCERPT_CHARACTERS, key_ranks, lowest
+from mtnlg_data.text.arrays import column_of, text_lengths, texts_of
 
 from .cuts import cut_texts, merge_spans
 from .repeats import places, write_anchors, write_recurring, write_repeats, write_things
