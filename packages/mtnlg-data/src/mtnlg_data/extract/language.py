@@ -18,8 +18,8 @@ import pycld2
 from pydantic import model_validator
 
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import library_version
 from mtnlg_data.files import sha256
+from mtnlg_data.fingerprint import library_version
 from mtnlg_data.settings import Settings, setting
 
 if TYPE_CHECKING:
