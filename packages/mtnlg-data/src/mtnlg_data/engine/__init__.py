@@ -15,7 +15,7 @@ from mtnlg_data.console import Failure, UsageFailure
 from .code_digest import code_digest, library_version
 from .folder_lock import lock_folder
 from .local import Local
-from .stage_folder import CUTS, DROPPED, StageFolder, listed_shards, read_list
+from .stage_folder import CUTS, DROPPED, StageFolder, listed_shards, read_list, stage_folders
 from .units import Engine, Summary, U, Unit, checksum, key_of, manifest_path, run_units
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ __all__ = [
     "open_engine",
     "read_list",
     "run_units",
+    "stage_folders",
 ]
 
 EngineName = Literal["local", "ray"]
