@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from mtnlg_data.commands.setting_options import Leaf
 from mtnlg_data.recipe import Recipe as DataRecipe
+from mtnlg_data.recipe import Source
+from mtnlg_data.sources.reader import all_readers
 from mtnlg_parallel.recipe import Recipe as TrainRecipe
 
 if TYPE_CHECKING:
@@ -59,6 +61,9 @@ def _tables(schema: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[st
             inner += _tables(get_args(leaf.type)[1], (*leaf.path, "NAME"))
         else:
             own.append(leaf)
+    if issubclass(schema, Source):
+        fields = {name: field for reader in all_readers().values() for name, field in reader.model_fields.items()}
+        own += [Leaf((*path, name), field) for name, field in fields.items()]
     return iter([*([(".".join(path), own)] if own else []), *inner])
 
 

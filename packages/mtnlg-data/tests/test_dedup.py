@@ -304,7 +304,7 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
     settings = WORDS.model_copy(update={"bands": 6, "rows": 5})
     once, _ = run(shards, tmp_path / "one", settings)
     make_everything_small(monkeypatch)
-    monkeypatch.setattr("mtnlg_data.words.BATCH_CHARACTERS", 500)
+    monkeypatch.setattr("mtnlg_data.text.arrays.BATCH_CHARACTERS", 500)
     engine = Counting()
     again = deduplicate_documents(shards, tmp_path / "many", settings, ["web"], engine)
     assert again["duplicates"] == once["duplicates"]

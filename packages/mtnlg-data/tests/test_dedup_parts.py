@@ -50,8 +50,10 @@ from mtnlg_data.dedup.verify import (
     verify_buckets,
     verify_pairs,
 )
-from mtnlg_data.filters.texts import hash_strings, texts_of
-from mtnlg_data.words import character_kinds, find_words, fold_case
+from mtnlg_data.text.arrays import texts_of
+from mtnlg_data.text.characters import character_kinds, fold_case
+from mtnlg_data.text.hashing import hash_strings
+from mtnlg_data.text.words import hashed_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +116,7 @@ def test_shingles_are_runs_of_lower_cased_words_or_characters_and_a_short_text_i
 @example(["aÉ" * 33, "x" * 64 + " " + "Σ" * 65 + ".b"])
 def test_words_of_utf8_hash_as_those_of_folded_strings_with_and_without_numba(texts: list[str]) -> None:
     tables, column = (folded_codes(), character_kinds()), texts_of(pa.array(texts, pa.large_string()))
-    words = find_words([fold_case(text) for text in texts])
+    words = hashed_words([fold_case(text) for text in texts])
     for hashes, bounds, characters in (hash_words(*column, *tables), hash_words_numpy(*column, *tables)):
         assert hashes.tolist() == words.hashes.tolist()
         assert bounds.tolist() == words.bounds.tolist()

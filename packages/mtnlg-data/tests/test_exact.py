@@ -27,12 +27,12 @@ from mtnlg_data.exact.scan import _orders
 from mtnlg_data.exact.settings import ExactSettings, Kind, TokenUnit
 from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.exact.tokens import find_documents, find_lines, find_windows
-from mtnlg_data.filters.texts import texts_of
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.why import explain
 from mtnlg_data.schema import SCHEMA, Document, document_columns
 from mtnlg_data.tally import EXCERPT_CHARACTERS
+from mtnlg_data.text.arrays import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,14 +15,15 @@ from mtnlg_data.document import batch_documents, read_documents, shard_name, wri
 from mtnlg_data.engine import Local
 from mtnlg_data.extract import language
 from mtnlg_data.extract.language import Language, open_identifier
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings, extract_record
+from mtnlg_data.job import run_step
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.counts import languages as languages_section
 from mtnlg_data.report.summary_schema import Summary as ReadSummary
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import Record, SourceFile
 from mtnlg_data.steps.clean import CleanSettings
+from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +66,7 @@ def extract_texts(folder: Path, texts: dict[str, list[str]], corpus: ModuleType,
     """The texts as a page each, in one file."""
     records = [corpus.record(page(text).encode()) for own in texts.values() for text in own]
     (folder / "c.warc.gz").write_bytes(b"".join(map(corpus.member, records)))
-    return extract_documents([SourceFile("web", folder / "c.warc.gz", "c", "warc")], folder / "out", settings, Local(1))
+    return run_step(Extract(settings), [SourceFile("web", folder / "c.warc.gz", "c", "warc")], folder / "out", Local(1))
 
 
 def page(text: str) -> str:
@@ -140,7 +141,7 @@ def test_plain_texts_are_all_kept_with_the_language_that_the_model_tells(
 ) -> None:
     corpus.write_jsonl(tmp_path / "a.jsonl", [{"text": own[15] + "\nend"} for own in texts.values()])
     file = SourceFile("own", tmp_path / "a.jsonl", "a.jsonl", "jsonl")
-    extract_documents([file], tmp_path / "out", ExtractSettings(languages=("en_X",), language_model=model), Local(1))
+    run_step(Extract(ExtractSettings(languages=("en_X",), language_model=model)), [file], tmp_path / "out", Local(1))
     assert [row["language"] for row in rows_of(tmp_path / "out")] == [f"{code}_X" for code in texts]
 
 
@@ -221,7 +222,7 @@ def test_a_language_that_the_model_lacks_is_one_line(tmp_path: Path, language_mo
     ExtractSettings(languages=tuple(codes), language_model=path).check_model()
     line = r"lid\.bin: has no language 'en'; set languages to some of its 62, such as eng_Latn, enm_Latn$"
     with pytest.raises(Failure, match=line):
-        extract_documents([], tmp_path, ExtractSettings(languages=("en",), language_model=path), Local(1))
+        run_step(Extract(ExtractSettings(languages=("en",), language_model=path)), [], tmp_path, Local(1))
     with pytest.raises(Failure, match=line):
         clean_documents([], tmp_path, CleanSettings(languages=("en",), language_model=path), {}, Local(1))
 

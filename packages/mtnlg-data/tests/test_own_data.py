@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +21,16 @@ from mtnlg_data.console import Failure
 from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import CHARACTERS_PER_GROUP
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.job import run_step
 from mtnlg_data.report.file_inspection import inspect_table
 from mtnlg_data.sources import Record, read_records
-from mtnlg_data.sources.parquet import row_bytes
+from mtnlg_data.sources.record import Metadata
+from mtnlg_data.sources.tables import row_bytes
 from mtnlg_data.steps.clean import CleanSettings
 from mtnlg_data.steps.decontaminate import DecontaminateSettings
 from mtnlg_data.steps.deduplicate import DeduplicateSettings
+from mtnlg_data.steps.extract import Extract
 from mtnlg_data.steps.quality import QualitySettings
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens.stage import tokenize_documents
@@ -36,7 +38,6 @@ from mtnlg_data.tokens.stage import tokenize_documents
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mtnlg_data.sources import Kind
     from mtnlg_data.steps.clean import Rule
 
 OWN = "mtnlg"
@@ -52,11 +53,11 @@ TEXTS = [sentences(n) for n in range(6)]
 
 
 def extract(
-    folder: Path, path: Path, kind: Kind = "jsonl", field: str = "text"
+    folder: Path, path: Path, kind: str = "jsonl", field: str = "text"
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The counts of the one source, and the documents."""
-    file = SourceFile("own", path, path.name, kind, field)
-    summary = extract_documents([file], folder / "documents", ExtractSettings(), Local(1))
+    file = SourceFile("own", path, path.name, kind, {"field": field})
+    summary = run_step(Extract(ExtractSettings()), [file], folder / "documents", Local(1))
     return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
 
 
@@ -185,8 +186,8 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
         else:
             with pa.ipc.new_stream(path, table.schema) as stream:
                 stream.write_table(table)
-        files.append(SourceFile("own", path, path.name, cast("Kind", kind)))
-    summary = extract_documents(files, tmp_path / "out", ExtractSettings(shard_characters=len(TEXTS[0])), Local(1))
+        files.append(SourceFile("own", path, path.name, kind))
+    summary = run_step(Extract(ExtractSettings(shard_characters=len(TEXTS[0]))), files, tmp_path / "out", Local(1))
     assert summary["alarms"] == [
         {
             "source": "own",
@@ -198,7 +199,7 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
         find_inputs([str(tmp_path / "out")]), tmp_path / "clean", CleanSettings(), Local(1), rules=("short",)
     )
     again = find_inputs([str(tmp_path / "clean")], raw=True)
-    assert not extract_documents(again.files, tmp_path / "again", ExtractSettings(), Local(1))["alarms"]
+    assert not run_step(Extract(ExtractSettings()), again.files, tmp_path / "again", Local(1))["alarms"]
 
 
 def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None
     path = write_lines(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
     extract(tmp_path, path)
     good = write_lines(tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)])
-    extract_documents([SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", ExtractSettings(), Local(1))
+    run_step(Extract(ExtractSettings()), [SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", Local(1))
     shards = [tmp_path / "documents" / "own-00000.parquet", tmp_path / "good" / "good-00000.parquet"]
     before = {name: {"documents_out": n, "characters_out": n} for name, n in (("own", 120), ("good", 40))}
     settings = QualitySettings(alpha=1)
@@ -275,11 +276,13 @@ def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "a.warc").write_bytes(header.encode() + http + b"\r\n\r\n")
     (record,) = read(tmp_path / "a.warc", "warc")
     kept = {name: warc[name] for name in ("WARC-Record-ID", "WARC-Date", "WARC-IP-Address", "WARC-Payload-Digest")}
+    assert isinstance(record.metadata, Metadata)
     assert json.loads(str(record.metadata.value)) == {**kept, "Content-Type": "text/html; charset=utf-8"}
-    arc = b"filedesc://a 0.0.0.0 20080430204825 text/plain 4\nabc\n\n"
+    arc = b"filedesc://a 0.0.0.0 20080430204825 text/plain 8\n1 0\nURL\n\n"
     arc += b"http://a/ 192.0.2.1 20080430204826 text/html %d\n" % len(http) + http + b"\n"
     (tmp_path / "a.arc").write_bytes(arc)
     (record,) = read(tmp_path / "a.arc", "warc")
+    assert isinstance(record.metadata, Metadata)
     assert json.loads(str(record.metadata.value)) == {
         "WARC-IP-Address": "192.0.2.1",
         "WARC-Date": "2008-04-30T20:48:26Z",
@@ -287,7 +290,7 @@ def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
     }
 
 
-def read(path: Path, kind: Kind) -> list[Record]:
+def read(path: Path, kind: str) -> list[Record]:
     return [record for record in read_records(SourceFile("own", path, path.name, kind)) if isinstance(record, Record)]
 
 

@@ -28,7 +28,7 @@ from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
 from mtnlg_data.planning.plan import BATCHES_HELD, plan
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
-from mtnlg_data.sources import arrow, parquet
+from mtnlg_data.sources import tables
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import encoding
 from mtnlg_data.tokens.stage import tokenize_documents
@@ -252,13 +252,13 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table, max_chunksize=20)
     read: list[int] = []
-    read_batch = parquet.read_batch
+    read_batch = tables.read_batch
 
     def counted(batch: pa.RecordBatch, *arguments: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
         read.append(batch.num_rows)
         return read_batch(batch, *arguments, **options)
 
-    monkeypatch.setattr(arrow, "read_batch", counted)
+    monkeypatch.setattr(tables, "read_batch", counted)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_BYTES", 30_000)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_ROWS", 50)
     for name, kind in (("a.jsonl", "jsonl"), ("b.jsonl.gz", "jsonl"), ("c.parquet", "parquet"), ("d.arrow", "arrow")):
@@ -267,7 +267,7 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
         documents, characters, *_ = estimate_corpus(load_recipe(tmp_path / "own.toml"))
         assert documents == pytest.approx(400, rel=0.15), name
         assert characters == pytest.approx(sum(len(row["text"]) for row in rows) / 400, rel=0.05), name
-    assert read == [20, 20, 20]  # of 400 rows the 50, and no more to count them
+    assert read == [400, 20, 20, 20]  # of Parquet a row group; of 400 rows of Arrow the 50, and no more to count them
     with pytest.raises(Failure, match="no such file"):
         estimate_corpus(load_recipe(WHOLE, folder=tmp_path))
 

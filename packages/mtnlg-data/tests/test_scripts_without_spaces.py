@@ -24,7 +24,7 @@ from mtnlg_data.engine import Local
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.decontaminate import DecontaminateSettings
 from mtnlg_data.steps.deduplicate import DeduplicateSettings
-from mtnlg_data.words import fold_case
+from mtnlg_data.text.characters import fold_case
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -31,7 +31,6 @@ from mtnlg_data.tokens import gpt2
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.tokens.tokenizer import EOD, draw_sample, read_samples, sample_units, tokenizer_files, train_tokenizer
-from mtnlg_data.transfer.remotes import FolderRemote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,16 +92,12 @@ def test_a_folder_with_a_tokenizer_json_is_that_tokenizer(tmp_path: Path) -> Non
 
 
 def test_gpt2_by_name_is_downloaded_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, asked = tmp_path / "served", []
+    served = tmp_path / "served"
     served.mkdir()
     files = {name: f"{{{name}}}".encode() for name in gpt2.FILES}
     monkeypatch.setattr(gpt2, "FILES", {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
 
-    def remote(url: str) -> FolderRemote:
-        asked.append(url)
-        return FolderRemote(served)
-
-    monkeypatch.setattr(gpt2, "HttpRemote", remote)
+    monkeypatch.setattr(gpt2.fetch_gpt2, "__defaults__", (f"file://{served}",))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, content in files.items():
         (served / name).write_bytes(content if name == "encoder.json" else b"another file")
@@ -113,7 +108,6 @@ def test_gpt2_by_name_is_downloaded_once_and_checked(tmp_path: Path, monkeypatch
     found = tokenizer_files(TokenizeSettings(tokenizer="gpt2"))
     assert [path.read_bytes() for path in found] == list(files.values())
     assert tokenizer_files(TokenizeSettings(tokenizer="gpt2")) == found
-    assert asked == [gpt2.URL] * 3
     found[0].write_bytes(b"damaged")
     (served / "encoder.json").write_bytes(files["encoder.json"])
     assert tokenizer_files(TokenizeSettings(tokenizer="gpt2"))[0].read_bytes() == files["encoder.json"]

@@ -57,7 +57,7 @@ class DamagedShard(Failure):
 
     def __str__(self) -> str:
         """One line with path and reason."""
-        return f"{self.path}: damaged: {self._reason}"
+        return f"{self.path}: damaged: {self._reason}; remove it, and run what made it again"
 
 
 @contextmanager

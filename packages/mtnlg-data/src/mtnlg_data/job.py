@@ -9,10 +9,12 @@ what was given it and nothing else. Tasks carry "module:name" and plain values t
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -23,17 +25,17 @@ from .files import sha256
 from .fingerprint import fingerprint
 from .summary import COUNTS, passthrough_summary, stage_summary
 from .tally import Fates, recorded_tallies
+from .user_code import open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
     from .document import Shard
     from .engine import Engine
     from .sources import SourceFile
-    from .step import Step
+    from .step import Step, StepReference
     from .summary import Summary
 
     Work = Callable[..., Summary]
@@ -65,6 +67,7 @@ class Task:
     shared: Mapping[str, object]
     output: Path
     key: str
+    origin: tuple[str, Path | None]  # reference of the step, which loads the module where that is a file
     memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
 
     def file_digest(self, path: Path) -> str:
@@ -75,6 +78,9 @@ class Task:
 def run_task(task: Task) -> Summary:
     """Call the function."""
     module, _, name = task.work.partition(":")
+    if module not in sys.modules:
+        open_step(*task.origin)
+    task.output.parent.mkdir(parents=True, exist_ok=True)
     result: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
     return result
 
@@ -155,8 +161,12 @@ class Job:
         """
         reference = f"{work.__module__}:{work.__qualname__}"
         code = [self.step.code(), reference]
+
+        def key(given: list[object]) -> str:
+            return fingerprint([code, *given])
+
         tasks = [
-            Task(reference, item, shared, output, fingerprint([code, item, shared, output.name]), memory)
+            Task(reference, item, shared, output, key([item, shared, output.name]), self.step.reference, memory)
             for item, output in items
         ]
         label = f"{self.step.name}: {name}" if name else self.step.name
@@ -167,9 +177,13 @@ class Job:
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
     ) -> list[Done]:
         """Write what ``Step.open`` leaves of every shard that goes through, given that shard's item."""
+        step = self.step.by_reference()
         given = items if items is not None else [None] * len(self.through)
         writes = [
-            (ShardWrite(self.step, shard, item), self.out / shard.path.name)
+            (
+                ShardWrite(step, fingerprint(self.step.key(shard_source(shard.path))), shard, item),
+                self.out / shard.path.name,
+            )
             for shard, item in zip(self.through, given, strict=True)
         ]
         return self.map(name, write_shard, writes, scratch=False, memory=memory, **shared)
@@ -200,18 +214,19 @@ def _counted(done: Sequence[Done]) -> Counter[str]:
 class ShardWrite:
     """A shard, the step that writes it, and what the step was given for it."""
 
-    step: Step[Any, Any]
+    step: StepReference
+    key: str  # the step's, as far as it concerns the shard's source
     shard: Shard
     item: object
 
     def fingerprint(self) -> object:
-        """The step as far as it concerns the shard's source."""
-        return [self.step.key(shard_source(self.shard.path)), self.shard, self.item]
+        """All but where the step is found."""
+        return [self.key, self.shard, self.item]
 
 
 def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
     """Write one shard, as its step decides; the summary has its tallies, counts and samples."""
-    step, shard = write.step, write.shard
+    step, shard = write.step.load(), write.shard
     source = shard_source(shard.path)
     decide = step.decide_by_language(shard, source, write.item, shared)
     counts: Counter[str] = Counter()
@@ -233,13 +248,20 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
 
 
 def run_step(
-    step: Step[Any, Any], shards: Sequence[Path], out: Path, engine: Engine, *, sources: Sequence[str] = ()
+    step: Step[Any, Any],
+    inputs: Sequence[Path | SourceFile],
+    out: Path,
+    engine: Engine,
+    *,
+    sources: Sequence[str] = (),
 ) -> Summary:
-    """Run one step on shards, into ``out``; returns its summary. Sources that it does not know are added."""
-    missing = dict.fromkeys([*sources, *map(shard_source, shards)])
+    """Run one step on shards, or files, into ``out``; returns its summary. Sources that it does not know are added."""
+    files = [one for one in inputs if not isinstance(one, Path)]
+    shards = [one for one in inputs if isinstance(one, Path)]
+    missing = dict.fromkeys([*sources, *(file.source for file in files), *map(shard_source, shards)])
     if unknown := [name for name in missing if name not in step.sources]:
         known = {name: keys.model_dump(exclude_unset=True) for name, keys in step.sources.items()}
         step.bind(known | dict.fromkeys(unknown, step.alone))
     step.validate()
     step.check()
-    return step.apply(Job(step, shards, out, engine))
+    return step.apply(Job(step, shards, out, engine, files=files))

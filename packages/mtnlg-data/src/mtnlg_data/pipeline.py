@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from .console import MISTAKES, Failure, Failures, IoFailure, error_line
 from .document import shard_source
-from .engine import StageFolder, checksum, lock_folder, read_list
+from .engine import StageFolder, checksum, lock_folder, open_engine, read_list
 from .engine.folder_lock import LOCK
 from .engine.stage_folder import ACCOUNT, RECIPE, STATE
 from .files import read_small, write_json, write_text
@@ -30,7 +29,6 @@ from .summary import merge_summaries, say_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from pathlib import Path
 
     from .engine import Engine, Keep
     from .recipe import Recipe
@@ -43,13 +41,17 @@ WRITTEN = (RECIPE, "summary.json", "report.html")
 LARGEST_ACCOUNT = 1 << 28
 
 
-def curate(recipe: Recipe, out: Path, engine: Engine, keep: Keep = "all") -> Summary:
+def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: Keep = "all") -> Summary:
     """Run every step of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
 
-    With ``keep`` "last" only the last shards and the tokens stay of the text. Raises ``Failure`` before any work where
-    what the recipe names cannot be used, or another run is at work in ``out``.
+    Without an engine a worker process per core does the work. With ``keep`` "last" only the last shards and the tokens
+    stay of the text. Raises ``Failure`` before any work where what the recipe names cannot be used, or another run is
+    at work in ``out``.
     """
-    files = check_inputs(recipe)
+    if engine is None:
+        with open_engine("local") as own:
+            return curate(recipe, out, own, keep)
+    files, out = check_inputs(recipe), Path(out)
     if (stage := read_list(out)) is not None:
         raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
     if not (out / LOCK).exists() and (others := [name for name in WRITTEN if (out / name).exists()]):
@@ -115,8 +117,7 @@ class _Run:
         given, files = self._shards, self._files if step.takes == "files" else []
         before = self.summaries[-1]["sources"] if self.summaries else None
         account, read = folder / ACCOUNT, [path for path in given if roles.get(shard_source(path)) != "past"]
-        described = [[asdict(file) | {"path": str(file.path)}, file.stats] for file in files]
-        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in read], described])
+        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in read], files])
         summary = _finished_summary(account, key, results)
         if has_run := summary is None:
             if missing := [path for path in read if not path.exists()]:

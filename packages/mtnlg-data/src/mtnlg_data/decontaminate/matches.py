@@ -21,7 +21,8 @@ from mtnlg_data import exchange
 from mtnlg_data.document import UnitOutput, read_documents
 from mtnlg_data.engine import Unit, key_of
 from mtnlg_data.files import atomic_open, atomic_path
-from mtnlg_data.words import SOUTHEAST_ASIAN, character_kinds, code_points, text_batches
+from mtnlg_data.text.arrays import text_batches
+from mtnlg_data.text.characters import SOUTHEAST_ASIAN, character_kinds, code_points
 
 from .ngrams import NgramSet, read_task_texts, task_ngrams
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import read_rows
-from mtnlg_data.filters.texts import small_batches
-from mtnlg_data.words import fmix64
+from mtnlg_data.text.arrays import small_batches
+from mtnlg_data.text.hashing import fmix64
 
 from .copies import source_ranks
 from .minhash import hash_shingles, read_signatures

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from mtnlg_data.filters.texts import hash_strings
+from mtnlg_data.text.hashing import hash_strings
 
 from .minhash import read_signatures
 from .runs import CorpusUnit, Exchanged, write_runs

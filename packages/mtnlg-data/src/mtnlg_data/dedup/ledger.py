@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from mtnlg_data.document import DocumentFile, read_documents, read_rows, write_documents
 from mtnlg_data.engine import Unit
 from mtnlg_data.files import atomic_path
-from mtnlg_data.filters.texts import text_lengths
 from mtnlg_data.tally import DROPPED_SCHEMA, Tallies
-from mtnlg_data.words import fmix64
+from mtnlg_data.text.arrays import text_lengths
+from mtnlg_data.text.hashing import fmix64
 
 from .runs import Corpus, CorpusUnit, Exchanged, write_runs
 

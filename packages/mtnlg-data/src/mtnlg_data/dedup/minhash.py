@@ -31,21 +31,10 @@ from datasketch import MinHash
 
 from mtnlg_data.document import read_documents
 from mtnlg_data.files import atomic_path
-from mtnlg_data.filters.texts import code_at, code_before, hash_strings, small_batches, texts_of
-from mtnlg_data.words import (
-    CHARACTER_BASE,
-    LETTER,
-    LONGEST_SUM,
-    NO_WORD,
-    WORD_BASE,
-    character_kinds,
-    code_points,
-    fmix64,
-    fmix64_scalar,
-    fold_case,
-    jit,
-    wide_vectors,
-)
+from mtnlg_data.text.arrays import small_batches, texts_of
+from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds, code_at, code_before, code_points, fold_case
+from mtnlg_data.text.compiled import jit, wide_vectors
+from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64, fmix64_scalar, hash_strings
 
 from .runs import RunUnit
 

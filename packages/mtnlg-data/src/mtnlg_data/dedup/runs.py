@@ -21,7 +21,8 @@ import pyarrow as pa
 from mtnlg_data.engine import Unit
 from mtnlg_data.exchange import KEYS, Exchange, KeyRange, SortedFile, stable_order
 from mtnlg_data.files import atomic_path
-from mtnlg_data.words import CHARACTER_BASE, WORD_BASE, fmix64_scalar, jit, wide_vectors
+from mtnlg_data.text.compiled import jit, wide_vectors
+from mtnlg_data.text.hashing import CHARACTER_BASE, WORD_BASE, fmix64_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
-from mtnlg_data.words import jit
+from mtnlg_data.text.compiled import jit
 
 UNLINKED = -1
 

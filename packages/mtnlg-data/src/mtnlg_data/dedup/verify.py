@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
 from mtnlg_data.exchange import stable_order
-from mtnlg_data.filters.texts import texts_of
-from mtnlg_data.words import fmix64, jit
+from mtnlg_data.text.arrays import texts_of
+from mtnlg_data.text.compiled import jit
+from mtnlg_data.text.hashing import fmix64
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.filters.texts import Texts, character_table, space_begin, space_end
-from mtnlg_data.words import jit
+from mtnlg_data.text.arrays import Texts
+from mtnlg_data.text.characters import character_table, space_begin, space_end
+from mtnlg_data.text.compiled import jit
 
 from .tokens import LINE_FEED
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Unit
-from mtnlg_data.filters.texts import hash_strings, small_batches, texts_of
+from mtnlg_data.text.arrays import small_batches, texts_of
+from mtnlg_data.text.hashing import hash_strings
 
 from .runs import Repeats, write_anchors, write_run
 from .tokens import anchor_keys, find_documents, find_lines, find_windows, windows_with

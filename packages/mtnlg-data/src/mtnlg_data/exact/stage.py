@@ -26,7 +26,6 @@ from mtnlg_data.dedup.runs import Exchanged
 from mtnlg_data.document import number_shards, read_documents, replace_columns, write_documents
 from mtnlg_data.engine import StageFolder, Unit
 from mtnlg_data.filters.lists import is_in
-from mtnlg_data.filters.texts import column_of, text_lengths, texts_of
 from mtnlg_data.tally import (
     EXCERPT_CHARACTERS,
     Fates,
@@ -36,6 +35,7 @@ from mtnlg_data.tally import (
     recorded_tallies,
     stage_summary,
 )
+from mtnlg_data.text.arrays import column_of, text_lengths, texts_of
 
 from .cuts import cut_texts, merge_spans
 from .runs import Repeats, Run, find_repeats
