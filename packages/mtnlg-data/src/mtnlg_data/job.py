@@ -22,7 +22,8 @@ from .document import number_shards, read_documents, shard_source, write_documen
 from .engine import StageFolder, Task, verified_summary
 from .exchange import Rows, merge
 from .fingerprint import fingerprint
-from .tally import COUNTS, Fates, order_sources, passthrough_summary, recorded_tallies, stage_summary
+from .summary import COUNTS, order_sources, passthrough_summary, stage_summary
+from .tally import Fates, recorded_tallies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .sources import SourceFile
     from .step import Step, StepReference
-    from .tally import Summary
+    from .summary import Summary
 
     Work = Callable[..., Summary]
 
@@ -186,7 +187,18 @@ class Job:
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
         summaries = [*(one.summary for one in done), *counts]
         order = order_sources(summaries, list(self.step.sources))  # of documents in other sources' files, too
-        return {**stage_summary(self.step.name, summaries, order, alarm_share), **self.details}
+        details = self.details
+        if self.step.number is None and (said := {**_counted(done), **details}):  # of a user, under any name
+            details = {"details": said}
+        return {**stage_summary(self.step.name, summaries, order, alarm_share), **details}
+
+
+def _counted(done: Sequence[Done]) -> Counter[str]:
+    """What the outcomes of all shards have counted."""
+    counts: Counter[str] = Counter()
+    for one in done:
+        counts.update(one.summary.get("counts", {}))
+    return counts
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .document import Shard
     from .job import Done, Job
     from .planning.corpus_size import CorpusSize
-    from .tally import Summary
+    from .summary import Summary
 
     Decide = Callable[[pa.RecordBatch], "Outcome"]
 

@@ -14,7 +14,7 @@ from mtnlg_data.console import Failure, UsageFailure
 
 from .folder_lock import lock_folder
 from .local import Local
-from .stage_folder import CUTS, DROPPED, StageFolder, listed_shards, read_list
+from .stage_folder import CUTS, DROPPED, StageFolder, listed_shards, read_list, stage_folders
 from .tasks import Engine, Summary, Task, checksum, manifest_path, run_tasks, verified_summary
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "open_engine",
     "read_list",
     "run_tasks",
+    "stage_folders",
     "verified_summary",
 ]
 

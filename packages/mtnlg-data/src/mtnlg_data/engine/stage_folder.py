@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from .tasks import Engine, Summary, Task
 
 LIST, LIST_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
-ACCOUNT = "account.json"  # by which a run knows a finished stage (``stage_runner``)
+RECIPE = "recipe.toml"  # in the folder of a run
+ACCOUNT = "account.json"  # by which a run knows a finished stage (``pipeline``)
 STATE = "state"  # folder of what a stage keeps for its reruns, in its own
 DROPPED, CUTS = "dropped", "cuts"  # folders of its records of dropped documents, and of cuts in documents
 #: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
@@ -107,6 +109,19 @@ def read_list(folder: Path) -> StageList | None:
     except (OSError, ValueError, TypeError):
         return None
     return left if names_are_plain else None
+
+
+def stage_folders(folder: Path) -> list[tuple[Path, StageList]]:
+    """The finished stages in the folder of a run, in the order of its recipe's steps; by name without a recipe."""
+    paths = sorted(path for path in folder.iterdir() if path.is_dir())
+    stages = [(path, left) for path in paths if (left := read_list(path)) is not None]
+    try:
+        steps = tomllib.loads(read_small(folder / RECIPE).decode()).get("steps")
+    except (FileNotFoundError, ValueError):
+        steps = None
+    if not isinstance(steps, list):
+        return stages
+    return sorted((stage for stage in stages if stage[1].stage in steps), key=lambda stage: steps.index(stage[1].stage))
 
 
 def listed_shards(folder: Path) -> list[Path] | None:
