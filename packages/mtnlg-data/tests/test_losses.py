@@ -60,7 +60,7 @@ def test_the_share_of_unreadable_records_is_a_setting_that_reads_nothing_again(
     assert extract(tmp_path)[0] == 1
     read_again: list[object] = []
     record: Callable[..., None] = lambda *words: read_again.append(words)  # noqa: E731
-    monkeypatch.setattr("mtnlg_data.extract.shards._read_items", record)
+    monkeypatch.setattr("mtnlg_data.extract.shards.read_any", record)
     assert extract(tmp_path, "--max-failed", "0.03") == (0, "", 400)
     assert not read_again
 

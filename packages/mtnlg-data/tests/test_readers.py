@@ -235,6 +235,9 @@ class Paragraphs(Reader):
                 yield Record(number, text, metadata={"letters": len(text)})
 
 class NotOne: ...
+
+class Clashing(Reader):
+    paths: int = 1
 '''
 TEXT = "The people of the town did not know what to do with all of the rain. " * 3
 
@@ -279,6 +282,7 @@ def test_what_a_readers_error_costs_is_named(folder: Path) -> None:
         ("code/mine.py:Paragraf", "", ["did you mean Paragraphs?"]),
         ("code/mine.py:NotOne", "", ["not a reader"]),
         ("code/gone.py:Paragraphs", "", ["gone.py"]),
+        ("code/mine.py:Clashing", "", ["its key paths"]),
         ("code/mine.py:Paragraphs", "shortes = 3", ["shortes = 3", "did you mean shortest?"]),
         ("code/mine.py:Paragraphs", "weigth = 3", ["weigth = 3", "did you mean weight?"]),
         ("code/mine.py:Paragraphs", 'shortest = "3"', ["shortest = '3'", "integer"]),

@@ -49,7 +49,7 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
     for leaf, text in given.items():
         _set_keys(sources, own, leaf, text)
     if len(own) == 1 and "weight" in step.SourceKeys.model_fields:
-        sources[own[0]].setdefault("weight", "1")
+        sources[own[0]].setdefault("weight", 1.0)
     try:
         step.bind(sources)
         step.validate()
