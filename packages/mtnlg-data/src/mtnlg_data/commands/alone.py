@@ -18,9 +18,12 @@ from mtnlg_data.files import write_json
 from mtnlg_data.job import Job
 from mtnlg_data.pipeline import RECIPE
 from mtnlg_data.report import write_report
+from mtnlg_data.settings import partial_settings
 from mtnlg_data.steps.extract import Extract
 from mtnlg_data.tally import merge_summaries, say_summary
 from mtnlg_data.transfer.url_files import fetch_files
+
+from .setting_options import parse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,9 +50,9 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
             sources[source] = dict(step.inputs[name] if name else step.alone)
     own = found[""].sources
     for leaf, text in given.items():
-        _set_keys(sources, own, leaf, text)
+        _set_keys(step, sources, own, leaf, text)
     if len(own) == 1 and "weight" in step.SourceKeys.model_fields:
-        sources[own[0]].setdefault("weight", "1")
+        sources[own[0]].setdefault("weight", 1.0)
     try:
         step.bind(sources)
         step.validate()
@@ -62,14 +65,17 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
         raise UsageFailure(f"{step.name}: nothing to do; {step.nothing or f'give {options[0]}' if options else ''}")
 
 
-def _set_keys(sources: dict[str, dict[str, Any]], own: Sequence[str], leaf: Leaf, text: str) -> None:
+def _set_keys(
+    step: Step[Any, Any], sources: dict[str, dict[str, Any]], own: Sequence[str], leaf: Leaf, text: str
+) -> None:
     """Give sources the value of an option: all of ``own``, or the one of each ``NAME=VALUE``."""
     for part in [text] if leaf.is_list else text.split(","):
         source, equals, value = ("", "", part) if leaf.is_list else part.partition("=")
         if equals and (source not in sources or leaf.path[0] in sources[source]):
             raise UsageFailure(f"{leaf.option} {part}: needs NAME=VALUE for each of {', '.join(own)}, once")
+        keys = parse_settings(partial_settings(step.SourceKeys), {leaf: value if equals else part})
         for name in [source] if equals else own:
-            sources[name][leaf.path[0]] = leaf.parse(value if equals else part)
+            sources[name][leaf.path[0]] = getattr(keys, leaf.path[0])
 
 
 def run_alone(step: Step[Any, Any], found: Mapping[str, Inputs], out: Path, engine: Engine) -> Summary:
