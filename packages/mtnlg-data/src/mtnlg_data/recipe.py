@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, create_model, model_validator
 
-from .console import Failure, UsageFailure
+from .console import Failure, UsageFailure, say
 from .registry import did_you_mean
 from .settings import Settings, dump, partial_settings, read_toml, setting, validate
 from .sources import Kind, SourceFile, check_regular, is_hidden, name_below
@@ -175,8 +175,10 @@ class Recipe:
         return next(step for step in self.steps if step.name == name)
 
     def dump(self) -> str:
-        """The recipe as TOML, every default written out; ``load_recipe`` reads it back."""
-        return dump(self.tables)
+        """The recipe as TOML, every default written out, from which ``load_recipe`` reads it back in any folder."""
+        files = {step.name: str(step.reference[1] / step.reference[0]) for step in self.steps if step.reference[1]}
+        used = {name: getattr(self.tables, name).model_copy(update={"use": file}) for name, file in files.items()}
+        return dump(self.tables.model_copy(update=used))
 
     def _below_input(self, path: str | Path) -> Path:
         """A path of the recipe: below ``input``, or a URL."""
@@ -273,8 +275,10 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
     steps = content.setdefault("steps", [*factories])
     if not isinstance(steps, list) or not all(isinstance(name, str) for name in steps) or len({*steps}) < len(steps):
         raise UsageFailure(f"{path}: steps = {steps!r}: give the name of every step once")
-    if unused := [name for name, table in tables.items() if "use" in table and name not in steps]:
-        raise UsageFailure(f"{path}: {unused[0]}: its table says use, and steps does not name it; add it to steps")
+    for name, table in tables.items():
+        if "use" in table and name not in steps:
+            say(f"{path}: {name} is not in steps, so it does not run")
+            del content[name]
     for name in steps:
         use = str(tables.get(name, {}).get("use", name))
         if use != name or name not in factories:
@@ -286,7 +290,12 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
 
 def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: str, start: Path) -> Recipe:
     """The recipe of this content. Raises ``UsageFailure`` with a line for every mistake."""
-    content = {**content, "input": str(start)}
+    content, kind = {**content, "input": str(start)}, "files"
+    for name in content["steps"]:
+        cls = factories[name][0]
+        if cls.takes != kind:
+            raise UsageFailure(f"{place}: steps: {name} takes {cls.takes}, and stands where there are {kind}")
+        kind = cls.gives
     for name, (cls, _, _) in factories.items():
         given = {key: content.pop(key) for key in cls.top_level if key in content}
         for other, keys in cls.follows.items():
@@ -297,12 +306,9 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
     if isinstance(sources := content.get("sources"), dict):
         content["sources"] = {name: _with_defaults(name, table, factories) for name, table in sources.items()}
     tables = validate(content, recipe_schema(factories, content["steps"]), place)
-    steps, kind = [], "files"
+    steps = []
     for name in tables.steps:
         cls, reference, folder = factories[name]
-        if cls.takes != kind:
-            raise UsageFailure(f"{place}: steps: {name} takes {cls.takes}, and stands where there are {kind}")
-        kind = cls.gives
         table = getattr(tables, name)
         options = {key: getattr(table, key) for key in ("only", "except_", "where") if hasattr(table, key)}
         _check_sources(place, name, options, tables.sources)

@@ -18,6 +18,9 @@ defines ``run``. Its settings are the table [NAME] of a recipe and the options o
 
 from __future__ import annotations
 
+import json
+import os
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, get_args
 
@@ -305,28 +308,22 @@ class Step(Generic[S, K]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as reference and plain values: a worker loads the code again, and refuses another."""
-        options = {"name": self.name, "only": self.only, "except_": self.except_, "where": self.where.model_dump()}
+        options = {"name": self.name, "only": self.only, "except_": self.except_}
         keys = {name: keys.model_dump(mode="json") for name, keys in self.sources.items()}
-        return _rebuild, (*self.reference, self.settings.model_dump_json(), keys, options, self.code())
+        plain = [self.settings.model_dump_json(), keys, options, self.where.model_dump(), self.code()]
+        return _rebuild, (*self.reference, json.dumps(plain))
 
 
-def _rebuild(  # noqa: PLR0917
-    reference: str,
-    folder: Path | None,
-    settings: str,
-    keys: Mapping[str, Any],
-    options: dict[str, Any],
-    code: list[object],
-) -> Step[Any, Any]:
+@lru_cache(maxsize=64)
+def _rebuild(reference: str, folder: Path | None, plain: str) -> Step[Any, Any]:
     from .user_code import open_step  # noqa: PLC0415
 
-    factory = open_step(reference, folder)
-    where = Where.model_validate(options.pop("where"))
-    step = factory(factory.Settings.model_validate_json(settings), keys, where=where, **options)
+    settings, keys, options, where, code = json.loads(plain)
+    cls = open_step(reference, folder)
+    step = cls(cls.Settings.model_validate_json(settings), keys, where=Where.model_validate(where), **options)
     if step.code() != code:
-        raise UsageFailure(
-            f"{step.name}: {reference} is another version on this machine; let all machines have the same"
-        )
+        machine = os.uname().nodename
+        raise UsageFailure(f"{step.name}: {reference} is another version on {machine}; all machines need the same")
     return step
 
 

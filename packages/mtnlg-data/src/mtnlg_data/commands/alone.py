@@ -41,7 +41,7 @@ DOCUMENTS, FETCHED = "documents", "inputs"
 
 
 def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf, str]) -> None:
-    """Give the step the inputs' sources, with the keys of its options. Raises ``UsageFailure`` for what does not fit."""
+    """Give the step the sources of its inputs, with keys by its options. Raises ``UsageFailure`` for misfits."""
     sources: dict[str, dict[str, Any]] = {}
     for name, inputs in found.items():
         for source in inputs.sources:

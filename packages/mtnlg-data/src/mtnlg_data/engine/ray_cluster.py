@@ -12,12 +12,14 @@ elsewhere, which is safe: it writes aside and renames.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import logging
 import os
 import secrets
 import time
 from contextlib import ExitStack
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +27,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mtnlg_data.console import Failure, UsageFailure, say
 
-from .code_digest import code_digest
 from .local import ONE_THREAD, UNITS_PER_WORKER
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ RAY_SETTINGS = {
     "RAY_task_oom_retries": "3",  # Ray's default is to retry for ever
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # report the first error, as with any engine
 }
-WHOLE = "mtnlg_data.pipeline"  # the module that uses all stages
+PACKAGE = Path(__file__).parents[1]
 SECONDS_BETWEEN_LOOKS = 5.0  # at the machines of the cluster
 RETRIES = 3  # of a unit whose worker or machine died; machines that are taken away with notice do not count
 TOKEN = secrets.token_hex(32)  # one a process, since Ray remembers the first that it reads
@@ -84,7 +85,7 @@ class Ray:
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
         """Yield units as they finish. Raises ``Failure`` where the workers of a unit keep dying."""
         waiting = iter(units)
-        shared = self._ray.put((Path.cwd(), code_digest(WHOLE), function))
+        shared = self._ray.put((Path.cwd(), _package_digest(), function))
         running: dict[Any, U] = {}
         try:
             while True:
@@ -177,12 +178,21 @@ def _start(private: Path, workers: int | None, options: dict[str, Any]) -> Any: 
     return ray
 
 
+@cache
+def _package_digest() -> str:
+    """Digest of this package's code: what a unit returns is read by the driver's."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE)}".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def _run_on_machine(shared: tuple[Path, str, Callable[[U], Summary]], unit: U) -> Summary:
     """Run a unit in the driver's working directory, so that its relative paths mean the same files."""
     folder, digest, function = shared
     machine = os.uname().nodename
-    if code_digest(WHOLE) != digest:
-        raise Failure(f"{machine}: has another mtnlg-data, or library of its results, than where the run began")
+    if _package_digest() != digest:
+        raise Failure(f"{machine}: has another mtnlg-data than where the run began")
     try:
         os.chdir(folder)
     except OSError as error:

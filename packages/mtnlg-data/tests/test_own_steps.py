@@ -1,0 +1,369 @@
+"""A user's own code in a recipe: functions and Step classes, by file, module or entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_data import Clean, Deduplicate, Extract, Local, Recipe, curate, load_recipe
+from mtnlg_data.cli import app
+from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.planning.corpus_size import assumed_corpus
+from mtnlg_data.planning.plan import plan
+from mtnlg_data.report.why import explain
+from mtnlg_data.user_code import code_digest, open_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILTERS = '''
+import pyarrow.compute as pc
+from mtnlg_data import Document, Drop, Outcome, Step
+from mtnlg_data.settings import Settings, setting
+
+ADVERTS = ("buy now", "order today")
+
+def words(text):
+    """Words of a text."""
+    return len(text.split())
+
+def keep_long(text: str, least: int = 100) -> bool:
+    return words(text) >= least
+
+def fix(document: Document) -> str | Drop | None:
+    if any(advert in document.text.lower() for advert in ADVERTS):
+        return Drop("advert", float(len(document.text)))
+    return document.text.replace("harbour", "port") if document.source == "books" else None
+
+def mask(batch, most: int = 100_000):
+    return pc.less(pc.utf8_length(batch["text"]), most)
+
+def wrong(text: str) -> int:
+    return 3
+
+class TinySettings(Settings):
+    least: int = setting(10, "Fewest characters.", unit="characters", ge=0)
+
+class Tiny(Step[TinySettings]):
+    version = 1
+
+    def open(self, shard, item=None, **shared):
+        def decide(batch):
+            lengths = pc.utf8_length(batch["text"]).to_numpy()
+            return Outcome.keep(batch, lengths >= self.settings.least, "tiny", lengths)
+        return decide
+'''
+RECIPE = """
+steps = ["extract", "clean", "long", "fix", "deduplicate", "mask", "tiny"]
+
+[sources.books]
+kind = "jsonl"
+paths = ["raw/books.jsonl"]
+
+[sources.web]
+kind = "jsonl"
+paths = ["raw/web.jsonl"]
+
+[clean]
+shortest = 0
+where.source.books = { shortest = 300 }
+where.language.de = { shortest = 10_000 }
+languages = ["en", "de"]
+
+[long]
+use = "code/filters.py:keep_long"
+least = 60
+only = ["web"]
+
+[fix]
+use = "code/filters.py:fix"
+
+[mask]
+use = "code/filters.py:mask"
+except = ["books"]
+
+[tiny]
+use = "code/filters.py:Tiny"
+"""
+GERMAN = "Das ist ein deutscher Satz über einen Hafen, der hier immer schon war und bleibt. " * 8
+
+
+def write_inputs(folder: Path, corpus: Any) -> Path:  # noqa: ANN401
+    """Raw files of two sources, filters.py and the recipe; returns the recipe."""
+    (folder / "code").mkdir()
+    (folder / "code" / "filters.py").write_text(FILTERS)
+    books = [corpus.text(number) for number in range(30)]
+    web = [corpus.text(100 + n, good=n % 2 == 0) for n in range(20)] + ["Only a few words of English, and no more."] * 2
+    corpus.write_jsonl(folder / "raw" / "books.jsonl", [{"text": text} for text in books])
+    corpus.write_jsonl(folder / "raw" / "web.jsonl", [{"text": text} for text in [*web, GERMAN]])
+    (folder / "data.toml").write_text(RECIPE)
+    return folder / "data.toml"
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, corpus: Any) -> Path:  # noqa: ANN401
+    return write_inputs(tmp_path_factory.mktemp("own"), corpus)
+
+
+@pytest.fixture(scope="module")
+def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder of a finished run by two workers, which load the code themselves, and its summary."""
+    out = tmp_path_factory.mktemp("run") / "data"
+    with closing(Local(2)) as engine:
+        return out, curate(load_recipe(recipe), out, engine)
+
+
+def digests(out: Path) -> dict[str, str]:
+    """Shards and records of every step."""
+    return {str(path.relative_to(out)): sha256(path.read_bytes()).hexdigest() for path in out.rglob("*.parquet")}
+
+
+def stage(summary: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in summary["stages"] if one["name"] == name)
+    return found
+
+
+def documents(out: Path, step: str) -> list[dict[str, Any]]:
+    return [row for path in sorted((out / step).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_functions_and_classes_keep_drop_and_change(run: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = run
+    assert [one["name"] for one in summary["stages"]] == tomllib.loads((out / "recipe.toml").read_text())["steps"]
+    assert stage(summary, "long")["sources"]["web"]["dropped"] == {"long": 2}
+    assert stage(summary, "long")["sources"]["books"]["documents_out"] == 30
+    assert stage(summary, "fix")["sources"]["web"]["dropped"] == {"advert": 10}
+    assert not any("harbour" in row["text"] for row in documents(out, "03-fix") if row["source"] == "books")
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {
+        *("01-extract", "03-clean", "03-long", "03-fix", "04-deduplicate", "04-mask", "04-tiny")
+    }
+    (dropped,) = (out / "03-fix" / "dropped").glob("*.parquet")
+    assert {(row["reason"], row["score"] > 100) for row in pq.read_table(dropped).to_pylist()} == {("advert", True)}
+
+
+def test_settings_differ_by_source_and_language(run: tuple[Path, dict[str, Any]], recipe: Path, tmp_path: Path) -> None:
+    assert stage(run[1], "clean")["sources"]["web"]["dropped"] == {"short": 1}
+    with closing(Local(1)) as engine:
+        changed = curate(load_recipe(recipe, ["clean.where.source.books.shortest=100000"]), tmp_path / "o", engine)
+    assert stage(changed, "clean")["sources"]["books"]["dropped"] == {"short": 30}
+
+
+def test_why_says_which_own_step_dropped_a_document(run: tuple[Path, dict[str, Any]]) -> None:
+    (document,) = explain(run[0], "web/web.jsonl/20")
+    assert [(one["stage"], one["fate"]) for one in document["stages"]][-1] == ("long", "dropped")
+    assert document["stages"][-1]["reason"] == "long"
+    assert "long" in (run[0].parent / "data" / "recipe.toml").read_text()
+
+
+def test_plan_says_that_their_cost_is_unknown(recipe: Path) -> None:
+    resolved = load_recipe(recipe)
+    planned = plan(resolved, assumed_corpus(resolved, 1000), 2)
+    assert planned["unknown"] == ["long", "fix", "mask", "tiny"]
+    assert planned["hours"] > 0
+
+
+def test_the_resolved_recipe_reads_back(recipe: Path, run: tuple[Path, dict[str, Any]]) -> None:
+    assert load_recipe(run[0] / "recipe.toml").dump() == load_recipe(recipe).dump()
+
+
+def test_a_finished_run_does_nothing_and_a_changed_setting_what_it_must(
+    recipe: Path, run: tuple[Path, dict[str, Any]]
+) -> None:
+    class NoWork:
+        workers = 1
+
+        def imap(self, function: object, units: Any) -> Iterator[Any]:  # noqa: ANN401
+            raise AssertionError(function, [unit.output for unit in units])
+
+    assert curate(load_recipe(recipe), run[0], NoWork()) == run[1]
+    with pytest.raises(AssertionError, match="03-long"):
+        curate(load_recipe(recipe, ["long.least=61"]), run[0], NoWork())
+    with pytest.raises(AssertionError, match="04-tiny"):
+        curate(load_recipe(recipe, ["tiny.least=11"]), run[0], NoWork())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reruns"),
+    [
+        ('"""Words of a text."""', '"""How many words."""', False),
+        ("return 3", "return 4", False),  # of a definition that keep_long does not reach
+        ("text.split()", "text.split(' ')", True),  # of one that it does
+        ("least: int = 100", "least: int = 101", True),
+    ],
+)
+def test_a_version_is_the_code_that_is_reached(tmp_path: Path, old: str, new: str, *, reruns: bool) -> None:
+    found = []
+    for name, text in (("a", FILTERS), ("b", FILTERS.replace(old, new))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "filters.py").write_text(text)
+        found.append(code_digest(open_step("filters.py:keep_long", tmp_path / name)().implementation()))
+    assert (found[0] != found[1]) is reruns
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["long.leest=3"], "long.leest = 3: unknown key; did you mean least?"),
+        (["long.least=many"], "long.least = 'many': Input should be a valid integer"),
+        (["long.only=['wbe']"], "long: no source 'wbe'; did you mean web?"),
+        (["long.use=code/filters.py:keep_lnog"], "code/filters.py has no 'keep_lnog'; did you mean keep_long?"),
+        (["long.use=no_package:keep"], "no_package cannot be imported: ModuleNotFoundError"),
+        (["long.use=code/filters.py:ADVERTS"], "neither a function nor a class of Step"),
+        (["steps=['extract','lnog']"], "lnog: no such step"),
+        (["steps=['clean']"], "clean takes documents, and stands where there are files"),
+        (["steps=['extract','tokenize','clean']"], "clean takes documents, and stands where there are tokens"),
+        (["clean.where.source.books.shrtest=1"], "shrtest = 1: unknown key; did you mean shortest?"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(recipe: Path, overrides: list[str], line: str) -> None:
+    with pytest.raises(UsageFailure) as failure:
+        load_recipe(recipe, overrides)
+    assert line in str(failure.value)
+
+
+def test_another_result_than_those_allowed_ends_the_run_in_one_line(recipe: Path, tmp_path: Path) -> None:
+    with closing(Local(1)) as engine, pytest.raises(Failure) as failure:
+        curate(
+            load_recipe(recipe, ["steps=['extract','bad']", "bad.use=code/filters.py:wrong"]), tmp_path / "o", engine
+        )
+    assert "\n" not in str(failure.value)
+    assert str(failure.value).startswith("bad: gave 3 for books/books.jsonl/0")
+
+
+KILLED = """
+import os, signal, sys
+from mtnlg_data.engine import units
+left, write = int(sys.argv[1]), units.write_json
+def dying(path, value):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, value)
+units.write_json = dying
+from mtnlg_data.cli import main
+sys.argv[1:] = sys.argv[2:]
+main()
+"""
+
+
+def test_killed_in_every_step_it_goes_on_with_other_workers_and_engines(
+    recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, kills = tmp_path / "data", 0
+    words = ["run", str(recipe), "--out", str(out)]
+    while True:
+        done = subprocess.run([sys.executable, "-c", KILLED, "4", *words, "--workers", "1"], check=False)
+        if done.returncode == 0:
+            break
+        kills += 1
+        if kills == 2:
+            part = ("--workers", "2", "--set", "steps=['extract','clean','long','fix']")
+            subprocess.run([sys.executable, "-m", "mtnlg_data.cli", *words, *part], check=True)
+    assert kills >= 3
+    assert digests(out) == digests(run[0])
+    assert CliRunner().invoke(app, [*words, "--engine", "ray", "--workers", "1"]).exit_code == 0
+    assert digests(out) == digests(run[0])
+
+
+def test_ray_workers_load_the_code_of_a_file(recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    result = CliRunner().invoke(app, ["run", str(recipe), "--out", str(out), "--engine", "ray", "--workers", "2"])
+    assert result.exit_code == 0, result.output
+    assert digests(out) == digests(run[0])
+
+
+def test_an_installed_package_gives_steps_by_name(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mtnlg_data.steps]\nshorter = their_steps:keep_long\n")
+    (tmp_path / "their_steps.py").write_text(FILTERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    steps = "steps=['extract','shorter']"
+    with closing(Local(1)) as engine:
+        resolved = load_recipe(recipe, [steps, "shorter.least=5"])
+        summary = curate(resolved, tmp_path / "o", engine)
+    assert stage(summary, "shorter")["documents_out"] == 53
+
+
+def test_one_step_by_itself_on_the_command_line(run: tuple[Path, dict[str, Any]], recipe: Path, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.chdir(recipe.parent)
+    words = [
+        "step",
+        "code/filters.py:keep_long",
+        str(run[0] / "03-clean"),
+        "--out",
+        str(tmp_path / "o"),
+        "--workers",
+        "1",
+    ]
+    result = CliRunner().invoke(app, [*words, "--least", "60", "--json"])
+    assert result.exit_code == 0, result.output
+    (only,) = json.loads((tmp_path / "o" / "summary.json").read_text())["stages"]
+    assert only["sources"]["web"]["dropped"] == {"keep_long": 2}
+    shown = CliRunner().invoke(app, ["step", "code/filters.py:keep_long", "--help"]).output
+    assert "--least" in shown
+    assert (
+        CliRunner().invoke(app, ["step", "code/filters.py:keep_long", "x", "--out", "y", "--leest", "1"]).exit_code == 2
+    )
+
+
+def keep_even(text: str) -> bool:
+    """Keep texts of even length."""
+    return len(text) % 2 == 0
+
+
+def test_a_pipeline_in_python(recipe: Path, tmp_path: Path) -> None:
+    sources = {"books": {"kind": "jsonl", "paths": ["raw/*.jsonl"]}}
+    pipeline = Recipe.of(sources, [Extract(), Clean(shortest=300), keep_even, Deduplicate(rows=10)], recipe.parent)
+    with closing(Local(1)) as engine:
+        summary = curate(pipeline, tmp_path / "o", engine)
+    assert [one["name"] for one in summary["stages"]] == ["extract", "clean", "keep_even", "deduplicate"]
+    assert all(len(row["text"]) % 2 == 0 for row in documents(tmp_path / "o", "03-keep_even"))
+
+
+def test_a_stage_of_ours_is_one_file(tmp_path: Path) -> None:
+    """A file dropped into steps/ is a step: in the default order, a command, a table of recipes."""
+    package = Path(str(sys.modules["mtnlg_data"].__file__)).parent
+    copy = tmp_path / "mtnlg_data"
+    shutil.copytree(package, copy)
+    (copy / "steps" / "shout.py").write_text(
+        '"""Drop documents that shout."""\n\n'
+        "import numpy as np\n"
+        "from mtnlg_data.settings import Settings, setting\n"
+        "from mtnlg_data.step import Outcome, Step\n\n"
+        "class ShoutSettings(Settings):\n"
+        '    most: float = setting(0.5, "Most capital letters.", unit="share", ge=0, le=1)\n\n'
+        "class Shout(Step[ShoutSettings]):\n"
+        "    number, version = 3, 1\n\n"
+        "    def open(self, shard, item=None, **shared):\n"
+        "        def decide(batch):\n"
+        '            texts = batch["text"].to_pylist()\n'
+        "            shares = np.array([sum(map(str.isupper, text)) / max(1, len(text)) for text in texts])\n"
+        '            return Outcome.keep(batch, shares <= self.settings.most, "shout", shares)\n'
+        "        return decide\n"
+    )
+    (tmp_path / "in.jsonl").write_text('{"text": "LOUD"}\n{"text": "a quiet text"}\n')
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "mtnlg_data.cli"]
+    words = ["shout", "in.jsonl", "--out", "o", "--most", "0.3", "--workers", "1", "--json"]
+    done = subprocess.run([*command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["stages"][1]["sources"]["documents"]["dropped"] == {"shout": 1}
+    shown = subprocess.run([*command, "--help"], env=environment, capture_output=True, text=True, check=True).stdout
+    assert "Drop documents that shout." in shown
