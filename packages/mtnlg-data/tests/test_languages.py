@@ -8,11 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mtnlg_data.clean.stage import clean_documents
 
+from mtnlg_data import Clean, Extract, Local, run_step
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, read_documents, shard_name, write_documents
-from mtnlg_data.engine import Local
 from mtnlg_data.extract import language
 from mtnlg_data.extract.language import Language, open_identifier
 from mtnlg_data.extract.stage import extract_documents
@@ -22,7 +21,6 @@ from mtnlg_data.report.counts import languages as languages_section
 from mtnlg_data.report.summary_schema import Summary as ReadSummary
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import Record, SourceFile
-from mtnlg_data.steps.clean import CleanSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,12 +145,11 @@ def test_plain_texts_are_all_kept_with_the_language_that_the_model_tells(
 # --- clean -----------------------------------------------------------------------------------------------------------
 
 
-def clean(
-    folder: Path, documents: list[Document], settings: CleanSettings
-) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def clean(folder: Path, documents: list[Document], **settings: object) -> tuple[dict[str, int], list[dict[str, Any]]]:
     shard = folder / shard_name("web", 0)
     write_documents(shard, batch_documents(documents))
-    summary = clean_documents([shard], folder / "clean", settings, {"web": ["language"]}, Local(1))
+    step = Clean(sources={"web": {"rules": ["language"]}}, **settings)
+    summary = run_step(step, [shard], folder / "clean", Local(1))
     return summary["sources"]["web"]["dropped"], rows_of(folder / "clean")
 
 
@@ -162,7 +159,7 @@ def test_clean_keeps_wanted_languages_of_a_score_as_they_were_recorded(tmp_path:
         Document("1", "web", "whatever", language="th", language_score=0.5),
         Document("2", "web", "whatever", language="en", language_score=1.0),
     ]
-    dropped, rows = clean(tmp_path, documents, CleanSettings(languages=("zh", "th"), min_language_score=0.65))
+    dropped, rows = clean(tmp_path, documents, languages=("zh", "th"), min_language_score=0.65)
     assert dropped == {"language_score": 1, "other_language": 1}
     assert [(row["id"], row["language"], row["language_score"]) for row in rows] == [("0", "zh", pytest.approx(0.7))]
 
@@ -171,12 +168,12 @@ def test_clean_finds_the_language_where_none_is_recorded(
     tmp_path: Path, texts: dict[str, list[str]], model: Path
 ) -> None:
     documents = [Document(code, "web", own[12]) for code, own in texts.items()]
-    dropped, rows = clean(tmp_path, documents, CleanSettings(languages=("zh", "de")))
+    dropped, rows = clean(tmp_path, documents, languages=("zh", "de"))
     assert dropped == {"other_language": 3}
     assert [(row["id"], row["language"]) for row in rows] == [("de", "de"), ("zh", "zh")]
     assert all(row["language_score"] > 0.9 for row in rows)
-    by_model = CleanSettings(languages=("th_X",), language_model=model)
-    assert [row["id"] for row in clean(tmp_path, documents, by_model)[1]] == ["th"]
+    _, rows = clean(tmp_path, documents, languages=("th_X",), language_model=model)
+    assert [row["id"] for row in rows] == ["th"]
 
 
 def test_another_model_at_the_same_path_is_another_key(
@@ -186,7 +183,7 @@ def test_another_model_at_the_same_path_is_another_key(
     keys: list[object] = []
     for number in (0, 1, 0):
         path = language_models.train(tmp_path / f"{len(keys)}.bin", {"a": texts["en"][:1], "b": texts["de"][:number]})
-        keys.append(ExtractSettings(languages=("a",), language_model=path).key())
+        keys.append(Extract(sources={"own": {}}, languages=("a",), language_model=path).run_key())
     assert keys[0] == keys[2] != keys[1]
 
 
@@ -198,11 +195,12 @@ RECIPE = '[sources.own]\nkind = "jsonl"\npaths = ["*.jsonl"]\nweight = 1.0\n[tok
 def test_in_a_recipe_clean_wants_what_extract_does_unless_it_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(RECIPE + 'languages = ["zh"]\nlanguage_model = "m/lid.bin"\n')
     recipe = load_recipe(tmp_path)
-    for settings in (recipe.resolved_extract, recipe.resolved_clean):
+    for settings in (recipe.step("extract").settings, recipe.step("clean").settings):
         assert (settings.languages, settings.language_model) == (("zh",), tmp_path / "m" / "lid.bin")
     other = load_recipe(tmp_path, ['clean.languages=["th"]', "clean.min_language_score=0.5"])
-    assert (other.clean.languages, other.extract.languages) == (("th",), ("zh",))
-    assert (other.clean.min_language_score, other.extract.min_language_score) == (0.5, 0.0)
+    clean, extract = (other.step(name).settings for name in ("clean", "extract"))
+    assert (clean.languages, extract.languages) == (("th",), ("zh",))
+    assert (clean.min_language_score, extract.min_language_score) == (0.5, 0.0)
 
 
 def test_a_code_that_cld2_does_not_have_is_one_line(tmp_path: Path) -> None:
@@ -220,10 +218,9 @@ def test_a_language_that_the_model_lacks_is_one_line(tmp_path: Path, language_mo
     path = language_models.train(tmp_path / "lid.bin", by_label, getattr(language_models, loss), 1e5)
     ExtractSettings(languages=tuple(codes), language_model=path).check_model()
     line = r"lid\.bin: has no language 'en'; set languages to some of its 62, such as eng_Latn, enm_Latn$"
-    with pytest.raises(Failure, match=line):
-        extract_documents([], tmp_path, ExtractSettings(languages=("en",), language_model=path), Local(1))
-    with pytest.raises(Failure, match=line):
-        clean_documents([], tmp_path, CleanSettings(languages=("en",), language_model=path), {}, Local(1))
+    for step in (Extract, Clean):
+        with pytest.raises(Failure, match=line):
+            step(languages=("en",), language_model=path).check()
 
 
 def test_a_file_that_is_no_model_and_a_missing_extra_are_one_line_each(

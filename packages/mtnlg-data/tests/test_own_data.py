@@ -14,30 +14,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data import Local, SourceFile, clean_documents, filter_documents, read_documents
-from mtnlg_data.commands import standalone
+from command_line import invoke
+
+from mtnlg_data import (
+    Clean,
+    Decontaminate,
+    Deduplicate,
+    Extract,
+    Local,
+    Quality,
+    SourceFile,
+    Step,
+    Tokenize,
+    read_documents,
+    run_step,
+)
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
-from mtnlg_data.decontaminate.stage import decontaminate_documents
-from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import CHARACTERS_PER_GROUP
-from mtnlg_data.extract.stage import extract_documents
-from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.job import Job
 from mtnlg_data.report.file_inspection import inspect_table
 from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.parquet import row_bytes
-from mtnlg_data.steps.clean import CleanSettings
-from mtnlg_data.steps.decontaminate import DecontaminateSettings
-from mtnlg_data.steps.deduplicate import DeduplicateSettings
-from mtnlg_data.steps.quality import QualitySettings
-from mtnlg_data.steps.tokenize import TokenizeSettings
-from mtnlg_data.tokens.stage import tokenize_documents
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mtnlg_data.sources import Kind
-    from mtnlg_data.steps.clean import Rule
 
 OWN = "mtnlg"
 
@@ -55,9 +59,30 @@ def extract(
     folder: Path, path: Path, kind: Kind = "jsonl", field: str = "text"
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The counts of the one source, and the documents."""
-    file = SourceFile("own", path, path.name, kind, field)
-    summary = extract_documents([file], folder / "documents", ExtractSettings(), Local(1))
+    summary = extract_files([SourceFile("own", path, path.name, kind, field)], folder / "documents")
     return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
+
+
+def extract_files(files: Sequence[SourceFile], out: Path, **settings: object) -> dict[str, Any]:
+    step = Extract(**settings)
+    return step.apply(Job(step, (), out, Local(1), files=files))
+
+
+def clean(source: str, *rules: str, **settings: object) -> Clean:
+    return Clean(sources={source: {"rules": rules}}, **settings)
+
+
+def through(step: Step[Any, Any], shard: Path, out: Path) -> Path:
+    """The shard that the step leaves of this one."""
+    run_step(step, [shard], out, Local(1))
+    return out / shard.name
+
+
+def decontaminated(folder: Path, shard: Path) -> Path:
+    """Of a shard with the text 5, a part of which is cut."""
+    texts = write_lines(folder / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
+    step = Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50)
+    return through(step, shard, folder / "pure")
 
 
 def rows(shard: Path) -> list[dict[str, Any]]:
@@ -116,20 +141,15 @@ def test_the_id_and_all_other_fields_of_a_json_record_reach_the_end(tmp_path: Pa
     ids = ["a-1", "17", "own/d.jsonl/2", "own/d.jsonl/3", "again", "again"]
     assert [row["id"] for row in documents] == ids
     assert [row["key"] for row in documents] == [f"own/d.jsonl/{n}" for n in range(6)]
-    engine, shards = Local(1), [tmp_path / "documents" / "own-00000.parquet"]
-    clean_documents(shards, tmp_path / "clean", CleanSettings(shortest=1), {"own": ("unicode", "short")}, engine)
-    shards = [tmp_path / "clean" / shards[0].name]
-    settings = DeduplicateSettings(alarm_share=1)
-    summary = deduplicate_documents(shards, tmp_path / "unique", settings, ["own"], engine)
+    shard = tmp_path / "documents" / "own-00000.parquet"
+    shard = through(clean("own", "unicode", "short", shortest=1), shard, tmp_path / "clean")
+    summary = run_step(Deduplicate(alarm_share=1), [shard], tmp_path / "unique", Local(1))
     (pair,) = summary["duplicates"]["samples"]
     assert {pair["kept"], pair["dropped"]} == {"a-1", "again"}
-    texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
-    shards = [tmp_path / "unique" / shards[0].name]
-    few = DecontaminateSettings(n=5, minimum=5, window=0, shortest=50)
-    decontaminate_documents(shards, tmp_path / "pure", few, texts, engine)
-    cuts = pq.read_table(tmp_path / "pure" / "cuts" / shards[0].name).to_pylist()
+    pure = decontaminated(tmp_path, tmp_path / "unique" / shard.name)
+    cuts = pq.read_table(tmp_path / "pure" / "cuts" / shard.name).to_pylist()
     assert {(cut["document"], cut["key"]) for cut in cuts} == {("again", "own/d.jsonl/5")}
-    left = rows(tmp_path / "pure" / shards[0].name)
+    left = rows(pure)
     whole = [row for row in left if "#" not in row["key"]]
     metadata = {int(row["key"][-1]): row["metadata"] and json.loads(row["metadata"]) for row in whole}
     kept = 0 if 0 in metadata else 4
@@ -151,27 +171,19 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
     assert [row["id"] for row in documents] == ["7", "7", "own/my.parquet/2", "9", "10", "11"]
     shard = tmp_path / "documents" / "own-00000.parquet"
     same(pq.read_table(shard), table)
-    engine = Local(1)
     languages = [row["language"] for row in documents]
-    clean_documents([shard], tmp_path / "clean", CleanSettings(), {"own": ("whitespace",)}, engine)
-    settings = DeduplicateSettings(alarm_share=1)
-    deduplicate_documents([tmp_path / "clean" / shard.name], tmp_path / "unique", settings, ["own"], engine)
-    unique = tmp_path / "unique" / shard.name
+    unique = through(Deduplicate(alarm_share=1), through(clean("own", "whitespace"), shard, tmp_path / "clean"), tmp_path / "unique")
     duplicates = pq.read_table(tmp_path / "unique" / "dropped" / "duplicates-00000.parquet").to_pylist()
     removed = [int(row["key"].rpartition("/")[2]) for row in duplicates]
     assert removed == [max(0, 3, key=lambda row: blake2b(f"own/my.parquet/{row}".encode(), digest_size=8).digest())]
     left = [n for n in range(6) if n not in removed]
     assert [row["language"] for row in rows(unique)] == [languages[n] for n in left]
     same(pq.read_table(unique), table.take(left))
-    texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
-    few = DecontaminateSettings(n=5, minimum=5, window=0, shortest=50)
-    decontaminate_documents([unique], tmp_path / "pure", few, texts, engine)
-    pieces = pq.read_table(tmp_path / "pure" / shard.name)
+    pure = decontaminated(tmp_path, unique)
+    pieces = pq.read_table(pure)
     same(pieces.drop_columns("body"), table.take([*left, 5]).drop_columns("body"))  # its last row is cut in two
     assert [text in TEXTS[5] for text in pieces["body"].to_pylist()[-2:]] == [True, True]
-    assert [row["key"] for row in rows(tmp_path / "pure" / shard.name)][-2:] == [
-        f"own/my.parquet/5#{n}" for n in (0, 1)
-    ]
+    assert [row["key"] for row in rows(pure)][-2:] == [f"own/my.parquet/5#{n}" for n in (0, 1)]
 
 
 def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path: Path) -> None:
@@ -186,7 +198,7 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
             with pa.ipc.new_stream(path, table.schema) as stream:
                 stream.write_table(table)
         files.append(SourceFile("own", path, path.name, cast("Kind", kind)))
-    summary = extract_documents(files, tmp_path / "out", ExtractSettings(shard_characters=len(TEXTS[0])), Local(1))
+    summary = extract_files(files, tmp_path / "out", shard_characters=len(TEXTS[0]))
     assert summary["alarms"] == [
         {
             "source": "own",
@@ -194,21 +206,18 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
         }
         for name, why in (("n", "its name is not unique"), (OWN, "the name is that of our own column"))
     ]
-    standalone.clean(
-        find_inputs([str(tmp_path / "out")]), tmp_path / "clean", CleanSettings(), Local(1), rules=("short",)
-    )
+    invoke("clean", tmp_path / "out", "--out", tmp_path / "clean", "--rules", "short", "--workers", 1)
     again = find_inputs([str(tmp_path / "clean")], raw=True)
-    assert not extract_documents(again.files, tmp_path / "again", ExtractSettings(), Local(1))["alarms"]
+    assert not extract_files(again.files, tmp_path / "again")["alarms"]
 
 
 def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:
     table = all_types()
     pq.write_table(table, tmp_path / "my.parquet")
-    inputs = find_inputs([str(tmp_path / "my.parquet")], field="body")
-    standalone.clean(inputs, tmp_path / "out", CleanSettings(shortest=1), Local(1), rules=("short",))
+    words = ("--field", "body", "--rules", "short", "--shortest", 1, "--workers", 1)
+    invoke("clean", tmp_path / "my.parquet", "--out", tmp_path / "out", *words)
     same(pq.read_table(tmp_path / "out" / "documents-00000.parquet"), table)
-    again = find_inputs([str(tmp_path / "out")])
-    standalone.dedup(again, tmp_path / "unique", DeduplicateSettings(alarm_share=1), Local(1))
+    invoke("dedup", tmp_path / "out", "--out", tmp_path / "unique", "--alarm-share", 1, "--workers", 1)
     unique = pq.read_table(tmp_path / "unique" / "documents-00000.parquet")
     assert len(unique) == 5
     assert {row["key"] for row in rows(tmp_path / "unique" / "documents-00000.parquet")} < {
@@ -216,33 +225,30 @@ def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> Non
     }
 
 
-def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:
+def test_a_step_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:
     engine, mine = Local(1), tmp_path / "mine.parquet"
     table = pa.table({"id": [3, None, 3], "text": [TEXTS[0], TEXTS[0], None], "year": [1999, 2000, 2001]})
     pq.write_table(table, mine)
     names = [(row["id"], row["source"]) for row in rows(mine)]
     assert names == [("3", "mine"), ("mine/mine.parquet/1", "mine"), ("3", "mine")]
     assert [row["key"] for row in rows(mine)] == [f"mine/mine.parquet/{n}" for n in range(3)]
-    settings = DeduplicateSettings(alarm_share=1)
-    summary = deduplicate_documents([mine], tmp_path / "unique", settings, [], engine)
+    summary = run_step(Deduplicate(alarm_share=1), [mine], tmp_path / "unique", engine)
     assert summary["sources"]["mine"]["dropped"] == {"duplicate": 1}
     assert pq.read_table(tmp_path / "unique" / mine.name)["year"].to_pylist() in ([1999, 2001], [2000, 2001])
-    kept = tmp_path / "clean" / mine.name
-    clean_documents([mine], tmp_path / "clean", CleanSettings(), {"mine": ("short",)}, engine)
+    kept = through(clean("mine", "short"), mine, tmp_path / "clean")
     same(pq.read_table(kept), table.slice(0, 2))
     english = pa.table({"text": ["The harbour was quiet that morning. " * 9, "Le port était calme ce matin-là. " * 9]})
     pq.write_table(english, tmp_path / "two.parquet")
-    rules: dict[str, tuple[Rule, ...]] = {"two": ("language",)}
-    summary = clean_documents([tmp_path / "two.parquet"], tmp_path / "en", CleanSettings(), rules, engine)
+    summary = run_step(clean("two", "language"), [tmp_path / "two.parquet"], tmp_path / "en", engine)
     assert summary["sources"]["two"]["dropped"] == {"other_language": 1}
-    small = TokenizeSettings(vocabulary=300, validation=0)
-    tokenize_documents({"mine": [kept]}, tmp_path / "tokens", small, {"mine": 1.0}, engine)
+    tokenize = Tokenize(vocabulary=300, validation=0, sources={"mine": {"weight": 1.0}})
+    run_step(tokenize, [kept], tmp_path / "tokens", engine)
     assert (tmp_path / "tokens" / "mine.bin").stat().st_size > 0
     pq.write_table(table.rename_columns(["id", "body", "year"]), tmp_path / "none.parquet")
     with pytest.raises(Failure, match=r"none\.parquet: no column 'text' of strings; it has id, body, year"):
-        clean_documents([tmp_path / "none.parquet"], tmp_path / "c", CleanSettings(), {"none": ()}, engine)
-    with pytest.raises(FileNotFoundError, match=r"gone\.parquet"):
-        clean_documents([tmp_path / "gone.parquet"], tmp_path / "c", CleanSettings(), {"gone": ()}, engine)
+        through(clean("none"), tmp_path / "none.parquet", tmp_path / "c")
+    with pytest.raises(Failure, match=r"gone\.parquet: no such shard"):
+        through(clean("gone"), tmp_path / "gone.parquet", tmp_path / "c")
 
 
 def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None:
@@ -250,11 +256,10 @@ def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None
     path = write_lines(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
     extract(tmp_path, path)
     good = write_lines(tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)])
-    extract_documents([SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", ExtractSettings(), Local(1))
+    extract_files([SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good")
     shards = [tmp_path / "documents" / "own-00000.parquet", tmp_path / "good" / "good-00000.parquet"]
-    before = {name: {"documents_out": n, "characters_out": n} for name, n in (("own", 120), ("good", 40))}
-    settings = QualitySettings(alpha=1)
-    summary = filter_documents(shards, tmp_path / "kept", settings, ["own"], ["good"], before=before, engine=Local(1))
+    quality = Quality(sources={"own": {"filtered": True}, "good": {"curated": True}}, alpha=1)
+    summary = run_step(quality, shards, tmp_path / "kept", Local(1))
     assert 0 < summary["sources"]["own"]["documents_out"] < 120
 
 
