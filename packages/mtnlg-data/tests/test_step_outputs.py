@@ -56,7 +56,11 @@ def _digest(recipe: Recipe, out: Path, name: str) -> str:
     contents: list[Any] = [[path.name, repr(pq.read_table(path).to_pylist())] for path in tables]
     if name == "tokenize":
         files = [path for path in sorted((out / "tokens").glob("*")) if path.suffix in {".bin", ".idx", ".json"}]
-        contents = [[path.name, sha256(path.read_bytes()).hexdigest()] for path in files if path.name != "stage.json"]
+        contents = [
+            [path.name, sha256(path.read_bytes()).hexdigest()]
+            for path in files
+            if not path.with_suffix("").exists() and path.name != "stage.json"
+        ]
     return fingerprint(contents)  # measured.json, which is of floats, is left out
 
 

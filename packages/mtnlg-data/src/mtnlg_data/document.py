@@ -48,13 +48,16 @@ def group_memory(characters: int, text: int) -> int:
 
 
 class DamagedShard(Failure):
-    """A shard's bytes are not those that were written: its path, and the reason."""
+    """A shard's bytes are not those that were written; ``path`` lets the caller make it again."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self._reason = reason
 
     def __str__(self) -> str:
-        """One line; of a shard of ours, with the command to run."""
-        path, reason = self.args
-        again = f"; rm {path} and run the command that wrote it: it makes it again"
-        return f"{path}: damaged: {reason}{again if manifest_path(path).exists() else ''}"
+        """One line with path and reason."""
+        return f"{self.path}: damaged: {self._reason}; remove it, and run what made it again"
 
 
 @contextmanager

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .document import Shard
     from .engine import Engine
     from .sources import SourceFile
-    from .step import Step
+    from .step import Step, StepReference
     from .tally import Summary
 
     Work = Callable[..., Summary]
@@ -166,9 +166,13 @@ class Job:
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
     ) -> list[Done]:
         """Write what ``Step.open`` leaves of every shard that goes through, given that shard's item."""
+        step = self.step.by_reference()
         given = items if items is not None else [None] * len(self.through)
         writes = [
-            (ShardWrite(self.step, shard, item), self.out / shard.path.name)
+            (
+                ShardWrite(step, fingerprint(self.step.key(shard_source(shard.path))), shard, item),
+                self.out / shard.path.name,
+            )
             for shard, item in zip(self.through, given, strict=True)
         ]
         return self.map(name, write_shard, writes, scratch=False, memory=memory, **shared)
@@ -188,18 +192,19 @@ class Job:
 class ShardWrite:
     """A shard, the step that writes it, and what the step was given for it."""
 
-    step: Step[Any, Any]
+    step: StepReference
+    key: str  # the step's, as far as it concerns the shard's source
     shard: Shard
     item: object
 
     def fingerprint(self) -> object:
-        """The step as far as it concerns the shard's source."""
-        return [self.step.key(shard_source(self.shard.path)), self.shard, self.item]
+        """All but where the step is found."""
+        return [self.key, self.shard, self.item]
 
 
 def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
     """Write one shard, as its step decides; the summary has its tallies, counts and samples."""
-    step, shard = write.step, write.shard
+    step, shard = write.step.load(), write.shard
     source = shard_source(shard.path)
     decide = step.decide_by_language(shard, source, write.item, shared)
     counts: Counter[str] = Counter()

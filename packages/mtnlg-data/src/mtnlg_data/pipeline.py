@@ -15,12 +15,12 @@ import json
 import time
 from dataclasses import asdict
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from .console import MISTAKES, Failure, Failures, IoFailure, error_line
 from .document import shard_source
-from .engine import StageFolder, checksum, lock_folder, read_list
+from .engine import StageFolder, checksum, lock_folder, open_engine, read_list
 from .engine.folder_lock import LOCK
 from .engine.stage_folder import ACCOUNT, STATE
 from .files import read_small, write_json, write_text
@@ -30,7 +30,6 @@ from .tally import merge_summaries, say_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from pathlib import Path
 
     from .engine import Engine, Keep
     from .recipe import Recipe
@@ -43,13 +42,17 @@ WRITTEN = (RECIPE, "summary.json", "report.html")
 LARGEST_ACCOUNT = 1 << 28
 
 
-def curate(recipe: Recipe, out: Path, engine: Engine, keep: Keep = "all") -> Summary:
+def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: Keep = "all") -> Summary:
     """Run every step of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
 
-    With ``keep`` "last" only the last shards and the tokens stay of the text. Raises ``Failure`` before any work where
-    what the recipe names cannot be used, or another run is at work in ``out``.
+    Without an engine a worker process per core does the work. With ``keep`` "last" only the last shards and the tokens
+    stay of the text. Raises ``Failure`` before any work where what the recipe names cannot be used, or another run is
+    at work in ``out``.
     """
-    files = check_inputs(recipe)
+    if engine is None:
+        with open_engine("local") as own:
+            return curate(recipe, out, own, keep)
+    files, out = check_inputs(recipe), Path(out)
     if (stage := read_list(out)) is not None:
         raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
     if not (out / LOCK).exists() and (others := [name for name in WRITTEN if (out / name).exists()]):

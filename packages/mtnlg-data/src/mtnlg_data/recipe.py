@@ -47,7 +47,7 @@ from .steps import OWN_STEPS
 from .transfer.snapshot import downloaded_files
 from .transfer.url_files import RemoteFile, list_files, local_path
 from .transfer.urls import check_local, url_of
-from .user_code import open_step
+from .user_code import function_step, open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,7 +147,8 @@ class Recipe:
         Paths of sources start at ``folder``. Raises ``UsageFailure`` with a line for every mistake.
         """
         made = [
-            step if isinstance(step, Step) else open_step(f"{step.__module__}:{step.__qualname__}")() for step in steps
+            step if isinstance(step, Step) else function_step(step, f"{step.__module__}:{step.__qualname__}")()
+            for step in steps
         ]
         content: dict[str, Any] = {"steps": [step.name for step in made], "sources": sources}
         factories = {}

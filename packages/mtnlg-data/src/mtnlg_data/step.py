@@ -160,7 +160,7 @@ class Step(Generic[S, K]):
         self.name = name or self.default_name()
         self.settings = settings if settings is not None else validate(values, self.Settings, self.name)  # type: ignore[assignment]
         self.only, self.except_, self.where = only, except_, where or Where()
-        self.reference = reference or (f"{type(self).__module__}:{type(self).__qualname__}", None)
+        self.reference = reference or (self.own_reference(), None)
         self._code: list[object] | None = None
         self.bind(sources or {})
 
@@ -185,6 +185,11 @@ class Step(Generic[S, K]):
         said |= {"except": list(self.except_)} if self.except_ else {}
         said |= {"where": self.where.model_dump(exclude_defaults=True)} if self.where != Where() else {}
         return self.settings.model_dump(mode="json", exclude_none=True) | said
+
+    @classmethod
+    def own_reference(cls) -> str:
+        """Module and name, by which a worker finds the class."""
+        return f"{cls.__module__}:{cls.__qualname__}"
 
     @classmethod
     def default_name(cls) -> str:
@@ -306,25 +311,38 @@ class Step(Generic[S, K]):
         vars(copy).update(vars(self), settings=self.settings_for(source, language))
         return copy
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as reference and plain values: a worker loads the code again, and refuses another."""
+    def by_reference(self) -> StepReference:
+        """The step as plain values, from which a worker makes it again."""
         options = {"name": self.name, "only": self.only, "except_": self.except_}
         keys = {name: keys.model_dump(mode="json") for name, keys in self.sources.items()}
         plain = [self.settings.model_dump_json(), keys, options, self.where.model_dump(), self.code()]
-        return _rebuild, (*self.reference, json.dumps(plain))
+        return StepReference(*self.reference, json.dumps(plain))
+
+
+class StepReference(NamedTuple):
+    """A step as it travels to workers: where its code is found, and its settings."""
+
+    reference: str
+    folder: Path | None
+    plain: str
+
+    def load(self) -> Step[Any, Any]:
+        """The step, made once per worker. Raises ``UsageFailure`` where its code is not here, or is another."""
+        return _load(self)
 
 
 @lru_cache(maxsize=64)
-def _rebuild(reference: str, folder: Path | None, plain: str) -> Step[Any, Any]:
+def _load(step: StepReference) -> Step[Any, Any]:
     from .user_code import open_step  # noqa: PLC0415
 
-    settings, keys, options, where, code = json.loads(plain)
-    cls = open_step(reference, folder)
-    step = cls(cls.Settings.model_validate_json(settings), keys, where=Where.model_validate(where), **options)
-    if step.code() != code:
+    settings, keys, options, where, code = json.loads(step.plain)
+    cls = open_step(step.reference, step.folder)
+    loaded = cls(cls.Settings.model_validate_json(settings), keys, where=Where.model_validate(where),
+                 reference=(step.reference, step.folder), **options)  # fmt: skip
+    if loaded.code() != code:
         machine = os.uname().nodename
-        raise UsageFailure(f"{step.name}: {reference} is another version on {machine}; all machines need the same")
-    return step
+        raise UsageFailure(f"{loaded.name}: {step.reference} is another version on {machine}; all need the same")
+    return loaded
 
 
 def merge_outcomes(rows: int, parts: Sequence[tuple[NDArray[np.int64], Outcome]]) -> Outcome:

@@ -33,7 +33,7 @@ from .steps import OWN_STEPS
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import ModuleType
+    from types import FunctionType, ModuleType
 
     from .document import Shard
     from .step import Decide
@@ -57,10 +57,9 @@ def open_step(reference: str, folder: Path | None = None) -> type[Step[Any, Any]
 
 
 @cache
-def function_step(function: Callable[..., object], reference: str) -> type[FunctionStep]:
+def function_step(function: FunctionType, reference: str) -> type[FunctionStep]:
     """The class of steps that call a function. Raises ``UsageFailure`` where it does not say what it takes."""
-    names = vars(sys.modules[function.__module__]) | {"pa": pa, "Document": Document}
-    hints = get_type_hints(function, names)
+    hints = get_type_hints(function, function.__globals__ | {"pa": pa, "Document": Document})
     first, *others = inspect.signature(function).parameters.values()
     kind = KINDS.get(hints.get(first.name, None), first.name)
     if kind not in KINDS.values():
@@ -100,6 +99,11 @@ class FunctionStep(Step[Settings, Settings]):
     def default_name(cls) -> str:
         """The name of the function."""
         return cls.__name__
+
+    @classmethod
+    def own_reference(cls) -> str:
+        """Module and name of the function."""
+        return f"{cls.function.__module__}:{cls.function.__qualname__}"
 
     def implementation(self) -> object:
         """The function."""
@@ -158,17 +162,21 @@ class FunctionStep(Step[Settings, Settings]):
 
 
 def code_digest(definition: object) -> str:
-    """Digest of a function or class and of all definitions that it reaches in its own top-level package or file."""
+    """Digest of a function or class and of all definitions that it reaches in its own top-level package or file.
+
+    Raises ``UsageFailure`` where its source cannot be had.
+    """
     module = sys.modules[definition.__module__]
     reached: dict[tuple[str, str], str] = {}
     waiting = [(module, str(getattr(definition, "__qualname__", "")).partition(".")[0])]
     package = module.__name__.partition(".")[0]
     while waiting:
         module, name = waiting.pop()
-        if (module.__name__, name) in reached:
+        place = module.__name__.replace("__mp_main__", "__main__")  # as a worker calls its parent's script
+        if (place, name) in reached:
             continue
         statements = [node for node in _statements(module) if name in _defined_names(node)]
-        reached[module.__name__, name] = "\n".join(_without_docstrings(node) for node in statements)
+        reached[place, name] = "\n".join(_without_docstrings(node) for node in statements)
         used = {inner.id for node in statements for inner in ast.walk(node) if isinstance(inner, ast.Name)}
         for other in used:
             value = getattr(module, other, None)
@@ -182,7 +190,11 @@ def code_digest(definition: object) -> str:
 
 @cache
 def _statements(module: ModuleType) -> tuple[ast.stmt, ...]:
-    return tuple(ast.parse(inspect.getsource(module)).body)
+    try:
+        return tuple(ast.parse(inspect.getsource(module)).body)
+    except (OSError, TypeError):
+        place = f"{module.__name__}: its source cannot be read, so a change would pass unseen"
+        raise UsageFailure(f"{place}; put the code in a file, or give it a version, such as keep.version = 1") from None
 
 
 def _defined_names(node: ast.stmt) -> set[str]:

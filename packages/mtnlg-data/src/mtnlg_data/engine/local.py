@@ -71,7 +71,8 @@ class Local:
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
                     summary = future.result()
                     unit = futures.pop(future)
-                    futures.update({pool.submit(function, following): following for following in islice(waiting, 1)})
+                    for following in islice(waiting, 1):
+                        futures[pool.submit(function, following)] = following
                     yield unit, summary
         except BrokenProcessPool:
             self._stop_workers(wait=False)
