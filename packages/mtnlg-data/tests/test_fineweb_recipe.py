@@ -23,14 +23,15 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "fineweb"
 
 def test_the_recipe_of_fineweb_has_the_published_rules_in_their_order() -> None:
     recipe = load_recipe(RECIPE)
-    rules = recipe.filters["crawl"]
+    rules = recipe.step("filter").rules("crawl")
     families = ("url", "gopher_repetition", "gopher_quality", "c4", "fineweb", "pii")
     every = [rule.name for family in families for rule in family_rules(family)]
     without = {"c4_bad_words", "c4_terminal_punctuation", "pii_phone"}
     assert rules == tuple(name for name in every if name not in without)
-    assert (recipe.deduplicate.bands, recipe.deduplicate.rows, recipe.deduplicate.shingle_length) == (14, 8, 5)
-    assert (recipe.extract.method, recipe.extract.min_language_score) == ("trafilatura", 0.65)
-    assert (recipe.filter.c4_fewest_words, recipe.filter.c4_fewest_sentences) == (3, 5)
+    extract, filters, dedup = (recipe.step(name).settings for name in ("extract", "filter", "deduplicate"))
+    assert (dedup.bands, dedup.rows, dedup.shingle_length) == (14, 8, 5)
+    assert (extract.method, extract.min_language_score) == ("trafilatura", 0.65)
+    assert (filters.c4_fewest_words, filters.c4_fewest_sentences) == (3, 5)
 
 
 WORDS = [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from mtnlg_data import Decontaminate
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, Failures, IoFailure, error_status
 from mtnlg_data.filters.lists import check_list
@@ -95,8 +96,7 @@ def test_what_works_is_returned_and_a_plan_for_a_number_of_documents_needs_no_fi
     recipe: Path, tmp_path: Path
 ) -> None:
     found = check_inputs(load_recipe(recipe))
-    assert [file.name for file in found.files] == ["0.jsonl.zst", "1.jsonl.zst", "0.warc.gz", "1.warc.gz"]
-    assert found.texts == tmp_path / "texts.jsonl"
+    assert [file.name for file in found] == ["0.jsonl.zst", "1.jsonl.zst", "0.warc.gz", "1.warc.gz"]
     (tmp_path / "texts.jsonl").unlink()
     for path in (tmp_path / "raw").rglob("*.*"):
         path.unlink()
@@ -107,7 +107,7 @@ def test_a_disk_that_fails_is_no_mistake_of_the_recipe(recipe: Path, monkeypatch
     def fails(*_: object) -> None:
         raise IoFailure("the store is busy; the same command tries again")
 
-    monkeypatch.setattr("mtnlg_data.planning.preflight.check_task_texts", fails)
+    monkeypatch.setattr(Decontaminate, "check", fails)
     with pytest.raises(IoFailure, match="the store is busy"):
         check_inputs(load_recipe(recipe))
 

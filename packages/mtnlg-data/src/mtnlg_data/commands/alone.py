@@ -18,7 +18,6 @@ from mtnlg_data.files import write_json
 from mtnlg_data.job import Job
 from mtnlg_data.pipeline import RECIPE
 from mtnlg_data.report import write_report
-from mtnlg_data.settings import partial_settings
 from mtnlg_data.steps.extract import Extract
 from mtnlg_data.tally import merge_summaries, say_summary
 from mtnlg_data.transfer.url_files import fetch_files
@@ -26,7 +25,7 @@ from mtnlg_data.transfer.url_files import fetch_files
 from .setting_options import parse_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from mtnlg_data.engine import Engine
@@ -49,8 +48,17 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
                 raise UsageFailure(f"{source}: a source of both the inputs and --{name}; rename one by NAME=PATH")
             sources[source] = dict(step.inputs[name] if name else step.alone)
     own = found[""].sources
+    texts: dict[str, dict[Leaf, str]] = {source: {} for source in own}
     for leaf, text in given.items():
-        _set_keys(step, sources, own, leaf, text)
+        for part in [text] if leaf.is_list else text.split(","):
+            source, equals, value = ("", "", part) if leaf.is_list else part.partition("=")
+            if equals and leaf in texts.get(source, {leaf: ""}):
+                raise UsageFailure(f"{leaf.option} {part}: needs NAME=VALUE for each of {', '.join(own)}, once")
+            for name in [source] if equals else own:
+                texts[name][leaf] = value if equals else part
+    for source, own_texts in texts.items():
+        if own_texts:
+            sources[source] |= parse_settings(step.SourceKeys, own_texts).model_dump(exclude_unset=True)
     if len(own) == 1 and "weight" in step.SourceKeys.model_fields:
         sources[own[0]].setdefault("weight", 1.0)
     try:
@@ -62,20 +70,8 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
         options = [leaf.option for leaf in given] or [
             f"--{name}" for name in (*step.SourceKeys.model_fields, *step.inputs)
         ]
-        raise UsageFailure(f"{step.name}: nothing to do; {step.nothing or f'give {options[0]}' if options else ''}")
-
-
-def _set_keys(
-    step: Step[Any, Any], sources: dict[str, dict[str, Any]], own: Sequence[str], leaf: Leaf, text: str
-) -> None:
-    """Give sources the value of an option: all of ``own``, or the one of each ``NAME=VALUE``."""
-    for part in [text] if leaf.is_list else text.split(","):
-        source, equals, value = ("", "", part) if leaf.is_list else part.partition("=")
-        if equals and (source not in sources or leaf.path[0] in sources[source]):
-            raise UsageFailure(f"{leaf.option} {part}: needs NAME=VALUE for each of {', '.join(own)}, once")
-        keys = parse_settings(partial_settings(step.SourceKeys), {leaf: value if equals else part})
-        for name in [source] if equals else own:
-            sources[name][leaf.path[0]] = getattr(keys, leaf.path[0])
+        hint = step.nothing or " or ".join(["give another input", *options])
+        raise UsageFailure(f"{step.name}: nothing to do; {hint}")
 
 
 def run_alone(step: Step[Any, Any], found: Mapping[str, Inputs], out: Path, engine: Engine) -> Summary:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pydantic import field_validator
 
+from mtnlg_data.console import Failure, Failures, IoFailure
 from mtnlg_data.document import replace_columns, shard_source
 from mtnlg_data.filters.lists import ListFiles, check_list, check_url_lists, list_paths
 from mtnlg_data.filters.rules import RULES, Effect, expand_rules
@@ -48,14 +49,19 @@ class Filter(Step[FilterSettings, FilterKeys]):
     nothing = "give --rules"
     batch_bytes = 1 << 20
 
-    def validate(self) -> None:
-        """Compare the rules of URLs with the lists."""
-        check_url_lists(self.settings, [self.rules(source) for source in self.sources])
-
     def check(self) -> None:
-        """Read the first lines of the lists."""
+        """Compare the rules of URLs with the lists, and read the first lines of each list."""
+        check_url_lists(self.settings, [self.rules(source) for source in self.sources])
+        mistakes = []
         for path in list_paths(self.settings):
-            check_list(path)
+            try:
+                check_list(path)
+            except IoFailure:
+                raise
+            except Failure as error:
+                mistakes.append(str(error))
+        if mistakes:
+            raise Failures("\n".join(mistakes))
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """As measured with all rules."""
