@@ -48,13 +48,13 @@ def test_help_and_version_answer_without_the_libraries() -> None:
 
 
 STAGE_COMMANDS = {"extract", "filter", "score", "clean", "dedup", "exact", "decontaminate", "tokenize"}
-COMMANDS = {"run", "plan", "export", "fetch", "inspect", "why", "report", "merge"} | STAGE_COMMANDS
+COMMANDS = {"run", "step", "plan", "export", "fetch", "inspect", "why", "report", "merge"} | STAGE_COMMANDS
 
 
 def test_the_commands_are_these_and_print_json() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     assert set(re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE)) == COMMANDS
-    for command in COMMANDS - {"report", "merge"}:
+    for command in COMMANDS - {"report", "merge", "step"}:
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
         assert "--json" in shown
         if command in {"run", *STAGE_COMMANDS}:
@@ -67,7 +67,7 @@ def test_the_commands_are_these_and_print_json() -> None:
         ["run", "recipe", "--out", "x", "--workers"],
         ["clean", "x", "--out", "y", "--workers"],
         ["plan", "recipe", "--workers"],
-        ["plan", "recipe", "--characters-a-document"],
+        ["plan", "recipe", "--characters-per-document"],
         ["fetch", "CC-MAIN-2020-50", "--out", "x", "--files"],
         ["fetch", "CC-MAIN-2020-50", "--out", "x", "--largest"],
         ["fetch", "CC-MAIN-2020-50", "--out", "x", "--workers"],

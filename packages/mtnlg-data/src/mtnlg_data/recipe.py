@@ -284,9 +284,9 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
         use = str(tables.get(name, {}).get("use", name))
         if use != name or name not in factories:
             factories[name] = (open_step(use, own.absolute()), use, own.absolute() if ".py:" in use else None)
-    start = folder or Path(str(content.get("input", ".")))
-    start = start if url_of(start) else (start if folder else own / start).absolute()
-    return _resolve(content, factories, str(path), start)
+    start = Path(str(content.get("input", ".")))
+    start = folder or (start if url_of(start) else own / start)
+    return _resolve(content, factories, str(path), start if url_of(start) else start.absolute())
 
 
 def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: str, start: Path) -> Recipe:
